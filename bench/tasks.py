@@ -30,7 +30,6 @@ from router_svc.store.database import RouterDatabase
 from weft.api.router.v1.task_pb2 import TASK_STATE_COMPLETED
 from weft.api.router.v1.task_service_pb2 import GetTaskResponse
 from weft.client.tasks import Tasks, connect_tasks
-from weft.durable.tasks import TaskState
 from weft.kernel.request import Priority
 from weft_testing.fake_backend.process import fake_backend_command
 
@@ -166,7 +165,7 @@ async def _claims(folder: Path, waiting: int) -> float:
             (task,) = await store.pending(lane, now, 1, limits.max_peeked_bytes)
             claim = await store.claim(task.id, "bench", now, now + limits.lease_seconds)
             assert claim is not None
-            assert await store.end(claim, TaskOutcome(state=TaskState.COMPLETED), now)
+            assert await store.end(claim, TaskOutcome(state=TASK_STATE_COMPLETED), now)
         return (time.perf_counter() - began) / CLAIMS
     finally:
         await store.stop()

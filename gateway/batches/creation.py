@@ -7,7 +7,7 @@ import re
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import blake2b
 
@@ -20,21 +20,19 @@ from gateway.config import BatchEdgeConfig, GatewayConfig
 from gateway.intake.json_guard import require_strict_json
 from gateway.request_facts import facts_of
 from gateway.tasks.task_apis import AnyTaskApi, SpecContext, TaskApis
+from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import (
     BATCH_INPUT,
     MAX_CUSTOM_ID_CHARS,
     MAX_LINE_ERRORS,
-    Batch,
-    BatchLine,
     BatchPort,
     FilePort,
-    LineError,
-    NewBatch,
 )
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import stamp_of
 
 _MARK = b"\xef\xbb\xbf"
 """The UTF-8 byte order mark, with which some editors begin a file."""
@@ -107,7 +105,7 @@ class BatchLines:
     """
 
     def __init__(self, endpoint: str, to_spec: SpecTranslator, config: BatchEdgeConfig, *, max_depth: int) -> None:
-        self.errors: list[LineError] = []
+        self.errors: list[batch_pb.BatchLineError] = []
         """Errors, at most MAX_LINE_ERRORS."""
         self._endpoint = endpoint
         self._to_spec = to_spec
@@ -122,7 +120,7 @@ class BatchLines:
         """Returns the line number of the `place`-th task, counted from 0; 0 where there was none."""
         return self._numbers[place] if 0 <= place < len(self._numbers) else 0
 
-    def take(self, line: RawLine) -> BatchLine | None:
+    def take(self, line: RawLine) -> batch_pb.BatchLine | None:
         """Returns a line as a task; None: this or an earlier line is invalid. Raises errors of other causes."""
         if len(self._numbers) == self._config.max_lines:
             self._is_full = True
@@ -139,7 +137,8 @@ class BatchLines:
     def fail(self, code: str, message: str, number: int = 0, field: str = "") -> None:
         """Record an error of a line; line 0 is the file."""
         if len(self.errors) < MAX_LINE_ERRORS:
-            self.errors.append(LineError(code=code, message=message[:_MAX_MESSAGE_CHARS], line=number, field=field))
+            error = batch_pb.BatchLineError(code=code, message=message[:_MAX_MESSAGE_CHARS], line=number, field=field)
+            self.errors.append(error)
 
     @property
     def has_enough_errors(self) -> bool:
@@ -164,7 +163,7 @@ class BatchLines:
             self.fail("invalid_json_line", "the line must be a JSON object", number)
         return None
 
-    def _task(self, members: Members, number: int) -> BatchLine | None:
+    def _task(self, members: Members, number: int) -> batch_pb.BatchLine | None:
         count = len(self.errors)
         custom_id = self._custom_id(members, number)
         self._require(members, "method", "POST", "invalid_method", number)
@@ -180,7 +179,7 @@ class BatchLines:
                 raise
             self._refused(error, number)
             return None
-        return None if self.errors else BatchLine(custom_id=custom_id, spec=spec)
+        return None if self.errors else batch_pb.BatchLine(custom_id=custom_id, spec=spec)
 
     def _refused(self, error: WeftError, number: int) -> None:
         field = error.field if isinstance(error, FieldError) else "body"
@@ -248,7 +247,7 @@ class BatchCreator:
         self._config = config
         self._clock = clock
 
-    async def make(self, scope: Scope, tenant: str, params: BatchRequest) -> Batch:
+    async def make(self, scope: Scope, tenant: str, params: BatchRequest) -> batch_pb.Batch:
         """Creates the batch, durable with all its items; or a failed one, where lines are invalid.
 
         Raises INVALID_ARGUMENT naming the field, NOT_FOUND, and as `BatchPort.create`.
@@ -256,24 +255,25 @@ class BatchCreator:
         surface = self._surfaces.of_endpoint(params.endpoint)
         await self._require_input(tenant, params.input_file_id)
         window = timedelta(seconds=params.window_seconds or WINDOW_SECONDS)
-        new = NewBatch(
+        new = batch_pb.Batch(
             tenant=tenant,
             endpoint=params.endpoint,
             input_file=params.input_file_id,
-            window_ends_at=self._clock.utc_now() + window,
+            window_end_time=stamp_of(self._clock.utc_now() + window),
             metadata=params.metadata or {},
-            caller=facts_of(scope).principal.name,
         )
+        caller = facts_of(scope).principal.name
         lines = self._lines(scope, surface, wait_for_model=params.wait_for_model)
         try:
-            return await self._batches.create(new, self._tasks(new, lines))
+            return await self._batches.create(new, self._tasks(new, lines), caller=caller)
         except WeftError as error:
             _note(error, lines)
             if not lines.errors:
                 raise
         # A line failed while items were created: none of them is stored, only the failed batch.
-        failed = replace(new, errors=tuple(lines.errors))
-        return await in_time(self._batches.create(failed, _nothing()), self._config.batches.store_timeout_seconds)
+        new.errors.extend(lines.errors)
+        failed = self._batches.create(new, _nothing(), caller=caller)
+        return await in_time(failed, self._config.batches.store_timeout_seconds)
 
     async def _require_input(self, tenant: str, file_id: str) -> None:
         file = await in_time(self._files.get(tenant, file_id), self._config.batches.store_timeout_seconds)
@@ -291,7 +291,7 @@ class BatchCreator:
 
         return BatchLines(surface.endpoint, to_spec, self._config.batches, max_depth=max_depth)
 
-    async def _tasks(self, new: NewBatch, lines: BatchLines) -> AsyncGenerator[BatchLine]:
+    async def _tasks(self, new: batch_pb.Batch, lines: BatchLines) -> AsyncGenerator[batch_pb.BatchLine]:
         """Yields every line as a task, up to the first invalid one. Raises WrongLinesError once all are validated."""
         bounds, breather = self._config.batches, EventLoopYielder()
         content = each_in_time(self._files.read(new.tenant, new.input_file), bounds.store_timeout_seconds)
@@ -319,8 +319,8 @@ def _note(error: WeftError, lines: BatchLines) -> None:
         lines.fail(error.reason.name.lower(), f"{field}: {words}" if field else words, number, field)
 
 
-async def _nothing() -> AsyncGenerator[BatchLine]:
+async def _nothing() -> AsyncGenerator[batch_pb.BatchLine]:
     """Yields no items."""
-    none: tuple[BatchLine, ...] = ()
+    none: tuple[batch_pb.BatchLine, ...] = ()
     for line in none:
         yield line

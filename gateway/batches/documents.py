@@ -1,18 +1,13 @@
 """Files and batches in the format of OpenAI's API."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from gateway.intake.request_model import Metadata, StrictModel
-from weft.durable.batches import (
-    Batch,
-    BatchState,
-    LineError,
-    StoredFile,
-)
+from weft.api.router.v1 import batch_service_pb2 as batch_pb
+from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.kernel.errors import WeftError
 
 WINDOW_SECONDS = 24 * 3600
@@ -132,14 +127,14 @@ class BatchList(BaseModel):
 JsonObject = dict[str, object]
 
 
-def file_json(file: StoredFile) -> JsonObject:
+def file_json(file: file_pb.File) -> JsonObject:
     """Returns a file object."""
     return {
         "id": file.id,
         "object": "file",
-        "bytes": file.size,
-        "created_at": _seconds(file.created_at),
-        "expires_at": _seconds(file.expires_at),
+        "bytes": file.byte_count,
+        "created_at": file.create_time.seconds,
+        "expires_at": file.expire_time.seconds,
         "filename": file.name,
         "purpose": file.purpose,
         "status": "processed",
@@ -147,15 +142,15 @@ def file_json(file: StoredFile) -> JsonObject:
     }
 
 
-def batch_json(batch: Batch, problem: WeftError | None = None) -> JsonObject:
+def batch_json(batch: batch_pb.Batch, problem: WeftError | None = None) -> JsonObject:
     """Returns a batch object; `problem`: why its results could not be written yet."""
     status = batch_status(batch)
     errors = [_error_json(each) for each in batch.errors]
     if problem is not None:
-        errors.append(_error_json(LineError(code=problem.reason.name.lower(), message=problem.message)))
-    ended_at = _seconds(batch.ended_at)
-    has_begun = batch.state is not BatchState.FAILED
-    counts = batch.counts
+        errors.append(_error_json(batch_pb.BatchLineError(code=problem.reason.name.lower(), message=problem.message)))
+    ended_at = _seconds(batch, "end_time")
+    has_begun = batch.state != batch_pb.BATCH_STATE_FAILED
+    created_at = batch.create_time.seconds
     return {
         "id": batch.id,
         "object": "batch",
@@ -167,34 +162,38 @@ def batch_json(batch: Batch, problem: WeftError | None = None) -> JsonObject:
         "status": status,
         "output_file_id": batch.output_file or None,
         "error_file_id": batch.error_file or None,
-        "created_at": _seconds(batch.created_at),
-        "in_progress_at": _seconds(batch.created_at) if has_begun else None,
-        "expires_at": _seconds(batch.window_ends_at),
-        "finalizing_at": _seconds(batch.lines_ended_at),
+        "created_at": created_at,
+        "in_progress_at": created_at if has_begun else None,
+        "expires_at": batch.window_end_time.seconds,
+        "finalizing_at": _seconds(batch, "lines_end_time"),
         "completed_at": ended_at if status == "completed" else None,
-        "failed_at": None if has_begun else _seconds(batch.ended_at or batch.created_at),
+        "failed_at": None if has_begun else ended_at or created_at,
         "expired_at": ended_at if status == "expired" else None,
-        "cancelling_at": _seconds(batch.cancelled_at),
+        "cancelling_at": _seconds(batch, "cancel_time"),
         "cancelled_at": ended_at if status == "cancelled" else None,
-        "request_counts": {"total": counts.total, "completed": counts.completed, "failed": counts.failed},
+        "request_counts": {
+            "total": batch.total_count,
+            "completed": batch.completed_count,
+            "failed": batch.failed_count,
+        },
         "metadata": dict(batch.metadata) or None,
     }
 
 
-def batch_status(batch: Batch) -> str:
+def batch_status(batch: batch_pb.Batch) -> str:
     """Returns OpenAI's status of the batch."""
-    is_cancelled = batch.cancelled_at is not None
+    is_cancelled = batch.HasField("cancel_time")
     match batch.state:
-        case BatchState.FAILED:
+        case batch_pb.BATCH_STATE_FAILED:
             return "failed"
-        case BatchState.IN_PROGRESS:
+        case batch_pb.BATCH_STATE_IN_PROGRESS:
             return "cancelling" if is_cancelled else "in_progress"
-        case BatchState.FINALIZING:
+        case batch_pb.BATCH_STATE_FINALIZING:
             return "cancelling" if is_cancelled else "finalizing"
-        case BatchState.FINISHED:
+        case _:
             if is_cancelled:
                 return "cancelled"
-            return "expired" if batch.counts.expired else "completed"
+            return "expired" if batch.expired_count else "completed"
 
 
 def list_json(documents: Sequence[JsonObject], *, has_more: bool) -> JsonObject:
@@ -208,7 +207,7 @@ def list_json(documents: Sequence[JsonObject], *, has_more: bool) -> JsonObject:
     }
 
 
-def _error_json(error: LineError) -> JsonObject:
+def _error_json(error: batch_pb.BatchLineError) -> JsonObject:
     return {
         "code": error.code,
         "message": error.message,
@@ -217,5 +216,9 @@ def _error_json(error: LineError) -> JsonObject:
     }
 
 
-def _seconds(moment: datetime | None) -> int | None:
-    return None if moment is None else int(moment.timestamp())
+def _seconds(batch: batch_pb.Batch, field: "_OptionalTime") -> int | None:
+    """Returns a time of a batch in seconds since 1970; None: it is not set."""
+    return getattr(batch, field).seconds if batch.HasField(field) else None
+
+
+_OptionalTime = Literal["end_time", "lines_end_time", "cancel_time"]

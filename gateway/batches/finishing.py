@@ -14,11 +14,15 @@ from gateway.batches.chunks import EventLoopYielder, each_in_time, in_chunks, in
 from gateway.config import BatchEdgeConfig
 from gateway.errors import envelope, http_status, internal_error
 from gateway.tasks.task_apis import AnyTaskApi, TaskApis
-from weft.durable.batches import BATCH_OUTPUT, Batch, BatchPort, BatchState, FilePort, LineResult, NewFile
-from weft.durable.tasks import TaskState
+from weft.api.router.v1 import batch_service_pb2 as batch_pb
+from weft.api.router.v1 import file_service_pb2 as file_pb
+from weft.api.router.v1 import task_pb2
+from weft.durable.batches import BATCH_OUTPUT, BatchPort, FilePort, LineResult
+from weft.durable.tasks import failure_of
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import datetime_of, optional_datetime
 
 EXPIRED = {
     "code": "batch_expired",
@@ -35,7 +39,9 @@ _encode = msgspec.json.Encoder().encode
 class BatchResults:
     """The result lines of one batch. Read the outputs first, then the errors."""
 
-    def __init__(self, batch: Batch, batches: BatchPort, surface: AnyTaskApi, *, timeout_seconds: float) -> None:
+    def __init__(
+        self, batch: batch_pb.Batch, batches: BatchPort, surface: AnyTaskApi, *, timeout_seconds: float
+    ) -> None:
         """`timeout_seconds`: how long the store may take for each line."""
         self._batch = batch
         self._batches = batches
@@ -47,12 +53,12 @@ class BatchResults:
 
     async def outputs(self) -> AsyncGenerator[bytes]:
         """Yields a JSON line for each completed item. Errors found on the way are held up to MAX_HELD_BYTES."""
-        if not self._batch.counts.completed:
+        if not self._batch.completed_count:
             return
         self._has_all_errors = True
         async with aclosing(self._results()) as results:
             async for result in results:
-                if result.task.state is not TaskState.COMPLETED:
+                if result.task.state != task_pb2.TASK_STATE_COMPLETED:
                     self._hold(self._failed_line(result))
                     continue
                 try:
@@ -71,7 +77,7 @@ class BatchResults:
             return
         async with aclosing(self._results()) as results:
             async for result in results:
-                if result.task.state is not TaskState.COMPLETED:
+                if result.task.state != task_pb2.TASK_STATE_COMPLETED:
                     yield self._failed_line(result)
                 elif result.task.line in self._broken:
                     yield self._broken_line(result)
@@ -109,15 +115,15 @@ class BatchResults:
         return _line(result, _response(result, 200, body), None)
 
     def _failed_line(self, result: LineResult) -> bytes:
-        task, failure = result.task, result.task.error
-        if task.state is TaskState.CANCELLED:
+        task, failure = result.task, failure_of(result.task)
+        if task.state == task_pb2.TASK_STATE_CANCELLED:
             return _line(result, None, CANCELLED)
         # As the store counts them: expired at the end of the window.
-        is_late = task.ended_at is not None and task.ended_at >= self._batch.window_ends_at
+        ended_at = optional_datetime(task, "end_time")
+        is_late = ended_at is not None and ended_at >= datetime_of(self._batch.window_end_time)
         if is_late and failure is not None and failure.reason is Reason.DEADLINE_EXCEEDED:
             return _line(result, None, EXPIRED)
-        error = internal_error() if failure is None else WeftError(failure.reason, failure.message)
-        return _line(result, _refusal(result, error), None)
+        return _line(result, _refusal(result, failure or internal_error()), None)
 
 
 def _refusal(result: LineResult, error: WeftError) -> dict[str, object]:
@@ -145,7 +151,7 @@ Key = tuple[str, str]
 class Settled:
     """A batch, with its results if they were written in time."""
 
-    batch: Batch
+    batch: batch_pb.Batch
     problem: WeftError | None = None
     """Why the results could not be written."""
 
@@ -188,7 +194,7 @@ class BatchFinisher:
         self._jobs = jobs
         self._config = config
 
-    async def settle(self, batch: Batch) -> Settled:
+    async def settle(self, batch: batch_pb.Batch) -> Settled:
         """Returns the batch, with its results if it is finished and they are written within `finish_wait_seconds`."""
         job = self.begin(batch)
         if job is None:
@@ -197,13 +203,13 @@ class BatchFinisher:
         await asyncio.wait({job}, timeout=self._config.finish_wait_seconds)
         return job.result() if job.done() and not job.cancelled() else Settled(batch)
 
-    def begin(self, batch: Batch) -> asyncio.Task[Settled] | None:
+    def begin(self, batch: batch_pb.Batch) -> asyncio.Task[Settled] | None:
         """Start writing the results of a finished batch; None: it is not finished, or too many are being written."""
-        if batch.state is not BatchState.FINALIZING:
+        if batch.state != batch_pb.BATCH_STATE_FINALIZING:
             return None
         return self._jobs.begun((batch.tenant, batch.id), lambda: self._finished(batch))
 
-    async def _finished(self, batch: Batch) -> Settled:
+    async def _finished(self, batch: batch_pb.Batch) -> Settled:
         try:
             async with asyncio.timeout(self._config.finish_timeout_seconds):
                 return Settled(await self._write(batch))
@@ -218,7 +224,7 @@ class BatchFinisher:
         log.warning("results of a batch are not written", batch=batch.id, reason=problem.reason.name.lower())
         return Settled(batch, problem)
 
-    async def _write(self, batch: Batch) -> Batch:
+    async def _write(self, batch: batch_pb.Batch) -> batch_pb.Batch:
         config = self._config
         surface = self._surfaces.of_endpoint(batch.endpoint)
         results = BatchResults(batch, self._batches, surface, timeout_seconds=config.store_timeout_seconds)
@@ -234,7 +240,7 @@ class BatchFinisher:
             await self._delete(batch.tenant, mine)
         return finished
 
-    async def _hand_in(self, batch: Batch, output_file: str, error_file: str) -> Batch:
+    async def _hand_in(self, batch: batch_pb.Batch, output_file: str, error_file: str) -> batch_pb.Batch:
         """Returns the batch with its result files, these or an earlier writer's. Other failures delete nothing."""
         tenant, timeout = batch.tenant, self._config.store_timeout_seconds
         try:
@@ -251,13 +257,13 @@ class BatchFinisher:
                 await self._delete(tenant, error_file)
             raise
 
-    async def _save(self, batch: Batch, what: str, lines: AsyncGenerator[bytes]) -> str:
+    async def _save(self, batch: batch_pb.Batch, what: str, lines: AsyncGenerator[bytes]) -> str:
         """Stores the lines; returns the file's id, empty where there are no lines."""
         async with aclosing(lines), aclosing(in_chunks(lines)) as pieces:
             first = await anext(pieces, b"")
             if not first:
                 return ""
-            new = NewFile(tenant=batch.tenant, name=f"{batch.id}_{what}.jsonl", purpose=BATCH_OUTPUT)
+            new = file_pb.File(tenant=batch.tenant, name=f"{batch.id}_{what}.jsonl", purpose=BATCH_OUTPUT)
             return (await self._files.save(new, _after(first, pieces))).id
 
     async def _delete(self, tenant: str, file_id: str) -> None:

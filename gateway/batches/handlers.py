@@ -23,14 +23,13 @@ from gateway.intake.query import Query, begin_read
 from gateway.intake.request_model import MAX_ID_CHARS
 from gateway.request_facts import facts_of
 from gateway.tasks.task_apis import TaskApis
+from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.durable.batches import (
     BATCH_INPUT,
     BATCH_OUTPUT,
     MAX_FILE_NAME_CHARS,
     BatchPort,
     FilePort,
-    NewFile,
-    StoredFile,
 )
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_token
@@ -277,7 +276,7 @@ async def get_content(files: FileDeps, request: Request) -> Response:
     file = await in_time(files.port.get(tenant, file_id), files.timeout_seconds)
     content = each_in_time(files.port.read(tenant, file_id), files.timeout_seconds)
     return BinaryAnswer(
-        _exactly(content, file.size),
+        _exactly(content, file.byte_count),
         lambda: _file_headers(file),
         kind="file",
         write_timeout_seconds=files.deps.config.write_timeout_seconds,
@@ -301,12 +300,12 @@ def _other_size() -> WeftError:
     return WeftError(Reason.SERVICE_UNAVAILABLE, "the stored content of this file differs in size from its upload")
 
 
-def _file_headers(file: StoredFile) -> Headers:
+def _file_headers(file: file_pb.File) -> Headers:
     # A browser must save the file and not display it, whatever its content and name.
     name = quote(file.name, safe="")
     return [
         (b"content-type", b"application/octet-stream"),
-        (b"content-length", str(file.size).encode()),
+        (b"content-length", str(file.byte_count).encode()),
         (b"content-disposition", f"attachment; filename*=UTF-8''{name}".encode()),
         (b"x-content-type-options", b"nosniff"),
     ]
@@ -325,7 +324,7 @@ def _tenant_and_file(request: Request) -> tuple[str, str]:
     return tenant_of(request.scope), file_id
 
 
-async def _received(request: Request, files: FileDeps, tenant: str) -> StoredFile:
+async def _received(request: Request, files: FileDeps, tenant: str) -> file_pb.File:
     config, bounds = files.deps.config, files.deps.config.batches
     boundary = multipart_boundary(request.scope, config.limits)
     body = body_chunks(
@@ -337,7 +336,7 @@ async def _received(request: Request, files: FileDeps, tenant: str) -> StoredFil
     )
     async with aclosing(body):
         upload = FileUpload(MultipartStream(body, boundary, config.limits), max_bytes=bounds.max_file_bytes)
-        new = NewFile(tenant=tenant, name=await upload.name(), purpose=BATCH_INPUT)
+        new = file_pb.File(tenant=tenant, name=await upload.name(), purpose=BATCH_INPUT)
         try:
             return await files.port.save(new, in_chunks(upload.content()))
         except WeftError:
@@ -347,7 +346,7 @@ async def _received(request: Request, files: FileDeps, tenant: str) -> StoredFil
             raise
 
 
-async def _listed(files: FileDeps, tenant: str, query: Query, timeout: float) -> tuple[list[StoredFile], bool]:
+async def _listed(files: FileDeps, tenant: str, query: Query, timeout: float) -> tuple[list[file_pb.File], bool]:
     """Returns a page of files, and whether there are more. Raises INVALID_ARGUMENT, NOT_FOUND for `after`."""
     purpose, order = query.text("purpose"), query.text("order") or "desc"
     if "purpose" in query and purpose not in _PURPOSES:
@@ -370,8 +369,8 @@ async def _listed(files: FileDeps, tenant: str, query: Query, timeout: float) ->
 
 async def _newest(
     files: FileDeps, tenant: str, purpose: str, after: str, limit: int, *, timeout: float
-) -> tuple[list[StoredFile], bool]:
-    found: list[StoredFile] = []
+) -> tuple[list[file_pb.File], bool]:
+    found: list[file_pb.File] = []
     has_more = True
     while has_more and len(found) < limit:
         size = min(_STORE_PAGE, limit - len(found))

@@ -30,10 +30,12 @@ from gateway.responses.replay import FROM_THE_START, BackgroundRequest, Replay, 
 from gateway.responses.schema import InputItem, Items, ResponsesRequest
 from gateway.responses.stream import error_event
 from weft.api.common.v1 import chat_pb2, warning_pb2
+from weft.api.router.v1 import task_pb2, task_service_pb2
+from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.durable_call import of_request, task_spec
-from weft.durable.responses import ResponseStore, StoredResponse, response_not_found
-from weft.durable.tasks import NewTask, Task, TaskPort, TaskState
+from weft.durable.responses import ResponseStore, response_not_found
+from weft.durable.tasks import TaskPort, copy_of, is_terminal
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -85,7 +87,7 @@ def origin_of(
     return msgspec.json.encode(_Origin(body=msgspec.Raw(raw), items=items, warnings=encoded))
 
 
-_STORED_STATES = frozenset({TaskState.COMPLETED, TaskState.CANCELLED})
+_STORED_STATES = frozenset({task_pb2.TASK_STATE_COMPLETED, task_pb2.TASK_STATE_CANCELLED})
 """States whose responses are stored; as elsewhere, failed ones are not stored beyond their task."""
 
 log = get_logger("weft.gateway")
@@ -96,7 +98,7 @@ class BackgroundResponse:
     """One background response."""
 
     id: str
-    task: Task
+    task: task_pb2.Task
     """The task, as read from the store."""
     origin: ReadOrigin
 
@@ -123,14 +125,16 @@ class BackgroundResponses:
         self._clock = clock
         self._timeout_seconds = timeout_seconds
 
-    async def submit(self, new: NewTask) -> BackgroundResponse:
+    async def submit(
+        self, tenant: str, request: task_service_pb2.SubmitTaskRequest, *, caller: str
+    ) -> BackgroundResponse:
         """Submit one; it is then durable. Raises as `TaskPort.submit`."""
         try:
-            submitted = await self._tasks.submit(new)
+            submitted = await self._tasks.submit(tenant, request, caller=caller)
         except WeftError as error:
             raise of_request(error) from None
         log.info("submitted", response_id=background_response_id(submitted.task.id), existed=submitted.existed)
-        return _response_of(submitted.task, new.spec.origin)
+        return _response_of(submitted.task, request.spec.origin)
 
     async def find(self, tenant: str, response_id: str) -> BackgroundResponse:
         """Returns a response of the tenant. Raises NOT_FOUND."""
@@ -156,15 +160,15 @@ class BackgroundResponses:
     async def cancel(self, found: BackgroundResponse) -> bytes:
         """Cancel it, idempotently. Raises INVALID_ARGUMENT for one that ended otherwise."""
         task = found.task
-        if not task.state.is_terminal:
+        if not is_terminal(task):
             task = await self._tasks.cancel(task.tenant, task.id)
-        if task.state in {TaskState.COMPLETED, TaskState.FAILED}:
+        if task.state in {task_pb2.TASK_STATE_COMPLETED, task_pb2.TASK_STATE_FAILED}:
             raise invalid_field("response_id", f"response {found.id} has ended and cannot be cancelled")
         return await self.body(BackgroundResponse(id=found.id, task=task, origin=found.origin))
 
     async def delete(self, found: BackgroundResponse) -> None:
         """Delete its task. Raises RESOURCE_IN_USE for one that is running."""
-        if not found.task.state.is_terminal:
+        if not is_terminal(found.task):
             raise WeftError(Reason.RESOURCE_IN_USE, f"response {found.id} is running; cancel it first")
         await self._tasks.delete(found.task.tenant, found.task.id)
 
@@ -176,7 +180,7 @@ class BackgroundResponses:
         """
         found = await self.find(tenant, response_id)
         task, body = await self._rendered(found)
-        if not task.state.is_terminal:
+        if not is_terminal(task):
             raise invalid_field(field, f"names {response_id}, which is still running; wait for its end")
         if task.state not in _STORED_STATES:
             raise invalid_field(field, f"names {response_id}, which failed and cannot be continued")
@@ -230,9 +234,9 @@ class BackgroundResponses:
         await self._store_if_ended(found, replay.task, replay.snapshot())
         yield last
 
-    async def _rendered(self, found: BackgroundResponse) -> tuple[Task, bytes]:
+    async def _rendered(self, found: BackgroundResponse) -> tuple[task_pb2.Task, bytes]:
         """Returns the current task, and its response."""
-        if found.task.state is TaskState.PENDING:
+        if found.task.state == task_pb2.TASK_STATE_PENDING:
             return found.task, self._fresh(found).snapshot()
         try:
             async with asyncio.timeout(self._timeout_seconds):
@@ -258,14 +262,14 @@ class BackgroundResponses:
                 if replay.is_current:
                     break
         replay.end()
-        if replay.task.state.is_terminal and not replay.is_done:
+        if is_terminal(replay.task) and not replay.is_done:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the response could not be read completely; try again")
         return replay
 
     def _fresh(self, found: BackgroundResponse) -> Replay:
         return Replay(found.origin.request, found.task, self._clock)
 
-    async def _store_if_ended(self, found: BackgroundResponse, task: Task, body: bytes) -> None:
+    async def _store_if_ended(self, found: BackgroundResponse, task: task_pb2.Task, body: bytes) -> None:
         if task.state not in _STORED_STATES:
             return
         try:
@@ -274,7 +278,7 @@ class BackgroundResponses:
             # The response can still be rendered from its task.
             log.warning("response not kept yet", response_id=found.id, reason=error.reason.name.lower())
 
-    async def _save(self, stored: StoredResponse, task: Task) -> None:
+    async def _save(self, stored: StoredResponse, task: task_pb2.Task) -> None:
         """Store it, unless it is stored already. Raises as `ResponseStore.save`, NOT_FOUND for a deleted one."""
         if await self._is_kept(stored):
             return
@@ -293,7 +297,7 @@ class BackgroundResponses:
             raise
         return True
 
-    async def _is_forgotten(self, task: Task) -> bool:
+    async def _is_forgotten(self, task: task_pb2.Task) -> bool:
         try:
             await self._tasks.get(task.tenant, task.id)
         except WeftError as error:
@@ -301,16 +305,18 @@ class BackgroundResponses:
         return False
 
 
-def _response_of(task: Task, origin: bytes) -> BackgroundResponse:
-    return BackgroundResponse(id=background_response_id(task.id), task=task, origin=ReadOrigin(origin, task.id))
+def _response_of(task: task_pb2.Task, origin: bytes) -> BackgroundResponse:
+    return BackgroundResponse(
+        id=background_response_id(task.id), task=copy_of(task), origin=ReadOrigin(origin, task.id)
+    )
 
 
-def _stored(found: BackgroundResponse, task: Task, body: bytes) -> StoredResponse:
+def _stored(found: BackgroundResponse, task: task_pb2.Task, body: bytes) -> StoredResponse:
     return StoredResponse(
         id=found.id,
         tenant=task.tenant,
         previous_id=found.origin.request.params.previous_response_id or "",
-        created_at=task.created_at,
+        create_time=task.create_time,
         body=body,
         items=items_to_store(found.origin.items, found.id),
     )
@@ -412,8 +418,9 @@ class Submission:
         if key:
             # The trace context differs each time that the request is sent.
             spec.traceparent = ""
-        new = NewTask(tenant=self.context.tenant, spec=spec, idempotency_key=key, caller=self.context.caller)
-        found = await self.background.responses.submit(new)
+        request = task_service_pb2.SubmitTaskRequest(spec=spec, idempotency_key=key)
+        context = self.context
+        found = await self.background.responses.submit(context.tenant, request, caller=context.caller)
         facts_of(self.scope).task_id = found.task.id
         return found
 

@@ -13,7 +13,8 @@ from gateway.responses.input_items import MAX_CALL_NAME_CHARS
 from gateway.responses.output import input_item_id, response_of
 from gateway.responses.payload import Conversation
 from gateway.responses.schema import InputItem, Items
-from weft.durable.responses import ResponseStore, StoredResponse
+from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
+from weft.durable.responses import ResponseStore
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import is_token
 from weft.kernel.reasons import Reason

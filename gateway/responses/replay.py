@@ -10,10 +10,12 @@ from gateway.responses.output import background_response_id
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesStream
 from weft.api.common.v1 import event_pb2, warning_pb2
-from weft.durable.tasks import Task, TaskChunk, TaskEvent, TaskState
+from weft.api.router.v1 import task_pb2, task_service_pb2
+from weft.durable.tasks import failure_of, is_terminal
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import datetime_of, optional_datetime
 
 ATTEMPT_STEP = 1_000_000
 """Distance between the first sequence numbers of two attempts. An answer with more events can be resumed only until an
@@ -37,9 +39,9 @@ def has_content_until(number: int) -> bool:
     return number > first_number(attempt_of_number(number))
 
 
-def require_resumable(task: Task, starting_after: int) -> None:
+def require_resumable(task: task_pb2.Task, starting_after: int) -> None:
     """Raises INVALID_ARGUMENT for events of a lost attempt, or that were never sent."""
-    current = task.attempt + 1 if task.state is TaskState.PENDING else task.attempt
+    current = task.attempt + 1 if task.state == task_pb2.TASK_STATE_PENDING else task.attempt
     params = attempt_of_number(starting_after)
     if params > max(1, current):
         raise invalid_field("starting_after", "is not the number of an event of this response")
@@ -61,16 +63,17 @@ class BackgroundRequest:
     """The gateway's warnings."""
 
 
-def task_document(params: ResponsesRequest, task: Task, clock: Clock, *, is_stored: bool) -> ResponseDocument:
+def task_document(params: ResponsesRequest, task: task_pb2.Task, clock: Clock, *, is_stored: bool) -> ResponseDocument:
     """Returns the response of a task, whose times are the task's."""
     response_id = background_response_id(task.id)
-    return ResponseDocument(params, response_id, clock=clock, is_stored=is_stored, created_at=task.created_at)
+    created_at = datetime_of(task.create_time)
+    return ResponseDocument(params, response_id, clock=clock, is_stored=is_stored, created_at=created_at)
 
 
 class BackgroundStream(ResponsesStream):
     """One attempt at a response, as a stream."""
 
-    def __init__(self, request: BackgroundRequest, task: Task, attempt: int, clock: Clock) -> None:
+    def __init__(self, request: BackgroundRequest, task: task_pb2.Task, attempt: int, clock: Clock) -> None:
         params = request.params
         super().__init__(task_document(params, task, clock, is_stored=True), include_events=wants_events(params))
         self._warnings = [event_pb2.InferenceEvent(warning=warning) for warning in request.warnings]
@@ -121,11 +124,11 @@ class BackgroundStream(ResponsesStream):
 
 
 _STATUSES = {
-    TaskState.PENDING: QUEUED,
-    TaskState.RUNNING: IN_PROGRESS,
-    TaskState.COMPLETED: FAILED,
-    TaskState.FAILED: FAILED,
-    TaskState.CANCELLED: CANCELLED,
+    task_pb2.TASK_STATE_PENDING: QUEUED,
+    task_pb2.TASK_STATE_RUNNING: IN_PROGRESS,
+    task_pb2.TASK_STATE_COMPLETED: FAILED,
+    task_pb2.TASK_STATE_FAILED: FAILED,
+    task_pb2.TASK_STATE_CANCELLED: CANCELLED,
 }
 """Statuses of responses that are not concluded: a completed task without a valid answer counts as failed."""
 
@@ -150,7 +153,7 @@ class Replay:
     """Consumes a task's watch from its first event; produces the response's events after a sequence number."""
 
     def __init__(
-        self, request: BackgroundRequest, task: Task, clock: Clock, *, starting_after: int = FROM_THE_START
+        self, request: BackgroundRequest, task: task_pb2.Task, clock: Clock, *, starting_after: int = FROM_THE_START
     ) -> None:
         """`starting_after`: checked by `require_resumable`."""
         self._request = request
@@ -170,24 +173,24 @@ class Replay:
     @property
     def is_current(self) -> bool:
         """Whether all stored output of the task has been consumed."""
-        waits = self.task.state is TaskState.PENDING
-        return self.is_done or waits or (not self.task.state.is_terminal and self._seen >= self.task.last_event)
+        waits = self.task.state == task_pb2.TASK_STATE_PENDING
+        return self.is_done or waits or (not is_terminal(self.task) and self._seen >= self.task.last_event)
 
     def opening(self) -> bytes:
         """Returns the opening events of every response."""
         return self._given(0, self._stream.opening())
 
-    def take(self, event: TaskEvent) -> bytes:
+    def take(self, event: task_service_pb2.WatchTaskResponse) -> bytes:
         """Returns the new events. Raises WORKER_LOST where an attempt was lost whose content was sent."""
-        if isinstance(event, TaskChunk):
-            return self._reach(event.attempt) + self._take_piece(event)
-        self.task = event
+        if event.HasField("piece"):
+            return self._reach(event.piece.attempt) + self._take_piece(event.piece)
+        task = self.task = event.task
         data = b""
-        if event.attempt and event.state is not TaskState.PENDING:
-            data = self._reach(event.attempt)
-        elif not event.state.is_terminal:
-            self._require_not_anew(event.attempt + 1)
-        if event.state.is_terminal and self._seen >= event.last_event:
+        if task.attempt and task.state != task_pb2.TASK_STATE_PENDING:
+            data = self._reach(task.attempt)
+        elif not is_terminal(task):
+            self._require_not_anew(task.attempt + 1)
+        if is_terminal(task) and self._seen >= task.last_event:
             data += self.end()
         return data
 
@@ -196,15 +199,15 @@ class Replay:
 
         Empty as well where a part of a complete answer is missing: it was deleted while it was read.
         """
-        if self.is_done or not self.task.state.is_terminal:
+        if self.is_done or not is_terminal(self.task):
             return b""
-        if self.task.state is TaskState.COMPLETED and self._seen < self.task.last_event:
+        if self.task.state == task_pb2.TASK_STATE_COMPLETED and self._seen < self.task.last_event:
             return b""
         self.is_done = True
         stream, task = self._stream, self.task
         first = max(stream.next_number, first_number(1))
-        if task.state is TaskState.COMPLETED:
-            return self._given(first, stream.complete(self._last, task.ended_at))
+        if task.state == task_pb2.TASK_STATE_COMPLETED:
+            return self._given(first, stream.complete(self._last, optional_datetime(task, "end_time")))
         if self._after > first + 1:
             # The store has fewer events than the caller: send the end.
             first = self._after + 1
@@ -228,7 +231,7 @@ class Replay:
         if (self._is_begun and self._stream.has_sent) or (is_of_another and has_content_until(self._after)):
             raise restarted_answer()
 
-    def _take_piece(self, piece: TaskChunk) -> bytes:
+    def _take_piece(self, piece: task_pb2.TaskPiece) -> bytes:
         if piece.last_event <= self._seen:
             return b""
         data = []
@@ -240,7 +243,7 @@ class Replay:
                 first = self._stream.next_number
                 data.append(self._given(first, self._stream.add(event)))
         self._seen = piece.last_event
-        if self.task.state.is_terminal and self._seen >= self.task.last_event:
+        if is_terminal(self.task) and self._seen >= self.task.last_event:
             data.append(self.end())
         return b"".join(data)
 
@@ -250,9 +253,7 @@ class Replay:
         return given
 
 
-def _failure(task: Task) -> WeftError:
-    if task.state is TaskState.CANCELLED:
+def _failure(task: task_pb2.Task) -> WeftError:
+    if task.state == task_pb2.TASK_STATE_CANCELLED:
         return WeftError(Reason.CANCELLED, "the response was cancelled")
-    if task.error is None:
-        return WeftError(Reason.INTERNAL, "the task failed")
-    return WeftError(task.error.reason, task.error.message)
+    return failure_of(task) or WeftError(Reason.INTERNAL, "the task failed")

@@ -10,7 +10,8 @@ from gateway.responses.background import BackgroundResponse, BackgroundResponses
 from gateway.responses.document import CANCELLED
 from gateway.responses.history import items_to_store
 from gateway.responses.running import RunningResponses
-from weft.durable.responses import ResponseStore, StoredResponse, response_not_found
+from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
+from weft.durable.responses import ResponseStore, response_not_found
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.time_limit import store_answer

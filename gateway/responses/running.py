@@ -7,13 +7,15 @@ from typing import Protocol
 
 from gateway.responses.document import CANCELLED, IN_PROGRESS, ResponseDocument
 from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.dispatch.call import Call, Proceed
 from weft.dispatch.frames import Frame
-from weft.durable.responses import ResponseStore, StoredResponse
+from weft.durable.responses import ResponseStore
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import stamp_of
 
 log = get_logger("weft.gateway")
 
@@ -141,7 +143,7 @@ class LiveResponse:
             id=self.response_id,
             tenant=self.tenant,
             previous_id=self._previous_id,
-            created_at=document.created_at,
+            create_time=stamp_of(document.created_at),
             body=body,
             items=self._items,
         )

@@ -30,24 +30,17 @@ from gateway.request_facts import facts_of
 from gateway.resources.handlers import API
 from gateway.tasks.task_apis import SpecContext, TaskApis, answer_of
 from weft.api.router.v1 import task_pb2
+from weft.api.router.v1 import task_service_pb2 as pb
 from weft.durable.tasks import (
-    DEFAULT_LISTED,
     MAX_LISTED,
-    NewTask,
-    Submitted,
-    Task,
-    TaskAttempt,
-    TaskChunk,
-    TaskEvent,
-    TaskFailure,
-    TaskPage,
     TaskPort,
-    TaskQuery,
-    TaskState,
+    failure_of,
+    state_name,
 )
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
-from weft.kernel.reasons import Reason
+from weft.kernel.reasons import Reason, reason_of
+from weft.kernel.timestamps import datetime_of, optional_datetime
 
 MAX_MODEL_CHARS = 256
 MAX_ENDPOINT_CHARS = 64
@@ -138,7 +131,9 @@ _NAMES = (
 """Field names of the task port, and their names in this API."""
 
 
-async def new_task(scope: Scope, wanted: NewTaskBody, task_apis: TaskApis, *, count: Callable[[], None]) -> NewTask:
+async def submission_of(
+    scope: Scope, wanted: NewTaskBody, task_apis: TaskApis, *, count: Callable[[], None]
+) -> pb.SubmitTaskRequest:
     """Returns the task to submit. Raises as `TaskApi.supplied_spec`, `count` and INVALID_ARGUMENT naming the field.
 
     `count` is called once the body is valid, before media are fetched for it.
@@ -152,13 +147,13 @@ async def new_task(scope: Scope, wanted: NewTaskBody, task_apis: TaskApis, *, co
         spec.pending_limit.FromNanoseconds(math.ceil(wanted.pending_limit_seconds * _NANOSECONDS))
     spec.max_attempts = wanted.max_attempts or 0
     spec.wait_for_model = wanted.wait_for_model
-    return NewTask(tenant=tenant_of(scope), spec=spec, idempotency_key=key, caller=facts_of(scope).principal.name)
+    return pb.SubmitTaskRequest(spec=spec, idempotency_key=key)
 
 
-async def submitted(tasks: TaskPort, new: NewTask) -> Submitted:
+async def submitted(tasks: TaskPort, scope: Scope, request: pb.SubmitTaskRequest) -> pb.SubmitTaskResponse:
     """Submits the task. Raises as `TaskPort.submit`, with field names of the HTTP body."""
     try:
-        return await tasks.submit(new)
+        return await tasks.submit(tenant_of(scope), request, caller=facts_of(scope).principal.name)
     except WeftError as error:
         field = error.metadata.get("field", "")
         name = _own_name(field)
@@ -193,37 +188,35 @@ def _body_of(wanted: NewTaskBody) -> dict[str, object]:
 JsonObject = dict[str, object]
 
 
-def task_json(task: Task, task_apis: TaskApis) -> JsonObject:
+def task_json(task: task_pb2.Task, task_apis: TaskApis) -> JsonObject:
     """Returns a task; see `TaskObject`."""
     surface = task_apis.of_kind(task.origin_kind)
     return {
         "id": task.id,
         "object": "inference_task",
-        "state": task.state.name.lower(),
+        "state": state_name(task.state).lower(),
         "model": task.model,
         "endpoint": None if surface is None else surface.endpoint,
         "batch": task.batch or None,
-        "created_at": time_text(task.created_at),
-        "started_at": _time(task.started_at),
-        "ended_at": _time(task.ended_at),
-        "expires_at": _time(task.expires_at),
+        "created_at": time_text(datetime_of(task.create_time)),
+        "started_at": _time(task, "start_time"),
+        "ended_at": _time(task, "end_time"),
+        "expires_at": _time(task, "expire_time"),
         "attempt": task.attempt,
         "max_attempts": task.max_attempts,
         "last_event": task.last_event,
         "waiting_for": task.waiting_for or None,
-        "error": _failure(task.error),
+        "error": _failure(failure_of(task)),
     }
 
 
-def attempt_json(attempt: TaskAttempt) -> JsonObject:
+def attempt_json(attempt: task_pb2.TaskAttempt) -> JsonObject:
     """Returns one attempt of a task, without its router."""
-    failure = None
-    if attempt.reason is not Reason.UNSPECIFIED:
-        failure = TaskFailure(reason=attempt.reason, message=attempt.message)
+    failure = WeftError(reason_of(attempt.reason), attempt.message) if attempt.reason else None
     return {
         "attempt": attempt.attempt,
-        "claimed_at": time_text(attempt.claimed_at),
-        "ended_at": _time(attempt.ended_at),
+        "claimed_at": time_text(datetime_of(attempt.claim_time)),
+        "ended_at": _time(attempt, "end_time"),
         "error": _failure(failure),
     }
 
@@ -233,7 +226,7 @@ def error_json(error: WeftError) -> JsonObject:
     return {"code": error.reason.name.lower(), "message": public_message(error)}
 
 
-def page_json(page: TaskPage, task_apis: TaskApis) -> JsonObject:
+def page_json(page: pb.ListTasksResponse, task_apis: TaskApis) -> JsonObject:
     """Returns a page of a list."""
     return {
         "object": "list",
@@ -243,7 +236,7 @@ def page_json(page: TaskPage, task_apis: TaskApis) -> JsonObject:
     }
 
 
-def chunk_json(piece: TaskChunk) -> JsonObject:
+def chunk_json(piece: task_pb2.TaskPiece) -> JsonObject:
     """Returns a chunk of an answer: events and vectors as proto JSON, with proto field names."""
     return {
         "attempt": piece.attempt,
@@ -253,17 +246,17 @@ def chunk_json(piece: TaskChunk) -> JsonObject:
 
 
 async def encoded_task_events(
-    news: AsyncGenerator[TaskEvent], task_apis: TaskApis, after: int
+    news: AsyncGenerator[pb.WatchTaskResponse], task_apis: TaskApis, after: int
 ) -> AsyncGenerator[bytes]:
     """Yields server-sent events `task` and `output`; resuming at the id of the last one misses nothing."""
     number = after
     async with aclosing(news):
         async for item in news:
-            if isinstance(item, TaskChunk):
-                number = item.last_event
-                yield _event("output", number, chunk_json(item))
+            if item.HasField("piece"):
+                number = item.piece.last_event
+                yield _event("output", number, chunk_json(item.piece))
             else:
-                yield _event("task", number, task_json(item, task_apis))
+                yield _event("task", number, task_json(item.task, task_apis))
 
 
 def _event(name: str, number: int, body: JsonObject) -> bytes:
@@ -275,19 +268,20 @@ def time_text(time: datetime) -> str:
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _time(time: datetime | None) -> str | None:
+def _time(message: task_pb2.Task | task_pb2.TaskAttempt, field: str) -> str | None:
+    time = optional_datetime(message, field)
     return None if time is None else time_text(time)
 
 
-def _failure(failure: TaskFailure | None) -> JsonObject | None:
-    return None if failure is None else error_json(WeftError(failure.reason, failure.message))
+def _failure(failure: WeftError | None) -> JsonObject | None:
+    return None if failure is None else error_json(failure)
 
 
 SURFACE = "tasks"
 PATH = f"{API}/inference-tasks"
 MAX_EVENT_NUMBER = 2**63 - 1
 LIST_PARAMETERS = ("state", "model", "limit", "page_token")
-_STATES = {state.name.lower(): state for state in TaskState}
+_STATES = {state_name(state).lower(): state for state in task_pb2.TaskState.values() if state}
 _MAX_DIGITS = 19
 
 
@@ -309,8 +303,10 @@ async def submit_task(deps: TaskDeps, request: Request) -> Response:
     begin_read(request, SURFACE)
     wanted = await read_model(request, NewTaskBody, deps.gateway.config)
     deps.gateway.note(scope, surface=SURFACE, model=model_of(wanted))
-    new = await new_task(scope, wanted, deps.task_apis, count=partial(deps.gateway.count, scope, tenant_of(scope)))
-    accepted = await submitted(deps.tasks, new)
+    submission = await submission_of(
+        scope, wanted, deps.task_apis, count=partial(deps.gateway.count, scope, tenant_of(scope))
+    )
+    accepted = await submitted(deps.tasks, scope, submission)
     facts_of(scope).task_id = accepted.task.id
     response = json_response(task_json(accepted.task, deps.task_apis), 200 if accepted.existed else 202)
     response.headers["location"] = f"{PATH}/{accepted.task.id}"
@@ -322,11 +318,8 @@ async def list_tasks(deps: TaskDeps, request: Request) -> Response:
     scope = request.scope
     query = begin_read(request, SURFACE, LIST_PARAMETERS)
     limit = query.count("limit", MAX_LISTED)
-    wanted = TaskQuery(
-        states=_states(query),
-        model=query.text("model"),
-        page_size=limit or DEFAULT_LISTED,
-        page_token=query.text("page_token"),
+    wanted = pb.ListTasksRequest(
+        states=_states(query), model=query.text("model"), page_size=limit, page_token=query.text("page_token")
     )
     return json_response(page_json(await deps.tasks.list_page(tenant_of(scope), wanted), deps.task_apis))
 
@@ -338,7 +331,7 @@ async def get_task(deps: TaskDeps, request: Request) -> Response:
     details = await deps.tasks.details(tenant, task_id)
     body = task_json(details.task, deps.task_apis)
     body["attempts"] = [attempt_json(attempt) for attempt in details.attempts]
-    if details.task.state is TaskState.COMPLETED:
+    if details.task.state == task_pb2.TASK_STATE_COMPLETED:
         outputs = await _outputs(deps.tasks, details.task, deps.gateway.config.task_timeout_seconds)
         try:
             body["result"] = msgspec.Raw(answer_of(details, deps.task_apis, outputs))
@@ -377,14 +370,14 @@ async def delete_task(deps: TaskDeps, request: Request) -> Response:
     return Response(status_code=204)
 
 
-async def _outputs(tasks: TaskPort, task: Task, timeout_seconds: float) -> list[task_pb2.TaskOutput]:
+async def _outputs(tasks: TaskPort, task: task_pb2.Task, timeout_seconds: float) -> list[task_pb2.TaskOutput]:
     """Returns the stored output of a completed task.
 
     Raises SERVICE_UNAVAILABLE where it is late or incomplete: the task was deleted meanwhile.
     """
     try:
         async with asyncio.timeout(timeout_seconds), aclosing(tasks.watch(task.tenant, task.id)) as news:
-            pieces = [item async for item in news if isinstance(item, TaskChunk)]
+            pieces = [item.piece async for item in news if item.HasField("piece")]
     except TimeoutError:
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the task's answer could not be read in time") from None
     if task.last_event and (not pieces or pieces[-1].last_event != task.last_event):
@@ -398,13 +391,13 @@ def _tenant_and_id(request: Request) -> tuple[str, str]:
     return tenant_of(request.scope), require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
 
 
-def _states(query: Query) -> frozenset[TaskState]:
+def _states(query: Query) -> "list[task_pb2.TaskState.ValueType]":
     if "state" not in query:
-        return frozenset()
+        return []
     names = query.text("state").split(",")
     if not set(names) <= _STATES.keys():
         raise invalid_field("state", f"must be one or more of {', '.join(_STATES)}, with commas in between")
-    return frozenset(_STATES[name] for name in names)
+    return [_STATES[name] for name in names]
 
 
 def _after(scope: Scope, query: Query) -> int:

@@ -31,12 +31,13 @@ from gateway.responses.replay import task_document
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, receipt_pb2, warning_pb2
-from weft.api.router.v1 import task_pb2
+from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.durable_call import task_spec
-from weft.durable.tasks import TASK_PREFIX, Task, TaskDetails, TaskPayload, payload_of
+from weft.durable.tasks import TASK_PREFIX, TaskPayload, payload_of
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+from weft.kernel.timestamps import optional_datetime
 
 
 def _nothing() -> None:
@@ -75,7 +76,7 @@ class TaskApi(Generic[Params]):
         operation: Operation,
         schema: type[Params],
         to_payload: Callable[[Params, RequestLimits, RequestMedia], TaskPayload],
-        to_answer: Callable[[Params, Task, Outputs], bytes],
+        to_answer: Callable[[Params, task_pb2.Task, Outputs], bytes],
     ) -> None:
         """`to_payload` raises INVALID_ARGUMENT naming the field, `to_answer` as `answer`."""
         self.endpoint = endpoint
@@ -114,7 +115,7 @@ class TaskApi(Generic[Params]):
                 raise _renamed(error, submission.field) from None
         return spec
 
-    def answer(self, origin: bytes, task: Task, outputs: Outputs) -> bytes:
+    def answer(self, origin: bytes, task: task_pb2.Task, outputs: Outputs) -> bytes:
         """Returns the complete answer as the live endpoint's JSON; deterministic in its outputs.
 
         Raises BACKEND_PROTOCOL_ERROR for incomplete outputs, INVALID_ARGUMENT or MALFORMED_REQUEST where the origin is
@@ -169,10 +170,10 @@ class TaskApis:
         return surface
 
 
-def answer_identity(prefix: str, task: Task) -> AnswerIdentity:
+def answer_identity(prefix: str, task: task_pb2.Task) -> AnswerIdentity:
     """Returns the id and creation time of a task's answer: the same at every retrieval."""
     own = task.id.removeprefix(f"{TASK_PREFIX}-")
-    return AnswerIdentity(answer_id=f"{prefix}-{own}", created=int(task.created_at.timestamp()), model=task.model)
+    return AnswerIdentity(answer_id=f"{prefix}-{own}", created=task.create_time.seconds, model=task.model)
 
 
 def built(
@@ -206,7 +207,7 @@ COMPLETION_ID_PREFIX = "cmpl"
 CHAT_ID_PREFIX = "chatcmpl"
 
 
-def _chat_answer(params: ChatRequest, task: Task, outputs: Outputs) -> bytes:
+def _chat_answer(params: ChatRequest, task: task_pb2.Task, outputs: Outputs) -> bytes:
     answer = ChatAnswer(
         answer_identity(CHAT_ID_PREFIX, task),
         choice_count=params.n or 1,
@@ -216,7 +217,7 @@ def _chat_answer(params: ChatRequest, task: Task, outputs: Outputs) -> bytes:
     return built(answer, outputs, chat_payload.warnings_of(params))
 
 
-def _completion_answer(params: CompletionRequest, task: Task, outputs: Outputs) -> bytes:
+def _completion_answer(params: CompletionRequest, task: task_pb2.Task, outputs: Outputs) -> bytes:
     answer = CompletionAnswer(
         answer_identity(COMPLETION_ID_PREFIX, task),
         choice_count=prompt_count(params.prompt) * (params.n or 1),
@@ -225,7 +226,7 @@ def _completion_answer(params: CompletionRequest, task: Task, outputs: Outputs) 
     return built(answer, outputs, unknown_extensions(params.model_extra or {}))
 
 
-def _embedding_answer(params: EmbeddingRequest, task: Task, outputs: Outputs) -> bytes:
+def _embedding_answer(params: EmbeddingRequest, task: task_pb2.Task, outputs: Outputs) -> bytes:
     return embedding_body(
         task,
         outputs,
@@ -236,7 +237,7 @@ def _embedding_answer(params: EmbeddingRequest, task: Task, outputs: Outputs) ->
 
 
 def embedding_body(
-    task: Task, outputs: Outputs, *, expected: int, as_base64: bool = False, dimensions: int | None = None
+    task: task_pb2.Task, outputs: Outputs, *, expected: int, as_base64: bool = False, dimensions: int | None = None
 ) -> bytes:
     """Returns the stored vectors as JSON. Raises BACKEND_PROTOCOL_ERROR where the end is missing."""
     vectors: list[embedding_pb2.Embedding] = []
@@ -268,9 +269,9 @@ def _response_payload(params: ResponsesRequest, limits: RequestLimits, media: Re
     return to_response_request(params, Conversation(own_items(params)), media, limits).payload
 
 
-def _response_answer(deps: InferenceDeps, params: ResponsesRequest, task: Task, outputs: Outputs) -> bytes:
+def _response_answer(deps: InferenceDeps, params: ResponsesRequest, task: task_pb2.Task, outputs: Outputs) -> bytes:
     document = task_document(params, task, deps.clock, is_stored=False)
-    document.ended_at = task.ended_at
+    document.ended_at = optional_datetime(task, "end_time")
     made = to_response_request(params, Conversation(own_items(params)), deps.request_media(params), deps.config.limits)
     return built(ResponsesAnswer(document), outputs, made.warnings)
 
@@ -300,7 +301,9 @@ def _without_media(
 _NO_REQUEST = frozenset({Reason.INVALID_ARGUMENT, Reason.MALFORMED_REQUEST})
 
 
-def answer_of(details: TaskDetails, task_apis: TaskApis, outputs: Sequence[task_pb2.TaskOutput]) -> bytes:
+def answer_of(
+    details: task_service_pb2.GetTaskResponse, task_apis: TaskApis, outputs: Sequence[task_pb2.TaskOutput]
+) -> bytes:
     """Returns a completed task's answer as its endpoint would. Raises BACKEND_PROTOCOL_ERROR for invalid outputs."""
     surface = task_apis.of_kind(details.spec.origin_kind)
     if surface is None:
@@ -313,7 +316,7 @@ def answer_of(details: TaskDetails, task_apis: TaskApis, outputs: Sequence[task_
         return plain_answer(details.spec, details.task, outputs)
 
 
-def plain_answer(spec: task_pb2.TaskSpec, task: Task, outputs: Sequence[task_pb2.TaskOutput]) -> bytes:
+def plain_answer(spec: task_pb2.TaskSpec, task: task_pb2.Task, outputs: Sequence[task_pb2.TaskOutput]) -> bytes:
     """Returns an answer in OpenAI's format. Raises BACKEND_PROTOCOL_ERROR for invalid outputs."""
     match payload_of(spec):
         case chat_pb2.ChatPayload() as chat:

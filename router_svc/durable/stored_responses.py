@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -14,8 +14,7 @@ from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import responses
 from weft.api.router.v1 import stored_response_service_pb2, stored_response_service_pb2_grpc
 from weft.api.router.v1 import stored_response_service_pb2 as pb
-from weft.durable.remote_stores import response_message
-from weft.durable.responses import MAX_CHAIN, ResponseStore, StoredResponse, response_not_found
+from weft.durable.responses import MAX_CHAIN, ResponseStore, response_not_found
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -23,6 +22,7 @@ from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_to
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering
 from weft.kernel.service import Service, start_restarting, stop_tasks
+from weft.kernel.timestamps import datetime_of, stamp_of
 from weft.sql.moments import BoundedMoment, bring_back
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ResponseTable:
     def __init__(self, database: RouterDatabase) -> None:
         self._database = database
 
-    async def save(self, response: StoredResponse) -> Usage:
+    async def save(self, response: pb.StoredResponse) -> Usage:
         """Inserts or replaces a response; returns the change of the tenant's usage.
 
         Raises ALREADY_EXISTS if the id belongs to another tenant.
@@ -76,7 +76,7 @@ class ResponseTable:
             size: int | None = (await connection.execute(query)).scalar_one_or_none()
             return size
 
-    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+    async def get(self, tenant: str, response_id: str) -> pb.StoredResponse | None:
         """Returns a response; None: the tenant has none with this id."""
         query = select(responses).where(responses.c.id == response_id, responses.c.tenant == tenant)
         async with self._database.reading() as connection:
@@ -130,30 +130,29 @@ class ResponseTable:
             return {tenant: Usage(count, int(size)) for tenant, count, size in await connection.execute(query)}
 
 
-def _values(response: StoredResponse) -> dict[str, object]:
+def _values(response: pb.StoredResponse) -> dict[str, object]:
     return {
         "id": response.id,
         "tenant": response.tenant,
         "previous_id": response.previous_id,
-        "created_at": response.created_at,
+        "created_at": datetime_of(response.create_time),
         "size": _size_of(response),
         "body": response.body,
         "items": response.items,
     }
 
 
-def _size_of(response: StoredResponse) -> int:
+def _size_of(response: pb.StoredResponse) -> int:
     return len(response.body) + len(response.items)
 
 
-def _response_of_row(row: Row[tuple[object, ...]]) -> StoredResponse:
-    created = row.created_at
-    return StoredResponse(
+def _response_of_row(row: Row[tuple[object, ...]]) -> pb.StoredResponse:
+    return pb.StoredResponse(
         id=row.id,
         tenant=row.tenant,
         previous_id=row.previous_id,
-        # SQLite stores no time zone; what was written is UTC.
-        created_at=created if created.tzinfo else created.replace(tzinfo=UTC),
+        # SQLite stores no time zone: a datetime without one is UTC, as what was written.
+        create_time=stamp_of(row.created_at),
         body=row.body,
         items=row.items,
     )
@@ -172,7 +171,7 @@ class ResponseManager(ResponseStore):
         """Bytes of all tenants."""
 
     @override
-    async def save(self, response: StoredResponse) -> None:
+    async def save(self, response: pb.StoredResponse) -> None:
         size = len(response.body) + len(response.items)
         if size > self._limits.max_bytes:
             raise WeftError(Reason.REQUEST_TOO_LARGE, f"a stored response has at most {self._limits.max_bytes} bytes")
@@ -181,13 +180,13 @@ class ResponseManager(ResponseStore):
         self._add(response.tenant, await self._table.save(response))
 
     @override
-    async def get(self, tenant: str, response_id: str) -> StoredResponse:
+    async def get(self, tenant: str, response_id: str) -> pb.StoredResponse:
         found = await self._table.get(tenant, response_id)
         if found is None:
             raise response_not_found(response_id)
         return found
 
-    async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
+    async def chain(self, tenant: str, response_id: str) -> Sequence[pb.StoredResponse]:
         """Returns a conversation, oldest first. Also raises INVALID_ARGUMENT beyond `max_chain_bytes`."""
         steps = await self._table.chain(tenant, response_id)
         if steps is None:
@@ -216,7 +215,7 @@ class ResponseManager(ResponseStore):
         self._usage = dict(await self._table.usage())
         self._total_bytes = sum(usage.size for usage in self._usage.values())
 
-    async def _require_replacement(self, response: StoredResponse, size: int) -> None:
+    async def _require_replacement(self, response: pb.StoredResponse, size: int) -> None:
         """Raises TOO_MANY_RESOURCES, unless the response replaces one and the quota still holds."""
         known = await self._table.size_of(response.tenant, response.id)
         more = Usage(1, size) if known is None else Usage(0, size - known)
@@ -250,22 +249,20 @@ class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServ
     @override
     async def SaveResponse(self, request: pb.SaveResponseRequest, context: Context) -> pb.SaveResponseResponse:
         async with answering(context):
-            await self._store.save(_response_of(request.response))
+            await self._store.save(_checked(request.response))
             return pb.SaveResponseResponse()
         raise AssertionError("abort has raised")
 
     @override
     async def GetResponse(self, request: pb.GetResponseRequest, context: Context) -> pb.GetResponseResponse:
         async with answering(context):
-            found = await self._store.get(*_named(request))
-            return pb.GetResponseResponse(response=response_message(found))
+            return pb.GetResponseResponse(response=await self._store.get(*_named(request)))
         raise AssertionError("abort has raised")
 
     @override
     async def ListChain(self, request: pb.ListChainRequest, context: Context) -> pb.ListChainResponse:
         async with answering(context):
-            found = await self._store.chain(*_named(request))
-            return pb.ListChainResponse(responses=map(response_message, found))
+            return pb.ListChainResponse(responses=await self._store.chain(*_named(request)))
         raise AssertionError("abort has raised")
 
     @override
@@ -281,18 +278,15 @@ def _named(request: pb.GetResponseRequest | pb.ListChainRequest | pb.DeleteRespo
     return tenant, require_token(request.id, "id", MAX_REQUEST_ID_CHARS)
 
 
-def _response_of(message: pb.StoredResponse) -> StoredResponse:
-    if not message.HasField("create_time"):
+def _checked(response: pb.StoredResponse) -> pb.StoredResponse:
+    """Returns the response of a request. Raises INVALID_ARGUMENT naming the field."""
+    if not response.HasField("create_time"):
         raise invalid_field("response.create_time", "is required")
-    previous = message.previous_id
-    return StoredResponse(
-        id=require_token(message.id, "response.id", MAX_REQUEST_ID_CHARS),
-        tenant=require_token(message.tenant, "response.tenant", MAX_TENANT_CHARS),
-        previous_id=require_token(previous, "response.previous_id", MAX_REQUEST_ID_CHARS) if previous else "",
-        created_at=message.create_time.ToDatetime(UTC),
-        body=message.body,
-        items=message.items,
-    )
+    require_token(response.id, "response.id", MAX_REQUEST_ID_CHARS)
+    require_token(response.tenant, "response.tenant", MAX_TENANT_CHARS)
+    if response.previous_id:
+        require_token(response.previous_id, "response.previous_id", MAX_REQUEST_ID_CHARS)
+    return response
 
 
 def build(database: RouterDatabase, limits: ResponseLimits, *, clock: Clock | None = None) -> "ResponseService":

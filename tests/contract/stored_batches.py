@@ -14,17 +14,17 @@ from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, tasks
 from weft.api.common.v1 import chat_pb2, event_pb2
-from weft.api.router.v1 import task_pb2
-from weft.durable.batches import BATCH_INPUT, BatchLine, LineResult, NewBatch, NewFile
-from weft.durable.tasks import TaskState
+from weft.api.router.v1 import batch_service_pb2, file_service_pb2, task_pb2
+from weft.durable.batches import BATCH_INPUT, LineResult
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import stamp_of
 from weft_testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:
     from router_svc.durable.tasks.store_port import StoreEvent
 
-NEW_FILE = NewFile(tenant="ann", name="lines.jsonl", purpose=BATCH_INPUT)
+NEW_FILE = file_service_pb2.File(tenant="ann", name="lines.jsonl", purpose=BATCH_INPUT)
 DAY_SECONDS = 86_400.0
 
 
@@ -49,18 +49,20 @@ class World:
         self.files = self.service.files
         self.batches = self.service.batches
 
-    def new_batch(self, **fields: Any) -> NewBatch:
+    def new_batch(self, **fields: Any) -> batch_service_pb2.Batch:
         """A batch of ann's with a window of a day."""
         window_ends_at: datetime = self.clock.utc_now() + timedelta(seconds=DAY_SECONDS)
         known: dict[str, Any] = {
             "tenant": "ann",
             "endpoint": "/v1/chat/completions",
             "input_file": "file-1",
-            "window_ends_at": window_ends_at,
+            "window_end_time": stamp_of(window_ends_at),
         }
-        return NewBatch(**(known | fields))
+        return batch_service_pb2.Batch(**(known | fields))
 
-    async def end(self, batch_id: str, state: TaskState, lines: Iterable[int], **columns: Any) -> None:
+    async def end(
+        self, batch_id: str, state: "task_pb2.TaskState.ValueType", lines: Iterable[int], **columns: Any
+    ) -> None:
         """Lines reach an end, as whoever runs them says."""
         values: dict[str, Any] = {"state": state, "attempt": 1, "ended_at": self.clock.utc_now().timestamp(), **columns}
         async with self.database.writing() as connection:
@@ -74,7 +76,7 @@ class World:
         now = self.clock.utc_now().timestamp()
         async with self.database.writing() as connection:
             found = (await connection.execute(select(tasks.c.id).where(*where))).scalars().all()
-            running = {"state": TaskState.RUNNING, "attempt": 1, "owner": "router-1", "lease_until": now + 15}
+            running = {"state": task_pb2.TASK_STATE_RUNNING, "attempt": 1, "owner": "router-1", "lease_until": now + 15}
             await connection.execute(update(tasks).where(*where).values(running))
             attempt = {"attempt": 1, "owner": "router-1", "claimed_at": now, "reason": 0, "message": "", "receipt": b""}
             await connection.execute(insert(task_attempts), [{"task_id": each, **attempt} for each in found])
@@ -124,20 +126,20 @@ async def running(database_url: str, **settings: Any) -> AsyncIterator[World]:
         await world.service.stop(1)
 
 
-def line(name: str, *, model: str = "qwen", text: str = "hello", origin: bytes = b"{}") -> BatchLine:
+def line(name: str, *, model: str = "qwen", text: str = "hello", origin: bytes = b"{}") -> batch_service_pb2.BatchLine:
     """One chat."""
     content = [chat_pb2.ContentPart(text=text)]
     payload = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=content)])
-    return BatchLine(custom_id=name, spec=task_pb2.TaskSpec(model=model, chat=payload, origin=origin))
+    return batch_service_pb2.BatchLine(custom_id=name, spec=task_pb2.TaskSpec(model=model, chat=payload, origin=origin))
 
 
-async def lines(*given: BatchLine) -> AsyncIterator[BatchLine]:
+async def lines(*given: batch_service_pb2.BatchLine) -> AsyncIterator[batch_service_pb2.BatchLine]:
     """They come one after the other."""
     for each in given:
         yield each
 
 
-def many(number: int) -> AsyncIterator[BatchLine]:
+def many(number: int) -> AsyncIterator[batch_service_pb2.BatchLine]:
     """So many lines."""
     return lines(*(line(f"line-{place}") for place in range(number)))
 

@@ -12,7 +12,7 @@ from router_svc.durable.tasks.store_port import Claim, Lane, NewChunk, PendingTa
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
-from weft.durable.tasks import Task, TaskFailure, TaskState
+from weft.durable.tasks import task_error
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -21,7 +21,7 @@ NOW = 1_800_000_000.0
 LEASE = 15.0
 MUCH = 1 << 40
 LANE = Lane("demo", "ann", Priority.DURABLE)
-CRASH = TaskFailure(reason=Reason.WORKER_LOST, message="the runner went away")
+CRASH = task_error(Reason.WORKER_LOST, "the runner went away")
 MAX_COMMIT_BATCH = 256
 
 
@@ -68,7 +68,7 @@ async def begun(store: TaskStore, name: str, owner: str = "r1", **changes: Any) 
     return await claimed(store, name, owner)
 
 
-async def seen(store: TaskStore, name: str, tenant: str = "ann") -> Task:
+async def seen(store: TaskStore, name: str, tenant: str = "ann") -> task_pb2.Task:
     """As it is."""
     task = await store.get(tenant, name)
     assert task is not None
@@ -92,12 +92,12 @@ async def reverted(store: TaskStore, claim: Claim, now: float = NOW, **changes: 
     return await store.revert(claim, CRASH, **(fields | changes))
 
 
-DONE = TaskOutcome(state=TaskState.COMPLETED)
+DONE = TaskOutcome(state=task_pb2.TASK_STATE_COMPLETED)
 
 
 def failed(message: str = "no", reason: Reason = Reason.INVALID_ARGUMENT) -> TaskOutcome:
     """For good."""
-    return TaskOutcome(state=TaskState.FAILED, failure=TaskFailure(reason=reason, message=message))
+    return TaskOutcome(state=task_pb2.TASK_STATE_FAILED, failure=task_error(reason, message))
 
 
 async def all_of(*awaited: Any) -> list[Any]:

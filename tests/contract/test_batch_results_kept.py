@@ -3,13 +3,13 @@
 from stored_batches import content, many, refused, running
 
 from router_svc.durable.tasks import sql_transitions
-from weft.durable.batches import BATCH_OUTPUT, BatchState, NewFile
-from weft.durable.tasks import TaskState
+from weft.api.router.v1 import batch_service_pb2, file_service_pb2, task_pb2
+from weft.durable.batches import BATCH_OUTPUT
 from weft.kernel.reasons import Reason
 
 pytest_plugins = ("database_fixtures",)
 
-RESULTS = NewFile(tenant="ann", name="batch-1_output.jsonl", purpose=BATCH_OUTPUT)
+RESULTS = file_service_pb2.File(tenant="ann", name="batch-1_output.jsonl", purpose=BATCH_OUTPUT)
 
 
 async def test_lines_that_ended_long_before_the_others_are_kept_until_the_results_are_written(
@@ -23,12 +23,12 @@ async def test_lines_that_ended_long_before_the_others_are_kept_until_the_result
                 return await sql_transitions.purge_ended(connection, world.clock.utc_now().timestamp(), 10)
 
         made = await world.batches.create(world.new_batch(), many(2))
-        await world.end(made.id, TaskState.COMPLETED, [0])
+        await world.end(made.id, task_pb2.TASK_STATE_COMPLETED, [0])
         assert await forgotten() == 0
-        await world.end(made.id, TaskState.COMPLETED, [1])
+        await world.end(made.id, task_pb2.TASK_STATE_COMPLETED, [1])
         assert await forgotten() == 0
         finalizing = await world.batches.get("ann", made.id)
-        assert (finalizing.state, finalizing.counts.completed) == (BatchState.FINALIZING, 2)
+        assert (finalizing.state, finalizing.completed_count) == (batch_service_pb2.BATCH_STATE_FINALIZING, 2)
         assert await forgotten() == 0
         kept = await world.files.save(RESULTS, content(b"a"))
         await world.batches.finish("ann", made.id, output_file=kept.id, error_file="")
@@ -37,5 +37,5 @@ async def test_lines_that_ended_long_before_the_others_are_kept_until_the_result
 
 async def test_a_file_of_results_is_as_long_as_the_answers_are(database_url: str) -> None:
     async with running(database_url, max_file_bytes=10, max_tenant_file_bytes=30) as world:
-        assert (await world.files.save(RESULTS, content(bytes(20)))).size == 20
+        assert (await world.files.save(RESULTS, content(bytes(20)))).byte_count == 20
         await refused(Reason.TOO_MANY_RESOURCES, world.files.save(RESULTS, content(bytes(20))))

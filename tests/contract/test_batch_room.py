@@ -7,7 +7,7 @@ from sqlalchemy import func
 from stored_batches import line, many, refused, running
 
 from router_svc.store.tables import batches, tasks
-from weft.durable.batches import BatchLine
+from weft.api.router.v1 import batch_service_pb2
 from weft.kernel.reasons import Reason
 
 pytest_plugins = ("database_fixtures",)
@@ -16,7 +16,7 @@ pytest_plugins = ("database_fixtures",)
 async def test_a_batch_that_filled_up_the_room_meanwhile_leaves_none_for_the_other(database_url: str) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
-    async def slow() -> AsyncIterator[BatchLine]:
+    async def slow() -> AsyncIterator[batch_service_pb2.BatchLine]:
         yield line("a")
         begun.set()
         await go_on.wait()

@@ -10,10 +10,10 @@ from router_svc.durable.limits import ResponseLimits
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import batches, files, tasks
-from weft.durable.responses import StoredResponse
-from weft.durable.tasks import TaskState
+from weft.api.router.v1 import stored_response_service_pb2, task_pb2
 from weft.kernel.clock import CLOCK_MARGIN_SECONDS
 from weft.kernel.errors import WeftError
+from weft.kernel.timestamps import datetime_of, optional_datetime, stamp_of
 from weft_testing.fake_clock import FakeClock
 
 pytest_plugins = ("database_fixtures", "task_store_fixtures")
@@ -35,7 +35,7 @@ async def test_a_lease_that_lies_further_off_than_its_length_is_over_within_its_
     assert await kept.revert_expired(BACK + LEASE - 1, 10) == ()
     (lost,) = await kept.revert_expired(BACK + LEASE, 10)
     assert lost.claim == claim
-    assert (await seen(kept, "task-1")).state is TaskState.PENDING
+    assert (await seen(kept, "task-1")).state == task_pb2.TASK_STATE_PENDING
 
 
 async def test_a_lease_of_a_router_with_longer_leases_is_its_own_matter(kept: SqlTaskStore) -> None:
@@ -72,7 +72,7 @@ async def test_a_task_that_ended_in_the_future_is_kept_as_long_as_any(kept: SqlT
     claim = await begun(kept, "task-1")
     assert await kept.end(claim, DONE, NOW)
     assert await _back(kept) == 1
-    ended_at = (await seen(kept, "task-1")).ended_at
+    ended_at = optional_datetime(await seen(kept, "task-1"), "end_time")
     assert ended_at is not None
     assert ended_at.timestamp() == BACK
     assert await kept.purge_ended(BACK + 1.0, 10) == 1
@@ -130,11 +130,13 @@ async def test_an_answer_that_was_kept_in_the_future_is_kept_as_long_as_any(
     await service.start()
     made = clock.utc_now()
     await service.store.save(
-        StoredResponse(id="resp_1", tenant="ann", previous_id="", created_at=made, body=b"{}", items=b"[]")
+        stored_response_service_pb2.StoredResponse(
+            id="resp_1", tenant="ann", previous_id="", create_time=stamp_of(made), body=b"{}", items=b"[]"
+        )
     )
     clock.set_wall(-HOUR)
     await clock.advance(10.0, sleepers=1)
-    assert (await service.store.get("ann", "resp_1")).created_at <= clock.utc_now()
+    assert datetime_of((await service.store.get("ann", "resp_1")).create_time) <= clock.utc_now()
     await clock.advance(80.0, sleepers=1)
     with pytest.raises(WeftError):
         await service.store.get("ann", "resp_1")

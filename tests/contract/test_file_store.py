@@ -10,12 +10,13 @@ from stored_batches import NEW_FILE, World, content, refused, running
 
 from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS
 from router_svc.store.tables import file_pieces, files
-from weft.durable.batches import BATCH_OUTPUT, MAX_PIECE_BYTES, NewFile
+from weft.api.router.v1 import file_service_pb2
+from weft.durable.batches import BATCH_OUTPUT, MAX_PIECE_BYTES
 from weft.kernel.reasons import Reason
 
 pytest_plugins = ("database_fixtures",)
 
-BOB_FILE = NewFile(tenant="bob", name="bob.jsonl", purpose=BATCH_OUTPUT)
+BOB_FILE = file_service_pb2.File(tenant="bob", name="bob.jsonl", purpose=BATCH_OUTPUT)
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ async def test_a_file_comes_back_byte_for_byte_in_the_next_life(database_url: st
         saved = await world.files.save(NEW_FILE, content(data[:100], b"", data[100:]))
     async with running(database_url) as world:
         assert await world.files.get("ann", saved.id) == saved
-        assert (saved.name, saved.purpose, saved.size) == ("lines.jsonl", "batch", len(data))
+        assert (saved.name, saved.purpose, saved.byte_count) == ("lines.jsonl", "batch", len(data))
         assert await read(world, saved.id) == data
 
 
@@ -42,7 +43,7 @@ async def test_a_file_comes_back_byte_for_byte_in_the_next_life(database_url: st
 async def test_a_file_of_any_length_is_kept_in_pieces_that_are_not_too_long(world: World, size: int) -> None:
     data = bytes(size)
     file = await world.files.save(NEW_FILE, content(data[: size // 2], data[size // 2 :]))
-    assert file.size == size
+    assert file.byte_count == size
     chunks = [chunk async for chunk in world.files.read("ann", file.id)]
     assert b"".join(chunks) == data
     assert all(len(chunk) <= MAX_PIECE_BYTES for chunk in chunks)
@@ -72,7 +73,7 @@ async def test_an_id_that_no_file_can_have_is_not_found(world: World, file_id: s
 
 async def test_files_are_listed_newest_first_page_by_page_and_by_purpose(world: World) -> None:
     kept = [
-        await world.files.save(NewFile(tenant="ann", name=str(number), purpose=purpose), content(b"a"))
+        await world.files.save(file_service_pb2.File(tenant="ann", name=str(number), purpose=purpose), content(b"a"))
         for number, purpose in enumerate(["batch", "batch_output", "batch", "batch"])
     ]
     await world.files.save(BOB_FILE, content(b"b"))
@@ -153,12 +154,12 @@ async def test_a_tenant_keeps_no_more_files_and_bytes_than_it_may(database_url: 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "a/b", "..", ".", "a\\b", "a\nb", "a\0b"])
 async def test_a_name_that_is_a_path_or_cannot_be_shown_is_refused(world: World, name: str) -> None:
-    new = NewFile(tenant="ann", name=name, purpose="batch")
+    new = file_service_pb2.File(tenant="ann", name=name, purpose="batch")
     assert "file.name" in await refused(Reason.INVALID_ARGUMENT, world.files.save(new, content(b"a")))
 
 
 async def test_a_purpose_that_nobody_knows_is_refused(world: World) -> None:
-    new = NewFile(tenant="ann", name="a", purpose="vision")
+    new = file_service_pb2.File(tenant="ann", name="a", purpose="vision")
     assert "file.purpose" in await refused(Reason.INVALID_ARGUMENT, world.files.save(new, content(b"a")))
 
 
@@ -167,7 +168,7 @@ async def test_a_file_is_forgotten_when_its_time_is_over(database_url: str) -> N
         old = await world.files.save(NEW_FILE, content(b"a"))
         await world.clock.advance(899, sleepers=1)
         young = await world.files.save(NEW_FILE, content(b"b"))
-        assert (await world.files.get("ann", old.id)).expires_at.timestamp() - old.created_at.timestamp() == 1_000
+        assert (await world.files.get("ann", old.id)).expire_time.seconds - old.create_time.seconds == 1_000
         await world.clock.advance(301, sleepers=1)
         await refused(Reason.NOT_FOUND, world.files.get("ann", old.id))
         assert await read(world, young.id) == b"b"
@@ -205,7 +206,7 @@ async def test_a_file_that_is_deleted_while_it_is_read_does_not_seem_whole(world
 
 async def test_many_uploads_at_once_are_all_kept_apart(world: World) -> None:
     async def one(number: int) -> Any:
-        new = NewFile(tenant=f"t{number % 3}", name=str(number), purpose="batch")
+        new = file_service_pb2.File(tenant=f"t{number % 3}", name=str(number), purpose="batch")
         return await world.files.save(new, content(*[bytes([number])] * 5))
 
     kept = await asyncio.gather(*map(one, range(20)))
@@ -228,6 +229,6 @@ async def test_two_routers_on_one_postgres_see_the_same_files_and_leave_each_oth
         async with running(postgres_url) as second:
             go_on.set()
             file = await saving
-            assert (await second.files.get("ann", file.id)).size == MAX_PIECE_BYTES + 4
+            assert (await second.files.get("ann", file.id)).byte_count == MAX_PIECE_BYTES + 4
             await second.files.delete("ann", file.id)
         await refused(Reason.NOT_FOUND, first.files.get("ann", file.id))

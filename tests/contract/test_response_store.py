@@ -12,9 +12,11 @@ import router_svc.durable.stored_responses
 from router_svc.durable.limits import ResponseLimits
 from router_svc.durable.stored_responses import ResponseService
 from router_svc.store.database import RouterDatabase
-from weft.durable.responses import ResponseStore, StoredResponse
+from weft.api.router.v1 import stored_response_service_pb2
+from weft.durable.responses import ResponseStore
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import stamp_of
 from weft_testing.fake_clock import FakeClock
 from weft_testing.postgres_server import PostgresServer
 
@@ -23,8 +25,12 @@ pytest_plugins = ("database_fixtures",)
 MADE = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
 
 
-def response(name: str, *, tenant: str = "ann", previous: str = "", size: int = 10) -> StoredResponse:
-    return StoredResponse(id=name, tenant=tenant, previous_id=previous, created_at=MADE, body=b"b" * size, items=b"[]")
+def response(
+    name: str, *, tenant: str = "ann", previous: str = "", size: int = 10
+) -> stored_response_service_pb2.StoredResponse:
+    return stored_response_service_pb2.StoredResponse(
+        id=name, tenant=tenant, previous_id=previous, create_time=stamp_of(MADE), body=b"b" * size, items=b"[]"
+    )
 
 
 def built(database_url: str, clock: FakeClock | None = None, **limits: Any) -> ResponseService:
@@ -50,8 +56,13 @@ async def refused(reason: Reason, awaited: Any) -> str:
 
 
 async def test_what_is_kept_comes_back_byte_for_byte_in_the_next_life(database_url: str) -> None:
-    saved = StoredResponse(
-        id="resp_1", tenant="ann", previous_id="", created_at=MADE, body=b'{"x": "\xc3\xa4\\u0000"}\x00', items=b"[1]"
+    saved = stored_response_service_pb2.StoredResponse(
+        id="resp_1",
+        tenant="ann",
+        previous_id="",
+        create_time=stamp_of(MADE),
+        body=b'{"x": "\xc3\xa4\\u0000"}\x00',
+        items=b"[1]",
     )
     for life in range(2):
         service = built(database_url)
@@ -92,7 +103,11 @@ async def test_what_is_too_old_is_gone_and_what_is_left_is_counted(database_url:
     born = clock.utc_now()
     for name, age in (("resp_old", 1800), ("resp_new", 0)):
         made = born - timedelta(seconds=age)
-        await store.save(StoredResponse(id=name, tenant="ann", previous_id="", created_at=made, body=b"b", items=b"[]"))
+        await store.save(
+            stored_response_service_pb2.StoredResponse(
+                id=name, tenant="ann", previous_id="", create_time=stamp_of(made), body=b"b", items=b"[]"
+            )
+        )
     await refused(Reason.TOO_MANY_RESOURCES, store.save(response("resp_3")))
     await clock.advance(2101, sleepers=1)
     await refused(Reason.NOT_FOUND, store.get("ann", "resp_old"))

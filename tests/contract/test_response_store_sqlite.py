@@ -16,17 +16,20 @@ import router_svc.durable.stored_responses
 from router_svc.durable.limits import ResponseLimits
 from router_svc.durable.stored_responses import ResponseService
 from router_svc.store.database import RouterDatabase
-from weft.durable.responses import StoredResponse
+from weft.api.router.v1 import stored_response_service_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import stamp_of
 
 MADE = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 PATIENCE_MS = 20
 MOST_BYTES = 128 * 1024
 
 
-def response(name: str, *, body: bytes = b"b") -> StoredResponse:
-    return StoredResponse(id=name, tenant="ann", previous_id="", created_at=MADE, body=body, items=b"[]")
+def response(name: str, *, body: bytes = b"b") -> stored_response_service_pb2.StoredResponse:
+    return stored_response_service_pb2.StoredResponse(
+        id=name, tenant="ann", previous_id="", create_time=stamp_of(MADE), body=body, items=b"[]"
+    )
 
 
 @pytest.fixture

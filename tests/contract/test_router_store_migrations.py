@@ -15,15 +15,17 @@ import router_svc.durable.stored_responses
 from router_svc.durable.limits import ResponseLimits
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import SCHEMA, metadata, responses
-from weft.durable.responses import StoredResponse
-from weft.durable.tasks import TaskState
+from weft.api.router.v1 import stored_response_service_pb2, task_pb2
+from weft.kernel.timestamps import stamp_of
 from weft.sql.schema import migrate
 
 pytest_plugins = ("database_fixtures",)
 
 PREVIOUS, VERSIONS = "0001", "router_alembic_version"
 MADE = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
-KEPT = StoredResponse(id="resp_1", tenant="ann", previous_id="", created_at=MADE, body=b"\x00\xff", items=b"[]")
+KEPT = stored_response_service_pb2.StoredResponse(
+    id="resp_1", tenant="ann", previous_id="", create_time=stamp_of(MADE), body=b"\x00\xff", items=b"[]"
+)
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ async def test_a_database_of_the_previous_release_keeps_its_answers_and_takes_ta
     store = store_on(database_url)
     await store.start()
     await store.submit(a_row("task-1"))
-    assert (await seen(store, "task-1")).state is TaskState.PENDING
+    assert (await seen(store, "task-1")).state == task_pb2.TASK_STATE_PENDING
     await store.stop()
 
 

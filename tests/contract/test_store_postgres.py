@@ -1,4 +1,4 @@
-"""What only PostgreSQL does: connections that break, a server that is away, and an owner that was replaced."""
+"""What only PostgreSQL does: connections that break, a server that is away, and an owner that was changed."""
 
 import asyncio
 import sys

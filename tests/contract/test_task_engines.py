@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 
 import pytest
+from kit.messages import news_of
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import NoFailpoints
@@ -17,8 +18,7 @@ from router_svc.durable.tasks.store_port import PendingTask
 from router_svc.durable.tasks.task_call import CallMaker, Gate
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
-from weft.api.router.v1 import task_pb2
-from weft.durable.tasks import NewTask, Task, TaskState
+from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.kernel.clock import SystemClock
 
 pytest_plugins = ("database_fixtures",)
@@ -80,16 +80,16 @@ async def router(url: str, calls: CallMaker, limits: TaskLimits = LASTING) -> As
         await service.stop(0)
 
 
-def a_task(key: str = "") -> NewTask:
+def a_task(key: str = "") -> task_service_pb2.SubmitTaskRequest:
     spec = task_pb2.TaskSpec(model="qwen")
     spec.chat.messages.add(role=chat_pb2.ROLE_USER).content.add(text="hello")
-    return NewTask(tenant=TENANT, spec=spec, idempotency_key=key)
+    return task_service_pb2.SubmitTaskRequest(spec=spec, idempotency_key=key)
 
 
-async def end_of(service: TaskService, task_id: str) -> Task:
+async def end_of(service: TaskService, task_id: str) -> task_pb2.Task:
     async with asyncio.timeout(NOTICE_SECONDS):
-        *_, end = [news async for news in service.tasks.watch(TENANT, task_id)]
-    assert isinstance(end, Task)
+        *_, end = [news_of(news) async for news in service.tasks.watch(TENANT, task_id)]
+    assert isinstance(end, task_pb2.Task)
     return end
 
 
@@ -101,9 +101,11 @@ async def noticed(event: asyncio.Event) -> None:
 async def test_each_task_is_begun_by_one_router_only(postgres_url: str) -> None:
     calls = [Calls(may_end=True), Calls(may_end=True)]
     async with router(postgres_url, calls[0]) as one, router(postgres_url, calls[1]) as two:
-        submitted = await asyncio.gather(*((one, two)[number % 2].tasks.submit(a_task()) for number in range(60)))
+        submitted = await asyncio.gather(
+            *((one, two)[number % 2].tasks.submit(TENANT, a_task()) for number in range(60))
+        )
         ends = await asyncio.gather(*(end_of(one, each.task.id) for each in submitted))
-        assert {(end.state, end.attempt) for end in ends} == {(TaskState.COMPLETED, 1)}
+        assert {(end.state, end.attempt) for end in ends} == {(task_pb2.TASK_STATE_COMPLETED, 1)}
         begun = calls[0].begun + calls[1].begun
         assert set(begun.values()) == {1}
         assert len(begun) == 60
@@ -112,7 +114,9 @@ async def test_each_task_is_begun_by_one_router_only(postgres_url: str) -> None:
 async def test_the_same_key_at_two_routers_is_one_task(postgres_url: str) -> None:
     calls = [Calls(may_end=True), Calls(may_end=True)]
     async with router(postgres_url, calls[0]) as one, router(postgres_url, calls[1]) as two:
-        submitted = await asyncio.gather(*((one, two)[number % 2].tasks.submit(a_task("once")) for number in range(10)))
+        submitted = await asyncio.gather(
+            *((one, two)[number % 2].tasks.submit(TENANT, a_task("once")) for number in range(10))
+        )
         assert len({each.task.id for each in submitted}) == 1
         await end_of(two, submitted[0].task.id)
         assert sum((calls[0].begun + calls[1].begun).values()) == 1
@@ -121,18 +125,18 @@ async def test_the_same_key_at_two_routers_is_one_task(postgres_url: str) -> Non
 async def test_a_cancel_at_one_router_ends_the_work_of_another(postgres_url: str) -> None:
     idle, busy = Calls(may_end=False), Calls(may_end=False)
     async with router(postgres_url, busy) as works:
-        task = (await works.tasks.submit(a_task())).task
+        task = (await works.tasks.submit(TENANT, a_task())).task
         await noticed(busy.has_begun)
         async with router(postgres_url, idle) as other:
-            assert (await other.tasks.cancel(TENANT, task.id)).state is TaskState.CANCELLED
+            assert (await other.tasks.cancel(TENANT, task.id)).state == task_pb2.TASK_STATE_CANCELLED
             await noticed(busy.has_left)
-            assert (await works.tasks.get(TENANT, task.id)).state is TaskState.CANCELLED
+            assert (await works.tasks.get(TENANT, task.id)).state == task_pb2.TASK_STATE_CANCELLED
 
 
 async def test_a_watcher_at_one_router_hears_of_work_at_another(postgres_url: str) -> None:
     busy = Calls(may_end=False)
     async with router(postgres_url, busy) as works:
-        task = (await works.tasks.submit(a_task())).task
+        task = (await works.tasks.submit(TENANT, a_task())).task
         await noticed(busy.has_begun)
         async with router(postgres_url, Calls(may_end=False)) as other:
             async with asyncio.timeout(FAST.watch_poll_seconds / 2):
@@ -140,7 +144,7 @@ async def test_a_watcher_at_one_router_hears_of_work_at_another(postgres_url: st
                 # Two looks at nothing new: by then it waits for news.
                 await other.tasks.get(TENANT, task.id)
                 busy.may_end.set()
-                assert (await watching).state is TaskState.COMPLETED
+                assert (await watching).state == task_pb2.TASK_STATE_COMPLETED
 
 
 async def test_what_a_dead_router_had_begun_is_done_by_another_and_its_late_result_counts_for_nothing(
@@ -148,7 +152,7 @@ async def test_what_a_dead_router_had_begun_is_done_by_another_and_its_late_resu
 ) -> None:
     busy, spare = Calls(may_end=False), Calls(may_end=True)
     async with router(postgres_url, busy, FAST) as dying:
-        task = (await dying.tasks.submit(a_task())).task
+        task = (await dying.tasks.submit(TENANT, a_task())).task
         await noticed(busy.has_begun)
         # Its heart stops, as that of a laptop that sleeps.
         heart, *others = dying.engine._loops
@@ -156,7 +160,7 @@ async def test_what_a_dead_router_had_begun_is_done_by_another_and_its_late_resu
             loop.cancel()
         async with router(postgres_url, spare, FAST) as other:
             end = await end_of(other, task.id)
-            assert (end.state, end.attempt) == (TaskState.COMPLETED, 2)
+            assert (end.state, end.attempt) == (task_pb2.TASK_STATE_COMPLETED, 2)
             busy.may_end.set()
             await noticed(busy.has_left)
             await dying.stop(5)
@@ -172,15 +176,15 @@ async def test_a_router_whose_clock_is_wrong_takes_nothing_from_others(postgres_
             return super().utc_now() + timedelta(seconds=skew_seconds)
 
     async with router(postgres_url, busy) as works:
-        task = (await works.tasks.submit(a_task())).task
+        task = (await works.tasks.submit(TENANT, a_task())).task
         await noticed(busy.has_begun)
         store = SqlTaskStore(RouterDatabase(postgres_url), max_commit_batch=64)
         wrong = TaskService(store, LASTING, Calls(may_end=True), WrongClock(), NoFailpoints())
         await wrong.start()
         await wrong.engine._lease_renewer.renew()
         assert (await works.tasks.get(TENANT, task.id)).attempt == 1
-        assert (await works.tasks.get(TENANT, task.id)).state is TaskState.RUNNING
-        mine = (await wrong.tasks.submit(a_task())).task
+        assert (await works.tasks.get(TENANT, task.id)).state == task_pb2.TASK_STATE_RUNNING
+        mine = (await wrong.tasks.submit(TENANT, a_task())).task
         busy.may_end.set()
-        assert (await end_of(works, mine.id)).state is TaskState.COMPLETED
+        assert (await end_of(works, mine.id)).state == task_pb2.TASK_STATE_COMPLETED
         await wrong.stop(0)

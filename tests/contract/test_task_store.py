@@ -29,10 +29,12 @@ from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Lane, TaskOutcome, TaskStore
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
-from weft.durable.tasks import TaskFailure, TaskQuery, TaskState
+from weft.api.router.v1 import task_pb2, task_service_pb2
+from weft.durable.tasks import task_error
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
+from weft.kernel.timestamps import datetime_of
 
 pytest_plugins = ("database_fixtures", "task_store_fixtures")
 
@@ -51,8 +53,8 @@ async def test_what_is_acknowledged_is_there_in_the_next_life(database_url: str)
         assert details is not None
         assert details.task == acknowledged
         assert details.spec.SerializeToString() == row.spec
-        assert acknowledged.expires_at is not None
-        assert acknowledged.expires_at.timestamp() == NOW + 5
+        assert acknowledged.HasField("expire_time")
+        assert datetime_of(acknowledged.expire_time).timestamp() == NOW + 5
         await store.stop()
 
 
@@ -62,8 +64,8 @@ async def test_another_tenants_task_is_not_there(kept: TaskStore) -> None:
     assert await kept.details("bob", "task-1") is None
     assert await kept.cancel("bob", "task-1", NOW) is None
     assert await kept.delete("bob", "task-1") is None
-    assert (await kept.list_page("bob", TaskQuery())).tasks == []
-    assert (await seen(kept, "task-1")).state is TaskState.PENDING
+    assert (await kept.list_page("bob", task_service_pb2.ListTasksRequest())).tasks == []
+    assert (await seen(kept, "task-1")).state == task_pb2.TASK_STATE_PENDING
 
 
 async def test_the_same_key_is_the_same_task_until_it_is_forgotten(kept: TaskStore) -> None:
@@ -75,7 +77,7 @@ async def test_the_same_key_is_the_same_task_until_it_is_forgotten(kept: TaskSto
     others = await kept.submit(a_row("task-3", idempotency_key="k", lane=LANE._replace(tenant="bob")))
     assert not others.existed
     await kept.cancel("ann", "task-1", NOW)
-    assert (await kept.submit(a_row("task-4", idempotency_key="k"))).task.state is TaskState.CANCELLED
+    assert (await kept.submit(a_row("task-4", idempotency_key="k"))).task.state == task_pb2.TASK_STATE_CANCELLED
     await kept.delete("ann", "task-1")
     assert not (await kept.submit(a_row("task-5", idempotency_key="k"))).existed
 
@@ -83,7 +85,7 @@ async def test_the_same_key_is_the_same_task_until_it_is_forgotten(kept: TaskSto
 async def test_the_same_key_with_another_request_is_a_conflict(kept: TaskStore) -> None:
     await kept.submit(a_row("task-1", idempotency_key="k"))
     await refused(Reason.IDEMPOTENCY_CONFLICT, kept.submit(a_row("task-2", idempotency_key="k", prompt="bye")))
-    assert (await kept.list_page("ann", TaskQuery())).tasks == [await seen(kept, "task-1")]
+    assert (await kept.list_page("ann", task_service_pb2.ListTasksRequest())).tasks == [await seen(kept, "task-1")]
 
 
 async def test_of_many_with_one_key_at_once_one_is_kept(kept: TaskStore, beside: RouterDatabase) -> None:
@@ -101,7 +103,7 @@ async def test_one_that_cannot_be_kept_spoils_no_other(kept: TaskStore) -> None:
     rows = [a_row(f"task-{n}") for n in range(10)]
     found = await all_of(*(kept.submit(row) for row in [*rows, rows[3]]))
     assert [type(each) for each in found].count(WeftError) == 1
-    assert len((await kept.list_page("ann", TaskQuery())).tasks) == 10
+    assert len((await kept.list_page("ann", task_service_pb2.ListTasksRequest())).tasks) == 10
 
 
 # -- pages
@@ -110,14 +112,14 @@ async def test_one_that_cannot_be_kept_spoils_no_other(kept: TaskStore) -> None:
 async def test_pages_are_the_newest_first_and_each_task_is_on_one(kept: TaskStore) -> None:
     for number in range(7):
         await kept.submit(a_row(f"task-{number}"))
-    query, names = TaskQuery(page_size=3), []
+    query, names = task_service_pb2.ListTasksRequest(page_size=3), []
     while True:
         page = await kept.list_page("ann", query)
         names.append([task.id for task in page.tasks])
         await kept.submit(a_row(f"task-new-{len(names)}"))
         if not page.next_page_token:
             break
-        query = TaskQuery(page_size=3, page_token=page.next_page_token)
+        query = task_service_pb2.ListTasksRequest(page_size=3, page_token=page.next_page_token)
     assert names == [["task-6", "task-5", "task-4"], ["task-3", "task-2", "task-1"], ["task-0"]]
 
 
@@ -127,13 +129,15 @@ async def test_a_page_is_of_what_was_asked_for(kept: TaskStore) -> None:
     await begun(kept, "task-3")
     await kept.submit(a_row("task-4", batch="batch-1", line=4))
     for query, expected in (
-        (TaskQuery(states=frozenset({TaskState.RUNNING})), ["task-3"]),
+        (task_service_pb2.ListTasksRequest(states=frozenset({task_pb2.TASK_STATE_RUNNING})), ["task-3"]),
         (
-            TaskQuery(states=frozenset({TaskState.PENDING, TaskState.RUNNING}), model="demo"),
+            task_service_pb2.ListTasksRequest(
+                states=frozenset({task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_RUNNING}), model="demo"
+            ),
             ["task-4", "task-3", "task-1"],
         ),
-        (TaskQuery(batch="batch-1"), ["task-4"]),
-        (TaskQuery(states=frozenset({TaskState.FAILED})), []),
+        (task_service_pb2.ListTasksRequest(batch="batch-1"), ["task-4"]),
+        (task_service_pb2.ListTasksRequest(states=frozenset({task_pb2.TASK_STATE_FAILED})), []),
     ):
         assert [task.id for task in (await kept.list_page("ann", query)).tasks] == expected
 
@@ -141,16 +145,18 @@ async def test_a_page_is_of_what_was_asked_for(kept: TaskStore) -> None:
 async def test_a_token_of_another_query_or_of_nobody_is_refused(kept: TaskStore) -> None:
     for number in range(3):
         await kept.submit(a_row(f"task-{number}"))
-    token = (await kept.list_page("ann", TaskQuery(page_size=1))).next_page_token
+    token = (await kept.list_page("ann", task_service_pb2.ListTasksRequest(page_size=1))).next_page_token
     for tenant, query in (
-        ("bob", TaskQuery(page_size=1, page_token=token)),
-        ("ann", TaskQuery(page_size=1, page_token=token, model="demo")),
-        ("ann", TaskQuery(page_token=token[:-4])),
-        ("ann", TaskQuery(page_token="ä")),
-        ("ann", TaskQuery(page_token="x")),
+        ("bob", task_service_pb2.ListTasksRequest(page_size=1, page_token=token)),
+        ("ann", task_service_pb2.ListTasksRequest(page_size=1, page_token=token, model="demo")),
+        ("ann", task_service_pb2.ListTasksRequest(page_token=token[:-4])),
+        ("ann", task_service_pb2.ListTasksRequest(page_token="ä")),
+        ("ann", task_service_pb2.ListTasksRequest(page_token="x")),
     ):
         assert "page_token" in await refused(Reason.INVALID_ARGUMENT, kept.list_page(tenant, query))
-    assert len((await kept.list_page("ann", TaskQuery(page_size=2, page_token=token))).tasks) == 2
+    assert (
+        len((await kept.list_page("ann", task_service_pb2.ListTasksRequest(page_size=2, page_token=token))).tasks) == 2
+    )
 
 
 async def test_a_line_of_a_batch_that_is_being_taken_in_is_nowhere(kept: TaskStore, beside: RouterDatabase) -> None:
@@ -158,7 +164,7 @@ async def test_a_line_of_a_batch_that_is_being_taken_in_is_nowhere(kept: TaskSto
         await insert_rows(connection, [a_row("task-1", batch="batch-1")], state=STAGED)
     assert await kept.get("ann", "task-1") is None
     assert await kept.details("ann", "task-1") is None
-    assert (await kept.list_page("ann", TaskQuery(batch="batch-1"))).tasks == []
+    assert (await kept.list_page("ann", task_service_pb2.ListTasksRequest(batch="batch-1"))).tasks == []
     assert await kept.cancel("ann", "task-1", NOW) is None
     assert await kept.delete("ann", "task-1") is None
     assert await kept.claim("task-1", "r1", NOW, NOW + LEASE) is None
@@ -229,7 +235,12 @@ async def test_a_cancelled_task_is_over_at_once_and_stays_so(kept: TaskStore) ->
     waited, ran = await kept.cancel("ann", "task-1", NOW + 1), await kept.cancel("ann", "task-2", NOW + 1)
     assert waited is not None
     assert ran is not None
-    assert (waited.state, waited.owner, ran.state, ran.owner) == (TaskState.CANCELLED, "", TaskState.CANCELLED, "r1")
+    assert (waited.state, waited.owner, ran.state, ran.owner) == (
+        task_pb2.TASK_STATE_CANCELLED,
+        "",
+        task_pb2.TASK_STATE_CANCELLED,
+        "r1",
+    )
     assert (await seen(kept, "task-2")).owner == ""
     assert not await kept.end(claim, DONE, NOW + 2)
     assert await kept.renew("r1", NOW + 99) == frozenset()
@@ -240,18 +251,18 @@ async def test_a_cancelled_task_is_over_at_once_and_stays_so(kept: TaskStore) ->
     details = await kept.details("ann", "task-2")
     assert details is not None
     (attempt,) = details.attempts
-    assert attempt.reason is Reason.CANCELLED
-    assert attempt.ended_at == again.ended_at
+    assert Reason(attempt.reason) is Reason.CANCELLED
+    assert attempt.end_time == again.end_time
 
 
 async def test_only_what_is_over_is_deleted(kept: TaskStore, beside: RouterDatabase) -> None:
     await refused(Reason.RESOURCE_IN_USE, kept.delete("ann", (await kept.submit(a_row("task-1"))).task.id))
     claim = await claimed(kept, "task-1")
     await refused(Reason.RESOURCE_IN_USE, kept.delete("ann", "task-1"))
-    await kept.end(claim, TaskOutcome(state=TaskState.COMPLETED, chunks=[a_chunk(1, "a")]), NOW)
+    await kept.end(claim, TaskOutcome(state=task_pb2.TASK_STATE_COMPLETED, chunks=[a_chunk(1, "a")]), NOW)
     gone = await kept.delete("ann", "task-1")
     assert gone is not None
-    assert gone.state is TaskState.COMPLETED
+    assert gone.state == task_pb2.TASK_STATE_COMPLETED
     assert await kept.delete("ann", "task-1") is None
     for table in (tasks, task_specs, task_attempts, task_pieces):
         assert await count(beside, table) == 0
@@ -264,8 +275,8 @@ async def test_a_reason_of_a_newer_release_is_a_fault(kept: TaskStore, beside: R
         await connection.execute(update(task_attempts).values(reason=9999))
     details = await kept.details("ann", "task-1")
     assert details is not None
-    assert details.task.error == TaskFailure(reason=Reason.INTERNAL, message="no")
-    assert details.attempts[0].reason is Reason.INTERNAL
+    assert details.task.error == task_error(Reason.INTERNAL, "no")
+    assert Reason(details.attempts[0].reason) is Reason.INTERNAL
 
 
 async def test_the_databases_time_is_that_of_postgres_alone(kept: SqlTaskStore, beside: RouterDatabase) -> None:
@@ -304,5 +315,5 @@ async def test_a_stop_writes_what_waits_first(database_url: str) -> None:
     await store.stop()
     assert len(await asyncio.gather(*submitting)) == 50
     await store.start()
-    assert len((await store.list_page("ann", TaskQuery())).tasks) == 50
+    assert len((await store.list_page("ann", task_service_pb2.ListTasksRequest())).tasks) == 50
     await store.stop()

@@ -26,8 +26,10 @@ from router_svc.durable.tasks.store_port import Claim, TaskOutcome, TaskStore
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
 from weft.api.common.v1 import receipt_pb2
-from weft.durable.tasks import TaskState, event_number
+from weft.api.router.v1 import task_pb2
+from weft.durable.tasks import event_number
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import datetime_of, optional_datetime
 
 pytest_plugins = ("database_fixtures", "task_store_fixtures")
 
@@ -43,12 +45,19 @@ async def test_a_task_is_claimed_once_and_its_attempt_is_on_record(kept: TaskSto
     (claim,) = [each for each in found if each]
     assert claim == Claim("task-1", claim.owner, 1)
     task = await seen(kept, "task-1")
-    assert (task.state, task.owner, task.attempt, task.expires_at) == (TaskState.RUNNING, claim.owner, 1, None)
-    assert task.started_at is not None
-    assert task.started_at.timestamp() == NOW
+    assert (task.state, task.owner, task.attempt, optional_datetime(task, "expire_time")) == (
+        task_pb2.TASK_STATE_RUNNING,
+        claim.owner,
+        1,
+        None,
+    )
+    assert task.HasField("start_time")
+    assert datetime_of(task.start_time).timestamp() == NOW
     details = await kept.details("ann", "task-1")
     assert details is not None
-    assert [(each.attempt, each.owner, each.ended_at) for each in details.attempts] == [(1, claim.owner, None)]
+    assert [(each.attempt, each.owner, optional_datetime(each, "end_time")) for each in details.attempts] == [
+        (1, claim.owner, None)
+    ]
 
 
 async def test_nobody_claims_what_pauses_or_has_expired_or_is_not_there(kept: TaskStore) -> None:
@@ -87,15 +96,17 @@ async def test_an_answer_grows_and_is_read_from_any_event_on(kept: TaskStore) ->
 async def test_an_end_keeps_the_rest_of_the_answer_and_closes_the_attempt(kept: TaskStore) -> None:
     claim = await begun(kept, "task-1")
     await kept.append(claim, [a_chunk(1, "a")])
-    rest = TaskOutcome(state=TaskState.COMPLETED, chunks=[a_chunk(2, "b")], receipt=RECEIPT.SerializeToString())
+    rest = TaskOutcome(
+        state=task_pb2.TASK_STATE_COMPLETED, chunks=[a_chunk(2, "b")], receipt=RECEIPT.SerializeToString()
+    )
     assert await kept.end(claim, rest, NOW + 1)
     details = await kept.details("ann", "task-1")
     assert details is not None
     task, (attempt,) = details.task, details.attempts
-    assert (task.state, task.owner, task.error) == (TaskState.COMPLETED, "", None)
-    assert task.ended_at is not None
-    assert task.ended_at.timestamp() == NOW + 1
-    assert (attempt.ended_at, attempt.reason, attempt.receipt) == (task.ended_at, Reason.UNSPECIFIED, RECEIPT)
+    assert (task.state, task.owner, task.HasField("error")) == (task_pb2.TASK_STATE_COMPLETED, "", False)
+    assert task.HasField("end_time")
+    assert datetime_of(task.end_time).timestamp() == NOW + 1
+    assert (attempt.end_time, Reason(attempt.reason), attempt.receipt) == (task.end_time, Reason.UNSPECIFIED, RECEIPT)
     assert await said(kept, "task-1", 1) == ["a", "b"]
 
 
@@ -103,9 +114,9 @@ async def test_a_failure_says_why_and_its_words_are_cut(kept: TaskStore) -> None
     claim = await begun(kept, "task-1")
     assert await kept.end(claim, failed("no\x00\ud800" + "x" * 2 * MAX_ERROR_CHARS), NOW)
     task = await seen(kept, "task-1")
-    assert task.state is TaskState.FAILED
-    assert task.error is not None
-    assert task.error.reason is Reason.INVALID_ARGUMENT
+    assert task.state == task_pb2.TASK_STATE_FAILED
+    assert task.HasField("error")
+    assert Reason(task.error.reason) is Reason.INVALID_ARGUMENT
     assert task.error.message.startswith("no?x")
     assert len(task.error.message) <= MAX_ERROR_CHARS
 
@@ -119,7 +130,9 @@ async def test_what_a_late_writer_says_is_discarded(kept: TaskStore) -> None:
     for stale in (late, current._replace(owner="r2"), current._replace(attempt=3)):
         assert not await kept.append(stale, [a_chunk(1, "bad")])
         assert not await kept.append(stale, [])
-        assert not await kept.end(stale, TaskOutcome(state=TaskState.COMPLETED, chunks=[a_chunk(2, "bad")]), NOW)
+        assert not await kept.end(
+            stale, TaskOutcome(state=task_pb2.TASK_STATE_COMPLETED, chunks=[a_chunk(2, "bad")]), NOW
+        )
         assert not await kept.end(stale, failed(), NOW)
         assert not await reverted(kept, stale)
     assert await said(kept, "task-1", 2) == ["good"]
@@ -128,7 +141,7 @@ async def test_what_a_late_writer_says_is_discarded(kept: TaskStore) -> None:
     assert not await kept.end(current, failed(), NOW)
     assert not await kept.append(current, [a_chunk(2, "bad")])
     assert not await reverted(kept, current)
-    assert (await seen(kept, "task-1")).state is TaskState.COMPLETED
+    assert (await seen(kept, "task-1")).state == task_pb2.TASK_STATE_COMPLETED
 
 
 async def test_a_write_that_nobody_was_told_of_may_be_done_again(kept: TaskStore, beside: RouterDatabase) -> None:
@@ -139,7 +152,7 @@ async def test_a_write_that_nobody_was_told_of_may_be_done_again(kept: TaskStore
     async with beside.reading() as connection:
         size = (await connection.execute(select(tasks.c.result_size))).scalar_one()
     assert size == len(a_chunk(1, "a", "b", "c").output) + len(a_chunk(4, "d").output)
-    outcome = TaskOutcome(state=TaskState.COMPLETED, chunks=[a_chunk(5, "e")])
+    outcome = TaskOutcome(state=task_pb2.TASK_STATE_COMPLETED, chunks=[a_chunk(5, "e")])
     for _ in range(2):
         assert await kept.end(claim, outcome, NOW)
     assert await said(kept, "task-1", 1) == ["a", "b", "c", "d", "e"]
@@ -162,9 +175,9 @@ async def test_a_lost_attempt_is_forgotten_and_the_task_waits_anew(kept: TaskSto
     await kept.append(claim, [a_chunk(1, "a")])
     assert await reverted(kept, claim, now=NOW + 50, ready_at=NOW + 60, receipt=RECEIPT.SerializeToString())
     task = await seen(kept, "task-1")
-    assert (task.state, task.owner, task.attempt, task.last_event) == (TaskState.PENDING, "", 1, 0)
-    assert task.expires_at is not None
-    assert task.expires_at.timestamp() == NOW + 50 + 3600
+    assert (task.state, task.owner, task.attempt, task.last_event) == (task_pb2.TASK_STATE_PENDING, "", 1, 0)
+    assert task.HasField("expire_time")
+    assert datetime_of(task.expire_time).timestamp() == NOW + 50 + 3600
     assert await said(kept, "task-1", 1) == []
     details = await kept.details("ann", "task-1")
     assert details is not None
@@ -181,9 +194,10 @@ async def test_a_window_ends_when_it_ends_however_often_the_task_comes_back(kept
     await reverted(kept, claim, now=NOW + 99)
     assert await kept.fail_expired(NOW + 99, 10) == []
     assert await kept.fail_expired(NOW + 100, 10) == ["task-1"]
-    error = (await seen(kept, "task-1")).error
-    assert error is not None
-    assert (error.reason, error.message) == (
+    task = await seen(kept, "task-1")
+    error = task.error
+    assert task.HasField("error")
+    assert (Reason(error.reason), error.message) == (
         Reason.DEADLINE_EXCEEDED,
         "its window ended before it was begun again",
     )
@@ -191,7 +205,7 @@ async def test_a_window_ends_when_it_ends_however_often_the_task_comes_back(kept
 
 async def test_a_lease_without_a_heartbeat_is_lost_and_the_last_one_fails_the_task(kept: TaskStore) -> None:
     await kept.submit(a_row("task-1", max_attempts=2))
-    for attempt, state in ((1, TaskState.PENDING), (2, TaskState.FAILED)):
+    for attempt, state in ((1, task_pb2.TASK_STATE_PENDING), (2, task_pb2.TASK_STATE_FAILED)):
         now = NOW + attempt * 100
         claim = await claimed(kept, "task-1", now=now)
         await kept.append(claim, [a_chunk(1, "a")])
@@ -202,12 +216,12 @@ async def test_a_lease_without_a_heartbeat_is_lost_and_the_last_one_fails_the_ta
         assert await kept.revert_expired(now + LEASE, 10) == ()
     task = await seen(kept, "task-1")
     assert (task.owner, task.last_event) == ("", 0)
-    assert task.error is not None
-    assert task.error.reason is Reason.WORKER_LOST
+    assert task.HasField("error")
+    assert Reason(task.error.reason) is Reason.WORKER_LOST
     assert "after 2 attempts" in task.error.message
     details = await kept.details("ann", "task-1")
     assert details is not None
-    assert [each.reason for each in details.attempts] == [Reason.WORKER_LOST] * 2
+    assert [Reason(each.reason) for each in details.attempts] == [Reason.WORKER_LOST] * 2
 
 
 async def test_sweeps_take_the_oldest_first_and_no_more_than_they_may(kept: TaskStore) -> None:
@@ -215,11 +229,12 @@ async def test_sweeps_take_the_oldest_first_and_no_more_than_they_may(kept: Task
         await kept.submit(a_row(f"task-{number}", created_at=NOW - number))
     assert await kept.fail_expired(NOW + 3598, 2) == ["task-2"]
     assert await kept.fail_expired(NOW + 3600, 1) == ["task-1"]
-    error = (await seen(kept, "task-1")).error
-    assert error is not None
-    assert error.reason is Reason.QUEUE_TIMEOUT
+    task = await seen(kept, "task-1")
+    error = task.error
+    assert task.HasField("error")
+    assert Reason(error.reason) is Reason.QUEUE_TIMEOUT
     assert "3600 s" in error.message
-    assert (await seen(kept, "task-0")).state is TaskState.PENDING
+    assert (await seen(kept, "task-0")).state == task_pb2.TASK_STATE_PENDING
 
 
 async def test_what_ended_long_ago_is_forgotten_with_all_that_belongs_to_it(
@@ -227,7 +242,7 @@ async def test_what_ended_long_ago_is_forgotten_with_all_that_belongs_to_it(
 ) -> None:
     for number in range(4):
         claim = await begun(kept, f"task-{number}")
-        outcome = TaskOutcome(state=TaskState.COMPLETED, chunks=[a_chunk(1, "a")])
+        outcome = TaskOutcome(state=task_pb2.TASK_STATE_COMPLETED, chunks=[a_chunk(1, "a")])
         await kept.end(claim, outcome, NOW + number)
     assert await kept.purge_ended(NOW + 3, 2) == 2
     assert await kept.get("ann", "task-1") is None

@@ -17,7 +17,7 @@ from stored_tasks import DONE, LANE, LEASE, MAX_COMMIT_BATCH, NOW, a_chunk, a_ro
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import ManyChanged, StoreEvent, TaskOutcome
 from router_svc.store.database import RouterDatabase
-from weft.durable.tasks import TaskQuery, TaskState
+from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.postgres_server import PYTHON_OF_THE_WHEEL, PostgresServer, running_postgres
@@ -128,13 +128,13 @@ class Submitters:
             work.cancel()
         await asyncio.gather(*self._works, return_exceptions=True)
         assert all(error.reason is Reason.SERVICE_UNAVAILABLE for error in self.refused)
-        there, query = set(), TaskQuery(page_size=1000)
+        there, query = set(), task_service_pb2.ListTasksRequest(page_size=1000)
         while True:
             page = await self._store.list_page("ann", query)
             there |= {task.id for task in page.tasks}
             if not page.next_page_token:
                 break
-            query = TaskQuery(page_size=1000, page_token=page.next_page_token)
+            query = task_service_pb2.ListTasksRequest(page_size=1000, page_token=page.next_page_token)
         assert self.acknowledged
         assert self.acknowledged <= there
 
@@ -154,9 +154,9 @@ async def test_a_file_that_stays_locked_refuses_after_a_bounded_wait_and_goes_on
         # All waited at once, for one lock: not each for its own.
         assert loop.time() - since < 20 * PATIENCE_MS / 1000
         assert all(error.retry_after_seconds for error in errors)
-        assert (await seen(kept, "task-1")).state is TaskState.RUNNING
+        assert (await seen(kept, "task-1")).state == task_pb2.TASK_STATE_RUNNING
     assert await kept.end(claim, DONE, NOW)
-    assert len((await kept.list_page("ann", TaskQuery())).tasks) == 1
+    assert len((await kept.list_page("ann", task_service_pb2.ListTasksRequest())).tasks) == 1
     await kept.submit(a_row("task-2"))
 
 
@@ -177,17 +177,17 @@ async def test_a_lock_that_is_let_go_in_time_is_only_waited_for(kept: SqlTaskSto
     assert await kept.get("ann", "task-1") is None
     connection.close()
     await submitting
-    assert (await seen(kept, "task-1")).state is TaskState.PENDING
+    assert (await seen(kept, "task-1")).state == task_pb2.TASK_STATE_PENDING
 
 
 async def test_a_full_disk_acknowledges_nothing_and_still_reads(kept: SqlTaskStore) -> None:
     claim = await begun(kept, "task-1")
-    long = TaskOutcome(state=TaskState.COMPLETED, chunks=[a_chunk(1, "x" * 2 * MOST_BYTES)])
+    long = TaskOutcome(state=task_pb2.TASK_STATE_COMPLETED, chunks=[a_chunk(1, "x" * 2 * MOST_BYTES)])
     with full_disk():
         error = await refused(kept.end(claim, long, NOW))
         assert error.retry_after_seconds
         await refused(kept.submit(a_row("task-2", prompt="x" * 2 * MOST_BYTES)))
-        assert (await seen(kept, "task-1")).state is TaskState.RUNNING
+        assert (await seen(kept, "task-1")).state == task_pb2.TASK_STATE_RUNNING
     assert await kept.get("ann", "task-2") is None
     assert await kept.end(claim, long, NOW)
     assert await said(kept, "task-1", 1) == ["x" * 2 * MOST_BYTES]

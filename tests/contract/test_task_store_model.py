@@ -16,7 +16,8 @@ from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Claim, Lane, TaskOutcome, TaskRow
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import tasks
-from weft.durable.tasks import TaskQuery, TaskState, event_number
+from weft.api.router.v1 import task_pb2, task_service_pb2
+from weft.durable.tasks import event_number
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -26,7 +27,13 @@ pytest_plugins = ("database_fixtures",)
 LANES = [LANE, LANE._replace(model="large"), Lane("demo", "bob", Priority.HIGH)]
 OWNERS = ["r1", "r2"]
 KEEP = 500.0
-P, R, C, F, X = TaskState.PENDING, TaskState.RUNNING, TaskState.COMPLETED, TaskState.FAILED, TaskState.CANCELLED
+P, R, C, F, X = (
+    task_pb2.TASK_STATE_PENDING,
+    task_pb2.TASK_STATE_RUNNING,
+    task_pb2.TASK_STATE_COMPLETED,
+    task_pb2.TASK_STATE_FAILED,
+    task_pb2.TASK_STATE_CANCELLED,
+)
 
 
 @dataclass(slots=True)
@@ -34,7 +41,7 @@ class ModelTask:
     """What a task should be."""
 
     row: TaskRow
-    state: TaskState = P
+    state: "task_pb2.TaskState.ValueType" = P
     attempt: int = 0
     failures: int = 0
     owner: str = ""
@@ -43,7 +50,7 @@ class ModelTask:
     expires_at: float = NOW
     ended_at: float = 0.0
     words: list[str] = field(default_factory=list)
-    ended_by: tuple[Claim, TaskState] | None = None
+    ended_by: "tuple[Claim, task_pb2.TaskState.ValueType] | None" = None
 
     def is_held_by(self, claim: Claim) -> bool:
         return self.state is R and (self.owner, self.attempt) == (claim.owner, claim.attempt)
@@ -56,7 +63,7 @@ class ModelTask:
         self.expires_at = now + self.row.pending_limit_seconds if window is None else window
         self.state, self.owner, self.ready_at, self.words = P, "", ready_at, []
 
-    def finish(self, state: TaskState, now: float) -> None:
+    def finish(self, state: "task_pb2.TaskState.ValueType", now: float) -> None:
         self.state, self.owner, self.ended_at = state, "", now
 
 
@@ -150,7 +157,7 @@ class TaskStoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data(), state=st.sampled_from([C, C, F]))
-    def end(self, data: st.DataObject, state: TaskState) -> None:
+    def end(self, data: st.DataObject, state: "task_pb2.TaskState.ValueType") -> None:
         claim, task = self.any_claim(data)
         outcome = TaskOutcome(state=C) if state is C else failed()
         is_held = task is not None and task.is_held_by(claim)
@@ -181,7 +188,7 @@ class TaskStoreMachine(RuleBasedStateMachine):
             assert found is None
             return
         owner = task.owner
-        if not task.state.is_terminal:
+        if task.state < task_pb2.TASK_STATE_COMPLETED:
             task.finish(X, self.now)
         assert (found.state, found.owner) == (task.state, owner)
 
@@ -189,7 +196,7 @@ class TaskStoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def forget_one(self, data: st.DataObject) -> None:
         task = self.any_task(data)
-        if not task.state.is_terminal:
+        if task.state < task_pb2.TASK_STATE_COMPLETED:
             self.refused(Reason.RESOURCE_IN_USE, self.store.delete(task.row.lane.tenant, task.row.id))
             return
         assert self.do(self.store.delete(task.row.lane.tenant, task.row.id)).state is task.state
@@ -221,7 +228,11 @@ class TaskStoreMachine(RuleBasedStateMachine):
     @rule()
     def purge_ended(self) -> None:
         before = self.now - KEEP
-        old = [name for name, task in self.tasks.items() if task.state.is_terminal and task.ended_at < before]
+        old = [
+            name
+            for name, task in self.tasks.items()
+            if task.state >= task_pb2.TASK_STATE_COMPLETED and task.ended_at < before
+        ]
         assert self.do(self.store.purge_ended(before, 100)) == len(old)
         for name in old:
             del self.tasks[name]
@@ -230,7 +241,7 @@ class TaskStoreMachine(RuleBasedStateMachine):
     def everybody_sees_what_should_be(self) -> None:
         for tenant in ("ann", "bob"):
             mine = [task for task in reversed(self.tasks.values()) if task.row.lane.tenant == tenant]
-            listed = self.do(self.store.list_page(tenant, TaskQuery(page_size=1000))).tasks
+            listed = self.do(self.store.list_page(tenant, task_service_pb2.ListTasksRequest(page_size=1000))).tasks
             assert [(t.id, t.state, t.attempt, t.owner, t.last_event) for t in listed] == [
                 (t.row.id, t.state, t.attempt, t.owner, event_number(t.attempt, len(t.words)) if t.words else 0)
                 for t in mine
@@ -258,7 +269,7 @@ class TaskStoreMachine(RuleBasedStateMachine):
     def pauses_and_open_tasks_are_known(self) -> None:
         pauses = [task.ready_at for task in self.tasks.values() if task.state is P and task.ready_at > self.now]
         assert self.do(self.store.next_ready_at(self.now)) == min(pauses, default=None)
-        tenants = [task.row.lane.tenant for task in self.tasks.values() if not task.state.is_terminal]
+        tenants = [task.row.lane.tenant for task in self.tasks.values() if task.state < task_pb2.TASK_STATE_COMPLETED]
         assert self.do(self.store.open_counts()) == {tenant: tenants.count(tenant) for tenant in tenants}
 
     def do(self, awaited: Coroutine[Any, Any, Any]) -> Any:

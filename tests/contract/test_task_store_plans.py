@@ -21,7 +21,7 @@ from router_svc.durable.tasks.sql_transitions import FencedWrites
 from router_svc.durable.tasks.store_port import Claim, Lane
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
-from weft.durable.tasks import TaskQuery, TaskState
+from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.kernel.reasons import Reason
 
 pytest_plugins = ("database_fixtures",)
@@ -52,8 +52,10 @@ def _reads(connection: AsyncConnection) -> SqlTaskReads:
 
 async def further_page(connection: AsyncConnection) -> None:
     """The second."""
-    token = (await _reads(connection).list_page("t1", TaskQuery(page_size=2))).next_page_token
-    assert (await _reads(connection).list_page("t1", TaskQuery(page_size=2, page_token=token))).tasks
+    token = (await _reads(connection).list_page("t1", task_service_pb2.ListTasksRequest(page_size=2))).next_page_token
+    assert (
+        await _reads(connection).list_page("t1", task_service_pb2.ListTasksRequest(page_size=2, page_token=token))
+    ).tasks
 
 
 USES: dict[str, tuple[Use, str]] = {
@@ -63,7 +65,10 @@ USES: dict[str, tuple[Use, str]] = {
     ),
     "get": (lambda c: _reads(c).get("t3", "task-9"), "uq_tasks_id"),
     "details": (lambda c: _reads(c).details("t3", "task-9"), "uq_tasks_id"),
-    "list_page": (lambda c: _reads(c).list_page("t1", TaskQuery(page_size=2)), "ix_tasks_tenant_seq"),
+    "list_page": (
+        lambda c: _reads(c).list_page("t1", task_service_pb2.ListTasksRequest(page_size=2)),
+        "ix_tasks_tenant_seq",
+    ),
     "list_page, a further one": (further_page, "ix_tasks_tenant_seq"),
     "pieces": (lambda c: _reads(c).chunks("task-10", 1, 1, MUCH), "pk_task_pieces"),
     "lanes": (lambda c: _reads(c).lanes(NOW, None, 20), "ix_tasks_lane"),
@@ -117,11 +122,11 @@ async def _fill(connection: AsyncConnection) -> None:
 
 def _values(number: int) -> dict[str, object]:
     lane = Lane(f"m{number % 3}", f"t{number // 3 % TENANTS}", LANE.band)
-    row = values_of(a_row(f"task-{number}", lane=lane, idempotency_key=f"k{number}"), TaskState.PENDING)
+    row = values_of(a_row(f"task-{number}", lane=lane, idempotency_key=f"k{number}"), task_pb2.TASK_STATE_PENDING)
     if number < RUNNING:
-        state = {"state": TaskState.RUNNING.value, "owner": "r1", "attempt": 1, "lease_until": NOW + LEASE}
+        state = {"state": task_pb2.TASK_STATE_RUNNING, "owner": "r1", "attempt": 1, "lease_until": NOW + LEASE}
         return row | state | {"last_index": 1}
-    over = {"state": TaskState.COMPLETED.value, "ended_at": NOW + number, "attempt": 1}
+    over = {"state": task_pb2.TASK_STATE_COMPLETED, "ended_at": NOW + number, "attempt": 1}
     return row if number < RUNNING + WAITING else row | over
 
 

@@ -12,7 +12,7 @@ from stored_tasks import DONE, LANE, LEASE, NOW, a_chunk, a_row, all_of, begun, 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, StoreEvent, TaskChanged
 from router_svc.durable.tasks.task_events import CHANNEL, MAX_EVENTS_PER_WRITE, MAX_PAYLOAD_BYTES, TaskEventBus
-from weft.durable.tasks import TaskQuery, TaskState
+from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.postgres_server import PostgresServer
@@ -72,7 +72,9 @@ async def test_each_task_is_claimed_by_one_router_and_ended_once(routers: list[S
     ends = await asyncio.gather(*(store.end(claim, DONE, NOW) for claim in won for store in routers))
     # The second of the same claim is told that it is done.
     assert all(ends)
-    page = await routers[1].list_page("ann", TaskQuery(states=frozenset({TaskState.COMPLETED})))
+    page = await routers[1].list_page(
+        "ann", task_service_pb2.ListTasksRequest(states=frozenset({task_pb2.TASK_STATE_COMPLETED}))
+    )
     assert len(page.tasks) == len(names)
 
 
@@ -108,7 +110,7 @@ async def test_what_is_heard_is_on_disk(routers: list[SqlTaskStore]) -> None:
         for number in range(20):
             telling = asyncio.create_task(teller.submit(a_row(f"task-{number}")))
             assert await heard.get() == LaneFilled(LANE)
-            assert (await seen(hearer, f"task-{number}")).state is TaskState.PENDING
+            assert (await seen(hearer, f"task-{number}")).state == task_pb2.TASK_STATE_PENDING
             await telling
 
 

@@ -1,13 +1,15 @@
-"""Changed copies of messages."""
+"""Messages in tests: copies with some fields changed, events of a watch, and counts of a batch."""
 
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
-M = TypeVar("M", bound=Message)
+from weft.api.router.v1 import batch_service_pb2, task_pb2, task_service_pb2
+
+MessageT = TypeVar("MessageT", bound=Message)
 
 
-def changed(message: M, **fields: Any) -> M:
+def changed(message: MessageT, /, **fields: Any) -> MessageT:
     """A copy with other values of these fields, as `dataclasses.replace` makes one; None clears a field."""
     copy = type(message)()
     copy.CopyFrom(message)
@@ -15,3 +17,37 @@ def changed(message: M, **fields: Any) -> M:
         copy.ClearField(name)
     copy.MergeFrom(type(message)(**fields))
     return copy
+
+
+def news_of(event: task_service_pb2.WatchTaskResponse) -> task_pb2.Task | task_pb2.TaskPiece:
+    """Returns what is new."""
+    return event.piece if event.HasField("piece") else event.task
+
+
+def watched(news: Message) -> task_service_pb2.WatchTaskResponse:
+    """Returns the event of a watch."""
+    if isinstance(news, task_pb2.Task):
+        return task_service_pb2.WatchTaskResponse(task=news)
+    assert isinstance(news, task_pb2.TaskPiece)
+    return task_service_pb2.WatchTaskResponse(piece=news)
+
+
+class LineCounts(NamedTuple):
+    """Lines of a batch, in total and by how they ended."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    expired: int = 0
+
+
+def counts_of(batch: batch_service_pb2.Batch) -> LineCounts:
+    """Returns the counts of a batch."""
+    return LineCounts(
+        total=batch.total_count,
+        completed=batch.completed_count,
+        failed=batch.failed_count,
+        cancelled=batch.cancelled_count,
+        expired=batch.expired_count,
+    )

@@ -1,18 +1,17 @@
-"""Batches and their files: the ports to the batch store and the file store, and their values.
+"""Batches and their files: the ports to the batch store and the file store.
 
 The caller speaks the API of the lines: it makes tasks of them, and writes the files of results. Every method takes the
 tenant: another tenant's batch or file is NOT_FOUND. Every method raises SERVICE_UNAVAILABLE when the store cannot be
-reached.
+reached. The records are the messages of `router.v1`, which are never changed: build a new one.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
-from enum import IntEnum
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from weft.api.router.v1 import batch_service_pb2 as batch_pb
+from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.api.router.v1 import task_pb2
-from weft.durable.tasks import Task
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -24,125 +23,42 @@ MAX_METADATA_NAME_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
 
 
-class BatchState(IntEnum):
-    """The state of a batch without that of its lines; numbers as in `router.v1.BatchState`."""
-
-    FAILED = 1
-    """Its lines are invalid; none of them was started."""
-    IN_PROGRESS = 2
-    """Lines are queued or running."""
-    FINALIZING = 3
-    """Every line has ended, and the results are not written yet."""
-    FINISHED = 4
-    """The results are written."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineError:
-    """An error of a line of an input file."""
-
-    code: str
-    message: str
-    line: int = 0
-    """Counted from 1; 0: the whole file."""
-    field: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineCounts:
-    """Number of lines in total and by final state."""
-
-    total: int = 0
-    completed: int = 0
-    failed: int = 0
-    """Without expired lines."""
-    cancelled: int = 0
-    expired: int = 0
-    """Not started within the window."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """A batch. Times are UTC."""
-
-    id: str
-    tenant: str
-    state: BatchState
-    endpoint: str
-    input_file: str
-    output_file: str = ""
-    error_file: str = ""
-    errors: Sequence[LineError] = ()
-    counts: LineCounts = LineCounts()
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    created_at: datetime
-    window_ends_at: datetime
-    cancelled_at: datetime | None = None
-    lines_ended_at: datetime | None = None
-    ended_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewBatch:
-    """A new batch. With errors it is stored as failed, without lines."""
-
-    tenant: str
-    endpoint: str
-    input_file: str
-    window_ends_at: datetime
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    errors: Sequence[LineError] = ()
-    caller: str = "local"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchLine:
-    """One line, as a task."""
-
-    custom_id: str
-    spec: task_pb2.TaskSpec
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineResult:
-    """The result of one line."""
+    """The result of one line; a stream carries it in several messages."""
 
     custom_id: str
-    task: Task
+    task: task_pb2.Task
     origin: bytes
     """The line as its submitter sent it."""
     outputs: Sequence[task_pb2.TaskOutput] = ()
     """Outputs of a completed line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPage:
-    """A page of batches, the newest first."""
-
-    batches: Sequence[Batch]
-    has_more: bool
-
-
 class BatchPort(Protocol):
     """The batch store."""
 
-    async def create(self, new: NewBatch, lines: AsyncIterator[BatchLine]) -> Batch:
+    async def create(
+        self, new: batch_pb.Batch, lines: AsyncIterator[batch_pb.BatchLine], *, caller: str = "local"
+    ) -> batch_pb.Batch:
         """Accepts a batch; returns once it and all its lines are durable. Until then none of them is started.
 
-        A batch with incomplete lines is discarded. Raises INVALID_ARGUMENT naming `lines[n].field`, TOO_MANY_RESOURCES,
+        `new` has the tenant and what `CreateBatchRequest.batch` has first; with errors it is stored as failed, without
+        lines. `caller` is stored with the tasks; a store behind a channel authenticates the caller itself. A batch with
+        incomplete lines is discarded. Raises INVALID_ARGUMENT naming `lines[n].field`, TOO_MANY_RESOURCES,
         REQUEST_TOO_LARGE for too many lines, and what `lines` raises.
         """
         ...
 
-    async def get(self, tenant: str, batch_id: str) -> Batch:
+    async def get(self, tenant: str, batch_id: str) -> batch_pb.Batch:
         """Returns one batch. Raises NOT_FOUND."""
         ...
 
-    async def list_page(self, tenant: str, *, after: str = "", limit: int = 20) -> BatchPage:
+    async def list_page(self, tenant: str, *, after: str = "", limit: int = 20) -> batch_pb.ListBatchesResponse:
         """Returns batches older than `after` (empty: the newest). Raises NOT_FOUND."""
         ...
 
-    async def cancel(self, tenant: str, batch_id: str) -> Batch:
+    async def cancel(self, tenant: str, batch_id: str) -> batch_pb.Batch:
         """Cancels every unfinished line. Raises NOT_FOUND."""
         ...
 
@@ -150,7 +66,7 @@ class BatchPort(Protocol):
         """Yields every line in order. Raises NOT_FOUND."""
         ...
 
-    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> Batch:
+    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> batch_pb.Batch:
         """Sets the files of the results; only the first call counts. Raises NOT_FOUND, RESOURCE_IN_USE."""
         ...
 
@@ -168,53 +84,25 @@ BATCH_INPUT = "batch"
 BATCH_OUTPUT = "batch_output"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredFile:
-    """A stored file. Times are UTC."""
-
-    id: str
-    tenant: str
-    name: str
-    purpose: str
-    """BATCH_INPUT or BATCH_OUTPUT."""
-    size: int
-    """Bytes."""
-    created_at: datetime
-    expires_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewFile:
-    """A new file."""
-
-    tenant: str
-    name: str
-    purpose: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilePage:
-    """A page of files, the newest first."""
-
-    files: Sequence[StoredFile]
-    has_more: bool
-
-
 class FilePort(Protocol):
     """The file store."""
 
-    async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
-        """Stores a file; returns once it is durable. A file with incomplete content is discarded.
+    async def save(self, new: file_pb.File, content: AsyncIterator[bytes]) -> file_pb.File:
+        """Stores a file, of whose message tenant, name and purpose are read; returns once it is durable.
+
+        A file with incomplete content is discarded.
 
         Raises REQUEST_TOO_LARGE, TOO_MANY_RESOURCES at the tenant's limit, and the errors of `content`.
         """
         ...
 
-    async def get(self, tenant: str, file_id: str) -> StoredFile:
+    async def get(self, tenant: str, file_id: str) -> file_pb.File:
         """Returns a file's metadata. Raises NOT_FOUND."""
         ...
 
-    async def list_page(self, tenant: str, *, purpose: str = "", after: str = "", limit: int = 100) -> FilePage:
+    async def list_page(
+        self, tenant: str, *, purpose: str = "", after: str = "", limit: int = 100
+    ) -> file_pb.ListFilesResponse:
         """Returns files of a purpose (empty: all) older than `after` (empty: the newest). Raises NOT_FOUND."""
         ...
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2
-from weft.api.router.v1 import inference_service_pb2, task_pb2
+from weft.api.router.v1 import inference_service_pb2, task_pb2, task_service_pb2
 from weft.dispatch.call import Call, Layer, Proceed
 from weft.dispatch.frames import Frame, has_content
 from weft.dispatch.operations import EMBEDDING
 from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
-from weft.durable.tasks import NewTask, Submitted, Task, TaskChunk, TaskEvent, TaskPayload, TaskPort, TaskState
+from weft.durable.tasks import TaskPayload, TaskPort, failure_of, is_terminal
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
+from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import TEXT_OPERATIONS
 
 TASK_ID = "task_id"
@@ -126,12 +126,12 @@ class WatchedTask:
         self._context = context
         self._journal = journal
         self._payload = payload
-        self._submitting: asyncio.Future[Submitted] | None = None
+        self._submitting: asyncio.Future[task_service_pb2.SubmitTaskResponse] | None = None
         self._has_ended = False
         self.id = ""
         """Empty until it is durable."""
 
-    async def events(self) -> AsyncGenerator[TaskEvent]:
+    async def events(self) -> AsyncGenerator[task_service_pb2.WatchTaskResponse]:
         """Submits the task and yields its events, its final state last.
 
         Closing the iterator earlier means that the caller has left. Raises as `TaskPort.submit`, and
@@ -141,7 +141,7 @@ class WatchedTask:
             await self._submit()
             async with aclosing(self._watched()) as found:
                 async for item in found:
-                    self._has_ended = isinstance(item, Task) and item.state.is_terminal
+                    self._has_ended = _is_end(item)
                     yield item
         finally:
             if not self._has_ended:
@@ -161,21 +161,19 @@ class WatchedTask:
                 details = await self._tools.tasks.details(self._context.tenant, self.id)
         except (WeftError, TimeoutError):
             return Reason.WORKER_LOST, "its attempt was lost"
-        ended = [each for each in details.attempts if each.reason is not Reason.UNSPECIFIED]
+        ended = [each for each in details.attempts if each.reason]
         if not ended:
             return Reason.WORKER_LOST, "its attempt was lost"
-        return ended[-1].reason, ended[-1].message or "its attempt was lost"
+        return reason_of(ended[-1].reason), ended[-1].message or "its attempt was lost"
 
     async def _submit(self) -> None:
         context = self._context
-        new = NewTask(
-            tenant=context.tenant,
-            spec=durable_spec(context, self._journal, self._payload),
-            idempotency_key=self._journal.idempotency_key,
-            caller=context.caller,
+        request = task_service_pb2.SubmitTaskRequest(
+            spec=durable_spec(context, self._journal, self._payload), idempotency_key=self._journal.idempotency_key
         )
         # A caller who leaves during the submission must not leave an unknown task behind: its outcome is awaited.
-        self._submitting = asyncio.ensure_future(self._tools.tasks.submit(new))
+        submission = self._tools.tasks.submit(context.tenant, request, caller=context.caller)
+        self._submitting = asyncio.ensure_future(submission)
         try:
             self._note_submitted(await asyncio.shield(self._submitting))
         except WeftError as error:
@@ -183,12 +181,12 @@ class WatchedTask:
             log.info("not journaled", request_id=context.request_id, reason=error.reason.name.lower())
             raise of_request(error) from None
 
-    def _note_submitted(self, submitted: Submitted) -> None:
+    def _note_submitted(self, submitted: task_service_pb2.SubmitTaskResponse) -> None:
         self.id = submitted.task.id
         self._journal.on_task(self.id)
         log.info("journaled", request_id=self._context.request_id, task_id=self.id, existed=submitted.existed)
 
-    async def _watched(self) -> AsyncGenerator[TaskEvent]:
+    async def _watched(self) -> AsyncGenerator[task_service_pb2.WatchTaskResponse]:
         """Watches the task, again after a watch that ends earlier."""
         clock, config = self._tools.clock, self._tools.config
         after, lost_at, pause = 0, None, config.retry_interval_seconds
@@ -198,14 +196,14 @@ class WatchedTask:
                 async with aclosing(self._tools.tasks.watch(self._context.tenant, self.id, after)) as found:
                     async for item in found:
                         lost_at, pause = None, config.retry_interval_seconds
-                        if isinstance(item, TaskChunk):
-                            if item.last_event <= after:
+                        if item.HasField("piece"):
+                            if item.piece.last_event <= after:
                                 continue
-                            after = item.last_event
-                        elif _is_ahead(item, after):
+                            after = item.piece.last_event
+                        elif _is_ahead(item.task, after):
                             continue
                         yield item
-                        if isinstance(item, Task) and item.state.is_terminal:
+                        if _is_end(item):
                             return
             except WeftError as error:
                 if error.reason not in _WATCH_AGAIN:
@@ -231,7 +229,7 @@ class WatchedTask:
         ending = asyncio.ensure_future(self._end(self._submitting))
         await asyncio.wait((ending,), timeout=self._tools.config.settle_seconds)
 
-    async def _end(self, submitting: "asyncio.Future[Submitted]") -> None:
+    async def _end(self, submitting: "asyncio.Future[task_service_pb2.SubmitTaskResponse]") -> None:
         try:
             # Without a timeout: a task that becomes durable late must not run without a caller.
             task_id = (await submitting).task.id
@@ -242,7 +240,12 @@ class WatchedTask:
             log.warning("task not cancelled", request_id=self._context.request_id, task_id=self.id, reason=reason)
 
 
-def _noted(submitting: "asyncio.Future[Submitted]") -> None:
+def _is_end(item: task_service_pb2.WatchTaskResponse) -> bool:
+    """Whether an event of a watch is the finished task."""
+    return item.HasField("task") and is_terminal(item.task)
+
+
+def _noted(submitting: "asyncio.Future[task_service_pb2.SubmitTaskResponse]") -> None:
     """Retrieves the outcome of an abandoned future; an unretrieved error would be a warning."""
     if not submitting.cancelled():
         submitting.exception()
@@ -287,11 +290,11 @@ class _Generation:
             async for item in events:
                 if self._has_content and _is_lost(item, self._attempt):
                     raise await self._task.lost()
-                frame = self._chunk_frame(item) if isinstance(item, TaskChunk) else self._task_frame(item)
+                frame = self._chunk_frame(item.piece) if item.HasField("piece") else self._task_frame(item.task)
                 if frame:
                     yield frame
 
-    def _chunk_frame(self, chunk: TaskChunk) -> Frame:
+    def _chunk_frame(self, chunk: task_pb2.TaskPiece) -> Frame:
         self._reach(chunk.attempt)
         frame = list(chunk.output.events)
         if frame and frame[-1].HasField("finished"):
@@ -303,10 +306,10 @@ class _Generation:
         self._has_content = self._has_content or has_content(frame)
         return frame
 
-    def _task_frame(self, task: Task) -> Frame:
+    def _task_frame(self, task: task_pb2.Task) -> Frame:
         self._reach(task.attempt)
-        if not task.state.is_terminal:
-            return [_waiting(task)] if task.state is TaskState.PENDING else []
+        if not is_terminal(task):
+            return [_waiting(task)] if task.state == task_pb2.TASK_STATE_PENDING else []
         require_completed(task)
         if self._end is None:
             return []
@@ -326,44 +329,43 @@ async def _embeddings(
     attempt = 0
     async with aclosing(WatchedTask(deps, call.context, journal, call.payload).events()) as events:
         async for item in events:
-            if item.attempt != attempt:
-                attempt, call.receipt = item.attempt, None
+            of_attempt = item.piece.attempt if item.HasField("piece") else item.task.attempt
+            if of_attempt != attempt:
+                attempt, call.receipt = of_attempt, None
                 vectors.clear()
-            if isinstance(item, TaskChunk):
-                vectors.extend(item.output.embeddings)
-                for event in item.output.events:
-                    if event.HasField("finished"):
-                        call.receipt = event.finished.receipt
-            elif item.state.is_terminal:
-                require_completed(item)
+            vectors.extend(item.piece.output.embeddings)
+            for event in item.piece.output.events:
+                if event.HasField("finished"):
+                    call.receipt = event.finished.receipt
+            if _is_end(item):
+                require_completed(item.task)
     yield vectors
 
 
-def require_completed(task: Task) -> None:
+def require_completed(task: task_pb2.Task) -> None:
     """Raises the WeftError of a failed task, CANCELLED for a cancelled one."""
-    about = {TASK_ID: task.id}
-    if task.state is TaskState.CANCELLED:
-        raise WeftError(Reason.CANCELLED, f"task {task.id} was cancelled", metadata=about)
-    if task.state is TaskState.FAILED:
-        error = task.error
-        if error is None:
-            raise WeftError(Reason.INTERNAL, f"task {task.id} failed", metadata=about)
-        raise WeftError(error.reason, error.message, metadata=about)
+    if task.state == task_pb2.TASK_STATE_CANCELLED:
+        raise WeftError(Reason.CANCELLED, f"task {task.id} was cancelled", metadata={TASK_ID: task.id})
+    if task.state == task_pb2.TASK_STATE_FAILED:
+        error = failure_of(task) or WeftError(Reason.INTERNAL, f"task {task.id} failed")
+        error.metadata[TASK_ID] = task.id
+        raise error
 
 
-def _is_lost(item: TaskEvent, attempt: int) -> bool:
+def _is_lost(item: task_service_pb2.WatchTaskResponse, attempt: int) -> bool:
     """Whether the followed attempt was lost while the task continues."""
-    if isinstance(item, TaskChunk):
-        return item.attempt != attempt
-    if item.state in {TaskState.FAILED, TaskState.CANCELLED}:
+    if item.HasField("piece"):
+        return item.piece.attempt != attempt
+    task = item.task
+    if task.state in {task_pb2.TASK_STATE_FAILED, task_pb2.TASK_STATE_CANCELLED}:
         return False
-    return item.state is TaskState.PENDING or item.attempt != attempt
+    return task.state == task_pb2.TASK_STATE_PENDING or task.attempt != attempt
 
 
-def _is_ahead(task: Task, after: int) -> bool:
+def _is_ahead(task: task_pb2.Task, after: int) -> bool:
     """Whether a completed task has chunks still to come: its final state is then sent once more after them."""
-    return task.state is TaskState.COMPLETED and task.last_event > after
+    return task.state == task_pb2.TASK_STATE_COMPLETED and task.last_event > after
 
 
-def _waiting(task: Task) -> event_pb2.InferenceEvent:
+def _waiting(task: task_pb2.Task) -> event_pb2.InferenceEvent:
     return event_pb2.InferenceEvent(queued=event_pb2.Queued(reason=task.waiting_for or "the task waits for a slot"))

@@ -1,35 +1,18 @@
-"""Stored responses: the port to the response store and its values.
+"""Stored responses: the port to the response store.
 
 A response and its input are JSON that the store never parses. Every method takes the tenant: another tenant's response
-is NOT_FOUND.
+is NOT_FOUND. A `StoredResponse` is never changed: build a new one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Protocol
 
+from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 MAX_CHAIN = 256
 """Maximum number of responses of one conversation."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredResponse:
-    """A stored response."""
-
-    id: str
-    """`resp_...`"""
-    tenant: str
-    previous_id: str
-    """Id of the response it continues; empty: none."""
-    created_at: datetime
-    body: bytes
-    """The response object, JSON."""
-    items: bytes
-    """Its own input, a JSON list of items, without that of earlier responses."""
 
 
 class ResponseStore(Protocol):

@@ -25,8 +25,7 @@ from weft.dispatch.placement import QueueSource
 from weft.dispatch.reconnecting_placement import ReconnectConfig
 from weft.dispatch.remote_router import RemotePlacement, RemoteRequests, RequestSource, RouterSource, RouterWatch
 from weft.durable.batches import BatchPort, FilePort
-from weft.durable.remote_batches import RemoteBatches
-from weft.durable.remote_stores import RemoteFiles, RemoteResponses, RemoteTasks
+from weft.durable.remote_stores import RemoteBatches, RemoteFiles, RemoteResponses, RemoteTasks
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock

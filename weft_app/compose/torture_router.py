@@ -25,7 +25,7 @@ from router_svc.durable.tasks.store_port import Claim, TaskOutcome
 from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import tasks
-from weft.durable.tasks import Task, TaskFailure
+from weft.api.router.v1 import task_pb2
 from weft.kernel.telemetry import BoundedLogFile, configure_logging
 from weft_app.compose.durable_services import router_database, task_limits
 from weft_app.compose.home import WeftHome
@@ -90,13 +90,13 @@ class UnfencedTaskStore(SqlTaskStore):
 
     @override
     async def revert(
-        self, claim: Claim, failure: TaskFailure, *, receipt: bytes, counts: bool, now: float, ready_at: float
+        self, claim: Claim, failure: task_pb2.TaskError, *, receipt: bytes, counts: bool, now: float, ready_at: float
     ) -> bool:
         self._claims.discard(claim)
         return await super().revert(claim, failure, receipt=receipt, counts=counts, now=now, ready_at=ready_at)
 
     @override
-    async def cancel(self, tenant: str, task_id: str, now: float) -> Task | None:
+    async def cancel(self, tenant: str, task_id: str, now: float) -> task_pb2.Task | None:
         self._claims = {claim for claim in self._claims if claim.task_id != task_id}
         return await super().cancel(tenant, task_id, now)
 

@@ -5,17 +5,17 @@ The intake validates the items of a new batch as they arrive, and turns each int
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from router_svc.durable.batches.batch_sql import CHANGED_AT_ONCE, BatchTable, Item, ItemContent, ItemTable, ItemTally
 from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS, Uploads, upload_timed_out
 from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.tasks.spec_validation import CheckedSpec, check_spec
-from router_svc.durable.tasks.sql_rows import utc
 from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, StoreEvent, TaskRow
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.store.tables import MAX_ID_CHARS
+from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.agents import KnownNames
 from weft.durable.batches import (
@@ -25,14 +25,7 @@ from weft.durable.batches import (
     MAX_METADATA,
     MAX_METADATA_NAME_CHARS,
     MAX_METADATA_VALUE_CHARS,
-    Batch,
-    BatchLine,
-    BatchPage,
-    BatchState,
-    LineCounts,
-    LineError,
     LineResult,
-    NewBatch,
     batch_not_found,
 )
 from weft.durable.tasks import TASK_PREFIX
@@ -40,6 +33,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token, new_id, require_token
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import datetime_of, stamp_of
 
 CHUNK_LINES = 256
 """Items that one transaction writes at most ..."""
@@ -55,16 +49,16 @@ class ItemIntake:
 
     def __init__(
         self,
-        batch_id: str,
-        new: NewBatch,
-        now: float,
+        batch: batch_pb.Batch,
+        caller: str,
         room: int,
         limits: tuple[BatchLimits, TaskLimits],
         names: KnownNames | None = None,
     ) -> None:
-        self._batch_id = batch_id
-        self._new = new
-        self._now = now
+        self._batch = batch
+        self._caller = caller
+        self._created_at = datetime_of(batch.create_time).timestamp()
+        self._window_ends_at = datetime_of(batch.window_end_time).timestamp()
         self._room = room
         self._limits, self._task_limits = limits
         self._names = names
@@ -89,7 +83,7 @@ class ItemIntake:
         if self._count > room:
             raise self._too_many()
 
-    async def chunks(self, lines: AsyncIterator[BatchLine]) -> AsyncGenerator[list[TaskRow]]:
+    async def chunks(self, lines: AsyncIterator[batch_pb.BatchLine]) -> AsyncGenerator[list[TaskRow]]:
         """Yields the items as task rows, in chunks.
 
         Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming `lines[n].field`, n counted from 0, and TOO_MANY_RESOURCES.
@@ -108,13 +102,13 @@ class ItemIntake:
         if rows:
             yield rows
 
-    def _row_of(self, line: BatchLine) -> TaskRow:
+    def _row_of(self, line: batch_pb.BatchLine) -> TaskRow:
         place = self._count
         self._require_room()
         self._check_custom_id(line.custom_id, f"lines[{place}].custom_id")
         checked = self._checked(line, f"lines[{place}].spec")
         self._count += 1
-        lane = Lane(model=checked.model, tenant=self._new.tenant, band=checked.band)
+        lane = Lane(model=checked.model, tenant=self._batch.tenant, band=checked.band)
         if len(self._lanes) <= MAX_LANES_PUBLISHED:
             self._lanes.add(lane)
         return TaskRow(
@@ -123,17 +117,17 @@ class ItemIntake:
             digest=checked.digest,
             spec=checked.spec,
             origin_kind=checked.origin_kind,
-            caller=self._new.caller,
-            batch=self._batch_id,
+            caller=self._caller,
+            batch=self._batch.id,
             line=place,
             custom_id=line.custom_id,
             max_attempts=checked.max_attempts,
             pending_limit_seconds=checked.pending_limit_seconds,
-            created_at=self._now,
-            window_ends_at=self._new.window_ends_at.timestamp(),
+            created_at=self._created_at,
+            window_ends_at=self._window_ends_at,
         )
 
-    def _checked(self, line: BatchLine, field: str) -> CheckedSpec:
+    def _checked(self, line: batch_pb.BatchLine, field: str) -> CheckedSpec:
         if line.spec.options.priority:
             raise invalid_field(f"{field}.options.priority", "must not be set: lines of a batch are durable work")
         checked = check_spec(line.spec, self._task_limits, field)
@@ -172,17 +166,31 @@ CLOCK_SLACK_SECONDS = 60.0
 """By how much the clock of the caller that sets the window may be ahead."""
 
 
-def checked(new: NewBatch, now: float, max_window_seconds: float) -> NewBatch:
-    """Returns the batch with its errors cut to size. Raises INVALID_ARGUMENT naming `batch.field`."""
+def accepted(new: batch_pb.Batch, now: float, max_window_seconds: float) -> batch_pb.Batch:
+    """Returns the new batch as it is stored first: in progress, or failed if it has errors.
+
+    Raises INVALID_ARGUMENT naming `batch.field`.
+    """
     if not 1 <= len(new.endpoint) <= MAX_ENDPOINT_CHARS or not new.endpoint.isprintable():
         raise invalid_field("batch.endpoint", f"must be 1 to {MAX_ENDPOINT_CHARS} printable characters")
     if new.input_file:
         require_token(new.input_file, "batch.input_file", MAX_ID_CHARS)
     _check_metadata(new.metadata)
-    window_seconds = new.window_ends_at.timestamp() - now
+    window_seconds = datetime_of(new.window_end_time).timestamp() - now
     if not 0 < window_seconds <= max_window_seconds + CLOCK_SLACK_SECONDS:
         raise invalid_field("batch.window_end_time", f"must be in at most {max_window_seconds:g} seconds from now")
-    return replace(new, errors=_cut(new.errors))
+    return batch_pb.Batch(
+        id=new_id(BATCH_PREFIX),
+        tenant=new.tenant,
+        state=batch_pb.BATCH_STATE_FAILED if new.errors else batch_pb.BATCH_STATE_IN_PROGRESS,
+        endpoint=new.endpoint,
+        input_file=new.input_file,
+        errors=_cut(new.errors),
+        metadata=new.metadata,
+        create_time=stamp_of(now),
+        window_end_time=new.window_end_time,
+        end_time=stamp_of(now) if new.errors else None,
+    )
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:
@@ -195,11 +203,11 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
             raise invalid_field("batch.metadata", f"must have values of at most {MAX_METADATA_VALUE_CHARS} characters")
 
 
-def _cut(errors: Sequence[LineError]) -> Sequence[LineError]:
+def _cut(errors: Sequence[batch_pb.BatchLineError]) -> Sequence[batch_pb.BatchLineError]:
     if len(errors) > MAX_LINE_ERRORS:
         raise invalid_field("batch.errors", f"must have at most {MAX_LINE_ERRORS} entries")
     return tuple(
-        LineError(
+        batch_pb.BatchLineError(
             code=error.code[:MAX_ERROR_CHARS],
             message=error.message[:MAX_ERROR_CHARS],
             line=error.line,
@@ -251,34 +259,35 @@ class BatchManager:
         self._names = names
         self._creations = Uploads("batches", MAX_CREATIONS)
 
-    async def create(self, new: NewBatch, lines: AsyncIterator[BatchLine]) -> Batch:
+    async def create(
+        self, new: batch_pb.Batch, lines: AsyncIterator[batch_pb.BatchLine], *, caller: str = "local"
+    ) -> batch_pb.Batch:
         """Creates a batch. Also raises DEADLINE_EXCEEDED if the items do not arrive in time."""
         now = self._now()
-        new = checked(new, now, self._limits.max_window_seconds)
-        if await self._batches.kept(new.tenant) >= self._limits.max_batches_per_tenant:
+        batch = accepted(new, now, self._limits.max_window_seconds)
+        if await self._batches.kept(batch.tenant) >= self._limits.max_batches_per_tenant:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
                 f"the tenant has {self._limits.max_batches_per_tenant} batches, its limit "
                 "(router.batches.max_batches_per_tenant)",
             )
-        batch_id = new_id(BATCH_PREFIX)
-        if new.errors:
+        if batch.errors:
             async for _ in lines:
                 raise invalid_field("lines", "a batch with errors has none")
-            await self._batches.begin(batch_id, new, now)
-            return _batch_of(batch_id, new, now, BatchState.FAILED)
-        async with self._creations.slot(lambda: self._items.drop(batch_id)):
-            count = await self._receive(batch_id, new, now, lines)
-        return _batch_of(batch_id, new, now, BatchState.IN_PROGRESS, count)
+            await self._batches.begin(batch, now)
+            return batch
+        async with self._creations.slot(lambda: self._items.drop(batch.id)):
+            batch.total_count = await self._receive(batch, caller, lines)
+        return batch
 
-    async def get(self, tenant: str, batch_id: str) -> Batch:
+    async def get(self, tenant: str, batch_id: str) -> batch_pb.Batch:
         """Returns a batch. The first read after the last item ended stores the final counts."""
         found = await self._batches.get(tenant, batch_id) if is_token(batch_id, MAX_REQUEST_ID_CHARS) else None
         if found is None:
             raise batch_not_found(batch_id)
         return (await self._with_counts([found]))[0]
 
-    async def list_page(self, tenant: str, *, after: str = "", limit: int = 20) -> BatchPage:
+    async def list_page(self, tenant: str, *, after: str = "", limit: int = 20) -> batch_pb.ListBatchesResponse:
         """Returns a page of batches. Also raises INVALID_ARGUMENT."""
         if not 1 <= limit <= MAX_LISTED:
             raise invalid_field("limit", f"must be 1 to {MAX_LISTED}")
@@ -287,12 +296,14 @@ class BatchManager:
         found = await self._batches.list_page(tenant, after, limit + 1)
         if found is None:
             raise batch_not_found(after)
-        return BatchPage(batches=await self._with_counts(found[:limit]), has_more=len(found) > limit)
+        return batch_pb.ListBatchesResponse(batches=await self._with_counts(found[:limit]), has_more=len(found) > limit)
 
-    async def cancel(self, tenant: str, batch_id: str) -> Batch:
+    async def cancel(self, tenant: str, batch_id: str) -> batch_pb.Batch:
         """Cancels a batch. One whose items have all ended stays as it is."""
         batch = await self.get(tenant, batch_id)
-        if batch.state is not BatchState.IN_PROGRESS or not await self._batches.mark_cancelled(batch_id, self._now()):
+        if batch.state != batch_pb.BATCH_STATE_IN_PROGRESS or not await self._batches.mark_cancelled(
+            batch_id, self._now()
+        ):
             return batch
         await self._cancel_items(batch_id)
         return await self.get(tenant, batch_id)
@@ -310,12 +321,12 @@ class BatchManager:
                         yield _result_of(line, content)
             after = page[-1].task.line
 
-    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> Batch:
+    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> batch_pb.Batch:
         """Finishes a batch. Also raises INVALID_ARGUMENT for files that are not result files of the tenant."""
         batch = await self.get(tenant, batch_id)
-        if batch.state is BatchState.FINISHED:
+        if batch.state == batch_pb.BATCH_STATE_FINISHED:
             return batch
-        if batch.state is not BatchState.FINALIZING:
+        if batch.state != batch_pb.BATCH_STATE_FINALIZING:
             raise WeftError(Reason.RESOURCE_IN_USE, f"batch {batch_id} has lines that have not ended")
         results = {"output_file": output_file, "error_file": error_file}
         for name, file_id in results.items():
@@ -345,17 +356,17 @@ class BatchManager:
         """Waits for the removal of failed creations."""
         await self._creations.stop(grace_seconds)
 
-    async def _receive(self, batch_id: str, new: NewBatch, now: float, lines: AsyncIterator[BatchLine]) -> int:
-        room = await self._room(new.tenant)
-        await self._batches.begin(batch_id, new, now)
-        intake = ItemIntake(batch_id, new, now, room, (self._limits, self._task_limits), self._names)
+    async def _receive(self, batch: batch_pb.Batch, caller: str, lines: AsyncIterator[batch_pb.BatchLine]) -> int:
+        room = await self._room(batch.tenant)
+        await self._batches.begin(batch, datetime_of(batch.create_time).timestamp())
+        intake = ItemIntake(batch, caller, room, (self._limits, self._task_limits), self._names)
         async with aclosing(intake.chunks(lines)) as chunks:
             async for rows in chunks:
-                if not await self._items.add(batch_id, rows):
+                if not await self._items.add(batch.id, rows):
                     raise upload_timed_out("batch")
-        intake.require_room_for_all(await self._room(new.tenant))
+        intake.require_room_for_all(await self._room(batch.tenant))
         events = intake.events
-        if not await self._items.activate(batch_id, intake.count, events):
+        if not await self._items.activate(batch.id, intake.count, events):
             raise upload_timed_out("batch")
         for each in events:
             self._events.publish(each)
@@ -365,27 +376,26 @@ class BatchManager:
         """Returns how many more open tasks a tenant may have."""
         return self._task_limits.max_open_per_tenant - await self._items.open_count(tenant)
 
-    async def _with_counts(self, found: Sequence[Batch]) -> Sequence[Batch]:
-        """Returns the batches with current counts; stores the final counts of those whose items have all ended."""
-        unended = [batch.id for batch in found if batch.state is BatchState.IN_PROGRESS]
-        if not unended:
-            return found
-        tallies = await self._items.tallies(unended)
-        return [await self._with_count(batch, tallies[batch.id]) if batch.id in tallies else batch for batch in found]
-
-    async def _with_count(self, batch: Batch, tally: ItemTally) -> Batch:
-        counted = replace(batch, counts=tally.counts(batch.counts.total))
-        ended_at = await self._store_counts(batch.id, tally)
-        if ended_at is None:
-            return counted
-        return replace(counted, state=BatchState.FINALIZING, lines_ended_at=utc(ended_at))
+    async def _with_counts(self, found: Sequence[batch_pb.Batch]) -> Sequence[batch_pb.Batch]:
+        """Sets the current counts of batches as read; stores the final counts of those whose items have all ended."""
+        unended = {batch.id: batch for batch in found if batch.state == batch_pb.BATCH_STATE_IN_PROGRESS}
+        tallies = await self._items.tallies(list(unended)) if unended else {}
+        for batch_id, tally in tallies.items():
+            batch = unended[batch_id]
+            for field, count in tally.counts.items():
+                setattr(batch, field, count)
+            ended_at = await self._store_counts(batch_id, tally)
+            if ended_at is not None:
+                batch.state = batch_pb.BATCH_STATE_FINALIZING
+                batch.lines_end_time.CopyFrom(stamp_of(ended_at))
+        return found
 
     async def _store_counts(self, batch_id: str, tally: ItemTally) -> float | None:
         """Stores the final counts; returns when the last item ended, None if some are open."""
         if tally.open:
             return None
         ended_at = self._now() if tally.last_ended_at is None else tally.last_ended_at
-        await self._batches.store_counts(batch_id, tally.counts(0), ended_at)
+        await self._batches.store_counts(batch_id, tally, ended_at)
         return ended_at
 
     async def _cancel_items(self, batch_id: str) -> None:
@@ -420,22 +430,6 @@ class BatchManager:
 
     def _now(self) -> float:
         return self._clock.utc_now().timestamp()
-
-
-def _batch_of(batch_id: str, new: NewBatch, now: float, state: BatchState, count: int = 0) -> Batch:
-    return Batch(
-        id=batch_id,
-        tenant=new.tenant,
-        state=state,
-        endpoint=new.endpoint,
-        input_file=new.input_file,
-        errors=new.errors,
-        counts=LineCounts(total=count),
-        metadata=new.metadata,
-        created_at=utc(now),
-        window_ends_at=new.window_ends_at,
-        ended_at=utc(now) if state is BatchState.FAILED else None,
-    )
 
 
 def _read_groups(lines: Sequence[Item]) -> Iterator[Sequence[Item]]:

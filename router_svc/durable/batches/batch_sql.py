@@ -5,27 +5,29 @@ Every method raises SERVICE_UNAVAILABLE. Batches that are being received or dele
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from sqlalchemy import Row, Select, and_, case, delete, func, insert, literal, or_, select, true, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router_svc.durable.batches.files import is_kept
-from router_svc.durable.tasks.sql_rows import READY_NOW, STAGED, insert_rows, task_of, utc
+from router_svc.durable.tasks.sql_rows import READY_NOW, STAGED, insert_rows, task_of
 from router_svc.durable.tasks.store_port import ManyChanged, StoreEvent, TaskRow
 from router_svc.durable.tasks.task_events import notify_routers
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import batches, task_attempts, task_pieces, task_specs, tasks
-from weft.durable.batches import BATCH_OUTPUT, Batch, BatchState, LineCounts, LineError, NewBatch
-from weft.durable.tasks import Task, TaskState
+from weft.api.router.v1 import batch_service_pb2 as batch_pb
+from weft.api.router.v1 import task_pb2
+from weft.durable.batches import BATCH_OUTPUT
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import datetime_of, optional_stamp, stamp_of
 from weft.sql.moments import BoundedMoment, bring_back
 
 RECEIVING = 0
 """State of a batch whose items are being received."""
 DELETING = -1
 """State of an incomplete batch whose items are being deleted; no item is added any more."""
-_COUNTS = ("total", "completed", "failed", "cancelled", "expired")
+_COUNT_COLUMNS = ("total_count", "completed_count", "failed_count", "cancelled_count", "expired_count")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,33 +52,33 @@ class BatchTable:
         async with self._database.reading() as connection:
             return int((await connection.execute(query)).scalar_one())
 
-    async def begin(self, batch_id: str, new: NewBatch, now: float) -> None:
+    async def begin(self, batch: batch_pb.Batch, now: float) -> None:
         """Inserts a batch without items, or a failed one if it has errors."""
         values = {
-            "id": batch_id,
-            "tenant": new.tenant,
-            "state": BatchState.FAILED if new.errors else RECEIVING,
-            "endpoint": new.endpoint,
-            "input_file": new.input_file,
+            "id": batch.id,
+            "tenant": batch.tenant,
+            "state": batch_pb.BATCH_STATE_FAILED if batch.errors else RECEIVING,
+            "endpoint": batch.endpoint,
+            "input_file": batch.input_file,
             "output_file": "",
             "error_file": "",
-            "metadata": json.dumps(dict(new.metadata)).encode(),
-            "errors": json.dumps([asdict(error) for error in new.errors]).encode(),
-            **{f"{name}_count": 0 for name in _COUNTS},
+            "metadata": json.dumps(dict(batch.metadata)).encode(),
+            "errors": json.dumps([_error_json(error) for error in batch.errors]).encode(),
+            **dict.fromkeys(_COUNT_COLUMNS, 0),
             "created_at": now,
-            "window_ends_at": new.window_ends_at.timestamp(),
-            "ended_at": now if new.errors else None,
+            "window_ends_at": datetime_of(batch.window_end_time).timestamp(),
+            "ended_at": now if batch.errors else None,
         }
         async with self._database.writing() as connection:
             await connection.execute(insert(batches), values)
 
-    async def get(self, tenant: str, batch_id: str) -> Batch | None:
+    async def get(self, tenant: str, batch_id: str) -> batch_pb.Batch | None:
         """Returns a batch; the counts of ended items are set only once all have ended."""
         async with self._database.reading() as connection:
             found = (await connection.execute(_one(tenant, batch_id))).first()
         return None if found is None else _batch_of(found)
 
-    async def list_page(self, tenant: str, after: str, limit: int) -> Sequence[Batch] | None:
+    async def list_page(self, tenant: str, after: str, limit: int) -> Sequence[batch_pb.Batch] | None:
         """Returns batches, newest first, older than `after` (empty: all); None: the tenant has no batch `after`."""
         query = select(batches).where(batches.c.tenant == tenant, batches.c.state > RECEIVING)
         async with self._database.reading() as connection:
@@ -93,21 +95,21 @@ class BatchTable:
         async with self._database.writing() as connection:
             done = await connection.execute(
                 update(batches)
-                .where(batches.c.id == batch_id, batches.c.state == BatchState.IN_PROGRESS)
+                .where(batches.c.id == batch_id, batches.c.state == batch_pb.BATCH_STATE_IN_PROGRESS)
                 .values(cancelled_at=func.coalesce(batches.c.cancelled_at, now))
             )
             return done.rowcount > 0
 
-    async def store_counts(self, batch_id: str, counts: LineCounts, lines_ended_at: float) -> None:
+    async def store_counts(self, batch_id: str, tally: "ItemTally", lines_ended_at: float) -> None:
         """Stores the final counts of a batch whose items have all ended. Written once."""
         async with self._database.writing() as connection:
             await connection.execute(
                 update(batches)
-                .where(batches.c.id == batch_id, batches.c.state == BatchState.IN_PROGRESS)
+                .where(batches.c.id == batch_id, batches.c.state == batch_pb.BATCH_STATE_IN_PROGRESS)
                 .values(
-                    state=BatchState.FINALIZING,
+                    state=batch_pb.BATCH_STATE_FINALIZING,
                     lines_ended_at=lines_ended_at,
-                    **{f"{name}_count": getattr(counts, name) for name in _COUNTS if name != "total"},
+                    **tally.counts,
                 )
             )
 
@@ -118,12 +120,12 @@ class BatchTable:
         """
         async with self._database.writing() as connection:
             state = await _locked_state(connection, batch_id)
-            if state != BatchState.FINALIZING:
+            if state != batch_pb.BATCH_STATE_FINALIZING:
                 return ""
             for column, file_id in results.items():
                 if file_id and not await is_kept(connection, tenant, file_id, BATCH_OUTPUT):
                     return column
-            values = {"state": BatchState.FINISHED, "ended_at": now, **results}
+            values = {"state": batch_pb.BATCH_STATE_FINISHED, "ended_at": now, **results}
             await connection.execute(update(batches).where(batches.c.id == batch_id).values(values))
             return ""
 
@@ -131,7 +133,7 @@ class BatchTable:
         """Returns batches of all tenants without final counts, oldest first."""
         query = (
             select(batches.c.seq, batches.c.tenant, batches.c.id, batches.c.cancelled_at)
-            .where(batches.c.seq > after_seq, batches.c.state == BatchState.IN_PROGRESS)
+            .where(batches.c.seq > after_seq, batches.c.state == batch_pb.BATCH_STATE_IN_PROGRESS)
             .order_by(batches.c.seq)
             .limit(limit)
         )
@@ -170,7 +172,7 @@ class BatchTable:
             .where(
                 or_(
                     batches.c.ended_at < before,
-                    and_(batches.c.state == BatchState.FINALIZING, batches.c.lines_ended_at < before),
+                    and_(batches.c.state == batch_pb.BATCH_STATE_FINALIZING, batches.c.lines_ended_at < before),
                 )
             )
             .order_by(batches.c.seq)
@@ -190,24 +192,28 @@ def _one(tenant: str, batch_id: str) -> Select[tuple[object, ...]]:
     return select(batches).where(batches.c.id == batch_id, batches.c.tenant == tenant, batches.c.state > RECEIVING)
 
 
-def _batch_of(row: Row[tuple[object, ...]]) -> Batch:
-    return Batch(
+def _batch_of(row: Row[tuple[object, ...]]) -> batch_pb.Batch:
+    return batch_pb.Batch(
         id=row.id,
         tenant=row.tenant,
-        state=BatchState(row.state),
+        state=row.state,
         endpoint=row.endpoint,
         input_file=row.input_file,
         output_file=row.output_file,
         error_file=row.error_file,
-        errors=tuple(LineError(**error) for error in json.loads(row.errors)),
-        counts=LineCounts(**{name: getattr(row, f"{name}_count") for name in _COUNTS}),
+        errors=[batch_pb.BatchLineError(**error) for error in json.loads(row.errors)],
         metadata=json.loads(row.metadata),
-        created_at=utc(row.created_at),
-        window_ends_at=utc(row.window_ends_at),
-        cancelled_at=None if row.cancelled_at is None else utc(row.cancelled_at),
-        lines_ended_at=None if row.lines_ended_at is None else utc(row.lines_ended_at),
-        ended_at=None if row.ended_at is None else utc(row.ended_at),
+        create_time=stamp_of(row.created_at),
+        window_end_time=stamp_of(row.window_ends_at),
+        cancel_time=optional_stamp(row.cancelled_at),
+        lines_end_time=optional_stamp(row.lines_ended_at),
+        end_time=optional_stamp(row.ended_at),
+        **{name: getattr(row, name) for name in _COUNT_COLUMNS},
     )
+
+
+def _error_json(error: batch_pb.BatchLineError) -> dict[str, object]:
+    return {"code": error.code, "message": error.message, "line": error.line, "field": error.field}
 
 
 CHANGED_AT_ONCE = 1_000
@@ -215,8 +221,7 @@ CHANGED_AT_ONCE = 1_000
 ORIGIN = "batches"
 """Origin of batch events: the id of no listener, so that the engine of this very router receives them too."""
 CANCELLED_MESSAGE = "its batch was cancelled"
-_OPEN = (TaskState.PENDING, TaskState.RUNNING)
-_COUNTED = ("completed", "failed", "cancelled", "expired")
+_OPEN = (task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,16 +236,22 @@ class ItemTally:
     """Items that have not ended."""
     last_ended_at: float | None = None
 
-    def counts(self, total: int) -> LineCounts:
-        """Returns the counts with a total."""
-        return LineCounts(total=total, **{name: getattr(self, name) for name in _COUNTED})
+    @property
+    def counts(self) -> dict[str, int]:
+        """The counts of ended items, by their columns, which are the fields of a batch too."""
+        return {
+            "completed_count": self.completed,
+            "failed_count": self.failed,
+            "cancelled_count": self.cancelled,
+            "expired_count": self.expired,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
     """An item without its spec and its answer."""
 
-    task: Task
+    task: task_pb2.Task
     custom_id: str
     size: int
     """Bytes of its spec and its answer."""
@@ -286,14 +297,14 @@ class ItemTable:
             done = await connection.execute(
                 update(batches)
                 .where(batches.c.id == batch_id, batches.c.state == RECEIVING)
-                .values(state=BatchState.IN_PROGRESS, total_count=total)
+                .values(state=batch_pb.BATCH_STATE_IN_PROGRESS, total_count=total)
             )
             if not done.rowcount:
                 return False
             await connection.execute(
                 update(tasks)
                 .where(tasks.c.batch_id == batch_id, tasks.c.state == STAGED)
-                .values(state=TaskState.PENDING, ready_at=READY_NOW)
+                .values(state=task_pb2.TASK_STATE_PENDING, ready_at=READY_NOW)
             )
             await self._publish(connection, events)
             return True
@@ -327,10 +338,10 @@ class ItemTable:
             tasks.c.error_reason == Reason.DEADLINE_EXCEEDED.value, tasks.c.ended_at >= tasks.c.window_ends_at
         )
         end = case(
-            (tasks.c.state == TaskState.COMPLETED, "completed"),
-            (tasks.c.state == TaskState.CANCELLED, "cancelled"),
-            (and_(tasks.c.state == TaskState.FAILED, is_expired), "expired"),
-            (tasks.c.state == TaskState.FAILED, "failed"),
+            (tasks.c.state == task_pb2.TASK_STATE_COMPLETED, "completed"),
+            (tasks.c.state == task_pb2.TASK_STATE_CANCELLED, "cancelled"),
+            (and_(tasks.c.state == task_pb2.TASK_STATE_FAILED, is_expired), "expired"),
+            (tasks.c.state == task_pb2.TASK_STATE_FAILED, "failed"),
             else_="open",
         ).label("end_kind")
         inner = select(tasks.c.batch_id, end, tasks.c.ended_at).where(tasks.c.batch_id.in_(batch_ids)).subquery()
@@ -384,7 +395,7 @@ class ItemTable:
 
     async def contents(self, lines: Sequence[Item]) -> Mapping[str, ItemContent]:
         """Returns specs and answers of items, by task id, without those that were purged meanwhile."""
-        completed = [line.task.id for line in lines if line.task.state is TaskState.COMPLETED]
+        completed = [line.task.id for line in lines if line.task.state == task_pb2.TASK_STATE_COMPLETED]
         chunks = (
             select(task_pieces.c.task_id, task_pieces.c.output)
             .join(tasks, and_(tasks.c.id == task_pieces.c.task_id, tasks.c.attempt == task_pieces.c.attempt))
@@ -408,7 +419,7 @@ class ItemTable:
         done = await connection.execute(
             update(tasks)
             .where(tasks.c.id.in_(task_ids), tasks.c.state.in_(_OPEN))
-            .values(state=TaskState.CANCELLED, ended_at=now, owner="", lease_until=None)
+            .values(state=task_pb2.TASK_STATE_CANCELLED, ended_at=now, owner="", lease_until=None)
         )
         await connection.execute(
             update(task_attempts)

@@ -15,25 +15,23 @@ from typing_extensions import override
 
 from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS, Uploads, upload_timed_out
 from router_svc.durable.limits import BatchLimits
-from router_svc.durable.tasks.sql_rows import utc
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import file_pieces, files
+from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.durable.batches import (
     BATCH_INPUT,
     BATCH_OUTPUT,
     FILE_PREFIX,
     MAX_FILE_NAME_CHARS,
     MAX_PIECE_BYTES,
-    FilePage,
     FilePort,
-    NewFile,
-    StoredFile,
     file_not_found,
 )
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token, new_id
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import stamp_of
 from weft.sql.moments import BoundedMoment, bring_back
 
 REMOVED_AT_ONCE = 16
@@ -68,7 +66,7 @@ class FileTable:
         async with self._database.reading() as connection:
             return await _usage(connection, tenant)
 
-    async def begin(self, file_id: str, new: NewFile, now: float, expires_at: float) -> Usage:
+    async def begin(self, file_id: str, new: file_pb.File, now: float, expires_at: float) -> Usage:
         """Inserts an incomplete file; returns the usage of its tenant, this file included."""
         values = {
             "id": file_id,
@@ -84,7 +82,7 @@ class FileTable:
             await connection.execute(insert(files), values)
             return await _usage(connection, new.tenant)
 
-    async def append(self, file_id: str, chunk: FileChunk, *, is_last: bool) -> StoredFile | None:
+    async def append(self, file_id: str, chunk: FileChunk, *, is_last: bool) -> file_pb.File | None:
         """Appends a chunk to an incomplete file; the last one completes it. None: the file was removed."""
         async with self._database.writing() as connection:
             done = await connection.execute(
@@ -100,13 +98,13 @@ class FileTable:
             found = (await connection.execute(select(files).where(files.c.id == file_id))).one()
             return _file_of(found)
 
-    async def get(self, tenant: str, file_id: str) -> StoredFile | None:
+    async def get(self, tenant: str, file_id: str) -> file_pb.File | None:
         """Returns a complete file."""
         async with self._database.reading() as connection:
             found = (await connection.execute(_one(tenant, file_id))).first()
         return None if found is None else _file_of(found)
 
-    async def list_page(self, tenant: str, purpose: str, after: str, limit: int) -> Sequence[StoredFile] | None:
+    async def list_page(self, tenant: str, purpose: str, after: str, limit: int) -> Sequence[file_pb.File] | None:
         """Returns files, newest first, of a purpose (empty: any), older than `after` (empty: all).
 
         None: the tenant has no file `after`.
@@ -205,15 +203,15 @@ async def _usage(connection: AsyncConnection, tenant: str) -> Usage:
     return Usage(count, int(size))
 
 
-def _file_of(row: Row[tuple[object, ...]]) -> StoredFile:
-    return StoredFile(
+def _file_of(row: Row[tuple[object, ...]]) -> file_pb.File:
+    return file_pb.File(
         id=row.id,
         tenant=row.tenant,
         name=row.name,
         purpose=row.purpose,
-        size=row.size,
-        created_at=utc(row.created_at),
-        expires_at=utc(row.expires_at),
+        byte_count=row.size,
+        create_time=stamp_of(row.created_at),
+        expire_time=stamp_of(row.expires_at),
     )
 
 
@@ -233,7 +231,7 @@ class FileManager(FilePort):
         self._clock = clock
         self._uploads = Uploads("files", MAX_UPLOADS)
 
-    async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
+    async def save(self, new: file_pb.File, content: AsyncIterator[bytes]) -> file_pb.File:
         """Stores a file. Also raises INVALID_ARGUMENT, and DEADLINE_EXCEEDED if the upload is not complete in time."""
         _check(new)
         file_id, now = new_id(FILE_PREFIX), self._now()
@@ -243,13 +241,15 @@ class FileManager(FilePort):
             return await self._receive(new, file_id, content)
 
     @override
-    async def get(self, tenant: str, file_id: str) -> StoredFile:
+    async def get(self, tenant: str, file_id: str) -> file_pb.File:
         found = await self._table.get(tenant, file_id) if is_token(file_id, MAX_REQUEST_ID_CHARS) else None
         if found is None:
             raise file_not_found(file_id)
         return found
 
-    async def list_page(self, tenant: str, *, purpose: str = "", after: str = "", limit: int = 100) -> FilePage:
+    async def list_page(
+        self, tenant: str, *, purpose: str = "", after: str = "", limit: int = 100
+    ) -> file_pb.ListFilesResponse:
         """Returns a page of files. Also raises INVALID_ARGUMENT."""
         if not 1 <= limit <= MAX_LISTED:
             raise invalid_field("limit", f"must be 1 to {MAX_LISTED}")
@@ -260,11 +260,11 @@ class FileManager(FilePort):
         found = await self._table.list_page(tenant, purpose, after, limit + 1)
         if found is None:
             raise file_not_found(after)
-        return FilePage(files=found[:limit], has_more=len(found) > limit)
+        return file_pb.ListFilesResponse(files=found[:limit], has_more=len(found) > limit)
 
     async def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
         """Yields the content. NOT_FOUND may also come in the middle, if the file is deleted meanwhile."""
-        left, place = (await self.get(tenant, file_id)).size, 0
+        left, place = (await self.get(tenant, file_id)).byte_count, 0
         while left > 0:
             data = await self._table.chunk(file_id, place)
             if not data:
@@ -299,7 +299,7 @@ class FileManager(FilePort):
         """Waits for the removal of failed uploads."""
         await self._uploads.stop(grace_seconds)
 
-    async def _receive(self, new: NewFile, file_id: str, content: AsyncIterator[bytes]) -> StoredFile:
+    async def _receive(self, new: file_pb.File, file_id: str, content: AsyncIterator[bytes]) -> file_pb.File:
         file, size = None, 0
         async with aclosing(_chunks(content)) as chunks:
             async for chunk, is_last in chunks:
@@ -337,7 +337,7 @@ class FileManager(FilePort):
         return self._clock.utc_now().timestamp()
 
 
-def _check(new: NewFile) -> None:
+def _check(new: file_pb.File) -> None:
     name = new.name
     if not 1 <= len(name) <= MAX_FILE_NAME_CHARS or not name.isprintable():
         raise invalid_field("file.name", f"must be 1 to {MAX_FILE_NAME_CHARS} printable characters")

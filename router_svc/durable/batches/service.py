@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -20,19 +19,8 @@ from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import batch_service_pb2_grpc, file_service_pb2_grpc
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.dispatch.agents import KnownNames
-from weft.durable.batches import (
-    BATCH_OUTPUT,
-    MAX_PIECE_BYTES,
-    BatchLine,
-    BatchPort,
-    FilePort,
-    LineResult,
-    NewBatch,
-    NewFile,
-)
-from weft.durable.remote_batches import MAX_LINES_PER_MESSAGE, batch_message, errors_of
-from weft.durable.remote_stores import file_message
-from weft.durable.tasks import task_message
+from weft.durable.batches import BATCH_OUTPUT, MAX_PIECE_BYTES, BatchPort, FilePort, LineResult
+from weft.durable.remote_stores import MAX_LINES_PER_MESSAGE
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -74,33 +62,32 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
                 if first is None:
                     raise incomplete_stream()
                 async with aclosing(_lines(first, messages)) as lines:
-                    batch = await self._batches.create(_new(tenant, first.batch), lines)
-            return batch_pb.CreateBatchResponse(batch=batch_message(batch))
+                    batch = await self._batches.create(_new(tenant, first.batch), lines, caller=caller().name)
+            return batch_pb.CreateBatchResponse(batch=batch)
         raise AssertionError("abort has raised")
 
     @override
     async def GetBatch(self, request: batch_pb.GetBatchRequest, context: Context) -> batch_pb.GetBatchResponse:
         async with answering(context):
             batch = await self._batches.get(_tenant(context), _id(request.id))
-            return batch_pb.GetBatchResponse(batch=batch_message(batch))
+            return batch_pb.GetBatchResponse(batch=batch)
         raise AssertionError("abort has raised")
 
     @override
     async def ListBatches(self, request: batch_pb.ListBatchesRequest, context: Context) -> batch_pb.ListBatchesResponse:
         async with answering(context):
-            page = await self._batches.list_page(
+            return await self._batches.list_page(
                 _tenant(context),
                 after=_id(request.after, "after") if request.after else "",
                 limit=request.limit or DEFAULT_LISTED_BATCHES,
             )
-            return batch_pb.ListBatchesResponse(batches=map(batch_message, page.batches), has_more=page.has_more)
         raise AssertionError("abort has raised")
 
     @override
     async def CancelBatch(self, request: batch_pb.CancelBatchRequest, context: Context) -> batch_pb.CancelBatchResponse:
         async with answering(context):
             batch = await self._batches.cancel(_tenant(context), _id(request.id))
-            return batch_pb.CancelBatchResponse(batch=batch_message(batch))
+            return batch_pb.CancelBatchResponse(batch=batch)
         raise AssertionError("abort has raised")
 
     @override
@@ -124,27 +111,20 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
                 output_file=_id(request.output_file, "output_file") if request.output_file else "",
                 error_file=_id(request.error_file, "error_file") if request.error_file else "",
             )
-            return batch_pb.FinishBatchResponse(batch=batch_message(batch))
+            return batch_pb.FinishBatchResponse(batch=batch)
         raise AssertionError("abort has raised")
 
 
-def _new(tenant: str, batch: batch_pb.Batch) -> NewBatch:
+def _new(tenant: str, batch: batch_pb.Batch) -> batch_pb.Batch:
     if not batch.HasField("window_end_time"):
         raise invalid_field("batch.window_end_time", "is required")
-    return NewBatch(
-        tenant=tenant,
-        endpoint=batch.endpoint,
-        input_file=batch.input_file,
-        window_ends_at=batch.window_end_time.ToDatetime(UTC),
-        metadata=dict(batch.metadata),
-        errors=errors_of(batch),
-        caller=caller().name,
-    )
+    batch.tenant = tenant
+    return batch
 
 
 async def _lines(
     first: batch_pb.CreateBatchRequest, messages: AsyncIterator[batch_pb.CreateBatchRequest]
-) -> AsyncGenerator[BatchLine]:
+) -> AsyncGenerator[batch_pb.BatchLine]:
     """Yields the items; the last message states their count, because a broken connection may look like an end."""
     count = 0
     message: batch_pb.CreateBatchRequest | None = first
@@ -155,7 +135,7 @@ async def _lines(
         for line in message.lines:
             if line.spec.options.allow_remote:
                 caller().require(MAY_LEAVE)
-            yield BatchLine(custom_id=line.custom_id, spec=line.spec)
+            yield line
         count += len(message.lines)
         last, message = message, await anext(messages, None)
     if not last.HasField("batch"):
@@ -165,9 +145,7 @@ async def _lines(
 
 
 def _result_messages(result: LineResult) -> list[batch_pb.ReadBatchResultsResponse]:
-    first = batch_pb.ReadBatchResultsResponse(
-        task=task_message(result.task), custom_id=result.custom_id, origin=result.origin
-    )
+    first = batch_pb.ReadBatchResultsResponse(task=result.task, custom_id=result.custom_id, origin=result.origin)
     return [first, *(batch_pb.ReadBatchResultsResponse(output=output) for output in result.outputs)]
 
 
@@ -192,29 +170,28 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
                     raise incomplete_stream()
                 if first.file.purpose == BATCH_OUTPUT:
                     caller().require(MESH_ACCESS)
-                new = NewFile(tenant=tenant, name=first.file.name, purpose=first.file.purpose)
+                new = file_pb.File(tenant=tenant, name=first.file.name, purpose=first.file.purpose)
                 async with aclosing(_content(first, messages)) as content:
                     file = await self._files.save(new, content)
-            return file_pb.UploadFileResponse(file=file_message(file))
+            return file_pb.UploadFileResponse(file=file)
         raise AssertionError("abort has raised")
 
     @override
     async def GetFile(self, request: file_pb.GetFileRequest, context: Context) -> file_pb.GetFileResponse:
         async with answering(context):
             file = await self._files.get(_tenant(context), _id(request.id))
-            return file_pb.GetFileResponse(file=file_message(file))
+            return file_pb.GetFileResponse(file=file)
         raise AssertionError("abort has raised")
 
     @override
     async def ListFiles(self, request: file_pb.ListFilesRequest, context: Context) -> file_pb.ListFilesResponse:
         async with answering(context):
-            page = await self._files.list_page(
+            return await self._files.list_page(
                 _tenant(context),
                 purpose=request.purpose,
                 after=_id(request.after, "after") if request.after else "",
                 limit=request.limit or DEFAULT_LISTED_FILES,
             )
-            return file_pb.ListFilesResponse(files=map(file_message, page.files), has_more=page.has_more)
         raise AssertionError("abort has raised")
 
     @override

@@ -9,7 +9,7 @@ answers only, not across routers that share a database.
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from typing_extensions import override
 
@@ -28,23 +28,19 @@ from router_svc.durable.tasks.store_port import (
 from router_svc.durable.tasks.sweeper import OpenTaskCounts
 from router_svc.durable.tasks.task_engine import TaskEngine
 from router_svc.durable.tasks.task_events import TaskEventBus, wait_for_event
+from weft.api.router.v1 import task_pb2
+from weft.api.router.v1 import task_service_pb2 as pb
 from weft.dispatch.agents import KnownNames
 from weft.durable.tasks import (
+    DEFAULT_LISTED,
     MAX_IDEMPOTENCY_KEY_CHARS,
     MAX_LISTED,
     TASK_PREFIX,
-    NewTask,
-    Submitted,
-    Task,
-    TaskChunk,
-    TaskDetails,
-    TaskEvent,
-    TaskPage,
     TaskPort,
-    TaskQuery,
-    TaskState,
     attempt_of,
+    copy_of,
     index_of,
+    is_terminal,
     task_being_deleted,
     task_not_found,
 )
@@ -74,7 +70,7 @@ class MonotonicReads:
         self._moment = 0
         self._readings: dict[int, None] = {}
         """Logical times at which the reads in progress began, oldest first."""
-        self._shown: OrderedDict[_Key, tuple[int, Task | None]] = OrderedDict()
+        self._shown: OrderedDict[_Key, tuple[int, task_pb2.Task | None]] = OrderedDict()
         """Answered states with their logical times, oldest first; None: the task was answered as not found."""
 
     @contextmanager
@@ -88,7 +84,7 @@ class MonotonicReads:
             del self._readings[began]
             self._forget()
 
-    def show(self, task: Task) -> Task | None:
+    def show(self, task: task_pb2.Task) -> task_pb2.Task | None:
         """Returns the state to answer: the given one, or a newer one that another answer has shown meanwhile.
 
         None: another answer has said meanwhile that the task does not exist.
@@ -105,7 +101,7 @@ class MonotonicReads:
         """Records that the answer is NOT_FOUND."""
         self._remember((tenant, task_id), None)
 
-    def _remember(self, key: _Key, task: Task | None) -> None:
+    def _remember(self, key: _Key, task: task_pb2.Task | None) -> None:
         self._shown[key] = (self._next_moment(), task)
         self._shown.move_to_end(key)
         if len(self._shown) > MAX_REMEMBERED:
@@ -125,9 +121,9 @@ class MonotonicReads:
         return self._moment
 
 
-def _progress(task: Task) -> tuple[bool, int, bool]:
+def _progress(task: task_pb2.Task) -> tuple[bool, int, bool]:
     """Sort key of progress: a reverted attempt is PENDING again, which is later than RUNNING of the same attempt."""
-    return task.state.is_terminal, task.attempt, task.state is TaskState.PENDING
+    return is_terminal(task), task.attempt, task.state == task_pb2.TASK_STATE_PENDING
 
 
 class MonotonicTasks:
@@ -137,49 +133,50 @@ class MonotonicTasks:
         self._store = store
         self._shown = MonotonicReads()
 
-    async def submit(self, row: TaskRow) -> Submitted:
+    async def submit(self, row: TaskRow) -> pb.SubmitTaskResponse:
         """Stores a new task; see `TaskStore.submit`."""
         with self._shown.reading():
             return self._submitted(await self._store.submit(row))
 
-    async def submitted(self, row: TaskRow) -> Submitted | None:
+    async def submitted(self, row: TaskRow) -> pb.SubmitTaskResponse | None:
         """Returns the task that has the idempotency key of `row`; None: there is none."""
         with self._shown.reading():
             found = await self._store.submitted(row)
             return None if found is None else self._submitted(found)
 
-    async def get(self, tenant: str, task_id: str) -> Task:
+    async def get(self, tenant: str, task_id: str) -> task_pb2.Task:
         """Returns a task."""
         with self._shown.reading():
             return self._found(tenant, task_id, await self._store.get(tenant, task_id))
 
-    async def details(self, tenant: str, task_id: str) -> TaskDetails:
+    async def details(self, tenant: str, task_id: str) -> pb.GetTaskResponse:
         """Returns the task with its spec and attempts; raises SERVICE_UNAVAILABLE if it changes during every read."""
         for _ in range(MAX_READINGS):
             with self._shown.reading():
                 found = await self._store.details(tenant, task_id)
-                task = self._found(tenant, task_id, None if found is None else found.task)
+                read = None if found is None else copy_of(found.task)
                 # The attempts belong to the state that was read with them: an overtaken pair is read again.
-                if found is not None and task is found.task:
+                if self._found(tenant, task_id, read) is read and found is not None:
                     return found
         raise WeftError(
             Reason.SERVICE_UNAVAILABLE, f"task {task_id} changes faster than it can be read", retry_after_seconds=1
         )
 
-    async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
+    async def list_page(self, tenant: str, request: pb.ListTasksRequest) -> pb.ListTasksResponse:
         """Returns a page; a task that has left the requested states meanwhile is omitted."""
         with self._shown.reading():
-            page = await self._store.list_page(tenant, query)
+            page = await self._store.list_page(tenant, request)
             newest = [self._shown.show(task) for task in page.tasks]
-            kept = [task for task in newest if task is not None and (not query.states or task.state in query.states)]
-            return replace(page, tasks=kept)
+            states = request.states or task_pb2.TaskState.values()
+            kept = [task for task in newest if task is not None and task.state in states]
+            return pb.ListTasksResponse(tasks=kept, next_page_token=page.next_page_token, notice=page.notice)
 
-    async def cancel(self, tenant: str, task_id: str, now: float) -> Task:
+    async def cancel(self, tenant: str, task_id: str, now: float) -> task_pb2.Task:
         """Cancels a task unless it is terminal; `owner` of the result names the router that ran it."""
         with self._shown.reading():
             ended = await self._store.cancel(tenant, task_id, now)
-            task = self._found(tenant, task_id, None if ended is None else replace(ended, owner=""))
-            return task if ended is None else replace(task, owner=ended.owner)
+            task = self._found(tenant, task_id, None if ended is None else copy_of(ended, owner=""))
+            return task if ended is None else copy_of(task, owner=ended.owner)
 
     async def delete(self, tenant: str, task_id: str) -> None:
         """Deletes a terminal task."""
@@ -187,13 +184,13 @@ class MonotonicTasks:
             self._found(tenant, task_id, await self._store.delete(tenant, task_id))
             self._shown.show_gone(tenant, task_id)
 
-    def _submitted(self, submitted: Submitted) -> Submitted:
+    def _submitted(self, submitted: pb.SubmitTaskResponse) -> pb.SubmitTaskResponse:
         task = self._shown.show(submitted.task)
         if task is None:
             raise task_being_deleted()
-        return replace(submitted, task=task)
+        return pb.SubmitTaskResponse(task=task, existed=submitted.existed)
 
-    def _found(self, tenant: str, task_id: str, task: Task | None) -> Task:
+    def _found(self, tenant: str, task_id: str, task: task_pb2.Task | None) -> task_pb2.Task:
         newest = None if task is None else self._shown.show(task)
         if newest is None:
             self._shown.show_gone(tenant, task_id)
@@ -214,30 +211,30 @@ class TaskWatcher:
         self._limits = limits
         self._watches = 0
 
-    async def watch(self, tenant: str, task_id: str, after_event: int) -> AsyncGenerator[TaskEvent]:
+    async def watch(self, tenant: str, task_id: str, after_event: int) -> AsyncGenerator[pb.WatchTaskResponse]:
         """Yields what `TaskPort.watch` promises."""
         with self._counted(), self._events.watching(task_id) as event:
-            shown: Task | None = None
+            shown: task_pb2.Task | None = None
             last = after_event
             while True:
                 # Cleared before reading: an event that comes during the read causes another one.
                 event.clear()
                 task = await self._answers.get(tenant, task_id)
-                if shown is None or (_has_moved(shown, task) and not task.state.is_terminal):
-                    yield task
+                if shown is None or (_has_moved(shown, task) and not is_terminal(task)):
+                    yield pb.WatchTaskResponse(task=task)
                 shown = task
                 async for chunk in self._chunks(task, last):
                     last = chunk.last_event
-                    yield chunk
-                if task.state.is_terminal:
+                    yield pb.WatchTaskResponse(piece=chunk)
+                if is_terminal(task):
                     if attempt_of(last) <= task.attempt and last < task.last_event:
                         # It was deleted while its answer was read: the chunks that were sent are not all of it.
                         raise task_not_found(task_id)
-                    yield task
+                    yield pb.WatchTaskResponse(task=task)
                     return
                 await wait_for_event(event, self._clock, self._limits.watch_poll_seconds)
 
-    async def _chunks(self, task: Task, after_event: int) -> AsyncGenerator[TaskChunk]:
+    async def _chunks(self, task: task_pb2.Task, after_event: int) -> AsyncGenerator[task_pb2.TaskPiece]:
         """Yields the chunks after an event; an event of an earlier attempt counts as no event."""
         index = index_of(after_event) if attempt_of(after_event) == task.attempt else 0
         while task.attempt:
@@ -263,7 +260,7 @@ class TaskWatcher:
             self._watches -= 1
 
 
-def _has_moved(before: Task, now: Task) -> bool:
+def _has_moved(before: task_pb2.Task, now: task_pb2.Task) -> bool:
     return (before.state, before.attempt) != (now.state, now.attempt)
 
 
@@ -294,57 +291,64 @@ class LocalTasks(TaskPort):
         self._deps = deps
 
     @override
-    async def submit(self, new: NewTask) -> Submitted:
+    async def submit(
+        self, tenant: str, request: pb.SubmitTaskRequest, *, caller: str = "local"
+    ) -> pb.SubmitTaskResponse:
         deps = self._deps
-        checked = check_spec(new.spec, deps.limits, "spec")
-        row = _row_of(new, checked, deps.database_clock.now())
+        checked = check_spec(request.spec, deps.limits, "spec")
+        row = _row_of(tenant, request.idempotency_key, caller, checked, deps.database_clock.now())
         try:
-            if deps.names is not None and not new.spec.wait_for_model:
+            if deps.names is not None and not request.spec.wait_for_model:
                 deps.names.require(checked.model, "spec.model")
-            await deps.counts.require(new.tenant)
+            await deps.counts.require(tenant)
         except WeftError as error:
             # A resubmission adds nothing, and its sender may have lost the acknowledgement.
             known = None if error.reason not in _OF_NEW_TASKS else await deps.answers.submitted(row)
             if known is None:
                 raise
-            return replace(known, task=self._with_waiting_reason(known.task))
+            return pb.SubmitTaskResponse(task=self._with_waiting_reason(known.task), existed=known.existed)
         submitted = await deps.answers.submit(row)
         task = submitted.task
         await deps.failpoints.reach(Failpoint.SUBMITTED, task.id)
         if not submitted.existed:
-            deps.counts.add(new.tenant)
-            log.info("task accepted", task=task.id, tenant=new.tenant, model=task.model, caller=new.caller)
+            deps.counts.add(tenant)
+            log.info("task accepted", task=task.id, tenant=tenant, model=task.model, caller=caller)
             deps.events.publish(LaneFilled(row.lane))
-        return replace(submitted, task=self._with_waiting_reason(task))
+        return pb.SubmitTaskResponse(task=self._with_waiting_reason(task), existed=submitted.existed)
 
     @override
-    async def get(self, tenant: str, task_id: str) -> Task:
+    async def get(self, tenant: str, task_id: str) -> task_pb2.Task:
         return self._with_waiting_reason(await self._deps.answers.get(tenant, task_id))
 
     @override
-    async def details(self, tenant: str, task_id: str) -> TaskDetails:
+    async def details(self, tenant: str, task_id: str) -> pb.GetTaskResponse:
         found = await self._deps.answers.details(tenant, task_id)
-        return replace(found, task=self._with_waiting_reason(found.task))
+        found.task.waiting_for = self._waiting_reason(found.task)
+        return found
 
     @override
-    async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
-        if not 1 <= query.page_size <= MAX_LISTED:
+    async def list_page(self, tenant: str, request: pb.ListTasksRequest) -> pb.ListTasksResponse:
+        if not 1 <= (request.page_size or DEFAULT_LISTED) <= MAX_LISTED:
             raise invalid_field("page_size", f"must be 1 to {MAX_LISTED}")
-        page = await self._deps.answers.list_page(tenant, query)
-        return replace(page, tasks=[self._with_waiting_reason(task) for task in page.tasks])
+        if any(state not in _STATES for state in request.states):
+            raise invalid_field("states", "must be states of tasks")
+        page = await self._deps.answers.list_page(tenant, request)
+        for task in page.tasks:
+            task.waiting_for = self._waiting_reason(task)
+        return page
 
     @override
-    async def cancel(self, tenant: str, task_id: str) -> Task:
+    async def cancel(self, tenant: str, task_id: str) -> task_pb2.Task:
         deps = self._deps
         before = await deps.answers.get(tenant, task_id)
-        if before.state.is_terminal:
+        if is_terminal(before):
             return self._with_waiting_reason(before)
         found = await deps.answers.cancel(tenant, task_id, deps.database_clock.now())
-        if found.state is TaskState.CANCELLED:
+        if found.state == task_pb2.TASK_STATE_CANCELLED:
             log.info("task cancelled", task=task_id, attempt=found.attempt, owner=found.owner or None)
         deps.engine.withdraw(task_id)
         deps.events.publish(TaskChanged(task_id))
-        return replace(found, owner="")
+        return copy_of(found, owner="")
 
     @override
     async def delete(self, tenant: str, task_id: str) -> None:
@@ -352,30 +356,37 @@ class LocalTasks(TaskPort):
         self._deps.events.publish(TaskChanged(task_id))
 
     @override
-    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
+    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[pb.WatchTaskResponse]:
         async with aclosing(self._deps.watcher.watch(tenant, task_id, after_event)) as watched:
             async for event in watched:
-                yield self._with_waiting_reason(event) if isinstance(event, Task) else event
+                if event.HasField("task"):
+                    event.task.waiting_for = self._waiting_reason(event.task)
+                yield event
 
-    def _with_waiting_reason(self, task: Task) -> Task:
-        """Adds the reason why a pending task waits, as far as this router knows it."""
-        if task.state is not TaskState.PENDING:
-            return task
-        return replace(task, waiting_for=self._deps.engine.waiting_for(task))
+    def _with_waiting_reason(self, task: task_pb2.Task) -> task_pb2.Task:
+        """Returns the task with the reason why it waits."""
+        reason = self._waiting_reason(task)
+        return copy_of(task, waiting_for=reason) if reason else task
+
+    def _waiting_reason(self, task: task_pb2.Task) -> str:
+        """Returns why a pending task waits, as far as this router knows it."""
+        return self._deps.engine.waiting_for(task) if task.state == task_pb2.TASK_STATE_PENDING else ""
 
 
-def _row_of(new: NewTask, checked: CheckedSpec, now: float) -> TaskRow:
-    key = new.idempotency_key
+_STATES = frozenset(task_pb2.TaskState.values()) - {task_pb2.TASK_STATE_UNSPECIFIED}
+
+
+def _row_of(tenant: str, key: str, caller: str, checked: CheckedSpec, now: float) -> TaskRow:
     if len(key) > MAX_IDEMPOTENCY_KEY_CHARS or (key and not key.isprintable()):
         raise invalid_field("idempotency_key", f"must have at most {MAX_IDEMPOTENCY_KEY_CHARS} printable characters")
     return TaskRow(
         id=new_id(TASK_PREFIX),
-        lane=Lane(checked.model, new.tenant, checked.band),
+        lane=Lane(checked.model, tenant, checked.band),
         idempotency_key=key,
         digest=checked.digest,
         spec=checked.spec,
         origin_kind=checked.origin_kind,
-        caller=new.caller,
+        caller=caller,
         max_attempts=checked.max_attempts,
         pending_limit_seconds=checked.pending_limit_seconds,
         created_at=now,

@@ -24,16 +24,7 @@ from weft.api.router.v1 import task_service_pb2 as pb
 from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.placement import PlacementPort
-from weft.durable.tasks import (
-    DEFAULT_LISTED,
-    NewTask,
-    TaskPort,
-    TaskQuery,
-    TaskState,
-    attempt_message,
-    event_message,
-    task_message,
-)
+from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, new_id, require_token
@@ -66,47 +57,25 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
             # Resubmissions with a key must have the same digest, so no trace is added to them.
             if not spec.traceparent and not request.idempotency_key:
                 spec.traceparent = valid_traceparent(metadata.get(TRACEPARENT)) or ""
-            submitted = await self._tasks.submit(
-                NewTask(
-                    tenant=tenant_of(metadata),
-                    spec=spec,
-                    idempotency_key=request.idempotency_key,
-                    caller=caller().name,
-                )
-            )
-            return pb.SubmitTaskResponse(task=task_message(submitted.task), existed=submitted.existed)
+            return await self._tasks.submit(tenant_of(metadata), request, caller=caller().name)
         raise AssertionError("abort has raised")
 
     @override
     async def GetTask(self, request: pb.GetTaskRequest, context: Context) -> pb.GetTaskResponse:
         async with answering(context):
-            found = await self._tasks.details(_tenant(context), _id(request.id))
-            return pb.GetTaskResponse(
-                task=task_message(found.task), spec=found.spec, attempts=map(attempt_message, found.attempts)
-            )
+            return await self._tasks.details(_tenant(context), _id(request.id))
         raise AssertionError("abort has raised")
 
     @override
     async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
         async with answering(context):
-            query = TaskQuery(
-                states=frozenset(_state(number) for number in request.states),
-                model=request.model,
-                batch=request.batch,
-                page_size=request.page_size or DEFAULT_LISTED,
-                page_token=request.page_token,
-            )
-            page = await self._tasks.list_page(_tenant(context), query)
-            return pb.ListTasksResponse(
-                tasks=map(task_message, page.tasks), next_page_token=page.next_page_token, notice=page.notice
-            )
+            return await self._tasks.list_page(_tenant(context), request)
         raise AssertionError("abort has raised")
 
     @override
     async def CancelTask(self, request: pb.CancelTaskRequest, context: Context) -> pb.CancelTaskResponse:
         async with answering(context):
-            task = await self._tasks.cancel(_tenant(context), _id(request.id))
-            return pb.CancelTaskResponse(task=task_message(task))
+            return pb.CancelTaskResponse(task=await self._tasks.cancel(_tenant(context), _id(request.id)))
         raise AssertionError("abort has raised")
 
     @override
@@ -117,7 +86,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
             watched = self._tasks.watch(_tenant(context), _id(request.id), request.after_event)
             async with aclosing(watched) as events:
                 async for each in events:
-                    yield event_message(each)
+                    yield each
 
     @override
     async def DeleteTask(self, request: pb.DeleteTaskRequest, context: Context) -> pb.DeleteTaskResponse:
@@ -133,13 +102,6 @@ def _tenant(context: Context) -> str:
 
 def _id(text: str) -> str:
     return require_token(text, "id", MAX_REQUEST_ID_CHARS)
-
-
-def _state(number: int) -> TaskState:
-    try:
-        return TaskState(number)
-    except ValueError:
-        raise invalid_field("states", "must be states of tasks") from None
 
 
 OWNER_PREFIX = "router"

@@ -9,26 +9,18 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, func, literal, select, tuple_
 from typing_extensions import override
 
-from router_svc.durable.tasks.sql_rows import STAGED, find, task_of, utc
+from router_svc.durable.tasks.sql_rows import STAGED, find, task_of
 from router_svc.durable.tasks.sql_transitions import IS_PENDING, IS_RUNNING, lane_of
 from router_svc.durable.tasks.store_port import Lane, PendingTask, TaskReads, TaskRow
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
-from weft.api.common.v1 import receipt_pb2
+from weft.api.common.v1 import error_reason_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
-from weft.durable.tasks import (
-    MAX_LISTED,
-    Submitted,
-    Task,
-    TaskAttempt,
-    TaskChunk,
-    TaskDetails,
-    TaskPage,
-    TaskQuery,
-    event_number,
-)
+from weft.api.router.v1 import task_service_pb2 as pb
+from weft.durable.tasks import DEFAULT_LISTED, MAX_LISTED, event_number
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import reason_of
+from weft.kernel.timestamps import optional_stamp, stamp_of
 
 MAX_CHUNKS_READ = 1_024
 """Chunks that one call returns."""
@@ -44,7 +36,7 @@ class SqlTaskReads(TaskReads):
         self._database = database
 
     @override
-    async def submitted(self, row: TaskRow) -> Submitted | None:
+    async def submitted(self, row: TaskRow) -> pb.SubmitTaskResponse | None:
         async with self._database.reading() as connection:
             found = await find(connection, row)
         if isinstance(found, WeftError):
@@ -52,13 +44,13 @@ class SqlTaskReads(TaskReads):
         return found
 
     @override
-    async def get(self, tenant: str, task_id: str) -> Task | None:
+    async def get(self, tenant: str, task_id: str) -> task_pb2.Task | None:
         async with self._database.reading() as connection:
             row = (await connection.execute(_owned(tenant, task_id))).first()
             return None if row is None else task_of(row)
 
     @override
-    async def details(self, tenant: str, task_id: str) -> TaskDetails | None:
+    async def details(self, tenant: str, task_id: str) -> pb.GetTaskResponse | None:
         async with self._database.reading() as connection:
             row = (await connection.execute(_owned(tenant, task_id))).first()
             if row is None:
@@ -69,29 +61,33 @@ class SqlTaskReads(TaskReads):
                 return None
             tried = select(task_attempts).where(task_attempts.c.task_id == task_id).order_by(task_attempts.c.attempt)
             attempts = [_attempt_of(each) for each in await connection.execute(tried)]
-            return TaskDetails(task=task_of(row), spec=task_pb2.TaskSpec.FromString(spec), attempts=attempts)
+            details = pb.GetTaskResponse(task=task_of(row), attempts=attempts)
+            details.spec.ParseFromString(spec)
+            return details
 
     @override
-    async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
+    async def list_page(self, tenant: str, request: pb.ListTasksRequest) -> pb.ListTasksResponse:
         async with self._database.reading() as connection:
-            size = max(1, min(query.page_size, MAX_LISTED))
-            mark = _mark_of(tenant, query)
-            before = _seq_of(query.page_token, mark) if query.page_token else None
+            size = max(1, min(request.page_size or DEFAULT_LISTED, MAX_LISTED))
+            mark = _mark_of(tenant, request)
+            before = _seq_of(request.page_token, mark) if request.page_token else None
             statement = _newest_first(connection.dialect.name, tenant, before).where(tasks.c.state != STAGED)
-            if query.states:
-                statement = statement.where(tasks.c.state.in_(sorted(state.value for state in query.states)))
-            if query.model:
-                statement = statement.where(tasks.c.model == query.model)
-            if query.batch:
-                statement = statement.where(tasks.c.batch_id == query.batch)
+            if request.states:
+                statement = statement.where(tasks.c.state.in_(sorted(set(request.states))))
+            if request.model:
+                statement = statement.where(tasks.c.model == request.model)
+            if request.batch:
+                statement = statement.where(tasks.c.batch_id == request.batch)
             rows = (await connection.execute(statement.limit(size + 1))).all()
             token = _token_of(rows[size - 1].seq, mark) if len(rows) > size else ""
-            return TaskPage(
+            return pb.ListTasksResponse(
                 tasks=[task_of(row) for row in rows[:size]], next_page_token=token, notice=self._database.notice
             )
 
     @override
-    async def chunks(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskChunk]:
+    async def chunks(
+        self, task_id: str, attempt: int, after_index: int, max_bytes: int
+    ) -> Sequence[task_pb2.TaskPiece]:
         # Of a chunk that contains `after_index`, the rest.
         async with self._database.reading() as connection:
             c = task_pieces.c
@@ -243,25 +239,26 @@ def _as_many_as_fit(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
     return rows
 
 
-def _attempt_of(row: Any) -> TaskAttempt:
-    return TaskAttempt(
+def _attempt_of(row: Any) -> task_pb2.TaskAttempt:
+    return task_pb2.TaskAttempt(
         attempt=row.attempt,
         owner=row.owner,
-        claimed_at=utc(row.claimed_at),
-        ended_at=None if row.ended_at is None else utc(row.ended_at),
-        reason=reason_of(row.reason),
+        claim_time=stamp_of(row.claimed_at),
+        end_time=optional_stamp(row.ended_at),
+        reason=error_reason_pb2.ErrorReason.ValueType(reason_of(row.reason)),
         message=row.message,
         receipt=receipt_pb2.Receipt.FromString(row.receipt) if row.receipt else None,
     )
 
 
-def _chunk_of(row: Any, attempt: int, after_index: int) -> TaskChunk | None:
+def _chunk_of(row: Any, attempt: int, after_index: int) -> task_pb2.TaskPiece | None:
     last = row.first_index + row.event_count - 1
     if last <= after_index:
         return None
-    output = task_pb2.TaskOutput.FromString(row.output)
-    del output.events[: max(0, after_index + 1 - row.first_index)]
-    return TaskChunk(attempt=attempt, last_event=event_number(attempt, last), output=output)
+    piece = task_pb2.TaskPiece(attempt=attempt, last_event=event_number(attempt, last))
+    piece.output.ParseFromString(row.output)
+    del piece.output.events[: max(0, after_index + 1 - row.first_index)]
+    return piece
 
 
 def _pending_of(row: Any, lane: Lane, spec: bytes) -> PendingTask:
@@ -277,9 +274,9 @@ def _pending_of(row: Any, lane: Lane, spec: bytes) -> PendingTask:
     )
 
 
-def _mark_of(tenant: str, query: TaskQuery) -> bytes:
-    """Returns a digest of the query that a page token belongs to."""
-    filters = repr((tenant, sorted(state.value for state in query.states), query.model, query.batch))
+def _mark_of(tenant: str, request: pb.ListTasksRequest) -> bytes:
+    """Returns a digest of the filters that a page token belongs to."""
+    filters = repr((tenant, sorted(set(request.states)), request.model, request.batch))
     return hashlib.sha256(filters.encode("utf-8", "surrogatepass")).digest()[:_TOKEN_MARK_BYTES]
 
 

@@ -1,7 +1,6 @@
 """Rows of tasks: columns to and from `Task`, and inserts of new tasks, many in a few statements."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -12,9 +11,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router_svc.durable.tasks.store_port import TaskRow
 from router_svc.store.tables import MAX_CALLER_CHARS, task_specs, tasks
-from weft.durable.tasks import Submitted, Task, TaskFailure, TaskState, event_number, task_being_deleted
+from weft.api.router.v1 import task_pb2
+from weft.api.router.v1 import task_service_pb2 as pb
+from weft.durable.tasks import event_number, task_being_deleted, task_error
 from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.reasons import Reason, reason_of
+from weft.kernel.timestamps import optional_stamp, stamp_of
 
 STAGED = 0
 """State of an item whose batch is still being received: it is not visible, and does not start."""
@@ -24,7 +26,9 @@ READY_NOW = 0.0
 clock was set back."""
 
 
-async def insert_rows(connection: AsyncConnection, rows: Sequence[TaskRow], *, state: int = TaskState.PENDING) -> None:
+async def insert_rows(
+    connection: AsyncConnection, rows: Sequence[TaskRow], *, state: int = task_pb2.TASK_STATE_PENDING
+) -> None:
     """Inserts new tasks, whose ids and idempotency keys are free."""
     await connection.execute(insert(tasks), [values_of(row, state) for row in rows])
     await connection.execute(insert(task_specs), [{"task_id": row.id, "spec": row.spec} for row in rows])
@@ -65,41 +69,27 @@ def values_of(row: TaskRow, state: int) -> dict[str, object]:
     }
 
 
-def task_of(row: Row[tuple[object, ...]]) -> Task:
+def task_of(row: Row[tuple[object, ...]]) -> task_pb2.Task:
     """Returns the task of a row."""
-    state = TaskState(row.state)
-    failed = state is TaskState.FAILED
-    return Task(
+    failed = row.state == task_pb2.TASK_STATE_FAILED
+    return task_pb2.Task(
         id=row.id,
         tenant=row.tenant,
-        state=state,
+        state=row.state,
         model=row.model,
         batch=row.batch_id,
         line=row.line,
-        created_at=utc(row.created_at),
-        started_at=None if row.started_at is None else utc(row.started_at),
-        ended_at=None if row.ended_at is None else utc(row.ended_at),
-        expires_at=utc(row.expires_at) if state is TaskState.PENDING else None,
+        create_time=stamp_of(row.created_at),
+        start_time=optional_stamp(row.started_at),
+        end_time=optional_stamp(row.ended_at),
+        expire_time=stamp_of(row.expires_at) if row.state == task_pb2.TASK_STATE_PENDING else None,
         attempt=row.attempt,
         max_attempts=row.max_attempts,
-        error=TaskFailure(reason=_reason(row.error_reason), message=row.error_message) if failed else None,
+        error=task_error(reason_of(row.error_reason), row.error_message) if failed else None,
         last_event=event_number(row.attempt, row.last_index) if row.last_index else 0,
         origin_kind=row.origin_kind,
         owner=row.owner,
     )
-
-
-def utc(seconds: float) -> datetime:
-    """Returns seconds since the epoch as a UTC datetime."""
-    return datetime.fromtimestamp(seconds, UTC)
-
-
-def _reason(number: int) -> Reason:
-    """Returns a Reason; INTERNAL for a number that a newer release wrote."""
-    try:
-        return Reason(number)
-    except ValueError:
-        return Reason.INTERNAL
 
 
 _KEY = (tasks.c.tenant, tasks.c.idempotency_key)
@@ -116,21 +106,27 @@ def _insert_if_absent(dialect: str) -> Insert:
     return sqlite.insert(tasks).on_conflict_do_nothing(index_elements=_KEY)
 
 
-async def submit_rows(connection: AsyncConnection, rows: Sequence[TaskRow]) -> Sequence[Submitted | WeftError]:
+async def submit_rows(
+    connection: AsyncConnection, rows: Sequence[TaskRow]
+) -> Sequence[pb.SubmitTaskResponse | WeftError]:
     """Inserts the tasks whose idempotency keys are free; returns the result of each, in order."""
     keyed = [row for row in rows if row.idempotency_key]
     unkeyed = [row for row in rows if not row.idempotency_key]
     if unkeyed:
-        await connection.execute(insert(tasks), [values_of(row, TaskState.PENDING) for row in unkeyed])
+        await connection.execute(insert(tasks), [values_of(row, task_pb2.TASK_STATE_PENDING) for row in unkeyed])
     kept = await _insert_keyed(connection, keyed) if keyed else {}
     done = [_submitted(row, kept) for row in rows]
-    new = [row for row, each in zip(rows, done, strict=True) if isinstance(each, Submitted) and not each.existed]
+    new = [
+        row
+        for row, each in zip(rows, done, strict=True)
+        if isinstance(each, pb.SubmitTaskResponse) and not each.existed
+    ]
     if new:
         await connection.execute(insert(task_specs), [{"task_id": row.id, "spec": row.spec} for row in new])
     return done
 
 
-async def find(connection: AsyncConnection, row: TaskRow) -> Submitted | WeftError | None:
+async def find(connection: AsyncConnection, row: TaskRow) -> pb.SubmitTaskResponse | WeftError | None:
     """Returns what `TaskStore.submitted` promises; an error is returned, not raised."""
     if not row.idempotency_key:
         return None
@@ -144,7 +140,7 @@ async def _insert_keyed(connection: AsyncConnection, rows: Sequence[TaskRow]) ->
     # In one order everywhere: two routers with the same keys then cannot deadlock.
     ordered = sorted(rows, key=_key_of)
     statement = _insert_if_absent(connection.dialect.name)
-    await connection.execute(statement, [values_of(row, TaskState.PENDING) for row in ordered])
+    await connection.execute(statement, [values_of(row, task_pb2.TASK_STATE_PENDING) for row in ordered])
     kept: dict[tuple[str, str], Any] = {}
     # One tenant at a time: SQLite scans the whole table for a list of pairs.
     for tenant, of_tenant in groupby(ordered, key=lambda row: row.lane.tenant):
@@ -154,36 +150,36 @@ async def _insert_keyed(connection: AsyncConnection, rows: Sequence[TaskRow]) ->
     return kept
 
 
-def _submitted(row: TaskRow, kept: Mapping[tuple[str, str], Any]) -> Submitted | WeftError:
+def _submitted(row: TaskRow, kept: Mapping[tuple[str, str], Any]) -> pb.SubmitTaskResponse | WeftError:
     if not row.idempotency_key:
-        return Submitted(task=_new(row))
+        return pb.SubmitTaskResponse(task=_new(row))
     found = kept.get(_key_of(row))
     if found is None:
         # It was purged between the two statements.
         return task_being_deleted()
     if found.id == row.id:
-        return Submitted(task=_new(row))
+        return pb.SubmitTaskResponse(task=_new(row))
     if found.digest != row.digest:
         return WeftError(
             Reason.IDEMPOTENCY_CONFLICT, "this idempotency key was used with another request; use a new one"
         )
-    return Submitted(task=task_of(found), existed=True)
+    return pb.SubmitTaskResponse(task=task_of(found), existed=True)
 
 
 def _key_of(row: TaskRow) -> tuple[str, str]:
     return row.lane.tenant, row.idempotency_key
 
 
-def _new(row: TaskRow) -> Task:
-    return Task(
+def _new(row: TaskRow) -> task_pb2.Task:
+    return task_pb2.Task(
         id=row.id,
         tenant=row.lane.tenant,
-        state=TaskState.PENDING,
+        state=task_pb2.TASK_STATE_PENDING,
         model=row.lane.model,
         batch=row.batch,
         line=row.line,
-        created_at=utc(row.created_at),
-        expires_at=utc(row.expires_at),
+        create_time=stamp_of(row.created_at),
+        expire_time=stamp_of(row.expires_at),
         max_attempts=row.max_attempts,
         origin_kind=row.origin_kind,
     )

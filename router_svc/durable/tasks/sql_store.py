@@ -26,7 +26,8 @@ from router_svc.durable.tasks.store_port import (
 from router_svc.durable.tasks.task_events import PostgresEvents, notify_routers
 from router_svc.store.database import RouterDatabase
 from router_svc.store.group_commit import GroupCommit
-from weft.durable.tasks import Submitted, Task, TaskFailure
+from weft.api.router.v1 import task_pb2
+from weft.api.router.v1 import task_service_pb2 as pb
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
@@ -70,24 +71,24 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
         return sql_transitions.fence(claim)
 
     @override
-    async def submit(self, row: TaskRow) -> Submitted:
+    async def submit(self, row: TaskRow) -> pb.SubmitTaskResponse:
         return await self._commits.share(self._submit_all, row)
 
     async def _submit_all(
         self, connection: AsyncConnection, rows: Sequence[TaskRow]
-    ) -> Sequence[Submitted | WeftError]:
+    ) -> Sequence[pb.SubmitTaskResponse | WeftError]:
         done = await sql_rows.submit_rows(connection, rows)
         await self._publish(connection, [LaneFilled(row.lane) for row in rows])
         return done
 
     @override
-    async def cancel(self, tenant: str, task_id: str, now: float) -> Task | None:
+    async def cancel(self, tenant: str, task_id: str, now: float) -> task_pb2.Task | None:
         return await self._write(
             lambda connection: sql_transitions.cancel(connection, tenant, task_id, now), _changes_of(task_id)
         )
 
     @override
-    async def delete(self, tenant: str, task_id: str) -> Task | None:
+    async def delete(self, tenant: str, task_id: str) -> task_pb2.Task | None:
         done = await self._write(
             lambda connection: sql_transitions.delete_ended(connection, tenant, task_id), _changes_of(task_id)
         )
@@ -120,7 +121,7 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
 
     @override
     async def revert(
-        self, claim: Claim, failure: TaskFailure, *, receipt: bytes, counts: bool, now: float, ready_at: float
+        self, claim: Claim, failure: task_pb2.TaskError, *, receipt: bytes, counts: bool, now: float, ready_at: float
     ) -> bool:
         lane = await self._write(
             lambda connection: self._fenced.revert(

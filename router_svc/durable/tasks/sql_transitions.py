@@ -4,7 +4,7 @@ Every write under a claim is fenced: it changes nothing if the claim is not the 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, bindparam, delete, exists, func, insert, literal_column, select, update
@@ -13,8 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from router_svc.durable.tasks.sql_rows import READY_NOW, STAGED, task_of
 from router_svc.durable.tasks.store_port import LOST_LEASE, Claim, ExpiredLease, Lane, NewChunk, TaskOutcome
 from router_svc.store.tables import batches, task_attempts, task_pieces, tasks
-from weft.durable.batches import BatchState
-from weft.durable.tasks import Task, TaskFailure, TaskState
+from weft.api.router.v1 import batch_service_pb2 as batch_pb
+from weft.api.router.v1 import task_pb2
+from weft.durable.tasks import task_error
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -69,7 +70,7 @@ async def claim(connection: AsyncConnection, task_id: str, owner: str, now: floa
     taking = (
         update(tasks)
         .where(tasks.c.seq == free)
-        .values(state=TaskState.RUNNING.value, owner=owner, attempt=tasks.c.attempt + 1, **NO_OUTPUT)
+        .values(state=task_pb2.TASK_STATE_RUNNING, owner=owner, attempt=tasks.c.attempt + 1, **NO_OUTPUT)
         .values(lease_until=lease_until, lease_seconds=lease_until - now, started_at=now)
         .returning(tasks.c.attempt)
     )
@@ -119,14 +120,14 @@ class FencedWrites:
 
     async def end(self, connection: AsyncConnection, claim: Claim, outcome: TaskOutcome, now: float) -> bool:
         """Ends the task. Also True if this very end is stored already, so that it can be repeated as `append`."""
-        failure = outcome.failure or TaskFailure(reason=Reason.UNSPECIFIED, message="")
+        failure = outcome.failure or task_pb2.TaskError()
         if not await self.append(connection, claim, outcome.chunks):
             return await _has_ended_so(connection, claim, outcome.state, failure)
         ended = (
             update(tasks)
             .where(self.fence(claim))
-            .values(state=outcome.state.value, ended_at=now, **UNCLAIMED)
-            .values(error_reason=failure.reason.value, error_message=kept_text(failure.message))
+            .values(state=outcome.state, ended_at=now, **UNCLAIMED)
+            .values(error_reason=failure.reason, error_message=kept_text(failure.message))
         )
         if not (await connection.execute(ended)).rowcount:
             return False
@@ -137,7 +138,7 @@ class FencedWrites:
         self,
         connection: AsyncConnection,
         claim: Claim,
-        failure: TaskFailure,
+        failure: task_pb2.TaskError,
         *,
         receipt: bytes,
         counts: bool,
@@ -148,7 +149,7 @@ class FencedWrites:
         again = (
             update(tasks)
             .where(self.fence(claim))
-            .values(state=TaskState.PENDING.value, failures=tasks.c.failures + int(counts), **UNCLAIMED)
+            .values(state=task_pb2.TASK_STATE_PENDING, failures=tasks.c.failures + int(counts), **UNCLAIMED)
             .values(ready_at=ready_at if ready_at > now else READY_NOW, expires_at=expiry_at(now), **NO_OUTPUT)
             .returning(tasks.c.model, tasks.c.tenant, tasks.c.band)
         )
@@ -193,10 +194,15 @@ _DELETE_CHUNKS = delete(task_pieces).where(
 
 
 async def end_attempts(
-    connection: AsyncConnection, claims: Sequence[Claim], failure: TaskFailure, now: float, *, receipt: bytes = b""
+    connection: AsyncConnection,
+    claims: Sequence[Claim],
+    failure: task_pb2.TaskError,
+    now: float,
+    *,
+    receipt: bytes = b"",
 ) -> None:
     """Writes the end of these attempts."""
-    over = {"ended_at": now, "reason": failure.reason.value, "message": kept_text(failure.message), "receipt": receipt}
+    over = {"ended_at": now, "reason": failure.reason, "message": kept_text(failure.message), "receipt": receipt}
     await connection.execute(_END_ATTEMPT, [_named(each) | over for each in claims])
 
 
@@ -209,13 +215,15 @@ def _named(claim: Claim) -> dict[str, object]:
     return {"of_task": claim.task_id, "of_attempt": claim.attempt}
 
 
-async def _has_ended_so(connection: AsyncConnection, claim: Claim, state: TaskState, failure: TaskFailure) -> bool:
+async def _has_ended_so(
+    connection: AsyncConnection, claim: Claim, state: "task_pb2.TaskState.ValueType", failure: task_pb2.TaskError
+) -> bool:
     """Whether the task has ended this way already: the earlier write succeeded, and its acknowledgement was lost."""
     query = (
         select(tasks.c.seq)
         .join(task_attempts, (task_attempts.c.task_id == tasks.c.id) & (task_attempts.c.attempt == tasks.c.attempt))
-        .where(tasks.c.id == claim.task_id, tasks.c.attempt == claim.attempt, tasks.c.state == state.value)
-        .where(tasks.c.error_reason == failure.reason.value, tasks.c.error_message == kept_text(failure.message))
+        .where(tasks.c.id == claim.task_id, tasks.c.attempt == claim.attempt, tasks.c.state == state)
+        .where(tasks.c.error_reason == failure.reason, tasks.c.error_message == kept_text(failure.message))
         .where(task_attempts.c.owner == claim.owner)
     )
     return (await connection.execute(query)).first() is not None
@@ -235,32 +243,34 @@ def _chunk_values(claim: Claim, chunk: NewChunk) -> dict[str, object]:
     }
 
 
-_BY_OWNER = TaskFailure(reason=Reason.CANCELLED, message="it was cancelled")
-_LOST = TaskFailure(reason=LOST_LEASE, message="the router that ran it gave no sign of life")
-_UNWRITTEN = (BatchState.IN_PROGRESS, BatchState.FINALIZING)
+_BY_OWNER = task_error(Reason.CANCELLED, "it was cancelled")
+_LOST = task_error(LOST_LEASE, "the router that ran it gave no sign of life")
+_UNWRITTEN = (batch_pb.BATCH_STATE_IN_PROGRESS, batch_pb.BATCH_STATE_FINALIZING)
 """States of batches whose results are still to be written from their items."""
 _END = update(tasks).where(tasks.c.seq == bindparam("of_seq"))
 
 
-async def cancel(connection: AsyncConnection, tenant: str, task_id: str, now: float) -> Task | None:
+async def cancel(connection: AsyncConnection, tenant: str, task_id: str, now: float) -> task_pb2.Task | None:
     """Implements `TaskStore.cancel`."""
     row = await _owned(connection, tenant, task_id)
-    if row is None or TaskState(row.state).is_terminal:
+    if row is None or row.state >= task_pb2.TASK_STATE_COMPLETED:
         return None if row is None else task_of(row)
     ended = update(tasks).where(tasks.c.seq == row.seq).returning(tasks)
-    values = {"state": TaskState.CANCELLED.value, "ended_at": now, **UNCLAIMED}
+    values = {"state": task_pb2.TASK_STATE_CANCELLED, "ended_at": now, **UNCLAIMED}
     after = (await connection.execute(ended.values(values))).one()
-    if row.state == TaskState.RUNNING:
+    if row.state == task_pb2.TASK_STATE_RUNNING:
         await end_attempts(connection, [Claim(task_id, row.owner, row.attempt)], _BY_OWNER, now)
-    return replace(task_of(after), owner=row.owner)
+    task = task_of(after)
+    task.owner = row.owner
+    return task
 
 
-async def delete_ended(connection: AsyncConnection, tenant: str, task_id: str) -> Task | WeftError | None:
+async def delete_ended(connection: AsyncConnection, tenant: str, task_id: str) -> task_pb2.Task | WeftError | None:
     """Deletes a terminal task; returns it, or the error."""
     row = await _owned(connection, tenant, task_id)
     if row is None:
         return None
-    if not TaskState(row.state).is_terminal:
+    if row.state < task_pb2.TASK_STATE_COMPLETED:
         return WeftError(Reason.RESOURCE_IN_USE, f"task {task_id} has not ended; cancel it first")
     await connection.execute(delete(tasks).where(tasks.c.seq == row.seq))
     return task_of(row)
@@ -281,8 +291,10 @@ async def revert_expired(connection: AsyncConnection, now: float, limit: int) ->
         return ()
     lost = [_lost(row) for row in rows]
     claims = [each.claim for each in lost]
-    again = [_again(row) for row, each in zip(rows, lost, strict=True) if each.state is TaskState.PENDING]
-    failed = [_failed(row, now) for row, each in zip(rows, lost, strict=True) if each.state is TaskState.FAILED]
+    again = [_again(row) for row, each in zip(rows, lost, strict=True) if each.state == task_pb2.TASK_STATE_PENDING]
+    failed = [
+        _failed(row, now) for row, each in zip(rows, lost, strict=True) if each.state == task_pb2.TASK_STATE_FAILED
+    ]
     if again:
         await connection.execute(_END.values(expires_at=expiry_at(now)), again)
     if failed:
@@ -326,32 +338,32 @@ def _lost(row: Any) -> ExpiredLease:
     return ExpiredLease(
         claim=Claim(row.id, row.owner, row.attempt),
         lane=lane_of(row),
-        state=TaskState.FAILED if is_last else TaskState.PENDING,
+        state=task_pb2.TASK_STATE_FAILED if is_last else task_pb2.TASK_STATE_PENDING,
     )
 
 
 def _again(row: Any) -> dict[str, object]:
-    state = {"of_seq": row.seq, "state": TaskState.PENDING.value, "failures": row.failures + 1}
+    state = {"of_seq": row.seq, "state": task_pb2.TASK_STATE_PENDING, "failures": row.failures + 1}
     return {**state, "ready_at": READY_NOW, **UNCLAIMED, **NO_OUTPUT}
 
 
 def _failed(row: Any, now: float) -> dict[str, object]:
     times = f"{row.failures + 1} attempts" if row.failures else "1 attempt"
-    failure = TaskFailure(reason=_LOST.reason, message=f"{_LOST.message}; given up after {times}")
+    failure = task_error(LOST_LEASE, f"{_LOST.message}; given up after {times}")
     return _ended(row.seq, now, failure) | {"failures": row.failures + 1, **NO_OUTPUT}
 
 
-def _ended(seq: int, now: float, failure: TaskFailure) -> dict[str, object]:
-    why = {"error_reason": failure.reason.value, "error_message": failure.message}
-    return {"of_seq": seq, "state": TaskState.FAILED.value, "ended_at": now, **UNCLAIMED, **why}
+def _ended(seq: int, now: float, failure: task_pb2.TaskError) -> dict[str, object]:
+    why = {"error_reason": failure.reason, "error_message": failure.message}
+    return {"of_seq": seq, "state": task_pb2.TASK_STATE_FAILED, "ended_at": now, **UNCLAIMED, **why}
 
 
-def _why_never(row: Any) -> TaskFailure:
+def _why_never(row: Any) -> task_pb2.TaskError:
     begun = "begun again" if row.attempt else "begun"
     if row.window_ends_at is not None:
-        return TaskFailure(reason=Reason.DEADLINE_EXCEEDED, message=f"its window ended before it was {begun}")
+        return task_error(Reason.DEADLINE_EXCEEDED, f"its window ended before it was {begun}")
     waited = f"it waited {row.pending_limit_seconds:g} s and was not {begun}: no runner had a slot for it"
-    return TaskFailure(reason=Reason.QUEUE_TIMEOUT, message=waited)
+    return task_error(Reason.QUEUE_TIMEOUT, waited)
 
 
 UNKNOWN_LEASE_SECONDS = 60.0

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from weft.durable.tasks import Submitted, Task, TaskChunk, TaskDetails, TaskFailure, TaskPage, TaskQuery, TaskState
+from weft.api.router.v1 import task_pb2
+from weft.api.router.v1 import task_service_pb2 as pb
 from weft.kernel.clock import Clock
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -117,11 +118,11 @@ class NewChunk:
 class TaskOutcome:
     """The terminal result of a task, by its last attempt."""
 
-    state: TaskState
+    state: "task_pb2.TaskState.ValueType"
     """COMPLETED or FAILED."""
     chunks: Sequence[NewChunk] = ()
     """The last chunks of its answer; committed together with the terminal state, or not at all."""
-    failure: TaskFailure | None = None
+    failure: task_pb2.TaskError | None = None
     receipt: bytes = b""
     """A serialized Receipt; empty: none."""
 
@@ -132,30 +133,32 @@ class ExpiredLease:
 
     claim: Claim
     lane: Lane
-    state: TaskState
+    state: "task_pb2.TaskState.ValueType"
     """PENDING again, or FAILED if it was the last attempt."""
 
 
 class TaskReads(Protocol):
     """Reads of tasks, their claims and their answers."""
 
-    async def submitted(self, row: TaskRow) -> Submitted | None:
+    async def submitted(self, row: TaskRow) -> pb.SubmitTaskResponse | None:
         """Returns the stored task with the row's idempotency key; None: there is none. Raises IDEMPOTENCY_CONFLICT."""
         ...
 
-    async def get(self, tenant: str, task_id: str) -> Task | None:
+    async def get(self, tenant: str, task_id: str) -> task_pb2.Task | None:
         """Returns a task; None, here and below: the tenant has no task with this id."""
         ...
 
-    async def details(self, tenant: str, task_id: str) -> TaskDetails | None:
+    async def details(self, tenant: str, task_id: str) -> pb.GetTaskResponse | None:
         """Returns a task with its spec and its attempts."""
         ...
 
-    async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
+    async def list_page(self, tenant: str, request: pb.ListTasksRequest) -> pb.ListTasksResponse:
         """Returns a page of tasks, newest first. Raises INVALID_ARGUMENT for a page token of another query."""
         ...
 
-    async def chunks(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskChunk]:
+    async def chunks(
+        self, task_id: str, attempt: int, after_index: int, max_bytes: int
+    ) -> Sequence[task_pb2.TaskPiece]:
         """Returns the stored chunks of an attempt after an event, in order; as many as fit, but at least one."""
         ...
 
@@ -182,15 +185,15 @@ class TaskReads(Protocol):
 class TaskStore(TaskReads, Protocol):
     """Stores tasks, their claims and their answers."""
 
-    async def submit(self, row: TaskRow) -> Submitted:
+    async def submit(self, row: TaskRow) -> pb.SubmitTaskResponse:
         """Stores a task. Raises IDEMPOTENCY_CONFLICT. Concurrent submissions share one commit."""
         ...
 
-    async def cancel(self, tenant: str, task_id: str, now: float) -> Task | None:
+    async def cancel(self, tenant: str, task_id: str, now: float) -> task_pb2.Task | None:
         """Cancels a task unless it is terminal; returns it, with `owner` still naming the router that ran it."""
         ...
 
-    async def delete(self, tenant: str, task_id: str) -> Task | None:
+    async def delete(self, tenant: str, task_id: str) -> task_pb2.Task | None:
         """Deletes a terminal task and returns it as it was. Raises RESOURCE_IN_USE if it is not terminal."""
         ...
 
@@ -211,7 +214,7 @@ class TaskStore(TaskReads, Protocol):
         ...
 
     async def revert(
-        self, claim: Claim, failure: TaskFailure, *, receipt: bytes, counts: bool, now: float, ready_at: float
+        self, claim: Claim, failure: task_pb2.TaskError, *, receipt: bytes, counts: bool, now: float, ready_at: float
     ) -> bool:
         """Discards a failed attempt and its chunks: the task is pending again and may start from `ready_at` on.
 

@@ -8,7 +8,8 @@ import asyncio
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.store_port import DatabaseClock, ManyChanged, TaskChanged, TaskReads, TaskStore
 from router_svc.durable.tasks.task_events import TaskEventBus
-from weft.durable.tasks import TaskState
+from weft.api.router.v1 import task_pb2
+from weft.durable.tasks import state_name
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -120,7 +121,7 @@ class TaskSweeper:
             failed = await self._store.fail_expired(self._database_clock.now(), self._limits.sweep_batch)
             for task_id in failed:
                 # The failure of the task names the limit.
-                log.info("task ended", task=task_id, state=TaskState.FAILED.name, reason="EXPIRED")
+                log.info("task ended", task=task_id, state=state_name(task_pb2.TASK_STATE_FAILED), reason="EXPIRED")
                 self._events.publish(TaskChanged(task_id))
             if len(failed) < self._limits.sweep_batch:
                 return

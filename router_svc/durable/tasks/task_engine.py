@@ -28,8 +28,9 @@ from router_svc.durable.tasks.task_call import CallMaker
 from router_svc.durable.tasks.task_dispatcher import LaneState, TaskDispatcher
 from router_svc.durable.tasks.task_events import TaskEventBus, wait_for_event
 from router_svc.durable.tasks.task_run import RunDeps, StopReason, TaskRun
+from weft.api.router.v1 import task_pb2
 from weft.dispatch.fleet import FleetView
-from weft.durable.tasks import Task, TaskFailure, TaskState
+from weft.durable.tasks import state_name, task_error
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -154,7 +155,7 @@ class TaskEngine:
         else:
             run.stop(StopReason.CANCELLED)
 
-    def waiting_for(self, task: Task) -> str:
+    def waiting_for(self, task: task_pb2.Task) -> str:
         """Returns why a task waits, as far as it is known; empty: unknown."""
         run = self._runs.get(task.id)
         if run is not None:
@@ -437,11 +438,11 @@ class LeaseRenewer:
 
     async def _revert_unknown(self, claim: Claim) -> None:
         """Reverts a claim of this router that has no run, because its acknowledgement was lost."""
-        failure = TaskFailure(reason=Reason.LEASE_LOST, message="the acknowledgement of the claim was lost")
+        failure = task_error(Reason.LEASE_LOST, "the acknowledgement of the claim was lost")
         now = self._database_clock.now()
         if await self._store.revert(claim, failure, receipt=b"", counts=False, now=now, ready_at=now):
             log.info(
-                "task reverted", task=claim.task_id, attempt=claim.attempt, reason=failure.reason.name, counts=False
+                "task reverted", task=claim.task_id, attempt=claim.attempt, reason=Reason.LEASE_LOST.name, counts=False
             )
             # The claim does not name its lane; the next look at all lanes finds it.
             self._claim_holder.publish(TaskChanged(claim.task_id))
@@ -456,17 +457,17 @@ class LeaseRenewer:
 
     def _report_expired(self, lease: ExpiredLease) -> None:
         claim = lease.claim
-        if lease.state is TaskState.PENDING:
+        if lease.state == task_pb2.TASK_STATE_PENDING:
             log.info("task reverted", task=claim.task_id, attempt=claim.attempt, reason=LOST_LEASE.name, counts=True)
         else:
             log.info(
                 "task ended",
                 task=claim.task_id,
                 attempt=claim.attempt,
-                state=lease.state.name,
+                state=state_name(lease.state),
                 reason=LOST_LEASE.name,
             )
         self._claim_holder.lose(claim)
         self._claim_holder.publish(TaskChanged(claim.task_id))
-        if lease.state is TaskState.PENDING:
+        if lease.state == task_pb2.TASK_STATE_PENDING:
             self._claim_holder.publish(LaneFilled(lease.lane))

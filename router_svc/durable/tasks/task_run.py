@@ -31,11 +31,11 @@ from router_svc.policy.task_retry import (
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.frames import has_content
-from weft.durable.tasks import TaskFailure, TaskState
+from weft.durable.tasks import state_name, task_error
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
+from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.service import start_task
 
 _NOT_KEPT = frozenset({"queued", "loading", "progress", None})
@@ -337,7 +337,7 @@ class TaskRun:
                 log.info("task attempt cancelled", task=claim.task_id, attempt=claim.attempt, owner=claim.owner)
             case StopReason.HALTED:
                 await self._stop_helpers()
-                failure = TaskFailure(reason=Reason.SHUTTING_DOWN, message="the router stopped")
+                failure = task_error(Reason.SHUTTING_DOWN, "the router stopped")
                 await self._revert(claim, failure, TryAgain(0.0, counts=False))
             case StopReason.TIMED_OUT:
                 await self._stop_helpers()
@@ -349,7 +349,7 @@ class TaskRun:
                 chunks = await self._recording.rest()
                 await self._stop_helpers()
                 if error is None:
-                    await self._end(claim, TaskState.COMPLETED, chunks, None)
+                    await self._end(claim, task_pb2.TASK_STATE_COMPLETED, chunks, None)
                 else:
                     await self._fail(claim, error, chunks)
 
@@ -368,15 +368,19 @@ class TaskRun:
             max_seconds=limits.max_retry_delay_seconds,
         )
         if isinstance(verdict, GivesUp):
-            failure = TaskFailure(reason=verdict.reason, message=verdict.message)
+            failure = task_error(verdict.reason, verdict.message)
             kept = () if error.reason is Reason.REQUEST_TOO_LARGE else chunks
-            await self._end(claim, TaskState.FAILED, kept, failure)
+            await self._end(claim, task_pb2.TASK_STATE_FAILED, kept, failure)
         else:
-            failure = TaskFailure(reason=error.reason, message=error.message)
+            failure = task_error(error.reason, error.message)
             await self._revert(claim, failure, verdict)
 
     async def _end(
-        self, claim: Claim, state: TaskState, chunks: Sequence[NewChunk], failure: TaskFailure | None
+        self,
+        claim: Claim,
+        state: "task_pb2.TaskState.ValueType",
+        chunks: Sequence[NewChunk],
+        failure: task_pb2.TaskError | None,
     ) -> None:
         deps = self._deps
         outcome = TaskOutcome(state=state, chunks=chunks, failure=failure, receipt=self._receipt())
@@ -384,11 +388,11 @@ class TaskRun:
             _log_lost(claim)
             return
         await deps.failpoints.reach(Failpoint.ENDED, claim.task_id)
-        reason = None if failure is None else failure.reason.name
-        log.info("task ended", task=claim.task_id, attempt=claim.attempt, state=state.name, reason=reason)
+        reason = None if failure is None else reason_of(failure.reason).name
+        log.info("task ended", task=claim.task_id, attempt=claim.attempt, state=state_name(state), reason=reason)
         deps.publish(TaskChanged(claim.task_id))
 
-    async def _revert(self, claim: Claim, failure: TaskFailure, again: TryAgain) -> None:
+    async def _revert(self, claim: Claim, failure: task_pb2.TaskError, again: TryAgain) -> None:
         deps, receipt, counts = self._deps, self._receipt(), again.counts
 
         def write() -> Coroutine[None, None, bool]:
@@ -400,7 +404,7 @@ class TaskRun:
             _log_lost(claim)
             return
         self.ready_at = deps.database_clock.now() + again.pause_seconds
-        reason = failure.reason.name
+        reason = reason_of(failure.reason).name
         log.info("task reverted", task=claim.task_id, attempt=claim.attempt, reason=reason, counts=counts)
         deps.publish(TaskChanged(claim.task_id))
         deps.publish(LaneFilled(self.task.lane))

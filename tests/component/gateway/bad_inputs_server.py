@@ -46,12 +46,14 @@ from weft.api.common.v1 import (
     rerank_pb2,
     tokenize_pb2,
 )
+from weft.api.router.v1 import file_service_pb2, task_service_pb2
 from weft.dispatch.call import Call
 from weft.dispatch.operations import SpeechPiece
-from weft.durable.batches import BATCH_INPUT, StoredFile
-from weft.durable.tasks import NewTask, Submitted, payload_of
+from weft.durable.batches import BATCH_INPUT
+from weft.durable.tasks import payload_of
 from weft.kernel.request import Operation
 from weft.kernel.telemetry import configure_logging
+from weft.kernel.timestamps import stamp_of
 
 _LINE = b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{}}'
 CONFIG = GatewayConfig(
@@ -108,8 +110,14 @@ class ForgetfulDispatcher(ScriptedDispatcher):
 
 def forgetful_files() -> MemoryFiles:
     """One file for batches, and no room for another."""
-    found = StoredFile(
-        id="file-1", tenant="default", name="in", purpose=BATCH_INPUT, size=len(_LINE), created_at=NOW, expires_at=NOW
+    found = file_service_pb2.File(
+        id="file-1",
+        tenant="default",
+        name="in",
+        purpose=BATCH_INPUT,
+        byte_count=len(_LINE),
+        create_time=stamp_of(NOW),
+        expire_time=stamp_of(NOW),
     )
     return MemoryFiles({"file-1": (found, [_LINE])}, keeps_nothing=True, count=1)
 
@@ -118,13 +126,15 @@ def forgetful_files() -> MemoryFiles:
 class ForgetfulTasks(ScriptedTasks):
     """Completes every task at once, and stores only the last one."""
 
-    async def submit(self, new: NewTask) -> Submitted:
+    async def submit(
+        self, tenant: str, request: task_service_pb2.SubmitTaskRequest, *, caller: str = "local"
+    ) -> task_service_pb2.SubmitTaskResponse:
         self.kept.clear()
         self.watched_from.clear()
-        payload = payload_of(new.spec)
-        vectors = [[0.5, 0.25]] * len(new.spec.embedding.inputs)
+        payload = payload_of(request.spec)
+        vectors = [[0.5, 0.25]] * len(request.spec.embedding.inputs)
         self.at_once = [output(*answer_to(payload), vectors=vectors)]
-        return await super().submit(new)
+        return await super().submit(tenant, request, caller=caller)
 
 
 async def serve(log: TextIO, *, with_keys: bool) -> None:

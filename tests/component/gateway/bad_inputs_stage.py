@@ -333,7 +333,7 @@ def victim(folder: Path, *, headers: Mapping[str, str] | None = None, keys: bool
         [sys.executable, str(HERE / "bad_inputs_server.py"), str(log), *(["keys"] if keys else [])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.getcwd()])},  # noqa: PTH109
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1]), os.getcwd()])},  # noqa: PTH109
     ) as process:
         try:
             assert process.stdout is not None

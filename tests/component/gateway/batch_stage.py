@@ -11,7 +11,8 @@ from file_script import MemoryBatches, MemoryFiles
 from gateway_script import RunningGateway, serving
 
 from gateway.config import BatchEdgeConfig, GatewayConfig
-from weft.durable.batches import BATCH_INPUT, NewFile
+from weft.api.router.v1 import file_service_pb2
+from weft.durable.batches import BATCH_INPUT
 
 PATH = "/v1/batches"
 CHAT: Final = "/v1/chat/completions"
@@ -40,7 +41,9 @@ class Stage:
         async def content() -> AsyncGenerator[bytes]:
             yield jsonl(*lines)
 
-        return (await self.files.save(NewFile(tenant=tenant, name="in.jsonl", purpose=purpose), content())).id
+        return (
+            await self.files.save(file_service_pb2.File(tenant=tenant, name="in.jsonl", purpose=purpose), content())
+        ).id
 
     async def make(self, *lines: Line | bytes, **fields: Any) -> dict[str, Any]:
         """A batch of these lines, as answered."""

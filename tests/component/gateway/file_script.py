@@ -5,26 +5,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from gateway_script import delta, finished, started, usage
+from kit.messages import changed
 
-from weft.api.router.v1 import task_pb2
-from weft.durable.batches import (
-    MAX_PIECE_BYTES,
-    Batch,
-    BatchLine,
-    BatchPage,
-    BatchState,
-    FilePage,
-    LineCounts,
-    LineResult,
-    NewBatch,
-    NewFile,
-    StoredFile,
-    batch_not_found,
-    file_not_found,
-)
-from weft.durable.tasks import Task, TaskFailure, TaskState
+from weft.api.router.v1 import batch_service_pb2, file_service_pb2, task_pb2
+from weft.durable.batches import MAX_PIECE_BYTES, LineResult, batch_not_found, file_not_found
+from weft.durable.tasks import is_terminal, task_error
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import stamp_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_KEPT = 100
@@ -35,14 +23,14 @@ HELLO = (task_pb2.TaskOutput(events=[started(), delta("Hello"), delta(finish="ST
 class MemoryFiles:
     """A FilePort. `failure` is raised by every method but `save`, which raises `save_failure`."""
 
-    kept: dict[str, tuple[StoredFile, list[bytes]]] = field(default_factory=dict)
+    kept: dict[str, tuple[file_service_pb2.File, list[bytes]]] = field(default_factory=dict)
     failure: WeftError | None = None
     save_failure: WeftError | None = None
     keeps_nothing: bool = False
     """Whether content is read and discarded."""
     count: int = 0
 
-    async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
+    async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:
         pieces, size = [], 0
         async for piece in content:
             assert 0 < len(piece) <= MAX_PIECE_BYTES
@@ -51,29 +39,33 @@ class MemoryFiles:
         if self.save_failure is not None:
             raise self.save_failure
         self.count += 1
-        file = StoredFile(
+        file = file_service_pb2.File(
             id=f"file-{self.count}",
             tenant=new.tenant,
             name=new.name,
             purpose=new.purpose,
-            size=size,
-            created_at=NOW + timedelta(seconds=self.count),
-            expires_at=NOW + timedelta(days=30),
+            byte_count=size,
+            create_time=stamp_of(NOW + timedelta(seconds=self.count)),
+            expire_time=stamp_of(NOW + timedelta(days=30)),
         )
         if len(self.kept) < MAX_KEPT:
             self.kept[file.id] = (file, pieces)
         return file
 
-    async def get(self, tenant: str, file_id: str) -> StoredFile:
+    async def get(self, tenant: str, file_id: str) -> file_service_pb2.File:
         return self._find(tenant, file_id)[0]
 
-    async def list_page(self, tenant: str, *, purpose: str = "", after: str = "", limit: int = 100) -> FilePage:
+    async def list_page(
+        self, tenant: str, *, purpose: str = "", after: str = "", limit: int = 100
+    ) -> file_service_pb2.ListFilesResponse:
         if after:
             self._find(tenant, after)
         own = [file for file, _ in reversed(self.kept.values()) if file.tenant == tenant]
         fitting = [file for file in own if purpose in {"", file.purpose}]
         start = [file.id for file in fitting].index(after) + 1 if after else 0
-        return FilePage(files=fitting[start : start + limit], has_more=start + limit < len(fitting))
+        return file_service_pb2.ListFilesResponse(
+            files=fitting[start : start + limit], has_more=start + limit < len(fitting)
+        )
 
     async def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
         for piece in self._find(tenant, file_id)[1]:
@@ -87,7 +79,7 @@ class MemoryFiles:
         """The content of a file."""
         return b"".join(self.kept[file_id][1]).decode()
 
-    def _find(self, tenant: str, file_id: str) -> tuple[StoredFile, list[bytes]]:
+    def _find(self, tenant: str, file_id: str) -> tuple[file_service_pb2.File, list[bytes]]:
         if self.failure is not None:
             raise self.failure
         found = self.kept.get(file_id)
@@ -98,7 +90,7 @@ class MemoryFiles:
 
 @dataclass
 class KeptBatch:
-    batch: Batch
+    batch: batch_service_pb2.Batch
     results: list[LineResult] = field(default_factory=list)
 
 
@@ -107,14 +99,21 @@ class MemoryBatches:
     """A BatchPort. `line_failure` is raised by `create` once it has all lines, `failure` by every other method."""
 
     kept: dict[str, KeptBatch] = field(default_factory=dict)
-    news: list[NewBatch] = field(default_factory=list)
+    callers: list[str] = field(default_factory=list)
+    news: list[batch_service_pb2.Batch] = field(default_factory=list)
     failure: WeftError | None = None
     line_failure: WeftError | None = None
     keeps_nothing: bool = False
     reads: int = 0
     """How many times reading the results has begun."""
 
-    async def create(self, new: NewBatch, lines: AsyncIterator[BatchLine]) -> Batch:
+    async def create(
+        self,
+        new: batch_service_pb2.Batch,
+        lines: AsyncIterator[batch_service_pb2.BatchLine],
+        *,
+        caller: str = "local",
+    ) -> batch_service_pb2.Batch:
         batch_id = f"batch-{len(self.news) + 1}"
         results = [
             LineResult(custom_id=line.custom_id, task=_task(batch_id, new.tenant, place, line), origin=line.spec.origin)
@@ -122,41 +121,46 @@ class MemoryBatches:
         ]
         if self.line_failure is not None and not new.errors:
             raise self.line_failure
-        batch = Batch(
+        batch = batch_service_pb2.Batch(
             id=batch_id,
             tenant=new.tenant,
-            state=BatchState.FAILED if new.errors else BatchState.IN_PROGRESS,
+            state=batch_service_pb2.BATCH_STATE_FAILED if new.errors else batch_service_pb2.BATCH_STATE_IN_PROGRESS,
             endpoint=new.endpoint,
             input_file=new.input_file,
             errors=new.errors,
-            counts=LineCounts(total=len(results)),
+            total_count=len(results),
             metadata=new.metadata,
-            created_at=NOW,
-            window_ends_at=new.window_ends_at,
-            ended_at=NOW if new.errors else None,
+            create_time=stamp_of(NOW),
+            window_end_time=new.window_end_time,
+            end_time=stamp_of(NOW) if new.errors else None,
         )
         if not self.keeps_nothing:
             self.news.append(new)
+            self.callers.append(caller)
             self.kept[batch.id] = KeptBatch(batch, results)
         return batch
 
-    async def get(self, tenant: str, batch_id: str) -> Batch:
+    async def get(self, tenant: str, batch_id: str) -> batch_service_pb2.Batch:
         return self._find(tenant, batch_id).batch
 
-    async def list_page(self, tenant: str, *, after: str = "", limit: int = 20) -> BatchPage:
+    async def list_page(
+        self, tenant: str, *, after: str = "", limit: int = 20
+    ) -> batch_service_pb2.ListBatchesResponse:
         if after:
             self._find(tenant, after)
         own = [kept.batch for kept in reversed(self.kept.values()) if kept.batch.tenant == tenant]
         start = [batch.id for batch in own].index(after) + 1 if after else 0
-        return BatchPage(batches=own[start : start + limit], has_more=start + limit < len(own))
+        return batch_service_pb2.ListBatchesResponse(
+            batches=own[start : start + limit], has_more=start + limit < len(own)
+        )
 
-    async def cancel(self, tenant: str, batch_id: str) -> Batch:
+    async def cancel(self, tenant: str, batch_id: str) -> batch_service_pb2.Batch:
         kept = self._find(tenant, batch_id)
-        if kept.batch.state is BatchState.IN_PROGRESS:
-            left = [place for place, result in enumerate(kept.results) if not result.task.state.is_terminal]
+        if kept.batch.state == batch_service_pb2.BATCH_STATE_IN_PROGRESS:
+            left = [place for place, result in enumerate(kept.results) if not is_terminal(result.task)]
             for place in left:
-                self.end(batch_id, place, TaskState.CANCELLED)
-            kept.batch = replace(kept.batch, cancelled_at=NOW)
+                self.end(batch_id, place, task_pb2.TASK_STATE_CANCELLED)
+            kept.batch = changed(kept.batch, cancel_time=NOW)
             self.close(batch_id)
         return kept.batch
 
@@ -165,15 +169,15 @@ class MemoryBatches:
         for result in self._find(tenant, batch_id).results:
             yield result
 
-    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> Batch:
+    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> batch_service_pb2.Batch:
         kept = self._find(tenant, batch_id)
-        if kept.batch.state is BatchState.FINALIZING:
-            kept.batch = replace(
+        if kept.batch.state == batch_service_pb2.BATCH_STATE_FINALIZING:
+            kept.batch = changed(
                 kept.batch,
-                state=BatchState.FINISHED,
+                state=batch_service_pb2.BATCH_STATE_FINISHED,
                 output_file=output_file,
                 error_file=error_file,
-                ended_at=NOW + timedelta(minutes=2),
+                end_time=NOW + timedelta(minutes=2),
             )
         return kept.batch
 
@@ -181,31 +185,32 @@ class MemoryBatches:
         self,
         batch_id: str,
         place: int,
-        state: TaskState = TaskState.COMPLETED,
+        state: "task_pb2.TaskState.ValueType" = task_pb2.TASK_STATE_COMPLETED,
         outputs: tuple[task_pb2.TaskOutput, ...] = (),
         **fields: object,
     ) -> None:
         """End one line."""
         results = self.kept[batch_id].results
-        task = replace(results[place].task, state=state, **fields)  # type: ignore[arg-type]
+        task = changed(results[place].task, state=state, **fields)
         results[place] = replace(results[place], task=task, outputs=outputs)
 
     def close(self, batch_id: str) -> None:
         """All lines have ended."""
         kept = self.kept[batch_id]
         tasks = [result.task for result in kept.results]
-        assert all(task.state.is_terminal for task in tasks)
+        assert all(is_terminal(task) for task in tasks)
         states = [task.state for task in tasks]
         expired = sum(task.error == EXPIRED for task in tasks)
-        counts = LineCounts(
-            total=len(states),
-            completed=states.count(TaskState.COMPLETED),
-            failed=states.count(TaskState.FAILED) - expired,
-            cancelled=states.count(TaskState.CANCELLED),
-            expired=expired,
+        kept.batch = changed(
+            kept.batch,
+            state=batch_service_pb2.BATCH_STATE_FINALIZING,
+            total_count=len(states),
+            completed_count=states.count(task_pb2.TASK_STATE_COMPLETED),
+            failed_count=states.count(task_pb2.TASK_STATE_FAILED) - expired,
+            cancelled_count=states.count(task_pb2.TASK_STATE_CANCELLED),
+            expired_count=expired,
+            lines_end_time=NOW + timedelta(minutes=1),
         )
-        lines_ended_at = NOW + timedelta(minutes=1)
-        kept.batch = replace(kept.batch, state=BatchState.FINALIZING, counts=counts, lines_ended_at=lines_ended_at)
 
     def _find(self, tenant: str, batch_id: str) -> KeptBatch:
         if self.failure is not None:
@@ -216,25 +221,27 @@ class MemoryBatches:
         return found
 
 
-EXPIRED = TaskFailure(reason=Reason.DEADLINE_EXCEEDED, message="the window was over")
+EXPIRED = task_error(Reason.DEADLINE_EXCEEDED, "the window was over")
 
 
-async def _counted(lines: AsyncIterator[BatchLine]) -> AsyncGenerator[tuple[int, BatchLine]]:
+async def _counted(
+    lines: AsyncIterator[batch_service_pb2.BatchLine],
+) -> AsyncGenerator[tuple[int, batch_service_pb2.BatchLine]]:
     place = 0
     async for line in lines:
         yield place, line
         place += 1
 
 
-def _task(batch_id: str, tenant: str, place: int, line: BatchLine) -> Task:
-    return Task(
+def _task(batch_id: str, tenant: str, place: int, line: batch_service_pb2.BatchLine) -> task_pb2.Task:
+    return task_pb2.Task(
         id=f"task-{batch_id}-{place}",
         tenant=tenant,
-        state=TaskState.PENDING,
+        state=task_pb2.TASK_STATE_PENDING,
         model=line.spec.model,
         batch=batch_id,
         line=place,
-        created_at=NOW,
+        create_time=stamp_of(NOW),
         max_attempts=5,
         origin_kind=line.spec.origin_kind,
     )

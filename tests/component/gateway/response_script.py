@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from weft.durable.responses import MAX_CHAIN, StoredResponse, response_not_found
+from weft.api.router.v1 import stored_response_service_pb2
+from weft.durable.responses import MAX_CHAIN, response_not_found
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -14,11 +15,11 @@ MAX_KEPT = 1000
 class MemoryResponses:
     """A ResponseStore. `failure` is raised by every method, `save_failure` by `save` alone."""
 
-    kept: dict[str, StoredResponse] = field(default_factory=dict)
+    kept: dict[str, stored_response_service_pb2.StoredResponse] = field(default_factory=dict)
     failure: WeftError | None = None
     save_failure: WeftError | None = None
 
-    async def save(self, response: StoredResponse) -> None:
+    async def save(self, response: stored_response_service_pb2.StoredResponse) -> None:
         self._fail()
         if self.save_failure is not None:
             raise self.save_failure
@@ -26,14 +27,14 @@ class MemoryResponses:
             raise WeftError(Reason.TOO_MANY_RESOURCES, f"at most {MAX_KEPT} responses are kept")
         self.kept[response.id] = response
 
-    async def get(self, tenant: str, response_id: str) -> StoredResponse:
+    async def get(self, tenant: str, response_id: str) -> stored_response_service_pb2.StoredResponse:
         self._fail()
         found = self.kept.get(response_id)
         if found is None or found.tenant != tenant:
             raise response_not_found(response_id)
         return found
 
-    async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
+    async def chain(self, tenant: str, response_id: str) -> Sequence[stored_response_service_pb2.StoredResponse]:
         found = [await self.get(tenant, response_id)]
         while found[-1].previous_id:
             if len(found) == MAX_CHAIN:

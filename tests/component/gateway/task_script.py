@@ -2,31 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from gateway_script import Frame
+from kit.messages import changed
 
 from weft.api.common.v1 import embedding_pb2
-from weft.api.router.v1 import task_pb2
-from weft.durable.tasks import (
-    TASK_PREFIX,
-    NewTask,
-    Submitted,
-    Task,
-    TaskAttempt,
-    TaskChunk,
-    TaskDetails,
-    TaskEvent,
-    TaskFailure,
-    TaskPage,
-    TaskQuery,
-    TaskState,
-    event_number,
-    task_not_found,
-)
+from weft.api.router.v1 import task_pb2, task_service_pb2
+from weft.durable.tasks import DEFAULT_LISTED, TASK_PREFIX, event_number, is_terminal, task_error, task_not_found
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import stamp_of
 
 BORN = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -37,16 +24,26 @@ def output(*frames: Frame, vectors: Sequence[Sequence[float]] = ()) -> task_pb2.
     return task_pb2.TaskOutput(events=[event for frame in frames for event in frame], embeddings=embeddings)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """What was submitted."""
+
+    tenant: str
+    spec: task_pb2.TaskSpec
+    idempotency_key: str
+    caller: str
+
+
 @dataclass
 class Kept:
     """One task with its stored data."""
 
-    new: NewTask
-    task: Task
-    attempts: list[TaskAttempt] = field(default_factory=list)
-    pieces: list[TaskChunk] = field(default_factory=list)
+    new: Submission
+    task: task_pb2.Task
+    attempts: list[task_pb2.TaskAttempt] = field(default_factory=list)
+    pieces: list[task_pb2.TaskPiece] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and replaced by another event, after every change."""
+    """Set, and changed by another event, after every change."""
 
     def change(self) -> None:
         changed, self.changed = self.changed, asyncio.Event()
@@ -87,42 +84,49 @@ class ScriptedTasks:
         """A router claims it."""
         kept = self._of(task_id)
         attempt = kept.task.attempt + 1
-        kept.attempts.append(TaskAttempt(attempt=attempt, owner="r1", claimed_at=BORN + timedelta(seconds=attempt)))
-        self._turn(kept, state=TaskState.RUNNING, attempt=attempt, expires_at=None, waiting_for="", started_at=BORN)
+        kept.attempts.append(
+            task_pb2.TaskAttempt(attempt=attempt, owner="r1", claim_time=stamp_of(BORN + timedelta(seconds=attempt)))
+        )
+        self._turn(
+            kept, state=task_pb2.TASK_STATE_RUNNING, attempt=attempt, expire_time=None, waiting_for="", start_time=BORN
+        )
 
     def say(self, piece: task_pb2.TaskOutput, task_id: str = "") -> None:
         """A chunk is stored."""
         kept = self._of(task_id)
         last = kept.pieces[-1].last_event if kept.pieces else event_number(kept.task.attempt, 0)
         number = last + len(piece.events)
-        kept.pieces.append(TaskChunk(attempt=kept.task.attempt, last_event=number, output=piece))
-        kept.task = replace(kept.task, last_event=number)
+        kept.pieces.append(task_pb2.TaskPiece(attempt=kept.task.attempt, last_event=number, output=piece))
+        kept.task = changed(kept.task, last_event=number)
         kept.change()
 
     def lose(self, reason: Reason = Reason.WORKER_LOST, message: str = "the runner is gone", task_id: str = "") -> None:
         """Its attempt is lost; it waits for the next."""
         kept = self._of(task_id)
-        kept.attempts[-1] = replace(kept.attempts[-1], reason=reason, message=message, ended_at=BORN)
+        kept.attempts[-1] = changed(kept.attempts[-1], reason=reason, message=message, end_time=BORN)
         kept.pieces.clear()
-        self._turn(kept, state=TaskState.PENDING, last_event=0, waiting_for=self.waiting_for)
+        self._turn(kept, state=task_pb2.TASK_STATE_PENDING, last_event=0, waiting_for=self.waiting_for)
 
     def complete(self, task_id: str = "") -> None:
-        self._turn(self._of(task_id), state=TaskState.COMPLETED, ended_at=BORN + timedelta(minutes=1))
+        self._turn(self._of(task_id), state=task_pb2.TASK_STATE_COMPLETED, end_time=BORN + timedelta(minutes=1))
 
     def fail(self, reason: Reason, message: str, task_id: str = "") -> None:
-        failure = TaskFailure(reason=reason, message=message)
-        self._turn(self._of(task_id), state=TaskState.FAILED, ended_at=BORN, error=failure)
+        failure = task_error(reason, message)
+        self._turn(self._of(task_id), state=task_pb2.TASK_STATE_FAILED, end_time=BORN, error=failure)
 
     def _of(self, task_id: str) -> Kept:
         return self.kept[task_id] if task_id else self.one
 
     def _turn(self, kept: Kept, **fields: object) -> None:
-        kept.task = replace(kept.task, **fields)  # type: ignore[arg-type]  # a test's own fields
+        kept.task = changed(kept.task, **fields)
         kept.change()
 
     # The port's methods.
 
-    async def submit(self, new: NewTask) -> Submitted:
+    async def submit(
+        self, tenant: str, request: task_service_pb2.SubmitTaskRequest, *, caller: str = "local"
+    ) -> task_service_pb2.SubmitTaskResponse:
+        new = Submission(tenant=tenant, spec=request.spec, idempotency_key=request.idempotency_key, caller=caller)
         self._fail()
         if self.submit_gate is not None:
             self.was_submitted.set()
@@ -131,14 +135,14 @@ class ScriptedTasks:
             if new.idempotency_key and (kept.new.tenant, kept.new.idempotency_key) == (new.tenant, new.idempotency_key):
                 if kept.new.spec != new.spec:
                     raise WeftError(Reason.IDEMPOTENCY_CONFLICT, "the key was used for something else")
-                return Submitted(task=kept.task, existed=True)
-        task = Task(
+                return task_service_pb2.SubmitTaskResponse(task=kept.task, existed=True)
+        task = task_pb2.Task(
             id=f"{TASK_PREFIX}-{len(self.kept):024x}",
             tenant=new.tenant,
-            state=TaskState.PENDING,
+            state=task_pb2.TASK_STATE_PENDING,
             model=new.spec.model,
-            created_at=BORN,
-            expires_at=BORN + timedelta(hours=1),
+            create_time=stamp_of(BORN),
+            expire_time=stamp_of(BORN + timedelta(hours=1)),
             max_attempts=new.spec.max_attempts or 5,
             waiting_for=self.waiting_for,
             origin_kind=new.spec.origin_kind,
@@ -150,16 +154,18 @@ class ScriptedTasks:
             for piece in self.at_once:
                 self.say(piece, task.id)
             self.complete(task.id)
-        return Submitted(task=task)
+        return task_service_pb2.SubmitTaskResponse(task=task)
 
-    async def get(self, tenant: str, task_id: str) -> Task:
+    async def get(self, tenant: str, task_id: str) -> task_pb2.Task:
         return self._kept(tenant, task_id).task
 
-    async def details(self, tenant: str, task_id: str) -> TaskDetails:
+    async def details(self, tenant: str, task_id: str) -> task_service_pb2.GetTaskResponse:
         kept = self._kept(tenant, task_id)
-        return TaskDetails(task=kept.task, spec=kept.new.spec, attempts=list(kept.attempts))
+        return task_service_pb2.GetTaskResponse(task=kept.task, spec=kept.new.spec, attempts=list(kept.attempts))
 
-    async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
+    async def list_page(
+        self, tenant: str, query: task_service_pb2.ListTasksRequest
+    ) -> task_service_pb2.ListTasksResponse:
         self._fail()
         if query.page_token and not query.page_token.isdigit():
             raise invalid_field("page_token", "is none of ours")
@@ -171,30 +177,32 @@ class ScriptedTasks:
             and (not query.model or kept.task.model == query.model)
         ]
         first = int(query.page_token or 0)
-        last = first + query.page_size
+        last = first + (query.page_size or DEFAULT_LISTED)
         token = str(last) if len(found) > last else ""
-        return TaskPage(tasks=found[first:last], next_page_token=token, notice=self.notice)
+        return task_service_pb2.ListTasksResponse(tasks=found[first:last], next_page_token=token, notice=self.notice)
 
-    async def cancel(self, tenant: str, task_id: str) -> Task:
+    async def cancel(self, tenant: str, task_id: str) -> task_pb2.Task:
         kept = self._kept(tenant, task_id)
-        if not kept.task.state.is_terminal:
-            self._turn(kept, state=TaskState.CANCELLED, ended_at=BORN, expires_at=None)
+        if not is_terminal(kept.task):
+            self._turn(kept, state=task_pb2.TASK_STATE_CANCELLED, end_time=BORN, expire_time=None)
             self.cancelled.append(task_id)
             self.was_cancelled.set()
         return kept.task
 
     async def delete(self, tenant: str, task_id: str) -> None:
         kept = self._kept(tenant, task_id)
-        if not kept.task.state.is_terminal:
+        if not is_terminal(kept.task):
             raise WeftError(Reason.RESOURCE_IN_USE, f"task {task_id} is not at its end; cancel it first")
         del self.kept[task_id]
 
-    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
+    async def watch(
+        self, tenant: str, task_id: str, after_event: int = 0
+    ) -> AsyncGenerator[task_service_pb2.WatchTaskResponse]:
         kept = self._kept(tenant, task_id)
         self.watched_from.append(after_event)
         task, told = kept.task, after_event
         try:
-            yield task
+            yield task_service_pb2.WatchTaskResponse(task=task)
             self.was_watched.set()
             if self.watch_failures:
                 raise self.watch_failures.pop(0)
@@ -203,14 +211,14 @@ class ScriptedTasks:
                 if (kept.task.state, kept.task.attempt) != (
                     task.state,
                     task.attempt,
-                ) and not kept.task.state.is_terminal:
+                ) and not is_terminal(kept.task):
                     task = kept.task
-                    yield task
+                    yield task_service_pb2.WatchTaskResponse(task=task)
                 for piece in [piece for piece in kept.pieces if piece.last_event > told]:
                     told = piece.last_event
-                    yield piece
-                if kept.task.state.is_terminal:
-                    yield kept.task
+                    yield task_service_pb2.WatchTaskResponse(piece=piece)
+                if is_terminal(kept.task):
+                    yield task_service_pb2.WatchTaskResponse(task=kept.task)
                     return
                 await changed.wait()
         finally:

@@ -25,7 +25,7 @@ from task_script import ScriptedTasks, output
 
 from gateway.config import GatewayConfig, KeepResponses
 from weft.api.common.v1 import priority_pb2
-from weft.durable.tasks import NewTask
+from weft.api.router.v1 import task_service_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -248,7 +248,7 @@ async def test_a_task_that_is_no_response_is_none() -> None:
         made = await asked(gateway)
         spec = tasks.one.new.spec
         spec.origin_kind = "chat"
-        submitted = await tasks.submit(NewTask(tenant=tasks.one.new.tenant, spec=spec))
+        submitted = await tasks.submit(tasks.one.new.tenant, task_service_pb2.SubmitTaskRequest(spec=spec))
         place = f"{PATH}/{submitted.task.id.replace('task-', 'resp_')}"
         statuses = [(await gateway.request(method, place)).status for method in ("GET", "DELETE")]
         assert (await found(gateway, made["id"]))["status"] == "queued"

@@ -10,23 +10,26 @@ import openai
 import pytest
 from batch_stage import LATE, PATH, Stage, line, stage
 from file_script import EXPIRED, HELLO, NOW, MemoryBatches, MemoryFiles
+from kit.messages import changed
 
-from weft.api.router.v1 import task_pb2
-from weft.durable.batches import BATCH_INPUT, Batch, BatchState, LineResult, NewFile, StoredFile
-from weft.durable.tasks import TaskFailure, TaskState
+from weft.api.router.v1 import batch_service_pb2, file_service_pb2, task_pb2
+from weft.durable.batches import BATCH_INPUT, LineResult
+from weft.durable.tasks import task_error
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
 async def test_every_end_of_a_line_has_its_line_in_a_file() -> None:
-    failure = TaskFailure(reason=Reason.CONTEXT_LENGTH_EXCEEDED, message="too long")
+    failure = task_error(Reason.CONTEXT_LENGTH_EXCEEDED, "too long")
     async with stage() as at:
         made = await at.make(*(line(each) for each in ("done", "failed", "expired", "tried", "cancelled", "broken")))
         at.batches.end(made["id"], 0, outputs=HELLO)
-        at.batches.end(made["id"], 1, TaskState.FAILED, error=failure, attempt=1)
-        at.batches.end(made["id"], 2, TaskState.FAILED, error=EXPIRED, ended_at=LATE)
-        at.batches.end(made["id"], 3, TaskState.FAILED, error=replace(EXPIRED, message="too slow"), ended_at=NOW)
-        at.batches.end(made["id"], 4, TaskState.CANCELLED)
+        at.batches.end(made["id"], 1, task_pb2.TASK_STATE_FAILED, error=failure, attempt=1)
+        at.batches.end(made["id"], 2, task_pb2.TASK_STATE_FAILED, error=EXPIRED, end_time=LATE)
+        at.batches.end(
+            made["id"], 3, task_pb2.TASK_STATE_FAILED, error=changed(EXPIRED, message="too slow"), end_time=NOW
+        )
+        at.batches.end(made["id"], 4, task_pb2.TASK_STATE_CANCELLED)
         # Its outputs have no end, so they are not an answer.
         at.batches.end(made["id"], 5, outputs=(task_pb2.TaskOutput(events=HELLO[0].events[:2]),))
         at.batches.close(made["id"])
@@ -50,12 +53,12 @@ async def test_every_end_of_a_line_has_its_line_in_a_file() -> None:
 
 async def test_few_errors_are_found_on_the_way_and_many_are_looked_for_once_more() -> None:
     message = "x" * 9_000
-    failure = TaskFailure(reason=Reason.BACKEND_ERROR, message=message)
+    failure = task_error(Reason.BACKEND_ERROR, message)
     for count, reads in ((5, 1), (200, 2)):
         async with stage() as at:
             made = await at.make(*(line(str(number)) for number in range(count + 1)))
             for place in range(count):
-                at.batches.end(made["id"], place, TaskState.FAILED, error=failure)
+                at.batches.end(made["id"], place, task_pb2.TASK_STATE_FAILED, error=failure)
             at.batches.end(made["id"], count, outputs=HELLO)
             at.batches.close(made["id"])
             done = await at.until(made["id"], "completed")
@@ -68,7 +71,7 @@ async def test_few_errors_are_found_on_the_way_and_many_are_looked_for_once_more
 async def test_a_batch_whose_window_ended_first_is_expired() -> None:
     async with stage() as at:
         made = await at.make(line("a"))
-        at.batches.end(made["id"], 0, TaskState.FAILED, error=EXPIRED, ended_at=LATE)
+        at.batches.end(made["id"], 0, task_pb2.TASK_STATE_FAILED, error=EXPIRED, end_time=LATE)
         at.batches.close(made["id"])
         done = await at.get(made["id"])
     assert (done["status"], done["completed_at"], done["output_file_id"]) == ("expired", None, None)
@@ -144,7 +147,7 @@ class Held(MemoryFiles):
         self.entered, self.go_on = asyncio.Event(), asyncio.Event()
         self.saves = 0
 
-    async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
+    async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:
         if new.purpose != BATCH_INPUT:
             self.saves += 1
             self.entered.set()
@@ -190,7 +193,7 @@ async def test_the_writing_of_results_ends_with_the_gateway() -> None:
         batch_id = await finalizing(at)
         await at.get(batch_id)
         await files.entered.wait()
-    assert at.batches.kept[batch_id].batch.state is BatchState.FINALIZING
+    assert at.batches.kept[batch_id].batch.state == batch_service_pb2.BATCH_STATE_FINALIZING
     async with stage(MemoryFiles(), at.batches) as again:
         await again.until(batch_id, "completed")
 
@@ -211,8 +214,8 @@ async def test_results_that_cannot_be_written_are_told_and_begun_anew() -> None:
 class Second(MemoryBatches):
     """Another writer was the first to store the results."""
 
-    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> Batch:
-        if self.kept[batch_id].batch.state is BatchState.FINALIZING:
+    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> batch_service_pb2.Batch:
+        if self.kept[batch_id].batch.state == batch_service_pb2.BATCH_STATE_FINALIZING:
             await super().finish(tenant, batch_id, output_file="file-first", error_file="")
         return await super().finish(tenant, batch_id, output_file=output_file, error_file=error_file)
 
@@ -220,7 +223,7 @@ class Second(MemoryBatches):
 class Refusing(Second):
     """The same, reported by an error."""
 
-    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> Batch:
+    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> batch_service_pb2.Batch:
         await super().finish(tenant, batch_id, output_file=output_file, error_file=error_file)
         raise WeftError(Reason.RESOURCE_IN_USE, "it is finished")
 
@@ -237,7 +240,7 @@ async def test_whoever_comes_second_takes_its_files_back(batches: MemoryBatches)
 class Unanswering(MemoryBatches):
     """Stores the results, and loses the answer."""
 
-    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> Batch:
+    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> batch_service_pb2.Batch:
         await super().finish(tenant, batch_id, output_file=output_file, error_file=error_file)
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the connection broke")
 
@@ -253,7 +256,7 @@ async def test_files_that_may_have_been_taken_are_not_taken_back() -> None:
 
 async def test_outputs_whose_errors_cannot_be_kept_are_taken_back() -> None:
     class Once(MemoryFiles):
-        async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
+        async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:
             if new.name.endswith("_error.jsonl"):
                 raise WeftError(Reason.TOO_MANY_RESOURCES, "full")
             return await super().save(new, content)

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from batch_stage import line, stage
 from file_script import HELLO, MemoryFiles
 
-from weft.durable.batches import BATCH_INPUT, NewFile, StoredFile
+from weft.api.router.v1 import file_service_pb2
+from weft.durable.batches import BATCH_INPUT
 
 
 class SlowErrors(MemoryFiles):
@@ -16,7 +17,7 @@ class SlowErrors(MemoryFiles):
         super().__init__()
         self.entered = asyncio.Event()
 
-    async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
+    async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:
         if new.name.endswith("_error.jsonl"):
             self.entered.set()
             await asyncio.Event().wait()

@@ -12,10 +12,10 @@ from gateway_script import serving
 
 from gateway.config import GatewayConfig, RateLimitConfig
 from weft.api.common.v1 import embedding_pb2
-from weft.api.router.v1 import task_pb2
-from weft.durable.batches import Batch, BatchLine, NewBatch
+from weft.api.router.v1 import batch_service_pb2, task_pb2
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import datetime_of
 from weft.kernel.units import Rate
 
 
@@ -78,11 +78,17 @@ async def test_a_batch_is_what_the_document_says_and_no_more() -> None:
 
 
 async def test_lines_are_tasks_as_their_route_would_make_them() -> None:
-    taken: list[BatchLine] = []
+    taken: list[batch_service_pb2.BatchLine] = []
 
     class Noting(MemoryBatches):
-        async def create(self, new: NewBatch, lines: AsyncIterator[BatchLine]) -> Batch:
-            async def noted() -> AsyncGenerator[BatchLine]:
+        async def create(
+            self,
+            new: batch_service_pb2.Batch,
+            lines: AsyncIterator[batch_service_pb2.BatchLine],
+            *,
+            caller: str = "local",
+        ) -> batch_service_pb2.Batch:
+            async def noted() -> AsyncGenerator[batch_service_pb2.BatchLine]:
                 async for each in lines:
                     taken.append(each)
                     yield each
@@ -123,7 +129,7 @@ async def test_another_window_can_be_asked_for() -> None:
     async with stage() as at:
         await at.make(line())
         await at.make(line(), window_seconds=3600, output_expires_after={"anchor": "created_at", "seconds": 3600})
-        day, hour = (new.window_ends_at for new in at.batches.news)
+        day, hour = (datetime_of(new.window_end_time) for new in at.batches.news)
     assert 82_000 < (day - hour).total_seconds() <= 82_800
 
 
@@ -270,7 +276,13 @@ async def test_no_more_than_so_many_batches_are_made_at_once() -> None:
     entered, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(MemoryBatches):
-        async def create(self, new: NewBatch, lines: AsyncIterator[BatchLine]) -> Batch:
+        async def create(
+            self,
+            new: batch_service_pb2.Batch,
+            lines: AsyncIterator[batch_service_pb2.BatchLine],
+            *,
+            caller: str = "local",
+        ) -> batch_service_pb2.Batch:
             entered.set()
             await go_on.wait()
             return await super().create(new, lines)

@@ -12,7 +12,7 @@ from task_script import ScriptedTasks, output
 
 from gateway.config import GatewayConfig
 from weft.api.common.v1.priority_pb2 import PRIORITY_LOW, PRIORITY_NORMAL
-from weft.durable.tasks import TaskChunk, TaskEvent
+from weft.api.router.v1 import task_service_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
@@ -208,10 +208,12 @@ async def test_a_caller_who_was_told_nothing_yet_is_answered_by_the_next_attempt
     class Read(ScriptedTasks):
         was_read = asyncio.Event()
 
-        async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
+        async def watch(
+            self, tenant: str, task_id: str, after_event: int = 0
+        ) -> AsyncGenerator[task_service_pb2.WatchTaskResponse]:
             async for item in super().watch(tenant, task_id, after_event):
                 yield item
-                if isinstance(item, TaskChunk):
+                if item.HasField("piece"):
                     self.was_read.set()
 
     tasks = Read()

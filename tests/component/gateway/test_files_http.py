@@ -11,7 +11,8 @@ from file_script import MemoryFiles
 from gateway_script import RawResponse, RunningGateway, head, serving
 
 from gateway.config import BatchEdgeConfig, ConnectionLimits, GatewayConfig
-from weft.durable.batches import MAX_PIECE_BYTES, NewFile, StoredFile
+from weft.api.router.v1 import file_service_pb2
+from weft.durable.batches import MAX_PIECE_BYTES
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -165,7 +166,7 @@ class Counting(MemoryFiles):
     keeps_nothing = True
     sizes: list[int]
 
-    async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
+    async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:
         self.sizes = []
 
         async def counted() -> AsyncGenerator[bytes]:
@@ -236,7 +237,7 @@ async def test_a_keeper_may_take_its_time_without_that_being_its_callers_fault()
     entered, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(MemoryFiles):
-        async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
+        async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:
             entered.set()
             await go_on.wait()
             return await super().save(new, content)
@@ -255,7 +256,7 @@ async def test_no_more_than_so_many_files_are_taken_in_at_once() -> None:
     entered, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(MemoryFiles):
-        async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
+        async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:
             entered.set()
             await go_on.wait()
             return await super().save(new, content)
@@ -283,7 +284,7 @@ async def test_what_the_keeper_says_is_the_answer() -> None:
 
 async def test_a_keeper_who_does_not_answer_is_not_waited_for() -> None:
     class Silent(MemoryFiles):
-        async def get(self, tenant: str, file_id: str) -> StoredFile:
+        async def get(self, tenant: str, file_id: str) -> file_service_pb2.File:
             await asyncio.Event().wait()
             raise AssertionError
 

@@ -9,8 +9,8 @@ from response_script import MemoryResponses
 from task_script import ScriptedTasks
 from test_inference_tasks import PATH, error_of, submit
 
-from weft.durable.responses import StoredResponse
-from weft.durable.tasks import TaskChunk, TaskEvent, task_not_found
+from weft.api.router.v1 import stored_response_service_pb2, task_service_pb2
+from weft.durable.tasks import task_not_found
 
 
 class Forgotten(ScriptedTasks):
@@ -18,13 +18,15 @@ class Forgotten(ScriptedTasks):
 
     is_on = True
 
-    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
+    async def watch(
+        self, tenant: str, task_id: str, after_event: int = 0
+    ) -> AsyncGenerator[task_service_pb2.WatchTaskResponse]:
         found = self.kept[task_id].task
         async for item in super().watch(tenant, task_id, after_event):
             yield item
-            if self.is_on and isinstance(item, TaskChunk):
+            if self.is_on and item.HasField("piece"):
                 await self.delete(tenant, task_id)
-                yield found
+                yield task_service_pb2.WatchTaskResponse(task=found)
                 return
 
 
@@ -51,7 +53,9 @@ async def test_a_response_that_is_forgotten_while_it_is_read_has_not_failed_and_
 
 async def test_a_response_that_is_known_to_be_forgotten_while_it_is_read_is_not_found() -> None:
     class Told(Forgotten):
-        async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
+        async def watch(
+            self, tenant: str, task_id: str, after_event: int = 0
+        ) -> AsyncGenerator[task_service_pb2.WatchTaskResponse]:
             async for item in super().watch(tenant, task_id, after_event):
                 if task_id not in self.kept:
                     raise task_not_found(task_id)
@@ -80,7 +84,7 @@ async def test_a_stream_whose_response_is_forgotten_tells_no_end_that_was_none()
 
 async def test_a_response_that_is_deleted_while_its_end_is_being_kept_does_not_come_back() -> None:
     class Deleting(MemoryResponses):
-        async def save(self, response: StoredResponse) -> None:
+        async def save(self, response: stored_response_service_pb2.StoredResponse) -> None:
             tasks.kept.clear()
             await super().save(response)
 
@@ -102,7 +106,7 @@ async def test_a_response_that_is_kept_is_not_kept_anew_by_everybody_who_reads_i
     class Counting(MemoryResponses):
         saves = 0
 
-        async def save(self, response: StoredResponse) -> None:
+        async def save(self, response: stored_response_service_pb2.StoredResponse) -> None:
             self.saves += 1
             await super().save(response)
 

@@ -13,8 +13,8 @@ from test_gateway_media import CONFIG, PICTURE, URL, ScriptedMedia
 from gateway.config import GatewayConfig, RateLimitConfig
 from weft.api.common.v1 import completion_pb2
 from weft.api.common.v1.priority_pb2 import PRIORITY_HIGH, PRIORITY_UNSPECIFIED
-from weft.api.router.v1 import task_pb2
-from weft.durable.tasks import NewTask, TaskState, event_number
+from weft.api.router.v1 import task_pb2, task_service_pb2
+from weft.durable.tasks import event_number
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.units import Rate
@@ -226,7 +226,7 @@ async def test_a_task_from_elsewhere_is_answered_by_what_it_asks_for() -> None:
     payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="a")])
     for kind in ("", "completions"):
         spec = task_pb2.TaskSpec(model="tiny", completion=payload, origin=b"not json", origin_kind=kind)
-        task_id = (await tasks.submit(NewTask(tenant="default", spec=spec))).task.id
+        task_id = (await tasks.submit("default", task_service_pb2.SubmitTaskRequest(spec=spec))).task.id
         async with serving(tasks=tasks) as gateway:
             found = await get(gateway, f"/{task_id}")
             assert (found["result"]["object"], found["result"]["choices"][0]["text"]) == ("text_completion", "Hi")
@@ -313,7 +313,7 @@ async def test_another_tenants_task_is_not_there_whatever_is_done_to_it() -> Non
         ):
             answer = await gateway.request(method, f"{PATH}/{task_id}{path}", headers={"X-Tenant-ID": "bob"})
             assert error_of(answer)[:2] == (404, "not_found")
-        assert tasks.one.task.state is TaskState.PENDING
+        assert tasks.one.task.state == task_pb2.TASK_STATE_PENDING
 
 
 async def test_cancelling_ends_a_task_once_and_forgetting_needs_its_end() -> None:

@@ -10,6 +10,7 @@ from task_script import ScriptedTasks, output
 
 from weft.api.common.v1 import chat_pb2, embedding_pb2
 from weft.api.common.v1.priority_pb2 import PRIORITY_LOW, PRIORITY_NORMAL, PRIORITY_UNSPECIFIED
+from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.dispatch.call import Call, LayeredDispatcher
 from weft.dispatch.operations import CHAT, EMBEDDING, ChunkT, OperationSpec, PayloadT
 from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
@@ -19,7 +20,6 @@ from weft.durable.durable_call import (
     durable_spec,
     task_spec,
 )
-from weft.durable.tasks import Task, TaskDetails, TaskEvent
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority
@@ -180,7 +180,7 @@ async def test_a_task_that_is_durable_only_long_after_its_caller_left_is_ended_a
 
 async def test_leaving_takes_no_longer_than_it_may_though_nobody_ends_the_task() -> None:
     class Silent(ScriptedTasks):
-        async def cancel(self, tenant: str, task_id: str) -> Task:
+        async def cancel(self, tenant: str, task_id: str) -> task_pb2.Task:
             self.was_cancelled.set()
             await asyncio.Event().wait()
             return await super().cancel(tenant, task_id)
@@ -235,7 +235,7 @@ async def test_an_answer_that_broke_off_is_an_error_and_never_continued_with_ano
 
 async def test_an_attempt_of_which_nobody_knows_why_it_was_lost_was_lost_with_its_worker() -> None:
     class Forgetful(ScriptedTasks):
-        async def details(self, tenant: str, task_id: str) -> TaskDetails:
+        async def details(self, tenant: str, task_id: str) -> task_service_pb2.GetTaskResponse:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "away")
 
     tasks = Forgetful()
@@ -281,11 +281,13 @@ async def test_a_watch_that_ends_before_the_task_is_begun_again_where_it_ended_a
     class Breaking(ScriptedTasks):
         breaks = 1
 
-        async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
+        async def watch(
+            self, tenant: str, task_id: str, after_event: int = 0
+        ) -> AsyncGenerator[task_service_pb2.WatchTaskResponse]:
             pieces = 0
             async for item in super().watch(tenant, task_id, after_event):
                 yield item
-                pieces += not isinstance(item, Task)
+                pieces += item.HasField("piece")
                 if pieces == 1 and self.breaks:
                     self.breaks -= 1
                     raise WeftError(Reason.WATCH_LAGGED, "too slow")
@@ -300,7 +302,9 @@ async def test_a_watch_that_ends_before_the_task_is_begun_again_where_it_ended_a
 
 async def test_whoever_keeps_the_tasks_may_be_away_for_a_while_and_not_for_ever() -> None:
     class Away(ScriptedTasks):
-        async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
+        async def watch(
+            self, tenant: str, task_id: str, after_event: int = 0
+        ) -> AsyncGenerator[task_service_pb2.WatchTaskResponse]:
             if self.watch_failures:
                 self.watched_from.append(after_event)
                 raise self.watch_failures.pop(0)

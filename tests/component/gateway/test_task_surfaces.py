@@ -1,11 +1,11 @@
 """Task APIs without a gateway, as batches use them."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher, delta, finished, model, started, usage
+from kit.messages import changed
 from task_script import BORN, output
 from test_gateway_media import CONFIG, PICTURE, URL, ScriptedMedia
 
@@ -14,20 +14,21 @@ from gateway.metrics import GatewayMetrics
 from gateway.request_facts import FACTS_KEY, RequestFacts
 from gateway.tasks.task_apis import SpecContext, TaskApis, task_apis_of
 from weft.api.common.v1 import event_pb2
-from weft.durable.tasks import Task, TaskState
+from weft.api.router.v1 import task_pb2
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.principal import Principal
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import stamp_of
 
 HI = [{"role": "user", "content": "hi"}]
 CHAT: dict[str, Any] = {"model": "tiny", "messages": HI}
-TASK = Task(
+TASK = task_pb2.Task(
     id="task-0123456789abcdef01234567",
     tenant="ann",
-    state=TaskState.COMPLETED,
+    state=task_pb2.TASK_STATE_COMPLETED,
     model="tiny",
-    created_at=BORN,
+    create_time=stamp_of(BORN),
     max_attempts=5,
 )
 
@@ -125,7 +126,7 @@ def test_an_answer_is_made_of_what_is_kept_alone_and_is_the_same_each_time() -> 
     assert (answer["id"], answer["created"]) == ("chatcmpl-0123456789abcdef01234567", int(BORN.timestamp()))
     assert (answer["model"], answer["choices"][0]["finish_reason"]) == ("big", "function_call")
     assert surface.answer(older, TASK, pieces) == surface.answer(older, TASK, pieces)
-    other = surface.answer(older, replace(TASK, id="task-1"), pieces)
+    other = surface.answer(older, changed(TASK, id="task-1"), pieces)
     assert json.loads(other)["id"] == "chatcmpl-1"
 
 

@@ -3,9 +3,10 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from router_svc.durable.tasks.sql_rows import utc
+from kit.messages import changed
+
 from router_svc.durable.tasks.store_port import (
     LOST_LEASE,
     Claim,
@@ -18,21 +19,11 @@ from router_svc.durable.tasks.store_port import (
     TaskRow,
 )
 from weft.api.common.v1 import receipt_pb2
-from weft.api.router.v1 import task_pb2
-from weft.durable.tasks import (
-    Submitted,
-    Task,
-    TaskAttempt,
-    TaskChunk,
-    TaskDetails,
-    TaskFailure,
-    TaskPage,
-    TaskQuery,
-    TaskState,
-    event_number,
-)
+from weft.api.router.v1 import task_pb2, task_service_pb2
+from weft.durable.tasks import DEFAULT_LISTED, event_number, is_terminal, task_error
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import optional_stamp, stamp_of
 
 
 @dataclass(slots=True)
@@ -40,7 +31,7 @@ class Kept:
     """One task."""
 
     row: TaskRow
-    state: TaskState = TaskState.PENDING
+    state: "task_pb2.TaskState.ValueType" = task_pb2.TASK_STATE_PENDING
     attempt: int = 0
     failures: int = 0
     owner: str = ""
@@ -49,55 +40,61 @@ class Kept:
     expires_at: float = 0.0
     started_at: float | None = None
     ended_at: float | None = None
-    error: TaskFailure | None = None
+    error: task_pb2.TaskError | None = None
     chunks: list[NewChunk] = field(default_factory=list)
-    attempts: list[TaskAttempt] = field(default_factory=list)
+    attempts: list[task_pb2.TaskAttempt] = field(default_factory=list)
 
     def has(self, claim: Claim) -> bool:
-        return self.state is TaskState.RUNNING and (self.owner, self.attempt) == (claim.owner, claim.attempt)
+        return self.state == task_pb2.TASK_STATE_RUNNING and (self.owner, self.attempt) == (claim.owner, claim.attempt)
 
     @property
     def last_index(self) -> int:
         return self.chunks[-1].first_index + self.chunks[-1].event_count - 1 if self.chunks else 0
 
-    def end(self, state: TaskState, now: float, failure: TaskFailure | None, receipt: bytes = b"") -> None:
+    def end(
+        self,
+        state: "task_pb2.TaskState.ValueType",
+        now: float,
+        failure: task_pb2.TaskError | None,
+        receipt: bytes = b"",
+    ) -> None:
         self.state, self.ended_at, self.error = state, now, failure
         self.end_attempt(failure, now, receipt)
         self.owner = ""
 
-    def end_attempt(self, failure: TaskFailure | None, now: float, receipt: bytes = b"") -> None:
-        if self.attempts and self.attempts[-1].ended_at is None:
-            why = failure or TaskFailure(reason=Reason.UNSPECIFIED, message="")
-            self.attempts[-1] = replace(
+    def end_attempt(self, failure: task_pb2.TaskError | None, now: float, receipt: bytes = b"") -> None:
+        if self.attempts and not self.attempts[-1].HasField("end_time"):
+            why = failure or task_error(Reason.UNSPECIFIED, "")
+            self.attempts[-1] = changed(
                 self.attempts[-1],
-                ended_at=utc(now),
+                end_time=stamp_of(now),
                 reason=why.reason,
                 message=why.message,
                 receipt=receipt_pb2.Receipt.FromString(receipt) if receipt else None,
             )
 
     def wait_again(self, now: float, ready_at: float) -> None:
-        self.state, self.owner, self.ready_at = TaskState.PENDING, "", ready_at
+        self.state, self.owner, self.ready_at = task_pb2.TASK_STATE_PENDING, "", ready_at
         self.chunks.clear()
         window = self.row.window_ends_at
         self.expires_at = now + self.row.pending_limit_seconds if window is None else window
 
-    def task(self) -> Task:
+    def task(self) -> task_pb2.Task:
         row, last = self.row, self.last_index
-        return Task(
+        return task_pb2.Task(
             id=row.id,
             tenant=row.lane.tenant,
             state=self.state,
             model=row.lane.model,
             batch=row.batch,
             line=row.line,
-            created_at=utc(row.created_at),
-            started_at=None if self.started_at is None else utc(self.started_at),
-            ended_at=None if self.ended_at is None else utc(self.ended_at),
-            expires_at=utc(self.expires_at) if self.state is TaskState.PENDING else None,
+            create_time=stamp_of(row.created_at),
+            start_time=optional_stamp(self.started_at),
+            end_time=optional_stamp(self.ended_at),
+            expire_time=stamp_of(self.expires_at) if self.state == task_pb2.TASK_STATE_PENDING else None,
             attempt=self.attempt,
             max_attempts=row.max_attempts,
-            error=self.error if self.state is TaskState.FAILED else None,
+            error=self.error if self.state == task_pb2.TASK_STATE_FAILED else None,
             last_event=event_number(self.attempt, last) if last else 0,
             origin_kind=row.origin_kind,
             owner=self.owner,
@@ -138,14 +135,14 @@ class MemoryTaskStore:
     async def database_now(self) -> float | None:
         return None
 
-    async def submit(self, row: TaskRow) -> Submitted:
+    async def submit(self, row: TaskRow) -> task_service_pb2.SubmitTaskResponse:
         known = await self.submitted(row)
         if known is not None:
             return known
         kept = self.kept[row.id] = Kept(row, ready_at=row.created_at, expires_at=row.expires_at)
-        return Submitted(task=kept.task())
+        return task_service_pb2.SubmitTaskResponse(task=kept.task())
 
-    async def submitted(self, row: TaskRow) -> Submitted | None:
+    async def submitted(self, row: TaskRow) -> task_service_pb2.SubmitTaskResponse | None:
         self._look()
         for kept in self.kept.values():
             if row.idempotency_key and (kept.row.lane.tenant, kept.row.idempotency_key) == (
@@ -154,36 +151,40 @@ class MemoryTaskStore:
             ):
                 if kept.row.digest != row.digest:
                     raise WeftError(Reason.IDEMPOTENCY_CONFLICT, "the key was used for something else")
-                return Submitted(task=kept.task(), existed=True)
+                return task_service_pb2.SubmitTaskResponse(task=kept.task(), existed=True)
         return None
 
-    async def get(self, tenant: str, task_id: str) -> Task | None:
+    async def get(self, tenant: str, task_id: str) -> task_pb2.Task | None:
         kept = self._of(tenant, task_id)
         return None if kept is None else kept.task()
 
-    async def details(self, tenant: str, task_id: str) -> TaskDetails | None:
+    async def details(self, tenant: str, task_id: str) -> task_service_pb2.GetTaskResponse | None:
         kept = self._of(tenant, task_id)
         if kept is None:
             return None
-        return TaskDetails(
+        return task_service_pb2.GetTaskResponse(
             task=kept.task(), spec=task_pb2.TaskSpec.FromString(kept.row.spec), attempts=list(kept.attempts)
         )
 
-    async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
+    async def list_page(
+        self, tenant: str, query: task_service_pb2.ListTasksRequest
+    ) -> task_service_pb2.ListTasksResponse:
         self._look()
         found = [
             kept.task()
             for kept in reversed(self.kept.values())
             if kept.row.lane.tenant == tenant and (not query.states or kept.state in query.states)
         ]
-        return TaskPage(tasks=found[: query.page_size])
+        return task_service_pb2.ListTasksResponse(tasks=found[: query.page_size or DEFAULT_LISTED])
 
-    async def chunks(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskChunk]:
+    async def chunks(
+        self, task_id: str, attempt: int, after_index: int, max_bytes: int
+    ) -> Sequence[task_pb2.TaskPiece]:
         self._look()
         kept = self.kept.get(task_id)
         if kept is None or kept.attempt != attempt:
             return []
-        found: list[TaskChunk] = []
+        found: list[task_pb2.TaskPiece] = []
         size = 0
         for chunk in kept.chunks:
             last = chunk.first_index + chunk.event_count - 1
@@ -193,23 +194,23 @@ class MemoryTaskStore:
             if found and size > max_bytes:
                 break
             output = task_pb2.TaskOutput.FromString(chunk.output)
-            found.append(TaskChunk(attempt=attempt, last_event=event_number(attempt, last), output=output))
+            found.append(task_pb2.TaskPiece(attempt=attempt, last_event=event_number(attempt, last), output=output))
         return found
 
-    async def cancel(self, tenant: str, task_id: str, now: float) -> Task | None:
+    async def cancel(self, tenant: str, task_id: str, now: float) -> task_pb2.Task | None:
         kept = self._of(tenant, task_id)
         if kept is None:
             return None
         owner = kept.owner
-        if not kept.state.is_terminal:
-            kept.end(TaskState.CANCELLED, now, None)
-        return replace(kept.task(), owner=owner)
+        if not is_terminal(kept.task()):
+            kept.end(task_pb2.TASK_STATE_CANCELLED, now, None)
+        return changed(kept.task(), owner=owner)
 
-    async def delete(self, tenant: str, task_id: str) -> Task | None:
+    async def delete(self, tenant: str, task_id: str) -> task_pb2.Task | None:
         kept = self._of(tenant, task_id)
         if kept is None:
             return None
-        if not kept.state.is_terminal:
+        if not is_terminal(kept.task()):
             raise WeftError(Reason.RESOURCE_IN_USE, "the task is not at its end; cancel it first")
         del self.kept[task_id]
         return kept.task()
@@ -247,7 +248,7 @@ class MemoryTaskStore:
 
     async def next_ready_at(self, now: float) -> float | None:
         self._look()
-        waiting = (kept.ready_at for kept in self.kept.values() if kept.state is TaskState.PENDING)
+        waiting = (kept.ready_at for kept in self.kept.values() if kept.state == task_pb2.TASK_STATE_PENDING)
         return min((moment for moment in waiting if moment > now), default=None)
 
     async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> Claim | None:
@@ -255,10 +256,10 @@ class MemoryTaskStore:
         kept = self.kept.get(task_id)
         if kept is None or kept not in self._ready(now):
             return None
-        kept.state, kept.owner, kept.lease_until = TaskState.RUNNING, owner, lease_until
+        kept.state, kept.owner, kept.lease_until = task_pb2.TASK_STATE_RUNNING, owner, lease_until
         kept.attempt += 1
         kept.started_at = now
-        kept.attempts.append(TaskAttempt(attempt=kept.attempt, owner=owner, claimed_at=utc(now)))
+        kept.attempts.append(task_pb2.TaskAttempt(attempt=kept.attempt, owner=owner, claim_time=stamp_of(now)))
         claim = Claim(task_id, owner, kept.attempt)
         self.claims.append(claim)
         if self.claims_answer_late is not None:
@@ -267,7 +268,9 @@ class MemoryTaskStore:
 
     async def renew(self, owner: str, lease_until: float) -> frozenset[Claim]:
         self._look()
-        mine = [kept for kept in self.kept.values() if kept.state is TaskState.RUNNING and kept.owner == owner]
+        mine = [
+            kept for kept in self.kept.values() if kept.state == task_pb2.TASK_STATE_RUNNING and kept.owner == owner
+        ]
         for kept in mine:
             kept.lease_until = lease_until
         return frozenset(Claim(kept.row.id, owner, kept.attempt) for kept in mine)
@@ -290,7 +293,7 @@ class MemoryTaskStore:
         return True
 
     async def revert(
-        self, claim: Claim, failure: TaskFailure, *, receipt: bytes, counts: bool, now: float, ready_at: float
+        self, claim: Claim, failure: task_pb2.TaskError, *, receipt: bytes, counts: bool, now: float, ready_at: float
     ) -> bool:
         kept = self._held(claim)
         if kept is None:
@@ -302,7 +305,9 @@ class MemoryTaskStore:
 
     async def revert_expired(self, now: float, limit: int) -> Sequence[ExpiredLease]:
         self._look()
-        over = [kept for kept in self.kept.values() if kept.state is TaskState.RUNNING and kept.lease_until <= now]
+        over = [
+            kept for kept in self.kept.values() if kept.state == task_pb2.TASK_STATE_RUNNING and kept.lease_until <= now
+        ]
         return [self._take_back(kept, now) for kept in over[:limit]]
 
     async def bring_back(self, now: float, longest_pause_seconds: float, limit: int) -> int:
@@ -311,9 +316,11 @@ class MemoryTaskStore:
 
     async def fail_expired(self, now: float, limit: int) -> Sequence[str]:
         self._look()
-        over = [kept for kept in self.kept.values() if kept.state is TaskState.PENDING and kept.expires_at <= now]
+        over = [
+            kept for kept in self.kept.values() if kept.state == task_pb2.TASK_STATE_PENDING and kept.expires_at <= now
+        ]
         for kept in over[:limit]:
-            kept.end(TaskState.FAILED, now, TaskFailure(reason=Reason.QUEUE_TIMEOUT, message="it waited too long"))
+            kept.end(task_pb2.TASK_STATE_FAILED, now, task_error(Reason.QUEUE_TIMEOUT, "it waited too long"))
         return [kept.row.id for kept in over[:limit]]
 
     async def purge_ended(self, before: float, limit: int) -> int:
@@ -325,7 +332,7 @@ class MemoryTaskStore:
 
     async def open_counts(self) -> Mapping[str, int]:
         self._look()
-        return Counter(kept.row.lane.tenant for kept in self.kept.values() if not kept.state.is_terminal)
+        return Counter(kept.row.lane.tenant for kept in self.kept.values() if not is_terminal(kept.task()))
 
     async def listen(self, heard: Callable[[StoreEvent], None]) -> None:
         self._heard = heard
@@ -349,15 +356,15 @@ class MemoryTaskStore:
         return [
             kept
             for kept in self.kept.values()
-            if kept.state is TaskState.PENDING and kept.ready_at <= now < kept.expires_at
+            if kept.state == task_pb2.TASK_STATE_PENDING and kept.ready_at <= now < kept.expires_at
         ]
 
     def _take_back(self, kept: Kept, now: float) -> ExpiredLease:
         claim = Claim(kept.row.id, kept.owner, kept.attempt)
-        failure = TaskFailure(reason=LOST_LEASE, message="the router that ran it is gone")
+        failure = task_error(LOST_LEASE, "the router that ran it is gone")
         kept.failures += 1
         if kept.failures >= kept.row.max_attempts:
-            kept.end(TaskState.FAILED, now, failure)
+            kept.end(task_pb2.TASK_STATE_FAILED, now, failure)
         else:
             kept.end_attempt(failure, now)
             kept.wait_again(now, now)

@@ -13,9 +13,9 @@ from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.store_port import Lane, LaneFilled, OpenableTaskStore, PendingTask, TaskRow
 from router_svc.durable.tasks.task_call import Gate
 from weft.api.common.v1 import chat_pb2, embedding_pb2, event_pb2, receipt_pb2
-from weft.api.router.v1 import task_pb2
-from weft.durable.tasks import NewTask, Task, TaskEvent, TaskState
+from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft_testing.fake_clock import FakeClock, let_all_run
 
@@ -147,9 +147,11 @@ class TaskBench:
     service: TaskService
     failpoints: Failpoints
 
-    async def submit(self, spec: task_pb2.TaskSpec | None = None, *, tenant: str = TENANT, key: str = "") -> Task:
-        new = NewTask(tenant=tenant, spec=spec or chat_spec(), idempotency_key=key)
-        return (await self.service.tasks.submit(new)).task
+    async def submit(
+        self, spec: task_pb2.TaskSpec | None = None, *, tenant: str = TENANT, key: str = ""
+    ) -> task_pb2.Task:
+        request = task_service_pb2.SubmitTaskRequest(spec=spec or chat_spec(), idempotency_key=key)
+        return (await self.service.tasks.submit(tenant, request)).task
 
     async def submit_line(self, task_id: str) -> None:
         """An item of a batch, as the batch manager submits it."""
@@ -167,26 +169,26 @@ class TaskBench:
         await self.store.submit(row)
         self.service.events.publish(LaneFilled(lane))
 
-    async def begun(self, spec: task_pb2.TaskSpec | None = None) -> tuple[Task, ScriptedCall]:
+    async def begun(self, spec: task_pb2.TaskSpec | None = None) -> tuple[task_pb2.Task, ScriptedCall]:
         """A task that runs."""
         task = await self.submit(spec)
         call = await self.calls.next()
         await call.grant()
         return task, call
 
-    async def get(self, task_id: str) -> Task:
+    async def get(self, task_id: str) -> task_pb2.Task:
         return await self.service.tasks.get(TENANT, task_id)
 
-    async def until(self, task_id: str, state: TaskState) -> Task:
+    async def until(self, task_id: str, state: "task_pb2.TaskState.ValueType") -> task_pb2.Task:
         """The task, once it has a state."""
         async with asyncio.timeout(NOTICE_SECONDS):
-            while (task := await self.get(task_id)).state is not state:
+            while (task := await self.get(task_id)).state != state:
                 await let_all_run()
         return task
 
     async def attempts(self, task_id: str) -> list[str]:
         """Why its attempts ended."""
-        return [each.reason.name for each in (await self.service.tasks.details(TENANT, task_id)).attempts]
+        return [Reason(each.reason).name for each in (await self.service.tasks.details(TENANT, task_id)).attempts]
 
     async def settle(self) -> None:
         """Let everybody go on who can."""
@@ -201,19 +203,24 @@ class TaskBench:
         return Watch(self.service.tasks.watch(TENANT, task_id, after_event))
 
 
+def news_of(event: task_service_pb2.WatchTaskResponse) -> task_pb2.Task | task_pb2.TaskPiece:
+    """What is new."""
+    return event.piece if event.HasField("piece") else event.task
+
+
 class Watch:
     """A watch whose events the test takes one by one."""
 
-    def __init__(self, news: AsyncGenerator[TaskEvent]) -> None:
+    def __init__(self, news: AsyncGenerator[task_service_pb2.WatchTaskResponse]) -> None:
         self._news = news
 
-    async def next(self) -> TaskEvent:
+    async def next(self) -> task_pb2.Task | task_pb2.TaskPiece:
         async with asyncio.timeout(NOTICE_SECONDS):
-            return await anext(self._news)
+            return news_of(await anext(self._news))
 
-    async def rest(self) -> list[TaskEvent]:
+    async def rest(self) -> list[task_pb2.Task | task_pb2.TaskPiece]:
         async with asyncio.timeout(NOTICE_SECONDS):
-            return [news async for news in self._news]
+            return [news_of(news) async for news in self._news]
 
     async def close(self) -> None:
         await self._news.aclose()

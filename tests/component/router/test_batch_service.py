@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from kit.messages import LineCounts, counts_of
 from structlog.testing import capture_logs
 
 import router_svc.durable.batches.service
@@ -28,29 +29,18 @@ from weft.api.router.v1 import (
 )
 from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetView
-from weft.durable.batches import (
-    MAX_PIECE_BYTES,
-    BatchLine,
-    BatchPort,
-    BatchState,
-    FilePort,
-    LineCounts,
-    LineError,
-    NewBatch,
-    NewFile,
-)
-from weft.durable.remote_batches import MAX_LINES_PER_MESSAGE, RemoteBatches
-from weft.durable.remote_stores import RemoteFiles
-from weft.durable.tasks import TaskState
+from weft.durable.batches import MAX_PIECE_BYTES, BatchPort, FilePort
+from weft.durable.remote_stores import MAX_LINES_PER_MESSAGE, RemoteBatches, RemoteFiles
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import LOCAL, MESH_ACCESS, Access, Principal, Resource, Role
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
 from weft.kernel.rpc_auth import RpcGuard, set_caller
+from weft.kernel.timestamps import stamp_of
 from weft_app.compose.grpc_host import GrpcHost
 from weft_testing.fake_clock import FakeClock
 
-NEW_FILE = NewFile(tenant="ann", name="lines.jsonl", purpose="batch")
+NEW_FILE = file_service_pb2.File(tenant="ann", name="lines.jsonl", purpose="batch")
 SILENCE_SECONDS = 0.05
 ANNS_KEY = Principal(
     name="key:ann", tenant="ann", access=frozenset({Access(Resource.INFERENCE, Role.CREATE)}), names_tenants=False
@@ -118,21 +108,23 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "router.db"
 
 
-def new_batch(**fields: Any) -> NewBatch:
+def new_batch(**fields: Any) -> batch_service_pb2.Batch:
     known: dict[str, Any] = {
         "tenant": "ann",
         "endpoint": "/v1/chat/completions",
         "input_file": "file-1",
-        "window_ends_at": datetime.now(UTC) + timedelta(days=1),
+        "window_end_time": stamp_of(datetime.now(UTC) + timedelta(days=1)),
         "metadata": {"for": "Ännchen"},
     }
-    return NewBatch(**(known | fields))
+    return batch_service_pb2.Batch(**(known | fields))
 
 
-def line(name: str, origin: bytes = b"{}") -> BatchLine:
+def line(name: str, origin: bytes = b"{}") -> batch_service_pb2.BatchLine:
     content = [chat_pb2.ContentPart(text="hello")]
     payload = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=content)])
-    return BatchLine(custom_id=name, spec=task_pb2.TaskSpec(model="qwen", chat=payload, origin=origin))
+    return batch_service_pb2.BatchLine(
+        custom_id=name, spec=task_pb2.TaskSpec(model="qwen", chat=payload, origin=origin)
+    )
 
 
 async def stream(*given: Any) -> AsyncIterator[Any]:
@@ -166,7 +158,7 @@ async def test_a_file_is_kept_listed_read_and_deleted(make: Make, path: Path) ->
     data = bytes(range(256)) * 10_000
     async with make(path) as kept:
         file = await kept.files.save(NEW_FILE, stream(data[:5], b"", data[5:]))
-        assert (file.tenant, file.name, file.purpose, file.size) == ("ann", "lines.jsonl", "batch", len(data))
+        assert (file.tenant, file.name, file.purpose, file.byte_count) == ("ann", "lines.jsonl", "batch", len(data))
         assert await kept.files.get("ann", file.id) == file
         page = await kept.files.list_page("ann", purpose="batch", limit=5)
         assert (list(page.files), page.has_more) == ([file], False)
@@ -178,7 +170,7 @@ async def test_a_file_is_kept_listed_read_and_deleted(make: Make, path: Path) ->
         await kept.files.delete("ann", file.id)
         await refused(Reason.NOT_FOUND, kept.files.get("ann", file.id))
         empty = await kept.files.save(NEW_FILE, stream())
-        assert (empty.size, await read(kept.files, empty.id)) == (0, b"")
+        assert (empty.byte_count, await read(kept.files, empty.id)) == (0, b"")
 
 
 @BOTH
@@ -188,10 +180,10 @@ async def test_what_is_refused_is_said_while_more_is_sent(make: Make, path: Path
             yield bytes(MAX_PIECE_BYTES)
 
     async with make(path) as kept:
-        bad = NewFile(tenant="ann", name="a/b", purpose="batch")
+        bad = file_service_pb2.File(tenant="ann", name="a/b", purpose="batch")
         assert "file.name" in await refused(Reason.INVALID_ARGUMENT, kept.files.save(bad, endless()))
 
-        async def endless_lines() -> AsyncIterator[BatchLine]:
+        async def endless_lines() -> AsyncIterator[batch_service_pb2.BatchLine]:
             while True:
                 yield line("the same")
 
@@ -205,7 +197,7 @@ async def test_an_upload_whose_source_breaks_off_keeps_nothing_and_says_why(make
         yield bytes(3 * MAX_PIECE_BYTES)
         raise ConnectionError("the caller left")
 
-    async def breaking_lines() -> AsyncIterator[BatchLine]:
+    async def breaking_lines() -> AsyncIterator[batch_service_pb2.BatchLine]:
         for number in range(2 * MAX_LINES_PER_MESSAGE + 1):
             yield line(str(number))
         raise ConnectionError("the caller left")
@@ -298,14 +290,16 @@ async def test_a_batch_is_made_counted_cancelled_and_its_results_are_written(mak
     async with make(path) as kept:
         names = [f"line-{number}" for number in range(MAX_LINES_PER_MESSAGE + 3)]
         made = await kept.batches.create(new_batch(), stream(*(line(name, origin=name.encode()) for name in names)))
-        assert (made.state, made.counts, made.metadata) == (
-            BatchState.IN_PROGRESS,
+        assert (made.state, counts_of(made), dict(made.metadata)) == (
+            batch_service_pb2.BATCH_STATE_IN_PROGRESS,
             LineCounts(total=len(names)),
             {"for": "Ännchen"},
         )
         found = await kept.batches.get("ann", made.id)
         assert found == made
-        kept.write(f"UPDATE tasks SET state = {TaskState.COMPLETED:d}, attempt = 1, ended_at = 1e9 WHERE line = 1")
+        kept.write(
+            f"UPDATE tasks SET state = {task_pb2.TASK_STATE_COMPLETED:d}, attempt = 1, ended_at = 1e9 WHERE line = 1"
+        )
         chunks = ", ".join(
             f"((SELECT id FROM tasks WHERE line = 1), 1, {index}, 1, X'{output(text).SerializeToString().hex()}')"
             for index, text in enumerate(("well", " done"), start=1)
@@ -313,15 +307,17 @@ async def test_a_batch_is_made_counted_cancelled_and_its_results_are_written(mak
         kept.write(f"INSERT INTO task_pieces VALUES {chunks}")
         await refused(Reason.RESOURCE_IN_USE, kept.batches.finish("ann", made.id, output_file="", error_file=""))
         found = await kept.batches.cancel("ann", made.id)
-        assert found.counts == LineCounts(total=len(names), completed=1, cancelled=len(names) - 1)
-        assert found.cancelled_at is not None
+        assert counts_of(found) == LineCounts(total=len(names), completed=1, cancelled=len(names) - 1)
+        assert found.HasField("cancel_time")
         results = [result async for result in kept.batches.results("ann", made.id)]
         assert [(result.custom_id, result.origin) for result in results] == [(name, name.encode()) for name in names]
         assert [result.outputs for result in results[:3]] == [(), (output("well"), output(" done")), ()]
-        assert results[1].task.state is TaskState.COMPLETED
-        file = await kept.files.save(NewFile(tenant="ann", name="o", purpose="batch_output"), stream(b"{}"))
+        assert results[1].task.state == task_pb2.TASK_STATE_COMPLETED
+        file = await kept.files.save(
+            file_service_pb2.File(tenant="ann", name="o", purpose="batch_output"), stream(b"{}")
+        )
         finished = await kept.batches.finish("ann", made.id, output_file=file.id, error_file="")
-        assert (finished.state, finished.output_file) == (BatchState.FINISHED, file.id)
+        assert (finished.state, finished.output_file) == (batch_service_pb2.BATCH_STATE_FINISHED, file.id)
         page = await kept.batches.list_page("ann", limit=1)
         assert (list(page.batches), page.has_more) == ([finished], False)
 
@@ -338,15 +334,19 @@ async def test_a_batch_of_another_tenant_is_not_there(make: Make, path: Path) ->
             anext(kept.batches.results("bob", made.id)),
         ):
             await refused(Reason.NOT_FOUND, asked)
-        assert (await kept.batches.get("ann", made.id)).state is BatchState.IN_PROGRESS
+        assert (await kept.batches.get("ann", made.id)).state == batch_service_pb2.BATCH_STATE_IN_PROGRESS
 
 
 @BOTH
 async def test_errors_of_the_lines_are_stored_and_returned(make: Make, path: Path) -> None:
-    errors = (LineError(code="invalid_json", message="no", line=3, field="body"),)
+    errors = (batch_service_pb2.BatchLineError(code="invalid_json", message="no", line=3, field="body"),)
     async with make(path) as kept:
         made = await kept.batches.create(new_batch(errors=errors), stream())
-        assert (made.state, made.errors, made.ended_at) == (BatchState.FAILED, errors, made.created_at)
+        assert (made.state, tuple(made.errors), made.end_time) == (
+            batch_service_pb2.BATCH_STATE_FAILED,
+            errors,
+            made.create_time,
+        )
         assert await kept.batches.get("ann", made.id) == made
 
 
@@ -390,17 +390,17 @@ async def test_what_an_earlier_life_left_unfinished_is_gone_when_the_router_has_
     async with in_process(path, clock) as kept:
         window_ends_at = clock.utc_now() + timedelta(days=1)
         await kept.files.save(NEW_FILE, stream(b"a"))
-        await kept.batches.create(new_batch(window_ends_at=window_ends_at), stream(line("a")))
+        await kept.batches.create(new_batch(window_end_time=window_ends_at), stream(line("a")))
         kept.write("UPDATE files SET is_whole = false")
         kept.write("UPDATE batches SET state = 0")
         kept.write("UPDATE tasks SET state = 0")
         file = await kept.files.save(NEW_FILE, stream(b"b"))
-        batch = await kept.batches.create(new_batch(window_ends_at=window_ends_at), stream(line("a")))
+        batch = await kept.batches.create(new_batch(window_end_time=window_ends_at), stream(line("a")))
     await clock.advance(1)
     async with in_process(path, clock) as kept:
         assert [kept.count(table) for table in ("files", "file_pieces", "batches", "tasks", "task_specs")] == [1] * 5
         assert await read(kept.files, file.id) == b"b"
-        assert (await kept.batches.get("ann", batch.id)).state is BatchState.IN_PROGRESS
+        assert (await kept.batches.get("ann", batch.id)).state == batch_service_pb2.BATCH_STATE_IN_PROGRESS
 
 
 async def test_as_many_come_in_at_once_as_may(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,7 +465,7 @@ class Silent:
 
     async def stop(self, grace_seconds: float) -> None: ...
 
-    async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> None:
+    async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> None:
         async for _ in content:
             self.called.set()
         await asyncio.Event().wait()
@@ -552,6 +552,6 @@ async def test_a_line_for_an_unknown_model_is_refused_by_its_number_and_nothing_
         waits.spec.wait_for_model = True
         words = await refused(Reason.MODEL_NOT_FOUND, service.batches.create(new_batch(), stream(waits, misspelt)))
         assert words.startswith("lines[1].spec.model: no model, pool, agent or route is called qwen")
-        assert (await service.batches.create(new_batch(), stream(waits))).counts.total == 1
+        assert (await service.batches.create(new_batch(), stream(waits))).total_count == 1
     finally:
         await service.stop(1)

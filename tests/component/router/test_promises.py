@@ -19,13 +19,14 @@ from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.policy.promises import LossKind
 from router_svc.store.database import RouterDatabase
 from router_svc.store.promises import FLUSH_SECONDS, PromiseFile
-from weft.durable.tasks import NewTask, TaskQuery
+from weft.api.router.v1 import task_service_pb2
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 TASKS = 5
-ALL = TaskQuery()
+TESTS = Path(__file__).parents[2]
+ALL = task_service_pb2.ListTasksRequest()
 
 
 class Place:
@@ -79,7 +80,7 @@ def _service(database: RouterDatabase) -> TaskService:
 
 async def _submit(service: TaskService, count: int = 1) -> None:
     for _ in range(count):
-        await service.tasks.submit(NewTask(tenant="ann", spec=chat_spec()))
+        await service.tasks.submit("ann", task_service_pb2.SubmitTaskRequest(spec=chat_spec()))
 
 
 async def _acknowledge_and_die(file: Path, promised: Path) -> None:
@@ -101,7 +102,7 @@ async def test_a_start_after_a_stop_misses_nothing(place: Place) -> None:
 async def test_a_start_after_a_kill_misses_nothing(place: Place) -> None:
     for _ in range(2):
         program = (sys.executable, __file__, str(place.file), str(place.promised))
-        router = await asyncio.create_subprocess_exec(*program)
+        router = await asyncio.create_subprocess_exec(*program, env={**os.environ, "PYTHONPATH": str(TESTS)})
         assert await router.wait() == -signal.SIGKILL
         assert place.log.stat().st_size
         assert await place.loss() is None

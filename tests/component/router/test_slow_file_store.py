@@ -7,8 +7,10 @@ from pathlib import Path
 
 from test_batch_service import NEW_FILE, SILENCE_SECONDS, Silent, serving
 
-from weft.durable.batches import MAX_PIECE_BYTES, NewFile, StoredFile
+from weft.api.router.v1 import file_service_pb2
+from weft.durable.batches import MAX_PIECE_BYTES
 from weft.durable.remote_stores import RemoteFiles
+from weft.kernel.timestamps import stamp_of
 
 PIECES = 16
 
@@ -20,19 +22,19 @@ class Slow(Silent):
         super().__init__()
         self.go_on = asyncio.Event()
 
-    async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:  # type: ignore[override]
+    async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:  # type: ignore[override]
         self.called.set()
         await self.go_on.wait()
         size = sum([len(data) async for data in content])
         now = datetime.now(UTC)
-        return StoredFile(
+        return file_service_pb2.File(
             id="file-1",
             tenant=new.tenant,
             name=new.name,
             purpose=new.purpose,
-            size=size,
-            created_at=now,
-            expires_at=now,
+            byte_count=size,
+            create_time=stamp_of(now),
+            expire_time=stamp_of(now),
         )
 
 
@@ -48,4 +50,4 @@ async def test_a_store_that_writes_for_longer_than_an_answer_may_take_is_waited_
         over, _ = await asyncio.wait({saving}, timeout=4 * SILENCE_SECONDS)
         assert not over
         slow.go_on.set()
-        assert (await saving).size == PIECES * MAX_PIECE_BYTES
+        assert (await saving).byte_count == PIECES * MAX_PIECE_BYTES

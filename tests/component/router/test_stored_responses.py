@@ -14,20 +14,25 @@ import router_svc.durable.stored_responses
 from router_svc.durable.limits import ResponseLimits
 from router_svc.durable.stored_responses import StoredResponseServicer
 from router_svc.store.database import RouterDatabase
-from weft.api.router.v1 import stored_response_service_pb2_grpc
+from weft.api.router.v1 import stored_response_service_pb2, stored_response_service_pb2_grpc
 from weft.durable.remote_stores import RemoteResponses
-from weft.durable.responses import MAX_CHAIN, ResponseStore, StoredResponse
+from weft.durable.responses import MAX_CHAIN, ResponseStore
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
+from weft.kernel.timestamps import stamp_of
 from weft_app.compose.grpc_host import GrpcHost
 from weft_testing.fake_clock import FakeClock
 
 MADE = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 
 
-def response(name: str, *, tenant: str = "ann", previous: str = "", size: int = 10) -> StoredResponse:
-    return StoredResponse(id=name, tenant=tenant, previous_id=previous, created_at=MADE, body=b"b" * size, items=b"[]")
+def response(
+    name: str, *, tenant: str = "ann", previous: str = "", size: int = 10
+) -> stored_response_service_pb2.StoredResponse:
+    return stored_response_service_pb2.StoredResponse(
+        id=name, tenant=tenant, previous_id=previous, create_time=stamp_of(MADE), body=b"b" * size, items=b"[]"
+    )
 
 
 def url_of(tmp_path: Path) -> str:
@@ -72,8 +77,13 @@ async def refused(reason: Reason, awaited: object) -> str:
 @pytest.mark.parametrize("make", [keeping, keeping_behind_a_channel])
 async def test_an_answer_that_was_saved_is_the_same_when_it_is_read(make: object, tmp_path: Path) -> None:
     async with make(tmp_path) as store:  # type: ignore[operator]
-        saved = StoredResponse(
-            id="resp_1", tenant="ann", previous_id="", created_at=MADE, body=b'{"x": "\xc3\xa4"}', items=b"[1]"
+        saved = stored_response_service_pb2.StoredResponse(
+            id="resp_1",
+            tenant="ann",
+            previous_id="",
+            create_time=stamp_of(MADE),
+            body=b'{"x": "\xc3\xa4"}',
+            items=b"[1]",
         )
         await store.save(saved)
         assert await store.get("ann", "resp_1") == saved
@@ -117,8 +127,8 @@ async def test_what_was_saved_outlives_the_router_and_is_on_disk_with_the_acknow
 
 async def test_answers_are_purged_when_their_time_has_ended(tmp_path: Path) -> None:
     clock = FakeClock()
-    old = StoredResponse(
-        id="resp_old", tenant="ann", previous_id="", created_at=clock.utc_now(), body=b"b", items=b"[]"
+    old = stored_response_service_pb2.StoredResponse(
+        id="resp_old", tenant="ann", previous_id="", create_time=stamp_of(clock.utc_now()), body=b"b", items=b"[]"
     )
     async with keeping(tmp_path, clock=clock) as store:
         await store.save(old)

@@ -11,10 +11,12 @@ from task_harness import NOTICE_SECONDS, TENANT, TaskBench, chat_spec, task_benc
 
 from router_svc.durable.tasks.local_tasks import MAX_REMEMBERED, MonotonicReads
 from router_svc.durable.tasks.store_port import TaskRow
-from weft.durable.tasks import NewTask, Submitted, Task, TaskDetails, TaskPage, TaskQuery, TaskState
+from weft.api.router.v1 import task_pb2, task_service_pb2
+from weft.durable.tasks import is_terminal
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import stamp_of
 
 Read = TypeVar("Read")
 KEY = "once"
@@ -38,66 +40,72 @@ class SteppedTaskStore(MemoryTaskStore):
             await self.go_on.wait()
         return found
 
-    async def get(self, tenant: str, task_id: str) -> Task | None:
+    async def get(self, tenant: str, task_id: str) -> task_pb2.Task | None:
         return await self._late(super().get(tenant, task_id))
 
-    async def details(self, tenant: str, task_id: str) -> TaskDetails | None:
+    async def details(self, tenant: str, task_id: str) -> task_service_pb2.GetTaskResponse | None:
         return await self._late(super().details(tenant, task_id))
 
-    async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
+    async def list_page(
+        self, tenant: str, query: task_service_pb2.ListTasksRequest
+    ) -> task_service_pb2.ListTasksResponse:
         return await self._late(super().list_page(tenant, query))
 
-    async def submit(self, row: TaskRow) -> Submitted:
+    async def submit(self, row: TaskRow) -> task_service_pb2.SubmitTaskResponse:
         return await self._late(super().submit(row))
 
 
-async def _get(bench: TaskBench, task: Task) -> Task | None:
+async def _get(bench: TaskBench, task: task_pb2.Task) -> task_pb2.Task | None:
     return await bench.service.tasks.get(TENANT, task.id)
 
 
-async def _details(bench: TaskBench, task: Task) -> Task | None:
+async def _details(bench: TaskBench, task: task_pb2.Task) -> task_pb2.Task | None:
     found = await bench.service.tasks.details(TENANT, task.id)
-    assert not found.task.state.is_terminal or all(attempt.ended_at for attempt in found.attempts)
+    assert not is_terminal(found.task) or all(attempt.HasField("end_time") for attempt in found.attempts)
     return found.task
 
 
-async def _listed(bench: TaskBench, task: Task) -> Task | None:
+async def _listed(bench: TaskBench, task: task_pb2.Task) -> task_pb2.Task | None:
     del task
-    page = await bench.service.tasks.list_page(TENANT, TaskQuery())
+    page = await bench.service.tasks.list_page(TENANT, task_service_pb2.ListTasksRequest())
     return page.tasks[0] if page.tasks else None
 
 
-async def _listed_as_open(bench: TaskBench, task: Task) -> Task | None:
+async def _listed_as_open(bench: TaskBench, task: task_pb2.Task) -> task_pb2.Task | None:
     del task
-    query = TaskQuery(states=frozenset({TaskState.PENDING, TaskState.RUNNING}))
+    query = task_service_pb2.ListTasksRequest(
+        states=frozenset({task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_RUNNING})
+    )
     page = await bench.service.tasks.list_page(TENANT, query)
     return page.tasks[0] if page.tasks else None
 
 
-async def _watched(bench: TaskBench, task: Task) -> Task | None:
+async def _watched(bench: TaskBench, task: task_pb2.Task) -> task_pb2.Task | None:
     watch = bench.watch(task.id)
     try:
         news = await watch.next()
     finally:
         await watch.close()
-    assert isinstance(news, Task)
+    assert isinstance(news, task_pb2.Task)
     return news
 
 
-async def _sent_again(bench: TaskBench, task: Task) -> Task | None:
+async def _sent_again(bench: TaskBench, task: task_pb2.Task) -> task_pb2.Task | None:
     del task
-    submitted = await bench.service.tasks.submit(NewTask(tenant=TENANT, spec=chat_spec(), idempotency_key=KEY))
+    submitted = await bench.service.tasks.submit(
+        TENANT, task_service_pb2.SubmitTaskRequest(spec=chat_spec(), idempotency_key=KEY)
+    )
     return submitted.task
 
 
-Reading = Callable[[TaskBench, Task], Awaitable[Task | None]]
+Reading = Callable[[TaskBench, task_pb2.Task], Awaitable[task_pb2.Task | None]]
 READINGS: list[Reading] = [_get, _details, _listed, _listed_as_open, _watched, _sent_again]
 readings = pytest.mark.parametrize("reading", READINGS)
 
 
 async def _overtaken(
-    bench: TaskBench, reading: Awaitable[Task | None], change: Callable[[], Awaitable[object]]
-) -> Task | None:
+    bench: TaskBench, reading: Awaitable[task_pb2.Task | None], change: Callable[[], Awaitable[object]]
+) -> task_pb2.Task | None:
     """What is answered to a reading whose snapshot is older than a change that was answered before it."""
     store = bench.store
     assert isinstance(store, SteppedTaskStore)
@@ -115,7 +123,7 @@ async def test_a_task_read_before_its_cancel_is_not_shown_waiting_after_it(readi
     async with task_bench(store=SteppedTaskStore()) as bench:
         task = await bench.submit(key=KEY)
         told = await _overtaken(bench, reading(bench, task), lambda: bench.service.tasks.cancel(TENANT, task.id))
-        assert told is None or told.state is TaskState.CANCELLED
+        assert told is None or told.state == task_pb2.TASK_STATE_CANCELLED
         assert (told is None) is (reading is _listed_as_open)
         assert told is None or not told.owner
 
@@ -131,10 +139,10 @@ async def test_a_task_read_before_its_end_is_not_shown_running_after_another_ans
 
         async def end() -> None:
             call.finish()
-            await bench.until(task.id, TaskState.COMPLETED)
+            await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
 
         told = await _overtaken(bench, reading(bench, task), end)
-        assert told is None or told.state is TaskState.COMPLETED
+        assert told is None or told.state == task_pb2.TASK_STATE_COMPLETED
         assert (told is None) is (reading is _listed_as_open)
 
 
@@ -144,14 +152,14 @@ async def test_an_attempt_is_not_shown_again_after_the_next_one_was() -> None:
 
         async def try_again() -> None:
             call.fail(WeftError(Reason.WORKER_LOST, "it died"))
-            await bench.until(task.id, TaskState.PENDING)
+            await bench.until(task.id, task_pb2.TASK_STATE_PENDING)
             await bench.advance(60.0)
             await (await bench.calls.next()).grant()
             assert (await bench.get(task.id)).attempt == 2
 
         told = await _overtaken(bench, _get(bench, task), try_again)
         assert told is not None
-        assert (told.state, told.attempt) == (TaskState.RUNNING, 2)
+        assert (told.state, told.attempt) == (task_pb2.TASK_STATE_RUNNING, 2)
 
 
 async def test_a_task_that_was_said_to_be_deleted_is_not_listed_any_more() -> None:
@@ -191,19 +199,21 @@ async def test_an_answer_to_another_tenant_does_not_affect_those_to_the_owner() 
 
         told = await _overtaken(bench, _get(bench, task), ask_for_anothers)
         assert told is not None
-        assert told.state is TaskState.PENDING
+        assert told.state == task_pb2.TASK_STATE_PENDING
 
 
-def _task(state: TaskState, attempt: int = 0, *, task_id: str = "task-1") -> Task:
-    return Task(id=task_id, tenant=TENANT, state=state, model="qwen", created_at=NOW, attempt=attempt, max_attempts=5)
+def _task(state: "task_pb2.TaskState.ValueType", attempt: int = 0, *, task_id: str = "task-1") -> task_pb2.Task:
+    return task_pb2.Task(
+        id=task_id, tenant=TENANT, state=state, model="qwen", create_time=stamp_of(NOW), attempt=attempt, max_attempts=5
+    )
 
 
 def test_nothing_is_remembered_once_every_reading_is_answered() -> None:
     shown = MonotonicReads()
     with shown.reading():
-        shown.show(_task(TaskState.CANCELLED))
+        shown.show(_task(task_pb2.TASK_STATE_CANCELLED))
     with shown.reading():
-        assert shown.show(_task(TaskState.PENDING)) == _task(TaskState.PENDING)
+        assert shown.show(_task(task_pb2.TASK_STATE_PENDING)) == _task(task_pb2.TASK_STATE_PENDING)
 
 
 def test_what_is_remembered_for_one_long_reading_has_a_bound() -> None:
@@ -211,6 +221,6 @@ def test_what_is_remembered_for_one_long_reading_has_a_bound() -> None:
     with shown.reading():
         for _ in range(MAX_REMEMBERED + 1):
             with shown.reading():
-                shown.show(_task(TaskState.CANCELLED, task_id=new_id("task")))
+                shown.show(_task(task_pb2.TASK_STATE_CANCELLED, task_id=new_id("task")))
         assert len(shown._shown) == MAX_REMEMBERED
     assert not shown._shown

@@ -19,7 +19,7 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import embedding_pb2, event_pb2, priority_pb2, receipt_pb2
-from weft.api.router.v1 import task_pb2
+from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
     embedding_service_pb2_grpc,
@@ -29,7 +29,7 @@ from weft.api.runner.v1 import (
 )
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.dispatch.placement import Grant, PlacementRequest
-from weft.durable.tasks import NewTask, Task, TaskChunk, TaskPort, TaskState
+from weft.durable.tasks import TaskPort, is_terminal
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -168,19 +168,19 @@ async def mesh_of(tmp_path: Path, limits: TaskLimits = FAST) -> AsyncIterator[tu
 
 
 async def submit(tasks: TaskPort, spec: task_pb2.TaskSpec | None = None) -> str:
-    return (await tasks.submit(NewTask(tenant=TENANT, spec=spec or chat_spec()))).task.id
+    return (await tasks.submit(TENANT, task_service_pb2.SubmitTaskRequest(spec=spec or chat_spec()))).task.id
 
 
-async def end_of(tasks: TaskPort, task_id: str) -> tuple[Task, list[event_pb2.InferenceEvent]]:
+async def end_of(tasks: TaskPort, task_id: str) -> tuple[task_pb2.Task, list[event_pb2.InferenceEvent]]:
     """The task at its end, and what is kept of its answer."""
     events: list[event_pb2.InferenceEvent] = []
     async with asyncio.timeout(NOTICE_SECONDS):
         async for news in tasks.watch(TENANT, task_id):
-            if isinstance(news, TaskChunk):
-                events += news.output.events
+            if news.HasField("piece"):
+                events += news.piece.output.events
             else:
-                last = news
-                if not news.state.is_terminal:
+                last = news.task
+                if not is_terminal(last):
                     events.clear()
     return last, events
 
@@ -199,7 +199,7 @@ async def test_a_task_is_an_ordinary_request_of_the_lowest_class_with_its_own_id
         task_id = await submit(tasks, spec)
         mesh.runner.say(text("hello"), FINISHED)
         task, events = await end_of(tasks, task_id)
-        assert (task.state, task.attempt) == (TaskState.COMPLETED, 1)
+        assert (task.state, task.attempt) == (task_pb2.TASK_STATE_COMPLETED, 1)
         assert [event.delta.text for event in events] == ["hello", ""]
         receipt = events[-1].finished.receipt
         assert (receipt.request_id, receipt.attempts[0].runner) == (task_id, "laptop")
@@ -229,7 +229,7 @@ async def test_an_embedding_is_a_task_too(tmp_path: Path) -> None:
         task_id = await submit(tasks, embedding_spec())
         async with asyncio.timeout(NOTICE_SECONDS):
             news = [each async for each in tasks.watch(TENANT, task_id)]
-        (piece,) = (each for each in news if isinstance(each, TaskChunk))
+        (piece,) = (each.piece for each in news if each.HasField("piece"))
         assert [list(vector.values) for vector in piece.output.embeddings] == [[1.0, 2.0]]
         assert piece.output.events[-1].finished.receipt.host == "titan"
 
@@ -249,7 +249,7 @@ async def test_a_task_waits_for_its_pool_and_starts_with_the_first_runner(shown:
         assert (await tasks.get(TENANT, task_id)).attempt == 0
         mesh.show()
         task, _ = await end_of(tasks, task_id)
-        assert (task.state, task.attempt) == (TaskState.COMPLETED, 1)
+        assert (task.state, task.attempt) == (task_pb2.TASK_STATE_COMPLETED, 1)
 
 
 async def test_a_cancel_reaches_the_runner(tmp_path: Path) -> None:
@@ -257,10 +257,10 @@ async def test_a_cancel_reaches_the_runner(tmp_path: Path) -> None:
         mesh.show()
         task_id = await submit(tasks)
         await begun(mesh.runner)
-        assert (await tasks.cancel(TENANT, task_id)).state is TaskState.CANCELLED
+        assert (await tasks.cancel(TENANT, task_id)).state == task_pb2.TASK_STATE_CANCELLED
         async with asyncio.timeout(NOTICE_SECONDS):
             await mesh.runner.given_up.wait()
-        assert (await end_of(tasks, task_id))[0].state is TaskState.CANCELLED
+        assert (await end_of(tasks, task_id))[0].state == task_pb2.TASK_STATE_CANCELLED
 
 
 async def test_an_answer_that_breaks_off_is_begun_again_and_nothing_of_both_is_mixed(tmp_path: Path) -> None:
@@ -270,10 +270,10 @@ async def test_an_answer_that_breaks_off_is_begun_again_and_nothing_of_both_is_m
         mesh.runner.say(text("half"), WeftError(Reason.SERVER_DIED, "it died"))
         mesh.runner.say(text("all of it"), FINISHED)
         task, events = await end_of(tasks, task_id)
-        assert (task.state, task.attempt) == (TaskState.COMPLETED, 2)
+        assert (task.state, task.attempt) == (task_pb2.TASK_STATE_COMPLETED, 2)
         assert [event.delta.text for event in events] == ["all of it", ""]
         attempts = (await tasks.details(TENANT, task_id)).attempts
-        assert [attempt.reason for attempt in attempts] == [Reason.SERVER_DIED, Reason.UNSPECIFIED]
+        assert [Reason(attempt.reason) for attempt in attempts] == [Reason.SERVER_DIED, Reason.UNSPECIFIED]
         assert attempts[0].receipt is not None
 
 
@@ -309,7 +309,7 @@ async def test_a_slot_that_was_granted_for_a_task_that_is_gone_is_free_at_once(t
             assert await store.cancel(TENANT, gone, SystemClock().utc_now().timestamp()) is not None
         mesh.runner.say(FINISHED)
         task, _ = await end_of(tasks, next_one)
-        assert task.state is TaskState.COMPLETED
+        assert task.state == task_pb2.TASK_STATE_COMPLETED
         assert len(mesh.runner.calls) == 1
         async with asyncio.timeout(NOTICE_SECONDS):
             while mesh.loop.running:
@@ -322,6 +322,6 @@ async def test_many_tasks_run_as_many_at_once_as_there_are_slots_and_each_once(t
         task_ids = [await submit(tasks) for _ in range(40)]
         mesh.runner.say(*[FINISHED] * 40)
         ends = await asyncio.gather(*(end_of(tasks, task_id) for task_id in task_ids))
-        assert {task.state for task, _ in ends} == {TaskState.COMPLETED}
+        assert {task.state for task, _ in ends} == {task_pb2.TASK_STATE_COMPLETED}
         assert len(mesh.runner.calls) == 40
         assert {task.attempt for task, _ in ends} == {1}

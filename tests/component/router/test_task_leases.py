@@ -8,8 +8,9 @@ from task_harness import TENANT, ScriptedCall, TaskBench, task_bench, text
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.store_port import Claim, ManyChanged, TaskChanged
 from router_svc.durable.tasks.task_run import WRITE_PATIENCE_SECONDS
-from weft.durable.tasks import TaskState
+from weft.api.router.v1 import task_pb2
 from weft.kernel.clock import Clock
+from weft.kernel.reasons import Reason
 
 
 def now_of(clock: Clock) -> float:
@@ -36,7 +37,7 @@ async def test_a_heartbeat_keeps_the_claim_of_a_long_answer() -> None:
         await bench.advance(600)
         assert not call.left.is_set()
         call.finish()
-        assert (await bench.until(task.id, TaskState.COMPLETED)).attempt == 1
+        assert (await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)).attempt == 1
 
 
 async def test_a_lost_lease_ends_the_work_and_its_late_result_is_discarded() -> None:
@@ -46,7 +47,11 @@ async def test_a_lost_lease_ends_the_work_and_its_late_result_is_discarded() -> 
         await bench.advance(5)
         await left(call)
         running = await bench.get(task.id)
-        assert (running.state, running.owner, running.attempt) == (TaskState.RUNNING, "router-other", other.attempt)
+        assert (running.state, running.owner, running.attempt) == (
+            task_pb2.TASK_STATE_RUNNING,
+            "router-other",
+            other.attempt,
+        )
         assert not bench.store.ended
 
 
@@ -71,7 +76,7 @@ async def test_without_the_fence_a_late_result_would_be_the_tasks_end() -> None:
         task, call = await bench.begun()
         await take_over(bench, task.id)
         call.finish()
-        assert (await bench.until(task.id, TaskState.COMPLETED)).attempt == 2
+        assert (await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)).attempt == 2
         ((claim, _, counted),) = bench.store.ended
         assert (claim.attempt, counted) == (1, True)
 
@@ -99,7 +104,7 @@ async def test_leases_of_a_router_that_is_gone_are_taken_back_and_their_tasks_ar
             again = await next_life.calls.next()
             await again.grant()
             again.finish()
-            done = await next_life.until(task.id, TaskState.COMPLETED)
+            done = await next_life.until(task.id, task_pb2.TASK_STATE_COMPLETED)
             assert done.attempt == 2
             assert await next_life.attempts(task.id) == ["WORKER_LOST", "UNSPECIFIED"]
             # The first one comes back from its pause, and has a result.
@@ -116,8 +121,8 @@ async def test_a_task_whose_last_attempt_lost_its_lease_has_failed() -> None:
         assert await bench.store.claim(task.id, "router-gone", now_of(bench.clock), now_of(bench.clock) + 15)
         await bench.advance(20)
         failed = await bench.get(task.id)
-        assert failed.error is not None
-        assert (failed.state, failed.error.reason.name) == (TaskState.FAILED, "WORKER_LOST")
+        assert failed.HasField("error")
+        assert (failed.state, Reason(failed.error.reason).name) == (task_pb2.TASK_STATE_FAILED, "WORKER_LOST")
         call.granted.set()
         await left(call)
         assert not call.claimed.is_set()
@@ -130,7 +135,7 @@ async def test_a_cancel_through_another_router_reaches_the_work_with_its_event()
         bench.store.tell(TaskChanged(task.id))
         await bench.advance(0.1)
         await left(call)
-        assert (await bench.get(task.id)).state is TaskState.CANCELLED
+        assert (await bench.get(task.id)).state == task_pb2.TASK_STATE_CANCELLED
 
 
 async def test_a_cancel_whose_event_got_lost_reaches_the_work_with_the_next_renewal() -> None:
@@ -163,7 +168,7 @@ async def test_a_result_waits_for_a_database_that_is_locked_for_longer_than_the_
         await bench.advance(20)
         bench.store.is_failing = False
         await bench.advance(3)
-        done = await bench.until(task.id, TaskState.COMPLETED)
+        done = await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         assert done.attempt == 1
         assert len(bench.calls.made) == 1
         (piece_one, *rest) = await bench.store.chunks(task.id, 1, 0, 1 << 20)
@@ -183,7 +188,7 @@ async def test_a_result_that_the_database_never_took_is_dropped_and_the_task_is_
         again = await bench.calls.next()
         await again.grant()
         again.finish()
-        done = await bench.until(task.id, TaskState.COMPLETED)
+        done = await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         assert done.attempt == 2
         assert [counted for _, _, counted in bench.store.ended] == [True]
 
@@ -208,12 +213,12 @@ async def test_a_claim_that_is_acknowledged_late_is_not_taken_for_a_stray_one() 
         call = await bench.calls.next()
         call.granted.set()
         await bench.advance(12)
-        assert bench.store.only().state is TaskState.RUNNING
+        assert bench.store.only().state == task_pb2.TASK_STATE_RUNNING
         late.set()
         async with asyncio.timeout(10):
             await call.claimed.wait()
         call.finish()
-        assert (await bench.until(task.id, TaskState.COMPLETED)).attempt == 1
+        assert (await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)).attempt == 1
 
 
 async def test_a_claim_that_was_never_acknowledged_is_given_back_and_is_no_attempt() -> None:
@@ -229,5 +234,5 @@ async def test_a_claim_that_was_never_acknowledged_is_given_back_and_is_no_attem
         again = await bench.calls.next()
         await again.grant()
         again.finish()
-        assert (await bench.until(task.id, TaskState.COMPLETED)).attempt == 2
+        assert (await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)).attempt == 2
         assert bench.store.only().failures == 0

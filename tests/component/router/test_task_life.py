@@ -10,8 +10,8 @@ from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoint
 from router_svc.durable.tasks.store_port import LaneFilled
 from weft.api.common.v1 import embedding_pb2, event_pb2
-from weft.api.router.v1 import task_pb2
-from weft.durable.tasks import NewTask, TaskChunk, TaskState, event_number
+from weft.api.router.v1 import task_pb2, task_service_pb2
+from weft.durable.tasks import event_number
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -25,11 +25,15 @@ async def test_a_task_is_claimed_only_when_the_scheduler_has_a_slot_for_it() -> 
         call = await bench.calls.next()
         await bench.settle()
         waiting = await bench.get(task.id)
-        assert (waiting.state, waiting.attempt, waiting.waiting_for) == (TaskState.PENDING, 0, "every slot is taken")
+        assert (waiting.state, waiting.attempt, waiting.waiting_for) == (
+            task_pb2.TASK_STATE_PENDING,
+            0,
+            "every slot is taken",
+        )
         assert not bench.store.claims
         await call.grant()
         running = await bench.get(task.id)
-        assert (running.state, running.attempt, running.waiting_for) == (TaskState.RUNNING, 1, "")
+        assert (running.state, running.attempt, running.waiting_for) == (task_pb2.TASK_STATE_RUNNING, 1, "")
         assert running.owner == bench.store.claims[0].owner
 
 
@@ -39,13 +43,13 @@ async def test_a_finished_answer_is_kept_whole_with_its_receipt() -> None:
         call.say(event_pb2.InferenceEvent(started=event_pb2.Started(runner="a")), text("one "))
         call.say(event_pb2.InferenceEvent(progress=event_pb2.Progress(prompt_tokens=3)), text("two"))
         call.finish()
-        done = await bench.until(task.id, TaskState.COMPLETED)
+        done = await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         details = await bench.service.tasks.details(TENANT, task.id)
-        assert done.error is None
+        assert not done.HasField("error")
         assert done.owner == ""
         assert done.last_event == event_number(1, 4), "progress is not kept"
         receipt = details.attempts[0].receipt
-        assert receipt is not None
+        assert details.attempts[0].HasField("receipt")
         assert receipt.host == "titan"
         kinds = [
             event.WhichOneof("event")
@@ -60,7 +64,7 @@ async def test_the_last_of_an_answer_is_committed_together_with_its_end() -> Non
         task, call = await bench.begun()
         call.say(text("one"))
         call.finish()
-        await bench.until(task.id, TaskState.COMPLETED)
+        await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         ((_, outcome, counted),) = bench.store.ended
         assert counted
         assert [chunk.event_count for chunk in outcome.chunks] == [2]
@@ -73,7 +77,7 @@ async def test_an_embedding_is_kept_with_all_its_vectors() -> None:
         vectors = [embedding_pb2.Embedding(index=0, values=[1.0, 2.0]), embedding_pb2.Embedding(index=1, values=[3.0])]
         call.words.put_nowait(task_pb2.TaskOutput(events=[finished], embeddings=vectors))
         call.words.put_nowait(None)
-        await bench.until(task.id, TaskState.COMPLETED)
+        await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         (chunk,) = await bench.store.chunks(task.id, 1, 0, 1 << 20)
         assert list(chunk.output.embeddings) == vectors
 
@@ -85,7 +89,7 @@ async def test_a_lost_attempt_reverts_the_task_and_its_pieces_and_is_made_again_
         await bench.advance(1)
         assert bench.store.only().chunks
         call.fail(DIED)
-        reverted = await bench.until(task.id, TaskState.PENDING)
+        reverted = await bench.until(task.id, task_pb2.TASK_STATE_PENDING)
         assert (reverted.attempt, reverted.last_event) == (1, 0)
         assert not bench.store.only().chunks
         await bench.settle()
@@ -94,7 +98,7 @@ async def test_a_lost_attempt_reverts_the_task_and_its_pieces_and_is_made_again_
         again = await bench.calls.next()
         await again.grant()
         again.finish()
-        done = await bench.until(task.id, TaskState.COMPLETED)
+        done = await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         assert done.attempt == 2
         assert await bench.attempts(task.id) == ["SERVER_DIED", "UNSPECIFIED"]
 
@@ -105,7 +109,7 @@ async def test_pauses_double_with_each_lost_attempt_up_to_their_bound() -> None:
         task, call = await bench.begun()
         for pause in (1.0, 2.0, 3.0):
             call.fail(DIED)
-            await bench.until(task.id, TaskState.PENDING)
+            await bench.until(task.id, task_pb2.TASK_STATE_PENDING)
             assert bench.store.only().ready_at == bench.clock.utc_now().timestamp() + pause
             await bench.advance(pause)
             call = await bench.calls.next()
@@ -117,15 +121,15 @@ async def test_attempts_are_limited_and_the_failure_has_the_last_reason() -> Non
         task, call = await bench.begun()
         call.say(text("half"))
         call.fail(WeftError(Reason.WORKER_LOST, "the runner went away"))
-        await bench.until(task.id, TaskState.PENDING)
+        await bench.until(task.id, task_pb2.TASK_STATE_PENDING)
         await bench.advance(1)
         call = await bench.calls.next()
         await call.grant()
         call.say(text("half"))
         call.fail(DIED)
-        failed = await bench.until(task.id, TaskState.FAILED)
-        assert failed.error is not None
-        assert failed.error.reason is Reason.SERVER_DIED
+        failed = await bench.until(task.id, task_pb2.TASK_STATE_FAILED)
+        assert failed.HasField("error")
+        assert Reason(failed.error.reason) is Reason.SERVER_DIED
         assert failed.error.message == "after 2 attempts: the server died"
 
 
@@ -135,14 +139,14 @@ async def test_a_runner_that_is_dead_and_not_yet_known_to_be_costs_no_attempt() 
         task, call = await bench.begun()
         for pause in (1.0, 2.0, 4.0):
             call.fail(WeftError(Reason.WORKER_LOST, "no connection"))
-            await bench.until(task.id, TaskState.PENDING)
+            await bench.until(task.id, task_pb2.TASK_STATE_PENDING)
             assert bench.store.only().ready_at == bench.clock.utc_now().timestamp() + pause
             await bench.advance(pause)
             call = await bench.calls.next()
             await call.grant()
         call.say(text("Hello"))
         call.finish()
-        done = await bench.until(task.id, TaskState.COMPLETED)
+        done = await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         assert done.attempt == 4
 
 
@@ -150,9 +154,9 @@ async def test_a_request_that_would_fail_anywhere_fails_at_its_first_attempt() -
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.fail(WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, "too long"))
-        failed = await bench.until(task.id, TaskState.FAILED)
-        assert failed.error is not None
-        assert (failed.error.reason, failed.error.message) == (Reason.CONTEXT_LENGTH_EXCEEDED, "too long")
+        failed = await bench.until(task.id, task_pb2.TASK_STATE_FAILED)
+        assert failed.HasField("error")
+        assert (Reason(failed.error.reason), failed.error.message) == (Reason.CONTEXT_LENGTH_EXCEEDED, "too long")
         await bench.advance(60)
         assert len(bench.calls.made) == 1
 
@@ -161,7 +165,7 @@ async def test_a_stream_that_breaks_for_no_known_reason_is_tried_again() -> None
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.words.put_nowait("nonsense")  # type: ignore[arg-type]  # whatever goes wrong
-        await bench.until(task.id, TaskState.PENDING)
+        await bench.until(task.id, task_pb2.TASK_STATE_PENDING)
         assert await bench.attempts(task.id) == ["INTERNAL"]
 
 
@@ -172,9 +176,9 @@ async def test_an_attempt_that_takes_too_long_is_ended_and_counts() -> None:
         assert not call.left.is_set()
         await bench.advance(2)
         assert call.left.is_set()
-        failed = await bench.until(task.id, TaskState.FAILED)
-        assert failed.error is not None
-        assert failed.error.reason is Reason.DEADLINE_EXCEEDED
+        failed = await bench.until(task.id, task_pb2.TASK_STATE_FAILED)
+        assert failed.HasField("error")
+        assert Reason(failed.error.reason) is Reason.DEADLINE_EXCEEDED
 
 
 async def test_an_answer_that_is_too_long_to_keep_fails_the_task_and_ends_its_runners_work() -> None:
@@ -182,9 +186,9 @@ async def test_an_answer_that_is_too_long_to_keep_fails_the_task_and_ends_its_ru
         task, call = await bench.begun()
         call.say(text("a" * 600))
         call.say(text("b" * 600))
-        failed = await bench.until(task.id, TaskState.FAILED)
-        assert failed.error is not None
-        assert failed.error.reason is Reason.REQUEST_TOO_LARGE
+        failed = await bench.until(task.id, task_pb2.TASK_STATE_FAILED)
+        assert failed.HasField("error")
+        assert Reason(failed.error.reason) is Reason.REQUEST_TOO_LARGE
         assert "router.tasks.max_result_bytes" in failed.error.message
         assert call.left.is_set()
 
@@ -194,7 +198,7 @@ async def test_cancelling_a_task_that_waits_takes_back_its_offer_and_it_is_never
         task = await bench.submit()
         call = await bench.calls.next()
         cancelled = await bench.service.tasks.cancel(TENANT, task.id)
-        assert cancelled.state is TaskState.CANCELLED
+        assert cancelled.state == task_pb2.TASK_STATE_CANCELLED
         async with asyncio.timeout(10):
             await call.left.wait()
         call.granted.set()
@@ -208,11 +212,11 @@ async def test_cancelling_a_task_that_runs_ends_its_runners_work_and_nothing_it_
         task, call = await bench.begun()
         call.finish()
         cancelled = await bench.service.tasks.cancel(TENANT, task.id)
-        assert cancelled.state is TaskState.CANCELLED
+        assert cancelled.state == task_pb2.TASK_STATE_CANCELLED
         async with asyncio.timeout(10):
             await call.left.wait()
         await bench.settle()
-        assert (await bench.get(task.id)).state is TaskState.CANCELLED
+        assert (await bench.get(task.id)).state == task_pb2.TASK_STATE_CANCELLED
         assert not [counted for _, _, counted in bench.store.ended if counted]
 
 
@@ -222,20 +226,20 @@ async def test_cancelling_between_the_claim_and_the_call_reaches_no_runner() -> 
         task = await bench.submit()
         call = await bench.calls.next()
         call.granted.set()
-        await bench.until(task.id, TaskState.RUNNING)
+        await bench.until(task.id, task_pb2.TASK_STATE_RUNNING)
         await bench.service.tasks.cancel(TENANT, task.id)
         held.set()
         async with asyncio.timeout(10):
             await call.left.wait()
         assert not call.claimed.is_set(), "the runner was never called"
-        assert (await bench.get(task.id)).state is TaskState.CANCELLED
+        assert (await bench.get(task.id)).state == task_pb2.TASK_STATE_CANCELLED
 
 
 async def test_cancelling_a_terminal_task_changes_nothing() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.finish()
-        done = await bench.until(task.id, TaskState.COMPLETED)
+        done = await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         assert await bench.service.tasks.cancel(TENANT, task.id) == done
 
 
@@ -245,11 +249,11 @@ async def test_a_task_that_waits_too_long_fails_with_the_next_sweep() -> None:
     async with task_bench() as bench:
         task = await bench.submit(spec)
         await bench.advance(290)
-        assert (await bench.get(task.id)).state is TaskState.PENDING
+        assert (await bench.get(task.id)).state == task_pb2.TASK_STATE_PENDING
         await bench.advance(20)
         failed = await bench.get(task.id)
-        assert failed.error is not None
-        assert (failed.state, failed.error.reason) == (TaskState.FAILED, Reason.QUEUE_TIMEOUT)
+        assert failed.HasField("error")
+        assert (failed.state, Reason(failed.error.reason)) == (task_pb2.TASK_STATE_FAILED, Reason.QUEUE_TIMEOUT)
 
 
 async def test_tasks_are_forgotten_a_week_after_their_end() -> None:
@@ -257,7 +261,7 @@ async def test_tasks_are_forgotten_a_week_after_their_end() -> None:
     async with task_bench(limits=limits) as bench:
         task, call = await bench.begun()
         call.finish()
-        await bench.until(task.id, TaskState.COMPLETED)
+        await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         await bench.advance(900)
         await bench.get(task.id)
         await bench.advance(600)
@@ -278,8 +282,8 @@ async def test_a_graceful_stop_lets_an_attempt_finish_within_the_grace() -> None
         assert not call.left.is_set()
         call.finish()
         await stopping
-        assert bench.store.kept[task.id].state is TaskState.COMPLETED
-        assert bench.store.kept[waiting.id].state is TaskState.PENDING
+        assert bench.store.kept[task.id].state == task_pb2.TASK_STATE_COMPLETED
+        assert bench.store.kept[waiting.id].state == task_pb2.TASK_STATE_PENDING
 
 
 async def test_what_a_stop_breaks_off_is_no_attempt_and_goes_on_at_once_after_a_restart() -> None:
@@ -289,12 +293,12 @@ async def test_what_a_stop_breaks_off_is_no_attempt_and_goes_on_at_once_after_a_
         await bench.service.stop(0.0)
         assert call.left.is_set()
         kept = bench.store.only()
-        assert (kept.state, kept.failures) == (TaskState.PENDING, 0)
+        assert (kept.state, kept.failures) == (task_pb2.TASK_STATE_PENDING, 0)
     async with task_bench(clock=clock, store=bench.store) as bench:
         call = await bench.calls.next()
         await call.grant()
         call.finish()
-        done = await bench.until(task.id, TaskState.COMPLETED)
+        done = await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         assert done.attempt == 2
         first, second = bench.store.claims
         assert first.owner != second.owner
@@ -309,10 +313,10 @@ async def test_a_claim_that_a_stop_finds_under_way_is_given_back() -> None:
         await bench.settle()
         stopping = asyncio.create_task(bench.service.stop(0.0))
         await bench.settle()
-        assert bench.store.only().state is TaskState.RUNNING
+        assert bench.store.only().state == task_pb2.TASK_STATE_RUNNING
         late.set()
         await stopping
-        assert bench.store.only().state is TaskState.PENDING
+        assert bench.store.only().state == task_pb2.TASK_STATE_PENDING
         assert not call.claimed.is_set()
 
 
@@ -322,7 +326,7 @@ async def test_long_answers_are_written_piece_by_piece_in_order() -> None:
         call.say(*[text("x" * 40) for _ in range(5)])
         call.say(text("y" * 300))
         call.finish()
-        await bench.until(task.id, TaskState.COMPLETED)
+        await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         chunks = bench.store.only().chunks
         assert [chunk.first_index for chunk in chunks] == [1, 3, 5, 6, 7]
         assert all(len(chunk.output) <= 100 or chunk.event_count == 1 for chunk in chunks)
@@ -360,12 +364,12 @@ async def test_every_step_of_a_task_is_one_line_of_the_log() -> None:
         async with task_bench() as bench:
             task, call = await bench.begun()
             call.fail(DIED)
-            await bench.until(task.id, TaskState.PENDING)
+            await bench.until(task.id, task_pb2.TASK_STATE_PENDING)
             await bench.advance(1)
             again = await bench.calls.next()
             await again.grant()
             again.finish()
-            await bench.until(task.id, TaskState.COMPLETED)
+            await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
             other = await bench.submit()
             await bench.service.tasks.cancel(TENANT, other.id)
     owner = bench.store.claims[0].owner
@@ -389,7 +393,7 @@ async def test_failpoints_are_where_the_disk_and_the_world_differ() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.finish()
-        await bench.until(task.id, TaskState.COMPLETED)
+        await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         assert [point for point, _ in bench.failpoints.reached] == [
             Failpoint.SUBMITTED,
             Failpoint.CLAIMED,
@@ -409,7 +413,7 @@ async def test_a_piece_is_shown_only_once_it_is_on_disk() -> None:
         assert not bench.store.only().chunks
         await bench.advance(0.2)
         chunk = await watch.next()
-        assert isinstance(chunk, TaskChunk)
+        assert isinstance(chunk, task_pb2.TaskPiece)
         assert [event.delta.text for event in chunk.output.events] == ["one"]
         await watch.close()
 
@@ -421,6 +425,6 @@ async def test_an_event_of_an_empty_lane_is_harmless() -> None:
         bench.service.events.publish(LaneFilled(bench.store.only().row.lane._replace(model="other")))
         await bench.settle()
         assert bench.calls.unseen == 0
-        assert (await bench.get(task.id)).state is TaskState.PENDING
-        await bench.service.tasks.submit(NewTask(tenant=TENANT, spec=chat_spec("other")))
+        assert (await bench.get(task.id)).state == task_pb2.TASK_STATE_PENDING
+        await bench.service.tasks.submit(TENANT, task_service_pb2.SubmitTaskRequest(spec=chat_spec("other")))
         assert (await bench.calls.next()).task.lane.model == "other"

@@ -8,8 +8,8 @@ from task_harness import TENANT, TaskBench, chat_spec, task_bench
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.store_port import Claim
+from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
-from weft.durable.tasks import NewTask, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -53,7 +53,11 @@ async def test_a_task_whose_pool_is_empty_waits_and_starts_when_the_first_runner
         task = await bench.submit()
         await refuse(bench, NO_MODEL)
         waiting = await bench.get(task.id)
-        assert (waiting.state, waiting.attempt, waiting.waiting_for) == (TaskState.PENDING, 0, NO_MODEL.message)
+        assert (waiting.state, waiting.attempt, waiting.waiting_for) == (
+            task_pb2.TASK_STATE_PENDING,
+            0,
+            NO_MODEL.message,
+        )
         assert bench.calls.unseen == 0
         bench.service.engine.mesh_changed(a_view())
         await bench.advance(1)
@@ -72,7 +76,7 @@ async def test_refusals_are_no_attempts_and_pauses_between_offers_double_up_to_h
             await bench.advance(0.2)
         await bench.calls.next()
         waiting = await bench.get(task.id)
-        assert (waiting.state, waiting.attempt) == (TaskState.PENDING, 0)
+        assert (waiting.state, waiting.attempt) == (task_pb2.TASK_STATE_PENDING, 0)
 
 
 async def test_those_who_are_refused_together_pause_as_one_and_then_one_tries_for_all() -> None:
@@ -152,9 +156,9 @@ async def test_a_refusal_that_no_waiting_cures_fails_the_task(reason: Reason) ->
     async with task_bench() as bench:
         task = await bench.submit()
         await refuse(bench, WeftError(reason, "never"))
-        failed = await bench.until(task.id, TaskState.FAILED)
-        assert failed.error is not None
-        assert (failed.error.reason, failed.error.message) == (reason, "never")
+        failed = await bench.until(task.id, task_pb2.TASK_STATE_FAILED)
+        assert failed.HasField("error")
+        assert (Reason(failed.error.reason), failed.error.message) == (reason, "never")
 
 
 async def test_a_task_that_no_runner_can_do_keeps_no_other_task_of_its_lane_waiting() -> None:
@@ -204,7 +208,7 @@ async def test_no_more_attempts_are_under_way_than_may_be_and_the_next_begins_wh
         assert not two.claimed.is_set()
         assert bench.calls.unseen == 0
         one.finish()
-        await bench.until(first.id, TaskState.COMPLETED)
+        await bench.until(first.id, task_pb2.TASK_STATE_COMPLETED)
         again = await bench.calls.next()
         assert again.task.id == second.id
         await again.grant()
@@ -242,7 +246,9 @@ async def test_no_more_bytes_are_read_ahead_than_may_be_and_every_lane_still_has
     async with task_bench(limits=limits) as bench:
         for model in ("a", "b"):
             for _ in range(6):
-                await bench.service.tasks.submit(NewTask(tenant=TENANT, spec=chat_spec(model, words)))
+                await bench.service.tasks.submit(
+                    TENANT, task_service_pb2.SubmitTaskRequest(spec=chat_spec(model, words))
+                )
         await bench.settle()
         assert {call.task.lane.model for call in bench.calls.made} == {"a", "b"}
         assert len(bench.calls.made) <= 4
@@ -292,7 +298,7 @@ async def test_a_database_that_fails_meanwhile_costs_nothing_but_time() -> None:
         again = await bench.calls.next()
         await again.grant()
         again.finish()
-        assert (await bench.until(task.id, TaskState.COMPLETED)).attempt == 1
+        assert (await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)).attempt == 1
 
 
 async def test_idle_routers_read_only_now_and_then() -> None:

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from kit.messages import news_of
 from task_harness import Failpoints, ScriptedCalls, chat_spec, task_bench, text
 
 from router_svc.durable.limits import TaskLimits
@@ -13,11 +14,11 @@ from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import priority_pb2
-from weft.api.router.v1 import task_pb2
+from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetView
 from weft.durable.remote_stores import RemoteTasks
-from weft.durable.tasks import NewTask, Task, TaskChunk, TaskPort, TaskQuery, TaskState
+from weft.durable.tasks import TaskPort
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -70,8 +71,8 @@ async def refused(reason: Reason, awaited: Awaitable[object]) -> WeftError:
     return found.value
 
 
-def new(spec: task_pb2.TaskSpec | None = None, *, tenant: str = ANN, key: str = "") -> NewTask:
-    return NewTask(tenant=tenant, spec=spec or chat_spec(), idempotency_key=key)
+def new(spec: task_pb2.TaskSpec | None = None, *, key: str = "") -> task_service_pb2.SubmitTaskRequest:
+    return task_service_pb2.SubmitTaskRequest(spec=spec or chat_spec(), idempotency_key=key)
 
 
 @both
@@ -79,26 +80,33 @@ async def test_a_task_is_acknowledged_run_watched_listed_and_deleted(opening: Op
     async with opening(tmp_path) as (tasks, calls):
         spec = chat_spec()
         spec.origin, spec.origin_kind = b'{"model": "qwen"}', "chat"
-        submitted = await tasks.submit(new(spec))
+        submitted = await tasks.submit(ANN, new(spec))
         task = submitted.task
         assert not submitted.existed
-        assert (task.state, task.tenant, task.model, task.origin_kind) == (TaskState.PENDING, ANN, "qwen", "chat")
-        assert task.expires_at is not None
+        assert (task.state, task.tenant, task.model, task.origin_kind) == (
+            task_pb2.TASK_STATE_PENDING,
+            ANN,
+            "qwen",
+            "chat",
+        )
+        assert task.HasField("expire_time")
         call = await calls.next()
         await call.grant()
         call.say(text("hello"))
         call.finish()
-        news = [each async for each in tasks.watch(ANN, task.id)]
-        assert isinstance(news[-1], Task)
-        assert news[-1].state is TaskState.COMPLETED
-        said = [event.delta.text for each in news if isinstance(each, TaskChunk) for event in each.output.events]
+        news = [news_of(each) async for each in tasks.watch(ANN, task.id)]
+        assert isinstance(news[-1], task_pb2.Task)
+        assert news[-1].state == task_pb2.TASK_STATE_COMPLETED
+        said = [
+            event.delta.text for each in news if isinstance(each, task_pb2.TaskPiece) for event in each.output.events
+        ]
         assert "".join(said) == "hello"
         details = await tasks.details(ANN, task.id)
         assert details.spec == spec
         (attempt,) = details.attempts
-        assert attempt.receipt is not None
+        assert attempt.HasField("receipt")
         assert (attempt.attempt, attempt.receipt.host) == (1, "titan")
-        page = await tasks.list_page(ANN, TaskQuery(states=frozenset({TaskState.COMPLETED})))
+        page = await tasks.list_page(ANN, task_service_pb2.ListTasksRequest(states=[task_pb2.TASK_STATE_COMPLETED]))
         assert page.tasks == [details.task]
         await tasks.delete(ANN, task.id)
         await refused(Reason.NOT_FOUND, tasks.get(ANN, task.id))
@@ -127,15 +135,15 @@ async def test_a_misspelt_model_is_refused_at_submission_and_a_task_that_is_kept
         misspelt, right, waits = chat_spec(), chat_spec(), chat_spec()
         misspelt.model, right.model, waits.model = "agent/codr", "agent/coder", "agent/codr"
         waits.wait_for_model = True
-        error = await refused(Reason.MODEL_NOT_FOUND, service.tasks.submit(new(misspelt)))
+        error = await refused(Reason.MODEL_NOT_FOUND, service.tasks.submit(ANN, new(misspelt)))
         assert error.metadata["field"] == "spec.model"
         assert "did you mean agent/coder?" in error.message
-        assert (await service.tasks.submit(new(waits))).task.state is TaskState.PENDING
-        first = await service.tasks.submit(new(right, key="k"))
+        assert (await service.tasks.submit(ANN, new(waits))).task.state == task_pb2.TASK_STATE_PENDING
+        first = await service.tasks.submit(ANN, new(right, key="k"))
         mesh.have()
-        again = await service.tasks.submit(new(right, key="k"))
-        assert (again.existed, again.task.id, again.task.state) == (True, first.task.id, TaskState.PENDING)
-        await refused(Reason.MODEL_NOT_FOUND, service.tasks.submit(new(right, key="another")))
+        again = await service.tasks.submit(ANN, new(right, key="k"))
+        assert (again.existed, again.task.id, again.task.state) == (True, first.task.id, task_pb2.TASK_STATE_PENDING)
+        await refused(Reason.MODEL_NOT_FOUND, service.tasks.submit(ANN, new(right, key="another")))
     finally:
         await service.stop(0)
 
@@ -143,24 +151,24 @@ async def test_a_misspelt_model_is_refused_at_submission_and_a_task_that_is_kept
 @both
 async def test_a_task_of_another_tenant_is_not_there(opening: Open, tmp_path: Path) -> None:
     async with opening(tmp_path) as (tasks, _):
-        task = (await tasks.submit(new())).task
+        task = (await tasks.submit(ANN, new())).task
         for ask in (tasks.get, tasks.details, tasks.cancel, tasks.delete):
             missing = await refused(Reason.NOT_FOUND, ask(BOB, "task-none"))
             foreign = await refused(Reason.NOT_FOUND, ask(BOB, task.id))
             assert foreign.message.replace(task.id, "task-none") == missing.message
         await refused(Reason.NOT_FOUND, anext(tasks.watch(BOB, task.id)))
-        assert (await tasks.list_page(BOB, TaskQuery())).tasks == []
-        assert (await tasks.get(ANN, task.id)).state is TaskState.PENDING
+        assert (await tasks.list_page(BOB, task_service_pb2.ListTasksRequest())).tasks == []
+        assert (await tasks.get(ANN, task.id)).state == task_pb2.TASK_STATE_PENDING
 
 
 @both
 async def test_the_same_key_is_the_same_task_and_another_body_is_a_conflict(opening: Open, tmp_path: Path) -> None:
     async with opening(tmp_path) as (tasks, calls):
-        first = await tasks.submit(new(key="once"))
-        second = await tasks.submit(new(key="once"))
+        first = await tasks.submit(ANN, new(key="once"))
+        second = await tasks.submit(ANN, new(key="once"))
         assert (second.task.id, second.existed) == (first.task.id, True)
-        await refused(Reason.IDEMPOTENCY_CONFLICT, tasks.submit(new(chat_spec(words="other"), key="once")))
-        assert (await tasks.submit(new(key="once", tenant=BOB))).task.id != first.task.id
+        await refused(Reason.IDEMPOTENCY_CONFLICT, tasks.submit(ANN, new(chat_spec(words="other"), key="once")))
+        assert (await tasks.submit(BOB, new(key="once"))).task.id != first.task.id
         await calls.next()
         await calls.next()
         await let_all_run()
@@ -172,10 +180,10 @@ async def test_a_waiting_task_is_cancelled_and_one_that_is_not_over_cannot_be_de
     opening: Open, tmp_path: Path
 ) -> None:
     async with opening(tmp_path) as (tasks, _):
-        task = (await tasks.submit(new())).task
+        task = (await tasks.submit(ANN, new())).task
         await refused(Reason.RESOURCE_IN_USE, tasks.delete(ANN, task.id))
         cancelled = await tasks.cancel(ANN, task.id)
-        assert (cancelled.state, cancelled.error) == (TaskState.CANCELLED, None)
+        assert (cancelled.state, cancelled.HasField("error")) == (task_pb2.TASK_STATE_CANCELLED, False)
         assert await tasks.cancel(ANN, task.id) == cancelled
         await tasks.delete(ANN, task.id)
 
@@ -183,48 +191,50 @@ async def test_a_waiting_task_is_cancelled_and_one_that_is_not_over_cannot_be_de
 @both
 async def test_a_failed_task_has_its_reason(opening: Open, tmp_path: Path) -> None:
     async with opening(tmp_path) as (tasks, calls):
-        task = (await tasks.submit(new())).task
+        task = (await tasks.submit(ANN, new())).task
         call = await calls.next()
         await call.grant()
         call.fail(WeftError(Reason.BACKEND_REJECTED, "no such thing"))
-        *_, end = [each async for each in tasks.watch(ANN, task.id)]
-        assert isinstance(end, Task)
-        assert end.error is not None
-        assert (end.error.reason, end.error.message) == (Reason.BACKEND_REJECTED, "no such thing")
+        *_, end = [news_of(each) async for each in tasks.watch(ANN, task.id)]
+        assert isinstance(end, task_pb2.Task)
+        assert end.HasField("error")
+        assert (Reason(end.error.reason), end.error.message) == (Reason.BACKEND_REJECTED, "no such thing")
 
 
 @both
 async def test_what_is_wrong_with_a_task_is_named(opening: Open, tmp_path: Path) -> None:
     async with opening(tmp_path, TaskLimits(max_origin_bytes=10)) as (tasks, _):
-        named = await refused(Reason.INVALID_ARGUMENT, tasks.submit(new(task_pb2.TaskSpec(model="qwen"))))
+        named = await refused(Reason.INVALID_ARGUMENT, tasks.submit(ANN, new(task_pb2.TaskSpec(model="qwen"))))
         assert named.metadata["field"] == "spec.payload"
         system = chat_spec()
         system.options.priority = priority_pb2.PRIORITY_SYSTEM
-        named = await refused(Reason.INVALID_ARGUMENT, tasks.submit(new(system)))
+        named = await refused(Reason.INVALID_ARGUMENT, tasks.submit(ANN, new(system)))
         assert named.metadata["field"] == "spec.options.priority"
         large = chat_spec()
         large.origin = b"x" * 11
-        named = await refused(Reason.REQUEST_TOO_LARGE, tasks.submit(new(large)))
+        named = await refused(Reason.REQUEST_TOO_LARGE, tasks.submit(ANN, new(large)))
         assert named.metadata["field"] == "spec.origin"
-        named = await refused(Reason.INVALID_ARGUMENT, tasks.submit(new(key="k" * 256)))
+        named = await refused(Reason.INVALID_ARGUMENT, tasks.submit(ANN, new(key="k" * 256)))
         assert named.metadata["field"] == "idempotency_key"
-        named = await refused(Reason.INVALID_ARGUMENT, tasks.list_page(ANN, TaskQuery(page_size=1001)))
+        named = await refused(
+            Reason.INVALID_ARGUMENT, tasks.list_page(ANN, task_service_pb2.ListTasksRequest(page_size=1001))
+        )
         assert named.metadata["field"] == "page_size"
 
 
 @both
 async def test_a_tenant_has_no_more_open_tasks_than_it_may(opening: Open, tmp_path: Path) -> None:
     async with opening(tmp_path, TaskLimits(max_open_per_tenant=2)) as (tasks, _):
-        first = (await tasks.submit(new())).task
-        await tasks.submit(new())
-        refusal = await refused(Reason.TOO_MANY_RESOURCES, tasks.submit(new()))
+        first = (await tasks.submit(ANN, new())).task
+        await tasks.submit(ANN, new())
+        refusal = await refused(Reason.TOO_MANY_RESOURCES, tasks.submit(ANN, new()))
         assert "router.tasks.max_open_per_tenant" in refusal.message
-        await tasks.submit(new(tenant=BOB))
+        await tasks.submit(BOB, new())
         await tasks.cancel(ANN, first.id)
     # The next life counts what is there.
     async with in_process(tmp_path, TaskLimits(max_open_per_tenant=2)) as (tasks, _):
-        await tasks.submit(new())
-        await refused(Reason.TOO_MANY_RESOURCES, tasks.submit(new()))
+        await tasks.submit(ANN, new())
+        await refused(Reason.TOO_MANY_RESOURCES, tasks.submit(ANN, new()))
 
 
 async def test_a_tenant_that_has_ended_some_may_send_more_before_the_next_sweep() -> None:
@@ -232,15 +242,15 @@ async def test_a_tenant_that_has_ended_some_may_send_more_before_the_next_sweep(
         task, call = await bench.begun()
         await refused(Reason.TOO_MANY_RESOURCES, bench.submit())
         call.finish()
-        await bench.until(task.id, TaskState.COMPLETED)
+        await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         await bench.advance(6)
         await bench.submit()
 
 
 async def test_a_task_outlives_its_router_and_is_done_by_the_next_one(tmp_path: Path) -> None:
     async with in_process(tmp_path) as (tasks, calls):
-        waits = (await tasks.submit(new())).task
-        runs = (await tasks.submit(new())).task
+        waits = (await tasks.submit(ANN, new())).task
+        runs = (await tasks.submit(ANN, new())).task
         await calls.next()
         call = await calls.next()
         assert call.task.id == runs.id
@@ -251,32 +261,32 @@ async def test_a_task_outlives_its_router_and_is_done_by_the_next_one(tmp_path: 
             await call.grant()
             call.finish()
         for task, attempts in ((waits, 1), (runs, 2)):
-            *_, end = [each async for each in tasks.watch(ANN, task.id)]
-            assert isinstance(end, Task)
-            assert (end.state, end.attempt) == (TaskState.COMPLETED, attempts)
+            *_, end = [news_of(each) async for each in tasks.watch(ANN, task.id)]
+            assert isinstance(end, task_pb2.Task)
+            assert (end.state, end.attempt) == (task_pb2.TASK_STATE_COMPLETED, attempts)
 
 
 async def test_a_router_that_is_silent_is_unavailable(tmp_path: Path) -> None:
     async with behind_a_channel(tmp_path) as (tasks, _):
-        task = (await tasks.submit(new())).task
+        task = (await tasks.submit(ANN, new())).task
     channel = open_channel(f"unix:{tmp_path}/s")
     gone = RemoteTasks(channel, timeout_seconds=0.2)
     await refused(Reason.SERVICE_UNAVAILABLE, gone.get(ANN, task.id))
-    await refused(Reason.SERVICE_UNAVAILABLE, gone.submit(new()))
+    await refused(Reason.SERVICE_UNAVAILABLE, gone.submit(ANN, new()))
     await refused(Reason.SERVICE_UNAVAILABLE, anext(gone.watch(ANN, task.id)))
     await channel.close()
 
 
 async def test_an_event_number_that_is_none_is_refused(tmp_path: Path) -> None:
     async with behind_a_channel(tmp_path) as (tasks, _):
-        task = (await tasks.submit(new())).task
+        task = (await tasks.submit(ANN, new())).task
         named = await refused(Reason.INVALID_ARGUMENT, anext(tasks.watch(ANN, task.id, -1)))
         assert named.metadata["field"] == "after_event"
 
 
 async def test_tasks_of_one_key_that_come_at_once_are_one_task(tmp_path: Path) -> None:
     async with in_process(tmp_path) as (tasks, calls):
-        submitted = await asyncio.gather(*(tasks.submit(new(key="once")) for _ in range(20)))
+        submitted = await asyncio.gather(*(tasks.submit(ANN, new(key="once")) for _ in range(20)))
         assert len({each.task.id for each in submitted}) == 1
         assert sum(not each.existed for each in submitted) == 1
         await calls.next()

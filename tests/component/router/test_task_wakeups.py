@@ -14,7 +14,7 @@ from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.store_port import Claim, Lane, PendingTask
 from router_svc.durable.tasks.sweeper import OpenTaskCounts
 from router_svc.durable.tasks.task_call import DispatchedCalls
-from weft.durable.tasks import TaskChunk, TaskState
+from weft.api.router.v1 import task_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -67,7 +67,9 @@ class SlowReads(MemoryTaskStore):
         await self.answers.wait()
         return found
 
-    async def chunks(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskChunk]:
+    async def chunks(
+        self, task_id: str, attempt: int, after_index: int, max_bytes: int
+    ) -> Sequence[task_pb2.TaskPiece]:
         if self.forgets_pieces:
             await self.delete(TENANT, task_id)
         return await super().chunks(task_id, attempt, after_index, max_bytes)
@@ -80,7 +82,7 @@ async def test_a_call_that_was_broken_off_under_it_is_no_whole_answer() -> None:
         call.say(text("half"))
         await bench.settle()
         call.fail(asyncio.CancelledError())
-        await bench.until(task.id, TaskState.PENDING)
+        await bench.until(task.id, task_pb2.TASK_STATE_PENDING)
         assert await bench.attempts(task.id) == [Reason.WORKER_LOST.name]
 
 
@@ -104,7 +106,7 @@ async def test_a_task_that_ended_while_its_lane_was_read_is_not_offered_again() 
         await bench.settle()
         await call.grant()
         call.finish()
-        await bench.until(first.id, TaskState.COMPLETED)
+        await bench.until(first.id, task_pb2.TASK_STATE_COMPLETED)
         store.answers.set()
         assert (await bench.calls.next()).task.id == second.id
         await bench.settle()
@@ -120,7 +122,7 @@ async def test_lanes_beyond_those_that_have_places_follow_as_soon_as_others_are_
                 await call.grant()
                 call.finish()
             await bench.advance(0.2)
-        assert [(await bench.get(task.id)).state for task in tasks] == [TaskState.COMPLETED] * 7
+        assert [(await bench.get(task.id)).state for task in tasks] == [task_pb2.TASK_STATE_COMPLETED] * 7
 
 
 async def test_who_comes_in_a_lanes_pause_is_offered_at_its_end_though_the_refused_one_is_gone() -> None:
@@ -142,7 +144,7 @@ async def test_the_last_output_is_not_shown_before_the_end_is_on_disk() -> None:
         await bench.advance(1)
         assert bench.store.only().chunks == []
         call.words.put_nowait(None)
-        await bench.until(task.id, TaskState.COMPLETED)
+        await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         assert bench.store.only().last_index == 2
 
 
@@ -152,7 +154,7 @@ async def test_a_watcher_does_not_get_a_part_as_the_whole_when_the_task_is_delet
         task, call = await bench.begun()
         call.say(text("all"))
         call.finish()
-        await bench.until(task.id, TaskState.COMPLETED)
+        await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         store.forgets_pieces = True
         with pytest.raises(WeftError) as found:
             await bench.watch(task.id).rest()
@@ -198,7 +200,7 @@ async def test_an_unforeseen_fault_ends_neither_offers_nor_renewals() -> None:
         later = await bench.submit()
         assert (await bench.calls.next()).task.id == later.id
         await bench.advance(20)
-        assert (await bench.get(running.id)).state is TaskState.RUNNING
+        assert (await bench.get(running.id)).state == task_pb2.TASK_STATE_RUNNING
 
 
 async def test_a_database_that_was_away_for_long_is_tried_again_every_second() -> None:

@@ -6,7 +6,8 @@ import pytest
 from task_harness import TENANT, Watch, task_bench, text
 
 from router_svc.durable.limits import TaskLimits
-from weft.durable.tasks import Task, TaskChunk, TaskState, event_number
+from weft.api.router.v1 import task_pb2
+from weft.durable.tasks import event_number
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -14,13 +15,13 @@ DIED = WeftError(Reason.SERVER_DIED, "the server died")
 
 
 def words_of(piece: object) -> list[str]:
-    assert isinstance(piece, TaskChunk)
+    assert isinstance(piece, task_pb2.TaskPiece)
     return [event.delta.text for event in piece.output.events]
 
 
-async def a_task(watch: Watch) -> Task:
+async def a_task(watch: Watch) -> task_pb2.Task:
     news = await watch.next()
-    assert isinstance(news, Task)
+    assert isinstance(news, task_pb2.Task)
     return news
 
 
@@ -28,10 +29,10 @@ async def test_a_watcher_sees_every_change_and_every_piece_and_last_the_end() ->
     async with task_bench() as bench:
         task = await bench.submit()
         watch = bench.watch(task.id)
-        assert (await a_task(watch)).state is TaskState.PENDING
+        assert (await a_task(watch)).state == task_pb2.TASK_STATE_PENDING
         call = await bench.calls.next()
         await call.grant()
-        assert (await a_task(watch)).state is TaskState.RUNNING
+        assert (await a_task(watch)).state == task_pb2.TASK_STATE_RUNNING
         call.say(text("one"))
         assert words_of(await watch.next()) == ["one"], "the first content is written at once"
         call.say(text("two"))
@@ -40,8 +41,8 @@ async def test_a_watcher_sees_every_change_and_every_piece_and_last_the_end() ->
         call.finish()
         piece, end = await watch.rest()
         assert words_of(piece) == [""]
-        assert isinstance(end, Task)
-        assert end.state is TaskState.COMPLETED
+        assert isinstance(end, task_pb2.Task)
+        assert end.state == task_pb2.TASK_STATE_COMPLETED
 
 
 async def test_a_watcher_of_a_terminal_task_gets_all_of_it() -> None:
@@ -49,7 +50,7 @@ async def test_a_watcher_of_a_terminal_task_gets_all_of_it() -> None:
         task, call = await bench.begun()
         call.say(text("one"))
         call.finish()
-        await bench.until(task.id, TaskState.COMPLETED)
+        await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         first, piece, end = await bench.watch(task.id).rest()
         assert words_of(piece) == ["one", ""]
         assert first == end
@@ -60,11 +61,11 @@ async def test_a_watcher_goes_on_behind_the_event_it_has() -> None:
         task, call = await bench.begun()
         call.say(text("one"), text("two"), text("three"))
         call.finish()
-        await bench.until(task.id, TaskState.COMPLETED)
+        await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         news = await bench.watch(task.id, event_number(1, 2)).rest()
-        assert [words_of(piece) for piece in news if isinstance(piece, TaskChunk)] == [["three"], [""]]
+        assert [words_of(piece) for piece in news if isinstance(piece, task_pb2.TaskPiece)] == [["three"], [""]]
         nothing_new = await bench.watch(task.id, event_number(1, 4)).rest()
-        assert [type(each) for each in nothing_new] == [Task, Task]
+        assert [type(each) for each in nothing_new] == [task_pb2.Task, task_pb2.Task]
 
 
 async def test_a_watcher_of_a_lost_attempt_gets_the_new_one_from_its_beginning() -> None:
@@ -75,22 +76,22 @@ async def test_a_watcher_of_a_lost_attempt_gets_the_new_one_from_its_beginning()
         call.say(text("half"))
         assert words_of(await watch.next()) == ["half"]
         call.fail(DIED)
-        assert (await a_task(watch)).state is TaskState.PENDING
+        assert (await a_task(watch)).state == task_pb2.TASK_STATE_PENDING
         await bench.advance(1)
         again = await bench.calls.next()
         await again.grant()
         running = await a_task(watch)
-        assert (running.state, running.attempt) == (TaskState.RUNNING, 2)
+        assert (running.state, running.attempt) == (task_pb2.TASK_STATE_RUNNING, 2)
         again.say(text("whole"))
         piece = await watch.next()
         assert words_of(piece) == ["whole"]
-        assert isinstance(piece, TaskChunk)
+        assert isinstance(piece, task_pb2.TaskPiece)
         assert piece.last_event == event_number(2, 1)
         again.finish()
         await watch.rest()
         # Whoever comes back with an event of the lost attempt gets the new one from its beginning.
         news = await bench.watch(task.id, event_number(1, 1)).rest()
-        assert [words_of(each) for each in news if isinstance(each, TaskChunk)] == [["whole"], [""]]
+        assert [words_of(each) for each in news if isinstance(each, task_pb2.TaskPiece)] == [["whole"], [""]]
 
 
 async def test_a_cancelled_task_ends_its_watch() -> None:
@@ -102,8 +103,8 @@ async def test_a_cancelled_task_ends_its_watch() -> None:
         await bench.settle()
         await bench.service.tasks.cancel(TENANT, task.id)
         (end,) = await rest
-        assert isinstance(end, Task)
-        assert end.state is TaskState.CANCELLED
+        assert isinstance(end, task_pb2.Task)
+        assert end.state == task_pb2.TASK_STATE_CANCELLED
 
 
 async def test_news_that_got_lost_is_found_by_looking() -> None:
@@ -119,7 +120,7 @@ async def test_news_that_got_lost_is_found_by_looking() -> None:
         assert not rest.done()
         await bench.advance(0.2)
         (end,) = await rest
-        assert isinstance(end, Task)
+        assert isinstance(end, task_pb2.Task)
 
 
 async def test_a_task_that_is_deleted_meanwhile_ends_its_watch_with_an_error() -> None:
@@ -166,7 +167,7 @@ async def test_a_watcher_that_leaves_does_not_end_the_task() -> None:
         await watch.close()
         assert not bench.service.events.is_watched(task.id)
         call.finish()
-        await bench.until(task.id, TaskState.COMPLETED)
+        await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
 
 
 async def test_a_watch_says_when_the_database_fails() -> None:

@@ -19,9 +19,11 @@ from gateway.responses.payload import own_items, to_response_request
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
-from weft.durable.responses import StoredResponse, response_not_found
+from weft.api.router.v1 import stored_response_service_pb2
+from weft.durable.responses import response_not_found
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import stamp_of
 from weft_testing.fake_clock import FakeClock
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -40,19 +42,19 @@ DELTA = st.builds(
 class SingleTenantStore:
     """A ResponseStore with the responses of one tenant."""
 
-    def __init__(self, *responses: StoredResponse) -> None:
+    def __init__(self, *responses: stored_response_service_pb2.StoredResponse) -> None:
         self._responses = {response.id: response for response in responses}
 
-    async def save(self, response: StoredResponse) -> None:
+    async def save(self, response: stored_response_service_pb2.StoredResponse) -> None:
         raise AssertionError(response)
 
-    async def get(self, tenant: str, response_id: str) -> StoredResponse:
+    async def get(self, tenant: str, response_id: str) -> stored_response_service_pb2.StoredResponse:
         found = self._responses.get(response_id)
         if found is None or found.tenant != tenant:
             raise response_not_found(response_id)
         return found
 
-    async def chain(self, tenant: str, response_id: str) -> list[StoredResponse]:
+    async def chain(self, tenant: str, response_id: str) -> list[stored_response_service_pb2.StoredResponse]:
         return [await self.get(tenant, response_id)]
 
     async def delete(self, tenant: str, response_id: str) -> None:
@@ -63,18 +65,20 @@ def request_of(**fields: object) -> ResponsesRequest:
     return parse(ResponsesRequest, json.dumps({"model": "m", "input": "hi", **fields}).encode(), max_depth=64)
 
 
-def stored_response(request: ResponsesRequest, *deltas: event_pb2.Delta, finish: str = "STOP") -> StoredResponse:
+def stored_response(
+    request: ResponsesRequest, *deltas: event_pb2.Delta, finish: str = "STOP"
+) -> stored_response_service_pb2.StoredResponse:
     """The stored response to `request` from these deltas."""
     response_id = new_response_id()
     document = ResponseDocument(request, response_id, clock=FakeClock(), arrived=0.0, is_stored=True)
     answer = ResponsesAnswer(document)
     last = event_pb2.Delta(finish_reason=event_pb2.FinishReason.Value(f"FINISH_REASON_{finish}"))
     answer.add([event_pb2.InferenceEvent(delta=delta) for delta in (*deltas, last)])
-    return StoredResponse(
+    return stored_response_service_pb2.StoredResponse(
         id=response_id,
         tenant="acme",
         previous_id="",
-        created_at=datetime(2026, 1, 1, tzinfo=UTC),
+        create_time=stamp_of(datetime(2026, 1, 1, tzinfo=UTC)),
         body=answer.conclude(receipt_pb2.Receipt()),
         items=items_to_store(own_items(request), response_id),
     )

@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
+from google.protobuf.message import Message
 from hypothesis import settings
 from hypothesis import strategies as st
 from kit.examples import examples, given
+from kit.messages import changed, watched
 from test_responses_sdk_stream import BEFORE, DELTA, FINISH, NOTICE, Answering, Event, end, events_in, read
 
 from gateway.responses.output import background_response_id, task_of
@@ -17,19 +18,20 @@ from gateway.responses.replay import FROM_THE_START, BackgroundRequest, Replay, 
 from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2
-from weft.durable.tasks import Task, TaskChunk, TaskEvent, TaskFailure, TaskState, event_number
+from weft.durable.tasks import event_number, task_error
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import stamp_of
 from weft_testing.fake_clock import FakeClock
 
 BORN = datetime(2026, 3, 1, tzinfo=UTC)
-PENDING = Task(
+PENDING = task_pb2.Task(
     id="task-" + "0123456789abcdef01234567",
     tenant="a",
-    state=TaskState.PENDING,
+    state=task_pb2.TASK_STATE_PENDING,
     model="chat",
-    created_at=BORN,
+    create_time=stamp_of(BORN),
     max_attempts=5,
 )
 WARNING = warning_pb2.Warning(code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field="x", message="not used")
@@ -45,25 +47,29 @@ def request(**fields: object) -> BackgroundRequest:
     return BackgroundRequest(params=asked, warnings=[WARNING])
 
 
-def replay(task: Task = PENDING, *, after: int = FROM_THE_START, asked: BackgroundRequest | None = None) -> Replay:
+def replay(
+    task: task_pb2.Task = PENDING, *, after: int = FROM_THE_START, asked: BackgroundRequest | None = None
+) -> Replay:
     return Replay(asked or request(), task, FakeClock(), starting_after=after)
 
 
-def running(attempt: int = 1, events: int = 0) -> Task:
+def running(attempt: int = 1, events: int = 0) -> task_pb2.Task:
     last = event_number(attempt, events) if events else 0
-    return replace(PENDING, state=TaskState.RUNNING, attempt=attempt, last_event=last)
+    return changed(PENDING, state=task_pb2.TASK_STATE_RUNNING, attempt=attempt, last_event=last)
 
 
-def ended(state: TaskState = TaskState.COMPLETED, attempt: int = 1, events: int = 0) -> Task:
-    error = TaskFailure(reason=Reason.WORKER_LOST, message="gone") if state is TaskState.FAILED else None
-    return replace(running(attempt, events), state=state, ended_at=BORN + timedelta(seconds=9), error=error)
+def ended(
+    state: "task_pb2.TaskState.ValueType" = task_pb2.TASK_STATE_COMPLETED, attempt: int = 1, events: int = 0
+) -> task_pb2.Task:
+    error = task_error(Reason.WORKER_LOST, "gone") if state == task_pb2.TASK_STATE_FAILED else None
+    return changed(running(attempt, events), state=state, end_time=BORN + timedelta(seconds=9), error=error)
 
 
-def cut(events: Sequence[Event], places: Sequence[int], attempt: int = 1) -> list[TaskEvent]:
+def cut(events: Sequence[Event], places: Sequence[int], attempt: int = 1) -> list[task_pb2.TaskPiece]:
     """The events in chunks that begin at these places."""
     bounds = sorted({0, *(place for place in places if place < len(events)), len(events)})
     return [
-        TaskChunk(
+        task_pb2.TaskPiece(
             attempt=attempt,
             last_event=event_number(attempt, last),
             output=task_pb2.TaskOutput(events=events[first:last]),
@@ -73,10 +79,13 @@ def cut(events: Sequence[Event], places: Sequence[int], attempt: int = 1) -> lis
 
 
 def response_events(
-    news: Sequence[TaskEvent], *, after: int = FROM_THE_START, asked: BackgroundRequest | None = None
+    news: Sequence[Message],
+    *,
+    after: int = FROM_THE_START,
+    asked: BackgroundRequest | None = None,
 ) -> bytes:
     taker = replay(after=after, asked=asked)
-    return taker.opening() + b"".join(map(taker.take, news)) + taker.end()
+    return taker.opening() + b"".join(taker.take(watched(each)) for each in news) + taker.end()
 
 
 ANSWERS = st.builds(
@@ -112,9 +121,11 @@ def test_it_is_the_same_however_it_is_cut_and_told(
 
 
 @settings(max_examples=examples(50), deadline=None)
-@given(events=ANSWERS, state=st.sampled_from([TaskState.FAILED, TaskState.CANCELLED]), places=PLACES)
+@given(
+    events=ANSWERS, state=st.sampled_from([task_pb2.TASK_STATE_FAILED, task_pb2.TASK_STATE_CANCELLED]), places=PLACES
+)
 def test_an_end_in_the_middle_is_the_same_however_it_is_told(
-    events: list[Event], state: TaskState, places: list[int]
+    events: list[Event], state: "task_pb2.TaskState.ValueType", places: list[int]
 ) -> None:
     said = events[:-1]
     last = ended(state, events=len(said))
@@ -139,7 +150,7 @@ def test_an_id_at_random_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_response_as_it_is_grows_with_the_pieces(places: list[int]) -> None:
     taker, shown = replay(), []
     for news in [PENDING, running(), *cut([*HELLO, *end()], places), ended(events=6)]:
-        taker.take(news)
+        taker.take(watched(news))
         shown.append(json.loads(taker.snapshot()))
     statuses = [body["status"] for body in shown]
     assert (statuses[:2], set(statuses[2:-1]), statuses[-1]) == (
@@ -163,45 +174,47 @@ def test_it_is_current_once_all_that_is_kept_is_taken_in() -> None:
     taker = replay()
     seen = []
     for news in [running(events=3), *cut(HELLO, [1, 2])]:
-        taker.take(news)
+        taker.take(watched(news))
         seen.append(taker.is_current)
     assert seen == [False, False, False, True]
     fresh = replay()
-    fresh.take(PENDING)
+    fresh.take(watched(PENDING))
     assert fresh.is_current
 
 
 def test_nothing_is_over_before_the_task_is() -> None:
     taker = replay()
     events = [*HELLO, *end()]
-    body = b"".join(map(taker.take, [running(), *cut(events, [])]))
+    body = b"".join(taker.take(watched(each)) for each in [running(), *cut(events, [])])
     assert taker.end() == b""
     assert not taker.is_done
     assert b"response.completed" not in body
-    assert b"response.completed" in taker.take(ended(events=len(events)))
+    assert b"response.completed" in taker.take(watched(ended(events=len(events))))
     assert taker.end() == b""
 
 
-LOST = replace(PENDING, attempt=1)
+LOST = changed(PENDING, attempt=1)
 
 
 @pytest.mark.parametrize("news", [LOST, running(2), cut(HELLO, [], 2)[0], ended(attempt=2, events=3)])
-def test_whoever_has_content_of_a_lost_attempt_gets_nothing_of_another(news: TaskEvent) -> None:
+def test_whoever_has_content_of_a_lost_attempt_gets_nothing_of_another(
+    news: Message,
+) -> None:
     taker = replay()
     for one in [running(events=3), *cut(HELLO, [])]:
-        taker.take(one)
+        taker.take(watched(one))
     with pytest.raises(WeftError) as caught:
-        taker.take(news)
+        taker.take(watched(news))
     assert caught.value.reason is Reason.WORKER_LOST
     late = replay(after=5)
     with pytest.raises(WeftError):
-        late.take(news)
+        late.take(watched(news))
 
 
 def test_whoever_has_no_content_goes_on_with_the_next_attempt() -> None:
     taker = replay()
     news = [running(events=1), *cut(HELLO[:1], []), LOST, running(2), *cut([*HELLO, *end()], [], 2)]
-    body = b"".join(map(taker.take, [*news, ended(attempt=2, events=6)]))
+    body = b"".join(taker.take(watched(each)) for each in [*news, ended(attempt=2, events=6)])
     numbers = [event["sequence_number"] for event in events_in(body)]
     assert numbers == [2, *range(1_000_000, 1_000_000 + len(numbers) - 1)]
 
@@ -231,11 +244,11 @@ def test_pieces_that_come_twice_are_taken_once() -> None:
         (running(3), 1_000_001, False),
         (ended(attempt=2), 3, False),
         (ended(attempt=2), 2_000_000, False),
-        (ended(TaskState.FAILED, attempt=0), 2, True),
+        (ended(task_pb2.TASK_STATE_FAILED, attempt=0), 2, True),
         (ended(), 2**53, False),
     ],
 )
-def test_only_events_of_the_attempt_that_counts_are_resumed(task: Task, after: int, is_taken: bool) -> None:
+def test_only_events_of_the_attempt_that_counts_are_resumed(task: task_pb2.Task, after: int, is_taken: bool) -> None:
     if is_taken:
         require_resumable(task, after)
         return
@@ -260,5 +273,5 @@ def test_the_last_number_is_what_the_caller_has() -> None:
         taker.opening()
     assert (fresh.last_number, late.last_number) == (1, 7)
     for taker in (fresh, late):
-        taker.take(running())
+        taker.take(watched(running()))
     assert (fresh.last_number, late.last_number) == (2, 7)

@@ -1,0 +1,28 @@
+"""Conversions between UTC datetimes and protobuf timestamps."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+
+def stamp_of(moment: datetime | float) -> Timestamp:
+    """Returns the timestamp of a datetime, or of UTC seconds since the epoch."""
+    stamp = Timestamp()
+    stamp.FromDatetime(moment if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC))
+    return stamp
+
+
+def optional_stamp(moment: datetime | float | None) -> Timestamp | None:
+    """Returns the timestamp of a moment; None leaves a field of a new message unset."""
+    return None if moment is None else stamp_of(moment)
+
+
+def datetime_of(stamp: Timestamp) -> datetime:
+    """Returns a timestamp as a UTC datetime."""
+    return stamp.ToDatetime(UTC)
+
+
+def optional_datetime(message: Any, field: str) -> datetime | None:
+    """Returns a timestamp field of a message as a UTC datetime; None: it is not set."""
+    return datetime_of(getattr(message, field)) if message.HasField(field) else None
