@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.answers.answer_builder import encode_json
-from gateway.runner_api.ports import DeviceFacts, ModelFacts, ModelStage, RunnerFacts, RunnerPort
+from gateway.runner_api.ports import ModelFacts, ModelStage, RunnerFacts, RunnerPort
+from weft.gpu.snapshot import DeviceSnapshot
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -61,7 +62,7 @@ class QueueFacts:
 
 
 def capabilities_body(
-    facts: RunnerFacts, devices: Sequence[DeviceFacts] | None, queue: QueueFacts
+    facts: RunnerFacts, devices: Sequence[DeviceSnapshot] | None, queue: QueueFacts
 ) -> dict[str, object]:
     """Returns the body of GET /v1/capabilities."""
     return {
@@ -86,7 +87,7 @@ def capabilities_body(
             "streaming": True,
             "prefixCaching": _prefix_caching(facts.models),
             "multiTenant": _all_or_unknown([model.tenants_apart for model in facts.models]),
-            "visionInput": any(model.takes_images for model in facts.models),
+            "visionInput": any(model.description.vision_input for model in facts.models),
             "audioInput": False,
             "functionCalling": any(model.takes_chats for model in facts.models),
         },
@@ -99,26 +100,26 @@ def megabytes(count: int | None) -> int | None:
     return None if count is None else round(count / MEBIBYTE)
 
 
-def whole_seconds(seconds: float | None) -> int | None:
-    """Returns whole seconds, rounded; None stays None."""
-    return None if seconds is None else round(seconds)
-
-
 def _loaded(model: ModelFacts) -> dict[str, object]:
     return {
         "id": model.name,
-        "quantization": model.quantization,
-        "contextLength": model.context_tokens,
+        "quantization": model.description.load_options.quantization or None,
+        "contextLength": model.state.context_tokens or None,
         "loadedAt": model.loaded_at,
         "gpuMemoryMB": megabytes(model.memory_bytes),
     }
 
 
 def _loading(model: ModelFacts) -> dict[str, object]:
-    return {"id": model.name, "progress": model.load_progress, "eta": whole_seconds(model.load_eta_seconds)}
+    state = model.state
+    return {
+        "id": model.name,
+        "progress": state.load_progress if state.HasField("load_progress") else None,
+        "eta": round(state.load_eta.ToNanoseconds() / 1e9) if state.HasField("load_eta") else None,
+    }
 
 
-def _resources(devices: Sequence[DeviceFacts] | None) -> dict[str, object]:
+def _resources(devices: Sequence[DeviceSnapshot] | None) -> dict[str, object]:
     if devices is None:
         ids = total = used = None
     else:
@@ -146,7 +147,7 @@ def _sum_or_unknown(amounts: Sequence[int | None]) -> int | None:
 
 def _prefix_caching(models: Sequence[ModelFacts]) -> bool | None:
     """Returns True where a cache isolates tenants or had hits; None (unknown) for a foreign server."""
-    if any(model.tenants_apart or model.cache.hits for model in models):
+    if any(model.tenants_apart or model.description.cache.hit_count for model in models):
         return True
     return None if models else False
 
@@ -179,7 +180,7 @@ class CapabilityCache:
         self._composed_at = 0.0
         self._stages: Stages = ()
         self._task: asyncio.Task[None] | None = None
-        self.devices: tuple[DeviceFacts, ...] | None = None
+        self.devices: tuple[DeviceSnapshot, ...] | None = None
         """The devices at the last refresh; None: unknown."""
 
     async def start(self) -> None:
@@ -215,7 +216,7 @@ class CapabilityCache:
         self._stages = _stages(facts)
         self._body = encode_json(capabilities_body(facts, self.devices, self._queue()))
 
-    async def _devices(self) -> tuple[DeviceFacts, ...] | None:
+    async def _devices(self) -> tuple[DeviceSnapshot, ...] | None:
         try:
             async with asyncio.timeout(DEVICES_TIMEOUT_SECONDS):
                 return await self._runner.devices()

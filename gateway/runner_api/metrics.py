@@ -16,10 +16,11 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from gateway.errors import DetailedError
-from gateway.runner_api.ports import DeviceFacts, QueueView, RunnerFacts
+from gateway.runner_api.ports import QueueView, RunnerFacts
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.call import Call, Proceed
 from weft.dispatch.request_trace import RequestContext
+from weft.gpu.snapshot import DeviceSnapshot
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -88,7 +89,7 @@ class StateCollector(Collector):
     """Collects the runner's state at each scrape."""
 
     facts: Callable[[], RunnerFacts]
-    devices: Callable[[], tuple[DeviceFacts, ...] | None]
+    devices: Callable[[], tuple[DeviceSnapshot, ...] | None]
     """The devices at the last refresh; None: unknown."""
     load: Callable[[], tuple[int, int]]
     """Number of waiting and of running requests."""
@@ -105,7 +106,7 @@ class StateCollector(Collector):
         yield from _models(self.facts())
 
 
-def _devices(devices: tuple[DeviceFacts, ...]) -> Iterable[Metric]:
+def _devices(devices: tuple[DeviceSnapshot, ...]) -> Iterable[Metric]:
     total = GaugeMetricFamily("weft_runner_gpu_memory_total_bytes", "Memory of an accelerator.", labels=("gpu",))
     used = GaugeMetricFamily(
         "weft_runner_gpu_memory_used_bytes", "Memory of an accelerator in use by any process.", labels=("gpu",)
@@ -128,14 +129,14 @@ def _models(facts: RunnerFacts) -> Iterable[Metric]:
     tokens = CounterMetricFamily("weft_runner_prompt_tokens", "Prompt tokens, cached ones included.", labels=("model",))
     cached = CounterMetricFamily("weft_runner_cached_prompt_tokens", "Prompt tokens from the cache.", labels=("model",))
     for model in facts.models:
-        running.add_metric((model.name,), model.slots_used)
+        running.add_metric((model.name,), model.state.slots_used)
         if model.memory_bytes is not None:
             memory.add_metric((model.name,), model.memory_bytes)
-        counts = model.cache
-        if counts.hits + counts.misses:
-            rate.add_metric((model.name,), counts.hits / (counts.hits + counts.misses))
-        tokens.add_metric((model.name,), counts.prompt_tokens)
-        cached.add_metric((model.name,), counts.cached_tokens)
+        figures = model.description.cache
+        if lookups := figures.hit_count + figures.miss_count:
+            rate.add_metric((model.name,), figures.hit_count / lookups)
+        tokens.add_metric((model.name,), figures.prompt_token_count)
+        cached.add_metric((model.name,), figures.cached_token_count)
     return running, memory, rate, tokens, cached
 
 

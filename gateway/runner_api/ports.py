@@ -6,8 +6,12 @@ from typing import Protocol
 
 from gateway.auth.authentication import KeyRingSource
 from gateway.operations import OperationsPort
+from weft.api.common.v1 import error_reason_pb2
+from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
+from weft.gpu.snapshot import DeviceSnapshot
 
 
 class RunnerStage(Enum):
@@ -28,39 +32,65 @@ class ModelStage(Enum):
     """It crashed too often in a row, or cannot be started."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheCounts:
-    """Prefix cache counts of a model since the runner started, as its engine reports them."""
+_STAGES = {
+    InstanceState.PHASE_READY: ModelStage.LOADED,
+    # The runner finishes running requests.
+    InstanceState.PHASE_DRAINING: ModelStage.LOADED,
+    InstanceState.PHASE_LOADING: ModelStage.LOADING,
+    InstanceState.PHASE_CRASH_LOOP: ModelStage.FAILED,
+    InstanceState.PHASE_FAILED: ModelStage.FAILED,
+}
+_APART = {
+    runner_service_pb2.CACHE_ISOLATION_SLOTS: True,
+    runner_service_pb2.CACHE_ISOLATION_WHOLE: True,
+    runner_service_pb2.CACHE_ISOLATION_SALT: True,
+    runner_service_pb2.CACHE_ISOLATION_NONE: False,
+}
 
-    hits: int = 0
-    misses: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """One model of the runner. None means unknown."""
+    """One model of the runner, as the runner describes it. The messages must not be modified."""
 
-    name: str
-    stage: ModelStage
-    quantization: str | None = None
-    context_tokens: int | None = None
-    """Context of one slot."""
-    loaded_at: int | None = None
-    """Unix time."""
-    memory_bytes: int | None = None
-    """Accelerator memory: measured, or that of its lease."""
-    load_progress: float | None = None
-    load_eta_seconds: float | None = None
-    slots_used: int = 0
+    state: InstanceState
+    description: runner_service_pb2.InstanceDescription
     takes_chats: bool = False
-    takes_images: bool = False
-    tenants_apart: bool | None = None
-    """Whether the prefixes of different tenants are isolated."""
-    out_of_memory: bool = False
-    """Whether it failed because accelerator memory ran out."""
-    cache: CacheCounts = CacheCounts()
+
+    @property
+    def name(self) -> str:
+        """The model's name in the mesh."""
+        return self.state.model
+
+    @property
+    def stage(self) -> ModelStage:
+        """Where it is in its life."""
+        return _STAGES.get(self.state.phase, ModelStage.AVAILABLE)
+
+    @property
+    def loaded_at(self) -> int | None:
+        """Unix time of the last load, while it is loaded; None: unknown."""
+        if self.stage is not ModelStage.LOADED or not self.description.HasField("last_ready_time"):
+            return None
+        return self.description.last_ready_time.seconds
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Accelerator memory: measured, or that of its lease; None: unknown."""
+        memory = self.state.memory
+        return memory.measured_bytes if memory.HasField("measured_bytes") else memory.leased_bytes or None
+
+    @property
+    def tenants_apart(self) -> bool | None:
+        """Whether the prefixes of different tenants are isolated; None: unknown."""
+        return _APART.get(self.description.cache_isolation)
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the last fault was a lack of memory and the engine has not started again since."""
+        if self.stage is ModelStage.LOADED or not self.description.restarts:
+            return False
+        last = self.description.restarts[-1]
+        return last.reason == error_reason_pb2.ERROR_REASON_OUT_OF_MEMORY and not last.HasField("recovery")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,18 +104,6 @@ class RunnerFacts:
     models: tuple[ModelFacts, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFacts:
-    """One accelerator that the runner may use."""
-
-    index: int
-    total_bytes: int
-    used_bytes: int | None = None
-    """Used by any process; None: unknown."""
-    utilization: float | None = None
-    """Share of time, 0 to 1; None: unknown."""
-
-
 class RunnerPort(Protocol):
     """The runner of this process."""
 
@@ -93,7 +111,7 @@ class RunnerPort(Protocol):
         """Returns the current facts. Cheap: called with every health check."""
         ...
 
-    async def devices(self) -> tuple[DeviceFacts, ...] | None:
+    async def devices(self) -> tuple[DeviceSnapshot, ...] | None:
         """Returns the accelerators that it may use, by index; None: unknown."""
         ...
 

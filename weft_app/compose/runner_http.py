@@ -5,7 +5,6 @@ Only the `weft serve runner` command imports it, and only for a runner with an H
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC
 
 import grpc
 from typing_extensions import override
@@ -14,26 +13,16 @@ import gateway.runner_service
 import router_svc.service
 from gateway.operations import OperationsClient
 from gateway.runner_api.operations import callers_field
-from gateway.runner_api.ports import (
-    CacheCounts,
-    DeviceFacts,
-    ModelFacts,
-    ModelStage,
-    RunnerApiPorts,
-    RunnerFacts,
-    RunnerStage,
-)
+from gateway.runner_api.ports import ModelFacts, RunnerApiPorts, RunnerFacts, RunnerStage
 from gateway.runner_api.state import RunnerApiConfig
 from router_svc.service import RouterService
 from runner_svc.config import RunnerConfig
 from runner_svc.memory.lease_manager import Observer
 from runner_svc.service import RunnerService
 from runner_svc.settings import RunnerSettings
-from weft.api.common.v1 import error_reason_pb2
-from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.dispatcher import Dispatcher
-from weft.gpu.snapshot import HostSnapshot, Source
+from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, Source
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, open_channel
@@ -45,21 +34,6 @@ from weft_app.compose.router import router_config
 from weft_app.compose.security import channel_security, key_check
 from weft_app.config.config import WeftConfig
 
-_STAGES = {
-    runner_pb2.InstanceState.PHASE_READY: ModelStage.LOADED,
-    # The runner finishes running requests.
-    runner_pb2.InstanceState.PHASE_DRAINING: ModelStage.LOADED,
-    runner_pb2.InstanceState.PHASE_LOADING: ModelStage.LOADING,
-    runner_pb2.InstanceState.PHASE_CRASH_LOOP: ModelStage.FAILED,
-    runner_pb2.InstanceState.PHASE_FAILED: ModelStage.FAILED,
-}
-_APART = {
-    pb.CACHE_ISOLATION_SLOTS: True,
-    pb.CACHE_ISOLATION_WHOLE: True,
-    pb.CACHE_ISOLATION_SALT: True,
-    pb.CACHE_ISOLATION_NONE: False,
-}
-
 
 def runner_facts(description: pb.DescribeResponse, stage: RunnerStage, chat_models: Collection[str]) -> RunnerFacts:
     """Returns the facts in a runner's description; `chat_models` are the models for chats."""
@@ -70,69 +44,17 @@ def runner_facts(description: pb.DescribeResponse, stage: RunnerStage, chat_mode
         kind=f"{runner.runtime}-weft-{runner.version}",
         stage=RunnerStage.STOPPING if runner.capability.draining else stage,
         models=tuple(
-            _model(state, described.get(state.model) or pb.InstanceDescription(), state.model in chat_models)
+            ModelFacts(state, described.get(state.model) or pb.InstanceDescription(), state.model in chat_models)
             for state in runner.capability.instances
         ),
     )
 
 
-def device_facts(sight: HostSnapshot, allowed: Collection[int]) -> tuple[DeviceFacts, ...] | None:
+def usable_devices(sight: HostSnapshot, allowed: Collection[int]) -> tuple[DeviceSnapshot, ...] | None:
     """Returns the devices that a runner may use, all of the host where `allowed` is empty; None: unknown."""
     if sight.source is Source.UNKNOWN and not sight.devices:
         return None
-    return tuple(
-        DeviceFacts(
-            index=device.index,
-            total_bytes=device.total_bytes,
-            used_bytes=device.used_bytes,
-            utilization=device.utilization,
-        )
-        for device in sight.devices
-        if not allowed or device.index in allowed
-    )
-
-
-def _model(state: runner_pb2.InstanceState, description: pb.InstanceDescription, takes_chats: bool) -> ModelFacts:
-    stage = _STAGES.get(state.phase, ModelStage.AVAILABLE)
-    is_loaded = stage is ModelStage.LOADED
-    ready_at = description.last_ready_time.ToDatetime(UTC) if description.HasField("last_ready_time") else None
-    return ModelFacts(
-        name=state.model,
-        stage=stage,
-        quantization=description.load_options.quantization or None,
-        context_tokens=state.context_tokens or None,
-        loaded_at=int(ready_at.timestamp()) if is_loaded and ready_at is not None else None,
-        memory_bytes=_memory(state.memory),
-        load_progress=state.load_progress if state.HasField("load_progress") else None,
-        load_eta_seconds=state.load_eta.ToNanoseconds() / 1e9 if state.HasField("load_eta") else None,
-        slots_used=state.slots_used,
-        takes_chats=takes_chats,
-        takes_images=description.vision_input,
-        tenants_apart=_APART.get(description.cache_isolation),
-        out_of_memory=not is_loaded and _ran_out_of_memory(description),
-        cache=CacheCounts(
-            hits=description.cache.hit_count,
-            misses=description.cache.miss_count,
-            prompt_tokens=description.cache.prompt_token_count,
-            cached_tokens=description.cache.cached_token_count,
-        ),
-    )
-
-
-def _memory(memory: runner_pb2.InstanceMemory) -> int | None:
-    if memory.HasField("measured_bytes"):
-        return memory.measured_bytes
-    return memory.leased_bytes or None
-
-
-def _ran_out_of_memory(description: pb.InstanceDescription) -> bool:
-    """Whether the last fault was a lack of memory and the engine has not started again since."""
-    last = description.restarts[-1] if description.restarts else None
-    return (
-        last is not None
-        and last.reason == error_reason_pb2.ERROR_REASON_OUT_OF_MEMORY
-        and not last.HasField("recovery")
-    )
+    return tuple(device for device in sight.devices if not allowed or device.index in allowed)
 
 
 HELD_SECONDS = 0.5
@@ -179,9 +101,9 @@ class LocalRunner:
             self._held = now, self._look()
         return self._held[1]
 
-    async def devices(self) -> tuple[DeviceFacts, ...] | None:
+    async def devices(self) -> tuple[DeviceSnapshot, ...] | None:
         """See `RunnerPort.devices`."""
-        return device_facts(await self._observer.look(), self._devices)
+        return usable_devices(await self._observer.look(), self._devices)
 
     def _look(self) -> RunnerFacts:
         description, view = self._runner.describe(), self._router.view

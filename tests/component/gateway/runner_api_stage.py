@@ -9,13 +9,12 @@ from typing import Any
 
 import aiohttp
 from gateway_script import FixedFleet, ScriptedDispatcher, model
+from kit.runner_facts import model_facts
 
 from gateway.auth.authentication import KeyRingSource
 from gateway.config import GatewayConfig
 from gateway.operations import ENDED
 from gateway.runner_api.ports import (
-    CacheCounts,
-    DeviceFacts,
     ModelFacts,
     ModelStage,
     RunnerApiPorts,
@@ -25,13 +24,19 @@ from gateway.runner_api.ports import (
 from gateway.runner_api.state import RunnerApiConfig
 from gateway.runner_service import RunnerApiService, build
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
+from weft.api.runner.v1.runner_service_pb2 import CacheFigures
 from weft.dispatch.call import RequestDispatcher
+from weft.gpu.snapshot import DeviceSnapshot
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 GIB = 1024**3
 Operation = operation_pb2.Operation
+
+
+def device(index: int = 0, total_bytes: int = 8 * GIB, used_bytes: int | None = None) -> DeviceSnapshot:
+    return DeviceSnapshot(index=index, id=f"GPU-{index}", name="Big", total_bytes=total_bytes, used_bytes=used_bytes)
 
 
 def facts(stage: RunnerStage = RunnerStage.SERVING, *models: ModelFacts) -> RunnerFacts:
@@ -41,18 +46,17 @@ def facts(stage: RunnerStage = RunnerStage.SERVING, *models: ModelFacts) -> Runn
         stage=stage,
         models=models
         or (
-            ModelFacts(
-                name="tiny",
-                stage=ModelStage.LOADED,
+            model_facts(
+                "tiny",
                 context_tokens=2048,
                 loaded_at=1745880000,
                 memory_bytes=2 * GIB,
                 slots_used=1,
                 takes_chats=True,
                 tenants_apart=True,
-                cache=CacheCounts(hits=3, misses=1, prompt_tokens=400, cached_tokens=200),
+                cache=CacheFigures(hit_count=3, miss_count=1, prompt_token_count=400, cached_token_count=200),
             ),
-            ModelFacts(name="small", stage=ModelStage.AVAILABLE, takes_chats=True, tenants_apart=True),
+            model_facts("small", ModelStage.AVAILABLE, takes_chats=True, tenants_apart=True),
         ),
     )
 
@@ -60,12 +64,12 @@ def facts(stage: RunnerStage = RunnerStage.SERVING, *models: ModelFacts) -> Runn
 @dataclass
 class ScriptedRunner:
     told: RunnerFacts = field(default_factory=facts)
-    seen: tuple[DeviceFacts, ...] | None = (DeviceFacts(index=0, total_bytes=8 * GIB, used_bytes=3 * GIB),)
+    seen: tuple[DeviceSnapshot, ...] | None = (device(used_bytes=3 * GIB),)
 
     def facts(self) -> RunnerFacts:
         return self.told
 
-    async def devices(self) -> tuple[DeviceFacts, ...] | None:
+    async def devices(self) -> tuple[DeviceSnapshot, ...] | None:
         return self.seen
 
 

@@ -1,17 +1,17 @@
 """GET /v1/capabilities, /health and /metrics of one runner."""
 
-from dataclasses import replace
-
 import pytest
 from gateway_script import ScriptedDispatcher
+from kit.runner_facts import model_facts
 from prometheus_client.parser import text_string_to_metric_families
-from runner_api_stage import GIB, ScriptedRunner, facts, runner_api
+from runner_api_stage import GIB, ScriptedRunner, device, facts, runner_api
 
 from gateway.endpoints import ACCESS_RULES
 from gateway.runner_api.capabilities import STALE_SECONDS, TTL_SECONDS
 from gateway.runner_api.metrics import MAX_TENANT_LABELS
-from gateway.runner_api.ports import DeviceFacts, ModelFacts, ModelStage, RunnerStage
+from gateway.runner_api.ports import ModelStage, RunnerStage
 from gateway.runner_api.state import RunnerApiConfig
+from weft.gpu.snapshot import DeviceSnapshot
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -48,7 +48,7 @@ async def test_a_head_request_has_the_headers_and_no_body() -> None:
 async def test_capabilities_come_from_memory_and_are_made_anew_in_the_background() -> None:
     clock, runner = FakeClock(), ScriptedRunner()
     async with runner_api(runner=runner, clock=clock) as stage:
-        runner.seen = (DeviceFacts(index=5, total_bytes=GIB),)
+        runner.seen = (device(5, GIB),)
         held = await stage.get("/v1/capabilities")
         await clock.advance(TTL_SECONDS, sleepers=1)
         fresh = await stage.get("/v1/capabilities")
@@ -59,7 +59,7 @@ async def test_capabilities_come_from_memory_and_are_made_anew_in_the_background
 async def test_a_model_that_came_up_is_told_at_once() -> None:
     async with runner_api(clock=FakeClock()) as stage:
         assert [entry["id"] for entry in (await stage.get("/v1/capabilities")).json["models"]["loaded"]] == ["tiny"]
-        models = [replace(one, stage=ModelStage.LOADED) for one in stage.runner.told.models]
+        models = [model_facts(one.name, ModelStage.LOADED) for one in stage.runner.told.models]
         stage.runner.told = facts(RunnerStage.SERVING, *models)
         after = (await stage.get("/v1/capabilities")).json["models"]
     assert ([entry["id"] for entry in after["loaded"]], after["available"]) == (["tiny", "small"], [])
@@ -71,7 +71,7 @@ async def test_a_descriptor_that_cannot_be_made_anew_is_told_until_it_is_stale()
     class Breaking(ScriptedRunner):
         is_broken = False
 
-        async def devices(self) -> tuple[DeviceFacts, ...] | None:
+        async def devices(self) -> tuple[DeviceSnapshot, ...] | None:
             if self.is_broken:
                 raise RuntimeError("the driver is gone")
             return self.seen
@@ -120,9 +120,9 @@ async def test_health_has_four_figures() -> None:
     ("told", "waiting", "reason"),
     [
         (facts(), 16, "queue_saturated"),
-        (facts(RunnerStage.SERVING, ModelFacts(name="tiny", stage=ModelStage.FAILED)), 0, "all_models_failed"),
+        (facts(RunnerStage.SERVING, model_facts("tiny", ModelStage.FAILED)), 0, "all_models_failed"),
         (
-            facts(RunnerStage.SERVING, ModelFacts(name="tiny", stage=ModelStage.LOADING, out_of_memory=True)),
+            facts(RunnerStage.SERVING, model_facts("tiny", ModelStage.LOADING, out_of_memory=True)),
             0,
             "gpu_out_of_memory",
         ),

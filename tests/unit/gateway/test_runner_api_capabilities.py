@@ -1,10 +1,16 @@
 """Facts to JSON: unknown values are null."""
 
+from datetime import timedelta
+from typing import Any
+
 import pytest
+from kit.runner_facts import model_facts as model
 
 from gateway.runner_api.capabilities import MEBIBYTE, QueueFacts, capabilities_body, verdict_of
 from gateway.runner_api.metrics import MAX_WAITS, WINDOW_SECONDS, WaitWindow
-from gateway.runner_api.ports import CacheCounts, DeviceFacts, ModelFacts, ModelStage, RunnerFacts, RunnerStage
+from gateway.runner_api.ports import ModelFacts, ModelStage, RunnerFacts, RunnerStage
+from weft.api.runner.v1.runner_service_pb2 import CacheFigures
+from weft.gpu.snapshot import DeviceSnapshot
 from weft_testing.fake_clock import FakeClock
 
 GIB = 1024 * MEBIBYTE
@@ -15,8 +21,8 @@ def runner(*models: ModelFacts, stage: RunnerStage = RunnerStage.SERVING) -> Run
     return RunnerFacts(name="gpu-0", kind="llama_server-weft-0.1.0", stage=stage, models=models)
 
 
-def model(name: str = "qwen", stage: ModelStage = ModelStage.LOADED, **facts: object) -> ModelFacts:
-    return ModelFacts(name=name, stage=stage, **facts)  # type: ignore[arg-type]
+def device(index: int, total_bytes: int, **figures: Any) -> DeviceSnapshot:
+    return DeviceSnapshot(index=index, id=f"GPU-{index}", name="Big", total_bytes=total_bytes, **figures)
 
 
 def test_the_descriptor_has_the_shape_of_the_specification() -> None:
@@ -29,11 +35,11 @@ def test_the_descriptor_has_the_shape_of_the_specification() -> None:
             takes_chats=True,
             tenants_apart=True,
         ),
-        model("small", ModelStage.LOADING, load_progress=0.45, load_eta_seconds=179.6, tenants_apart=True),
+        model("small", ModelStage.LOADING, load_progress=0.45, load_eta=timedelta(seconds=179.6), tenants_apart=True),
         model("asleep", ModelStage.AVAILABLE, tenants_apart=True),
         model("broken", ModelStage.FAILED, tenants_apart=True),
     )
-    devices = (DeviceFacts(index=0, total_bytes=80 * GIB, used_bytes=58 * GIB, utilization=0.67),)
+    devices = (device(0, 80 * GIB, used_bytes=58 * GIB, utilization=0.67),)
     assert capabilities_body(facts, devices, QUEUE) == {
         "runnerType": "llama_server-weft-0.1.0",
         "runnerId": "gpu-0",
@@ -72,7 +78,7 @@ def test_the_descriptor_has_the_shape_of_the_specification() -> None:
     }
 
 
-def resources(devices: tuple[DeviceFacts, ...] | None) -> object:
+def resources(devices: tuple[DeviceSnapshot, ...] | None) -> object:
     return capabilities_body(runner(), devices, QUEUE)["resources"]
 
 
@@ -87,8 +93,8 @@ def test_a_host_without_accelerators_has_no_ids_and_no_memory() -> None:
 
 def test_one_device_of_unknown_use_makes_the_sum_unknown_but_not_the_size() -> None:
     devices = (
-        DeviceFacts(index=0, total_bytes=GIB, used_bytes=GIB // 2, utilization=0.5),
-        DeviceFacts(index=1, total_bytes=GIB),
+        device(0, GIB, used_bytes=GIB // 2, utilization=0.5),
+        device(1, GIB),
     )
     found = resources(devices)
     assert isinstance(found, dict)
@@ -106,7 +112,7 @@ def test_tenants_are_apart_only_where_every_model_keeps_them_apart(apart: list[b
 
 def test_a_foreign_servers_prefix_cache_is_unknown_until_it_was_seen_to_help() -> None:
     unseen = capabilities_body(runner(model(tenants_apart=False)), (), QUEUE)
-    seen = capabilities_body(runner(model(tenants_apart=False, cache=CacheCounts(hits=1))), (), QUEUE)
+    seen = capabilities_body(runner(model(tenants_apart=False, cache=CacheFigures(hit_count=1))), (), QUEUE)
     assert unseen["capabilities"]["prefixCaching"] is None  # type: ignore[index]
     assert seen["capabilities"]["prefixCaching"] is True  # type: ignore[index]
 

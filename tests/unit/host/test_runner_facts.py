@@ -1,13 +1,16 @@
 """A runner's description as the values of its HTTP surface."""
 
+from typing import Any
+
 import pytest
 
-from gateway.runner_api.ports import DeviceFacts, ModelStage, RunnerStage
+from gateway.runner_api.capabilities import QueueFacts, capabilities_body
+from gateway.runner_api.ports import ModelStage, RunnerStage
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, Source
-from weft_app.compose.runner_http import device_facts, runner_facts
+from weft_app.compose.runner_http import runner_facts, usable_devices
 
 Phase = runner_pb2.InstanceState.Phase
 
@@ -38,8 +41,15 @@ def test_every_phase_has_a_stage(phase: str, stage: ModelStage) -> None:
 
 def test_what_is_not_said_is_unknown() -> None:
     (model,) = runner_facts(told(), RunnerStage.SERVING, ()).models
-    assert (model.quantization, model.memory_bytes, model.loaded_at, model.load_progress) == (None, None, None, None)
-    assert (model.tenants_apart, model.load_eta_seconds) == (None, None)
+    assert (model.memory_bytes, model.loaded_at, model.tenants_apart) == (None, None, None)
+    facts = runner_facts(told("PHASE_LOADING"), RunnerStage.SERVING, ())
+    queue = QueueFacts(depth=0, max_depth=1)
+    body: Any = capabilities_body(facts, None, queue)
+    assert body["models"]["loading"] == [{"id": "qwen", "progress": None, "eta": None}]
+    loaded: Any = capabilities_body(
+        runner_facts(told(), RunnerStage.SERVING, ()), None, QueueFacts(depth=0, max_depth=1)
+    )
+    assert loaded["models"]["loaded"][0]["quantization"] is None
 
 
 def test_measured_memory_wins_over_what_the_lease_says() -> None:
@@ -80,7 +90,7 @@ def test_cache_figures_and_isolation_come_through() -> None:
     description.instances[0].cache_isolation = pb.CACHE_ISOLATION_SLOTS
     description.instances[0].cache.hit_count = 3
     (model,) = runner_facts(description, RunnerStage.SERVING, ["qwen"]).models
-    assert (model.tenants_apart, model.cache.hits, model.takes_chats) == (True, 3, True)
+    assert (model.tenants_apart, model.description.cache.hit_count, model.takes_chats) == (True, 3, True)
 
 
 def sight(source: Source, *indexes: int) -> HostSnapshot:
@@ -89,10 +99,10 @@ def sight(source: Source, *indexes: int) -> HostSnapshot:
 
 
 def test_only_the_devices_that_it_may_use_are_told() -> None:
-    assert device_facts(sight(Source.NVML, 0, 1, 2), [1]) == (DeviceFacts(index=1, total_bytes=100, used_bytes=7),)
-    assert len(device_facts(sight(Source.NVML, 0, 1, 2), ()) or ()) == 3
+    assert usable_devices(sight(Source.NVML, 0, 1, 2), [1]) == sight(Source.NVML, 1).devices
+    assert len(usable_devices(sight(Source.NVML, 0, 1, 2), ()) or ()) == 3
 
 
 def test_a_library_that_hangs_is_unknown_and_no_devices_are_none() -> None:
-    assert device_facts(sight(Source.UNKNOWN), ()) is None
-    assert device_facts(sight(Source.NVML), ()) == ()
+    assert usable_devices(sight(Source.UNKNOWN), ()) is None
+    assert usable_devices(sight(Source.NVML), ()) == ()
