@@ -1,6 +1,7 @@
 """The two halves of a call on a link with their flow control, and the schedule by which calls take turns to send."""
 
 from collections import deque
+from collections.abc import Callable
 
 from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.kernel.errors import WeftError
@@ -199,7 +200,9 @@ class Call:
 class SendSchedule:
     """The order of frames: urgent ones, then credit, then one frame of each sendable call in turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, note_work: Callable[[], None]) -> None:
+        """`note_work` is called whenever there is a frame to send."""
+        self._note_work = note_work
         self._urgent: deque[pb.LinkFrame] = deque()
         self._credit_due: dict[int, Call] = {}
         self._turns: deque[Call] = deque()
@@ -220,16 +223,19 @@ class SendSchedule:
     def put_urgent(self, frame: pb.LinkFrame) -> None:
         """Adds a frame that overtakes all messages."""
         self._urgent.append(frame)
+        self._note_work()
 
     def add(self, call: Call) -> None:
         """Gives a call its turn if it has something to send."""
         if not call.is_scheduled and call.send.is_sendable:
             call.is_scheduled = True
             self._turns.append(call)
+            self._note_work()
 
     def add_credit(self, call: Call) -> None:
         """Has the peer credited with what was read of a call."""
         self._credit_due[call.call_id] = call
+        self._note_work()
 
     def drop_credit(self, call: Call) -> None:
         """Sends no credit for a call that has ended."""

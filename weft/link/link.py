@@ -61,7 +61,6 @@ class LinkCall:
         """Returns the next message; None when no more will arrive."""
         while True:
             message = self._mux.read(self._call)
-            self._link.kick()
             if message is not None or self._call.peer_is_done:
                 return message
             self._readable.clear()
@@ -73,7 +72,6 @@ class LinkCall:
         Raises REQUEST_TOO_LARGE or NO_SLOT_AVAILABLE, see Multiplexer.send.
         """
         self._mux.send(self._call, message)
-        self._link.kick()
         while self._call.status is None and self._call.send.unsent_bytes > MAX_UNSENT_BYTES_PER_CALL:
             self._writable.clear()
             await self._writable.wait()
@@ -81,12 +79,10 @@ class LinkCall:
     def half_close(self) -> None:
         """Send no more messages on an own call."""
         self._mux.half_close(self._call)
-        self._link.kick()
 
     def end(self, status: pb.CallEnd) -> None:
         """End a call of the peer."""
         self._mux.end(self._call, status)
-        self._link.kick()
 
     def fail(self, error: WeftError) -> None:
         """Cancel an own call because of a local error, which becomes its status."""
@@ -100,7 +96,6 @@ class LinkCall:
             self._mux.cancel(self._call, status_of(WeftError(Reason.CANCELLED, "the caller gave up")))
         self._mux.release(self._call)
         self._link.forget(self._call)
-        self._link.kick()
 
     def wake(self) -> None:
         """Wakes `read`, and `send`."""
@@ -120,11 +115,11 @@ class Link:
     """One link. Life cycle: `run` until it ends; calls may be made while it runs."""
 
     def __init__(self, side: Side, limits: LinkLimits, answer: Answer) -> None:
-        self._mux = Multiplexer(side, limits)
+        self._work = asyncio.Event()
+        self._mux = Multiplexer(side, limits, self._work.set)
         self._answer = answer
         self._calls: dict[Call, LinkCall] = {}
         self._answers: dict[Call, asyncio.Task[None]] = {}
-        self._work = asyncio.Event()
         self._stop = asyncio.Event()
         self._stop_error: WeftError | None = None
         self._is_lost = False
@@ -164,11 +159,6 @@ class Link:
         """Forgets an own call that was closed."""
         self._calls.pop(call, None)
 
-    def kick(self) -> None:
-        """Has frames sent, if there are any."""
-        if self._mux.has_frames:
-            self._work.set()
-
     async def _read_all(self, stream: _Stream) -> None:
         while (message := await _on_stream(stream.read())) is not grpc.aio.EOF:
             if len(message.frames) > MAX_FRAMES_AT_ONCE:
@@ -176,7 +166,6 @@ class Link:
             for frame in message.frames:
                 if (event := self._mux.receive(frame)) is not None:
                     self._handle(event)
-            self.kick()
 
     async def _write_all(self, stream: _Stream, kind: "type[pb.AttachRequest | pb.AttachResponse]") -> None:
         while True:

@@ -3,6 +3,7 @@
 Independent of gRPC calls, of asyncio, and of what the messages mean.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.api.router.v1 import relay_service_pb2 as pb
@@ -65,14 +66,15 @@ Event = CallBegan | CallReadable | CallEnded
 class Multiplexer:
     """Multiplexes many calls over one ordered stream of frames."""
 
-    def __init__(self, side: Side, limits: LinkLimits) -> None:
+    def __init__(self, side: Side, limits: LinkLimits, note_work: Callable[[], None] = lambda: None) -> None:
+        """`note_work` is called whenever there is a frame to send."""
         self._side = side
         self._limits = limits
         self._calls: dict[int, Call] = {}
         self._next_id = side.value or 2
         self._last_peer_id = 0
         self._own_calls = 0
-        self._schedule = SendSchedule()
+        self._schedule = SendSchedule(note_work)
         self._unread_bytes = 0
 
     @property
