@@ -5,10 +5,11 @@ from types import MappingProxyType
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.routes import Route
+from weft.api.registry.v1 import wake_pb2
 from weft.dispatch.agents import members_of
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RouteView, RunnerView
 from weft.kernel.clock import refused_words
-from weft.wake.recipes import WakePlan
+from weft.wake.recipes import max_wait_seconds, mesh_recipe
 
 _READINESS = {
     Phase.READY: Readiness.READY,
@@ -22,7 +23,7 @@ _READINESS = {
     Phase.FAILED: Readiness.DOWN,
 }
 _EXPECTED = (Readiness.LOADING, "its runner is being started")
-_BY_RUNNER = WakePlan(by_runner=True)
+_BY_RUNNER = wake_pb2.Wake(by_runner=True)
 
 
 def candidate_of(view: FleetView, model: ModelView) -> Candidate:
@@ -42,7 +43,7 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
         remote=model.remote,
         runner_max_requests=runner.max_requests if runner is not None else 0,
         runner_wakes=model.wake is not None and model.wake.by_runner,
-        max_wake_seconds=wake_plan(model).max_wait_seconds,
+        max_wake_seconds=max_wait_seconds(wake_plan(model)),
         load_progress=instance.load_progress if instance is not None else None,
         load_eta_seconds=instance.load_eta_seconds if instance is not None else None,
         usual_load_seconds=instance.usual_load_seconds if instance is not None else None,
@@ -79,7 +80,7 @@ def view_of_runner(view: FleetView, runner: str) -> FleetView:
     return FleetView(served.revision, served.runners, served.models, MappingProxyType(agents))
 
 
-def wake_plan(model: ModelView) -> WakePlan:
+def wake_plan(model: ModelView) -> wake_pb2.Wake:
     """Return how to wake a model. A model that declares nothing sleeps only on request; its runner wakes it."""
     return model.wake or _BY_RUNNER
 
@@ -87,7 +88,7 @@ def wake_plan(model: ModelView) -> WakePlan:
 def _readiness(model: ModelView, runner: RunnerView | None, instance: InstanceView | None) -> tuple[Readiness, str]:
     if runner is None or not runner.active:
         # Also while the registry has reported only the runner and not yet its models.
-        if model.reachable and wake_plan(model).by_mesh is not None:
+        if model.reachable and mesh_recipe(wake_plan(model)) is not None:
             return Readiness.ASLEEP, "its host sleeps"
         return Readiness.DOWN, "no heartbeat"
     if not model.reachable:

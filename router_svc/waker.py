@@ -13,6 +13,7 @@ from router_svc.fleet_view import candidate_of, wake_plan
 from router_svc.loop import WakeEnd, WakeFinished, WakeStarter
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.endpoints.candidates import Readiness
+from weft.api.registry.v1 import wake_pb2
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetView
 from weft.kernel.address import metadata_of
@@ -23,7 +24,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.rpc import ChannelPool, error_from_call
 from weft.kernel.service import start_task, stop_tasks
-from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe, WakeOnLanRecipe
+from weft.wake.recipes import mesh_recipe
 
 if TYPE_CHECKING:
     from weft.api.runner.v1.runner_service_pb2_grpc import RunnerServiceAsyncStub
@@ -45,7 +46,7 @@ MAX_ERROR_CHARS = 500
 class RecipeRunner(Protocol):
     """Port: executes a recipe."""
 
-    async def __call__(self, recipe: Recipe, *, timeout_seconds: float) -> None:
+    async def __call__(self, recipe: wake_pb2.WakeRecipe, *, timeout_seconds: float) -> None:
         """Return once the recipe's action succeeded. Raises WAKE_FAILED with the cause, free of secrets."""
         ...
 
@@ -185,9 +186,9 @@ class Waker(WakeStarter):
         await self._view_changed.wait()
 
     async def _carry_out_recipe(self, attempt: _Attempt) -> None:
-        recipe = wake_plan(self._view.models[attempt.model]).by_mesh
+        recipe = mesh_recipe(wake_plan(self._view.models[attempt.model]))
         assert recipe is not None, "only a model with a recipe gets this step"
-        kind = _kind_of(recipe)
+        kind = recipe.WhichOneof("action")
         if kind not in self._allowed_recipes:
             raise WeftError(
                 Reason.WAKE_FAILED,
@@ -213,7 +214,7 @@ class Waker(WakeStarter):
             )
         except grpc.aio.AioRpcError as error:
             failure = error_from_call(error, Reason.WORKER_LOST)
-            if failure.reason is not Reason.WORKER_LOST or wake_plan(model).by_mesh is None:
+            if failure.reason is not Reason.WORKER_LOST or mesh_recipe(wake_plan(model)) is None:
                 raise failure from error
             # Its host fell asleep and the registry has not noticed, or it is on its way back.
             attempt.runner_was_lost = True
@@ -242,26 +243,17 @@ def _next_step(view: FleetView, attempt: _Attempt, now: float) -> _Step:
     if runner_is_up and candidate.readiness is Readiness.DOWN:
         raise WeftError(Reason.WAKE_FAILED, candidate.detail or "its backend cannot be started")
     plan = wake_plan(model)
-    recipe_is_due = plan.by_mesh is not None and not attempt.recipe_ran
+    has_recipe = mesh_recipe(plan) is not None
+    recipe_is_due = has_recipe and not attempt.recipe_ran
     if runner_is_up and plan.by_runner and not (attempt.runner_was_lost and recipe_is_due):
         woken_at = attempt.woken_at.get(candidate.incarnation)
         was_woken_just_now = woken_at is not None and now < woken_at + CONFIRM_SECONDS
         return _Step.CONFIRM if was_woken_just_now else _Step.CALL_RUNNER
     if recipe_is_due:
         return _Step.RUN_RECIPE
-    if plan.by_mesh is None:
+    if not has_recipe:
         raise WeftError(Reason.WAKE_FAILED, "its runner is gone")
     return _Step.WAIT
-
-
-def _kind_of(recipe: Recipe) -> str:
-    match recipe:
-        case WakeOnLanRecipe():
-            return "wake_on_lan"
-        case HttpRecipe():
-            return "http"
-        case CommandRecipe():
-            return "command"
 
 
 def _not_in_time(seconds: float) -> WeftError:

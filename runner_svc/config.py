@@ -16,9 +16,9 @@ from runner_svc.runtimes.table import DEFAULT_RUNTIME
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.tools.port import ToolSourceConfig
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
+from weft.api.registry.v1 import wake_pb2
 from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
 from weft.kernel.tls_channel import ChannelSecurity
-from weft.wake.recipes import Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class ServedModel:
     """Concurrent requests that it admits; None: as many as its slots."""
     forecast: MemoryForecast = field(default_factory=NoForecast)
     """Forecast of the memory that its loads take."""
-    wake_by_mesh: Recipe | None = None
+    wake_by_mesh: wake_pb2.WakeRecipe | None = field(default=None, repr=False)
     """Wake recipe that routers run to wake the host; it is published. The runner's own recipe is not."""
 
 

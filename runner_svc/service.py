@@ -26,6 +26,7 @@ from runner_svc.session.report import RunnerReport
 from runner_svc.session.session import RunnerSession
 from runner_svc.tools.mcp_servers import untracked_tag
 from runner_svc.tools.tool_box import build_tool_box
+from weft.api.registry.v1 import wake_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
     generation_service_pb2,
@@ -39,7 +40,6 @@ from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.rpc import open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
-from weft.wake.recipes import Recipe
 from weft.wake.run import run_recipe
 
 log = get_logger("weft.runner")
@@ -213,7 +213,7 @@ class RunnerService(Service):
             clock=self._mesh_clock,
         )
 
-    async def _run_recipe(self, recipe: Recipe, timeout_seconds: float) -> None:
+    async def _run_recipe(self, recipe: wake_pb2.WakeRecipe, timeout_seconds: float) -> None:
         await run_recipe(recipe, timeout_seconds=timeout_seconds, environment=self._config.environment)
 
     async def _drain(self, grace_seconds: float) -> None:

@@ -15,7 +15,7 @@ from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, 
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.units import keep_alive_seconds
-from weft.wake.plans import set_defaults
+from weft.wake.recipes import set_defaults
 
 
 def valid_model(manifest: model_pb2.ModelManifest, field: str, *, published: bool) -> model_pb2.ModelManifest:

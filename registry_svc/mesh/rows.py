@@ -16,8 +16,7 @@ from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, runner_pb2, settings_pb2, wake_pb2
 from weft.kernel.log import get_logger
 from weft.kernel.request import Operation, Skill
-from weft.wake.plans import max_wait_seconds, set_defaults
-from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS
+from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS, max_wait_seconds, set_defaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

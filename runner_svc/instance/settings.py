@@ -7,15 +7,16 @@ from pathlib import Path
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.keep_alive import DEFAULT_CATEGORY, KeepAliveSettings
 from runner_svc.policy.timeouts import TimeoutProfile
+from weft.api.registry.v1 import wake_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS, CommandRecipe, HttpRecipe, Recipe
+from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS
 
-RunRecipe = Callable[[Recipe, float], Awaitable[None]]
+RunRecipe = Callable[[wake_pb2.WakeRecipe, float], Awaitable[None]]
 """Runs a recipe within a number of seconds. Raises WAKE_FAILED."""
 
 
-async def no_recipes(recipe: Recipe, timeout_seconds: float) -> None:
+async def no_recipes(recipe: wake_pb2.WakeRecipe, timeout_seconds: float) -> None:
     """A RunRecipe that refuses every recipe."""
     del recipe, timeout_seconds
     raise WeftError(Reason.WAKE_FAILED, "this runner carries out no recipes")
@@ -27,8 +28,8 @@ class SleepSettings:
 
     after_seconds: float
     """Idle time after which it goes to sleep."""
-    action: HttpRecipe | CommandRecipe | None = None
-    """None: the backend's process is ended."""
+    action: wake_pb2.WakeRecipe | None = field(default=None, repr=False)
+    """A request or a program. None: the backend's process is ended."""
     max_wait_seconds: float = DEFAULT_MAX_WAIT_SECONDS
     """Timeout of the action."""
 
@@ -43,7 +44,7 @@ class HibernationSettings:
     """Whether a request that cannot reach the server is no sign that the server is gone."""
     start_asleep: bool = False
     """Whether it is loaded with the first request, not at start."""
-    recipe: Recipe | None = None
+    recipe: wake_pb2.WakeRecipe | None = field(default=None, repr=False)
     """Recipe that the runner runs before it starts the backend or attaches to it."""
     woken_by_mesh: bool = False
     """Whether routers can wake the host of an attached server."""

@@ -18,11 +18,10 @@ from runner_svc.redaction import redact_local_addresses
 from runner_svc.request_records import RequestRecord
 from runner_svc.session.clock_offset import ClockOffset
 from weft import __version__
-from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2
+from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2, wake_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.wake.messages import plan_message
-from weft.wake.recipes import MAX_WAIT_SECONDS, WakePlan
+from weft.wake.recipes import MAX_WAIT_SECONDS, set_defaults
 
 MAX_TOLD_TOOLS = 1_024
 """Tools that are reported to the mesh, the first by name; requests for others are not routed here on purpose."""
@@ -152,12 +151,10 @@ def _manifest(model: ServedModel, memory_wait_seconds: float) -> model_pb2.Model
     hibernation = model.hibernation
     if hibernation.can_wake or model.wake_by_mesh is not None:
         # It is published that the runner can wake the model, but not how.
-        plan = WakePlan(
-            by_runner=hibernation.can_wake,
-            by_mesh=model.wake_by_mesh,
-            max_wait_seconds=_longest_wake_seconds(hibernation, memory_wait_seconds),
-        )
-        manifest.wake.CopyFrom(plan_message(plan))
+        plan = wake_pb2.Wake(by_runner=hibernation.can_wake, by_mesh=model.wake_by_mesh)
+        plan.max_wait.FromNanoseconds(int(_longest_wake_seconds(hibernation, memory_wait_seconds) * 1e9))
+        set_defaults(plan)
+        manifest.wake.CopyFrom(plan)
     return manifest
 
 

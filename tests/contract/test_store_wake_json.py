@@ -8,7 +8,7 @@ import pytest
 from registry_svc.mesh.rows import plan_from_json, plan_to_json
 from registry_svc.wire_values import duration_message
 from weft.api.registry.v1.wake_pb2 import CommandAction, HttpAction, Wake, WakeOnLanAction, WakeRecipe
-from weft.wake.plans import set_defaults
+from weft.wake.recipes import set_defaults
 
 
 def wake_plan(*, by_runner: bool = False, by_mesh: WakeRecipe | None = None, seconds: float = 60.0) -> Wake:

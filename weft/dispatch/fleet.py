@@ -19,13 +19,12 @@ from weft.api.registry.v1 import (
     route_pb2,
     runner_pb2,
     settings_pb2,
+    wake_pb2,
 )
 from weft.kernel.clock import Clock
 from weft.kernel.log import get_logger
 from weft.kernel.request import Operation, Skill
 from weft.kernel.service import start_critical, stop_tasks
-from weft.wake.messages import plan_of
-from weft.wake.recipes import WakePlan
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
@@ -117,8 +116,8 @@ class ModelView:
     """Unix time of its first publication."""
     hibernating: bool = False
     """The model sleeps and a request wakes it; it is then not active."""
-    wake: WakePlan | None = None
-    """How it is woken; None: it never sleeps."""
+    wake: wake_pb2.Wake | None = field(default=None, repr=False)
+    """How it is woken; None: it never sleeps. Read-only."""
     skills: frozenset[Skill] | None = None
     """Abilities beyond text; None: unknown, every request is tried."""
     expected: bool = False
@@ -306,7 +305,7 @@ def _model(model: model_pb2.Model) -> ModelView:
         context_tokens=manifest.context_tokens,
         created_at_seconds=model.create_time.seconds,
         hibernating=model.status == model_pb2.Model.STATUS_HIBERNATING,
-        wake=plan_of(manifest.wake) if manifest.HasField("wake") else None,
+        wake=manifest.wake if manifest.HasField("wake") else None,
         skills=_skills(manifest),
     )
 

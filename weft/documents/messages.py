@@ -55,8 +55,13 @@ from weft.documents.statuses import (
     route_conditions,
     runner_conditions,
 )
-from weft.wake.messages import plan_message, plan_of
-from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe, WakeOnLanRecipe, WakePlan
+from weft.wake.recipes import (
+    DEFAULT_BROADCAST_ADDRESS,
+    DEFAULT_METHOD,
+    DEFAULT_WAKE_PORT,
+    max_wait_seconds,
+    mesh_recipe,
+)
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
@@ -64,52 +69,54 @@ if TYPE_CHECKING:
 
 def wake_message(document: WakeDocument) -> wake_pb2.Wake:
     """Converts a wake plan to its message."""
-    plan = WakePlan(
-        by_runner=document.by_runner,
-        by_mesh=_recipe(document.by_mesh) if document.by_mesh is not None else None,
-        max_wait_seconds=document.max_wait_seconds,
-    )
-    return plan_message(plan)
+    message = wake_pb2.Wake(by_runner=document.by_runner)
+    message.max_wait.FromNanoseconds(int(document.max_wait_seconds * 1e9))
+    if document.by_mesh is not None:
+        message.by_mesh.CopyFrom(_recipe(document.by_mesh))
+    return message
 
 
 def wake_document(message: wake_pb2.Wake) -> WakeDocument:
     """Converts a message to a part of a document."""
-    plan = plan_of(message)
+    recipe = mesh_recipe(message)
     return WakeDocument.model_construct(
-        by_runner=plan.by_runner,
-        by_mesh=_recipe_document(plan.by_mesh) if plan.by_mesh is not None else None,
-        max_wait_seconds=plan.max_wait_seconds,
+        by_runner=message.by_runner,
+        by_mesh=_recipe_document(recipe) if recipe is not None else None,
+        max_wait_seconds=max_wait_seconds(message),
     )
 
 
-def _recipe(document: RecipeDocument) -> Recipe:
+def _recipe(document: RecipeDocument) -> wake_pb2.WakeRecipe:
     match document:
         case HttpRecipeDocument():
-            return HttpRecipe(url=document.url, method=document.method, headers=document.headers)
+            http = wake_pb2.HttpAction(url=document.url, method=document.method, headers=document.headers)
+            return wake_pb2.WakeRecipe(http=http)
         case CommandRecipeDocument():
-            return CommandRecipe(argv=document.argv)
+            return wake_pb2.WakeRecipe(command=wake_pb2.CommandAction(argv=document.argv))
         case WakeOnLanRecipeDocument():
-            return WakeOnLanRecipe(
+            packet = wake_pb2.WakeOnLanAction(
                 mac_address=document.mac_address, broadcast_address=document.broadcast_address, port=document.port
             )
+            return wake_pb2.WakeRecipe(wake_on_lan=packet)
     assert_never(document)
 
 
-def _recipe_document(recipe: Recipe) -> RecipeDocument:
-    match recipe:
-        case HttpRecipe(url=url, method=method, headers=headers):
-            http: dict[str, Any] = {"type": "http", "url": url, "method": method, "headers": dict(headers)}
-            return HttpRecipeDocument.model_construct(**http)
-        case CommandRecipe(argv=argv):
-            return CommandRecipeDocument.model_construct(type="command", argv=argv)
-        case WakeOnLanRecipe():
+def _recipe_document(recipe: wake_pb2.WakeRecipe) -> RecipeDocument:
+    match recipe.WhichOneof("action"):
+        case "http":
+            action = recipe.http
+            http: dict[str, Any] = {"type": "http", "url": action.url, "method": action.method or DEFAULT_METHOD}
+            return HttpRecipeDocument.model_construct(**http, headers=dict(action.headers))
+        case "command":
+            return CommandRecipeDocument.model_construct(type="command", argv=tuple(recipe.command.argv))
+        case _:
+            packet = recipe.wake_on_lan
             return WakeOnLanRecipeDocument.model_construct(
                 type="wake_on_lan",
-                mac_address=recipe.mac_address,
-                broadcast_address=recipe.broadcast_address,
-                port=recipe.port,
+                mac_address=packet.mac_address,
+                broadcast_address=packet.broadcast_address or DEFAULT_BROADCAST_ADDRESS,
+                port=packet.port or DEFAULT_WAKE_PORT,
             )
-    assert_never(recipe)
 
 
 _NANOSECONDS = 1e9

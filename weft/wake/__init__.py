@@ -1,1 +1,1 @@
-"""Waking what sleeps: recipes as values, and how they are run. Runners wake their own models, routers wake hosts."""
+"""Waking what sleeps: recipes as messages, and how they are run. Runners wake their own models, routers wake hosts."""

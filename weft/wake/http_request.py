@@ -5,23 +5,26 @@ from collections.abc import Mapping
 
 import aiohttp
 
+from weft.api.registry.v1 import wake_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.wake.recipes import HttpRecipe
+from weft.wake.recipes import DEFAULT_METHOD
 
 MAX_HEADER_BYTES = 16 * 1024
 
 
-async def send_request(recipe: HttpRecipe, timeout_seconds: float, environment: Mapping[str, str]) -> None:
+async def send_request(action: wake_pb2.HttpAction, timeout_seconds: float, environment: Mapping[str, str]) -> None:
     """Send the request; returns after a response with a 2xx status, raises WAKE_FAILED otherwise."""
-    headers = substituted(recipe.headers, environment)
+    headers = substituted(action.headers, environment)
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
     # `from None`: aiohttp's own messages hold the address.
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout, max_field_size=MAX_HEADER_BYTES) as session,
             # A redirect could send the headers to another host, so it counts as a failure.
-            session.request(recipe.method, recipe.url, headers=headers, allow_redirects=False) as response,
+            session.request(
+                action.method or DEFAULT_METHOD, action.url, headers=headers, allow_redirects=False
+            ) as response,
         ):
             status = response.status
     except aiohttp.ClientConnectorError:

@@ -1,8 +1,11 @@
-"""Wake recipes as values. See protos/weft/api/registry/v1/wake.proto."""
+"""Wake plans and their recipes, as messages that are never changed; see protos/weft/api/registry/v1/wake.proto.
+
+URLs, headers and arguments may hold credentials, so that a plan or a recipe is never printed.
+"""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from weft.api.registry.v1 import wake_pb2
 
 DEFAULT_MAX_WAIT_SECONDS = 60.0
 MAX_WAIT_SECONDS = 3600.0
@@ -11,45 +14,25 @@ DEFAULT_BROADCAST_ADDRESS = "255.255.255.255"
 DEFAULT_WAKE_PORT = 9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpRecipe:
-    """One HTTP request; every 2xx is success."""
-
-    url: str = field(repr=False)
-    """May hold credentials, so it is never printed."""
-    method: str = DEFAULT_METHOD
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandRecipe:
-    """One program, started directly and never through a shell; exit code 0 is success."""
-
-    argv: tuple[str, ...] = field(repr=False)
+def set_defaults(plan: wake_pb2.Wake) -> None:
+    """Sets what a new plan leaves open to its default, so that equal plans are equal messages."""
+    plan.max_wait.FromNanoseconds(round(max_wait_seconds(plan) * 1e9))
+    if plan.by_mesh.HasField("http"):
+        plan.by_mesh.http.method = plan.by_mesh.http.method or DEFAULT_METHOD
+    elif plan.by_mesh.HasField("wake_on_lan"):
+        packet = plan.by_mesh.wake_on_lan
+        packet.broadcast_address = packet.broadcast_address or DEFAULT_BROADCAST_ADDRESS
+        packet.port = packet.port or DEFAULT_WAKE_PORT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WakeOnLanRecipe:
-    """A magic packet to a sleeping network card."""
-
-    mac_address: str
-    broadcast_address: str = DEFAULT_BROADCAST_ADDRESS
-    port: int = DEFAULT_WAKE_PORT
+def max_wait_seconds(plan: wake_pb2.Wake) -> float:
+    """Returns the maximum wait from the first step until the model admits requests."""
+    return plan.max_wait.ToNanoseconds() / 1e9 or DEFAULT_MAX_WAIT_SECONDS
 
 
-Recipe = HttpRecipe | CommandRecipe | WakeOnLanRecipe
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WakePlan:
-    """How a model is woken, and the timeout. At least one of `by_runner` and `by_mesh` is set."""
-
-    by_runner: bool
-    """Whether its runner wakes it on request."""
-    by_mesh: Recipe | None = None
-    """Recipe that a router runs to wake the runner's host."""
-    max_wait_seconds: float = DEFAULT_MAX_WAIT_SECONDS
-    """Maximum wait from the first step until the model admits requests."""
+def mesh_recipe(plan: wake_pb2.Wake) -> wake_pb2.WakeRecipe | None:
+    """Returns the recipe that a router runs to wake the host; None: there is none of a kind that is known here."""
+    return plan.by_mesh if plan.by_mesh.WhichOneof("action") else None
 
 
 _MAC_ADDRESS = re.compile(r"[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5}")

@@ -9,35 +9,38 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 
+from weft.api.registry.v1 import wake_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe, WakeOnLanRecipe, magic_packet
+from weft.wake.recipes import DEFAULT_BROADCAST_ADDRESS, DEFAULT_WAKE_PORT, magic_packet
 from weft.wake.redaction import redacted
 
 PACKET_COPIES = 3
 """Copies of the magic packet: datagrams get lost."""
 
 
-async def run_recipe(recipe: Recipe, *, timeout_seconds: float, environment: Mapping[str, str]) -> None:
+async def run_recipe(recipe: wake_pb2.WakeRecipe, *, timeout_seconds: float, environment: Mapping[str, str]) -> None:
     """Run a recipe within `timeout_seconds`; returns after success, raises WAKE_FAILED otherwise.
 
     `environment` gives the variables of its header values, and is the whole environment of a command.
     """
-    match recipe:
-        case HttpRecipe():
+    match recipe.WhichOneof("action"):
+        case "http":
             from weft.wake.http_request import send_request  # noqa: PLC0415 - see that module
 
-            await send_request(recipe, timeout_seconds, environment)
-        case CommandRecipe():
-            await run_command(recipe.argv, timeout_seconds=timeout_seconds, environment=environment)
-        case WakeOnLanRecipe():
-            _send_packet(recipe)
+            await send_request(recipe.http, timeout_seconds, environment)
+        case "command":
+            await run_command(recipe.command.argv, timeout_seconds=timeout_seconds, environment=environment)
+        case "wake_on_lan":
+            _send_packet(recipe.wake_on_lan)
+        case None:
+            raise _failed("the recipe is of a kind that is not known here")
 
 
-def _send_packet(recipe: WakeOnLanRecipe) -> None:
+def _send_packet(action: wake_pb2.WakeOnLanAction) -> None:
     try:
-        packet = magic_packet(recipe.mac_address)
-        address = str(ipaddress.IPv4Address(recipe.broadcast_address))
+        packet = magic_packet(action.mac_address)
+        address = str(ipaddress.IPv4Address(action.broadcast_address or DEFAULT_BROADCAST_ADDRESS))
     except ValueError:
         raise _failed("the magic packet cannot be sent: its hardware or broadcast address is malformed") from None
     try:
@@ -45,7 +48,7 @@ def _send_packet(recipe: WakeOnLanRecipe) -> None:
             sender.setblocking(False)
             sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
             for _ in range(PACKET_COPIES):
-                sender.sendto(packet, (address, recipe.port))
+                sender.sendto(packet, (address, action.port or DEFAULT_WAKE_PORT))
     except OSError as error:
         raise _failed(f"the magic packet could not be sent: {error.strerror or 'network error'}") from None
 

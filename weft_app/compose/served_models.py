@@ -21,16 +21,13 @@ from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings, S
 from runner_svc.settings import RunnerSettings, SignalSettings
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.tools.schemas import object_schema
+from weft.api.registry.v1 import wake_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Skill
 from weft.kernel.units import keep_alive_seconds
 from weft.wake.recipes import (
     DEFAULT_MAX_WAIT_SECONDS,
     MAX_WAIT_SECONDS,
-    CommandRecipe,
-    HttpRecipe,
-    Recipe,
-    WakeOnLanRecipe,
     is_mac_address,
 )
 
@@ -127,19 +124,19 @@ def _hibernation(
 
 
 def _sleep(section: settings.SleepSettings, where: str) -> SleepSettings:
-    action: HttpRecipe | CommandRecipe | None = None
-    if section.type == "http":
-        action = _http_recipe(section, where)
-    elif section.type == "command":
-        action = _command_recipe(section, where)
+    action = None if section.type == "unload" else _recipe(section, where)
     return SleepSettings(after_seconds=section.after_seconds, action=action, max_wait_seconds=section.max_wait_seconds)
 
 
-def _recipe(section: WakeSettings, where: str) -> Recipe:
+def _recipe(section: WakeSettings | settings.SleepSettings, where: str) -> wake_pb2.WakeRecipe:
+    if isinstance(section, WakeSettings) and section.type == "wake_on_lan":
+        return wake_pb2.WakeRecipe(wake_on_lan=_packet_action(section, where))
     if section.type == "http":
-        return _http_recipe(section, where)
-    if section.type == "command":
-        return _command_recipe(section, where)
+        return wake_pb2.WakeRecipe(http=_http_action(section, where))
+    return wake_pb2.WakeRecipe(command=_command_action(section, where))
+
+
+def _packet_action(section: WakeSettings, where: str) -> wake_pb2.WakeOnLanAction:
     mac_address = section.mac_address or ""
     if not is_mac_address(mac_address):
         raise invalid_field(f"{where}.mac_address", "must be six pairs of hex digits joined by ':' or '-'")
@@ -147,21 +144,23 @@ def _recipe(section: WakeSettings, where: str) -> Recipe:
         IPv4Address(section.broadcast_address)
     except ValueError:
         raise invalid_field(f"{where}.broadcast_address", "must be an IPv4 address") from None
-    return WakeOnLanRecipe(mac_address=mac_address, broadcast_address=section.broadcast_address, port=section.port)
+    return wake_pb2.WakeOnLanAction(
+        mac_address=mac_address, broadcast_address=section.broadcast_address, port=section.port
+    )
 
 
-def _http_recipe(section: WakeSettings | settings.SleepSettings, where: str) -> HttpRecipe:
+def _http_action(section: WakeSettings | settings.SleepSettings, where: str) -> wake_pb2.HttpAction:
     if section.url is None or not is_http_url(section.url):
         raise invalid_field(f"{where}.url", "must be an http or https URL with a host")
-    return HttpRecipe(url=section.url, method=section.method, headers=dict(section.headers))
+    return wake_pb2.HttpAction(url=section.url, method=section.method, headers=dict(section.headers))
 
 
-def _command_recipe(section: WakeSettings | settings.SleepSettings, where: str) -> CommandRecipe:
+def _command_action(section: WakeSettings | settings.SleepSettings, where: str) -> wake_pb2.CommandAction:
     if not section.argv or not section.argv[0]:
         raise invalid_field(f"{where}.argv", "must begin with a program")
     if any(len(argument) > MAX_ARGUMENT_CHARS or "\0" in argument for argument in section.argv):
         raise invalid_field(f"{where}.argv", f"each must be at most {MAX_ARGUMENT_CHARS} characters, without NUL")
-    return CommandRecipe(argv=section.argv)
+    return wake_pb2.CommandAction(argv=section.argv)
 
 
 def chat_settings(section: RunnerSettings, model: ModelSettings) -> ChatSettings:

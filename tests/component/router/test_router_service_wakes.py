@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from kit.recipes import packet_recipe, wake_plan
 from waker_harness import MODEL, NOTICE_SECONDS, RUNNER, grant_of, next_word, refusal_of
 
 from router_svc.config import RouterConfig
 from router_svc.service import RouterService, build
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc, runner_pb2
+from weft.api.registry.v1.wake_pb2 import Wake
 from weft.dispatch.placement import LoadingModel, Placement, PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import new_server
-from weft.wake.messages import plan_message
-from weft.wake.recipes import WakeOnLanRecipe, WakePlan
 
 HARDWARE_ADDRESS = "02:00:00:00:00:01"
 InstancePhase = runner_pb2.InstanceState.Phase
@@ -31,7 +31,7 @@ class ScriptedRegistry(registry_service_pb2_grpc.RegistryServiceServicer):
         self._snapshots: asyncio.Queue[registry_service_pb2.WatchResponse] = asyncio.Queue()
         self._revision = 0
 
-    def tell(self, plan: WakePlan, *, incarnation: str, phase: "InstancePhase.ValueType | None") -> None:
+    def tell(self, plan: Wake, *, incarnation: str, phase: "InstancePhase.ValueType | None") -> None:
         """The model is in this phase; None: its runner is gone and it sleeps."""
         self._revision += 1
         response = registry_service_pb2.WatchResponse(revision=self._revision)
@@ -40,7 +40,7 @@ class ScriptedRegistry(registry_service_pb2_grpc.RegistryServiceServicer):
         model = response.snapshot.models.add(runner=RUNNER)
         model.manifest.name = MODEL
         model.manifest.operations.append(model_pb2.MODEL_OPERATION_CHAT)
-        model.manifest.wake.CopyFrom(plan_message(plan))
+        model.manifest.wake.CopyFrom(plan)
         if phase is None:
             watched.runner.status = runner_pb2.Runner.STATUS_INACTIVE
             model.status = model_pb2.Model.STATUS_HIBERNATING
@@ -96,9 +96,9 @@ def scripted_registry() -> ScriptedRegistry:
     return ScriptedRegistry()  # type: ignore[abstract]  # nobody calls the other methods
 
 
-def plan(port: int) -> WakePlan:
-    recipe = WakeOnLanRecipe(mac_address=HARDWARE_ADDRESS, broadcast_address="127.0.0.1", port=port)
-    return WakePlan(by_runner=False, by_mesh=recipe)
+def plan(port: int) -> Wake:
+    recipe = packet_recipe(mac_address=HARDWARE_ADDRESS, broadcast_address="127.0.0.1", port=port)
+    return wake_plan(by_runner=False, by_mesh=recipe)
 
 
 async def test_a_sleeping_host_gets_a_magic_packet_and_serves_when_it_is_back(tmp_path: Path) -> None:

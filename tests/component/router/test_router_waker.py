@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
+from kit.recipes import command_recipe, packet_recipe, wake_plan
 from waker_harness import (
     MODEL,
     RUNNER,
@@ -21,11 +22,10 @@ from weft.dispatch.placement import LoadingModel, Placement, WaitingInQueue
 from weft.kernel.address import RUNNER_KEY, relayed_address
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.wake.recipes import CommandRecipe, WakeOnLanRecipe, WakePlan
 
-PACKET = WakeOnLanRecipe(mac_address="02:00:00:00:00:01")
-BY_MESH = WakePlan(by_runner=False, by_mesh=PACKET, max_wait_seconds=120.0)
-BY_BOTH = WakePlan(by_runner=True, by_mesh=PACKET, max_wait_seconds=120.0)
+PACKET = packet_recipe(mac_address="02:00:00:00:00:01")
+BY_MESH = wake_plan(by_runner=False, by_mesh=PACKET, max_wait_seconds=120.0)
+BY_BOTH = wake_plan(by_runner=True, by_mesh=PACKET, max_wait_seconds=120.0)
 GONE = {"active": False}
 
 
@@ -181,7 +181,7 @@ async def test_a_model_that_fell_asleep_while_the_registry_was_away_is_woken(tmp
 
 
 async def test_a_command_is_not_run_unless_the_router_allows_commands(tmp_path: Path) -> None:
-    command = WakePlan(by_runner=False, by_mesh=CommandRecipe(argv=("poweron", "s3cret")))
+    command = wake_plan(by_runner=False, by_mesh=command_recipe(argv=("poweron", "s3cret")))
     async with waking_mesh(tmp_path, plan=command) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         refusal = await refusal_of(place)
@@ -193,8 +193,8 @@ async def test_a_command_is_not_run_unless_the_router_allows_commands(tmp_path: 
 
 
 async def test_a_command_is_run_where_the_router_allows_commands(tmp_path: Path) -> None:
-    recipe = CommandRecipe(argv=("poweron",))
-    plan = WakePlan(by_runner=False, by_mesh=recipe)
+    recipe = command_recipe(argv=("poweron",))
+    plan = wake_plan(by_runner=False, by_mesh=recipe)
     async with (
         waking_mesh(tmp_path, plan=plan, allowed_recipes=frozenset({"command"})) as mesh,
         AsyncExitStack() as stack,

@@ -8,25 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from kit.recipes import wake_plan
 
 from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer
 from router_svc.placement import LocalPlacement
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from router_svc.waker import Waker
+from weft.api.registry.v1.wake_pb2 import Wake, WakeRecipe
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.dispatch.placement import Decision, Grant, Placement, PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, answering, new_server
-from weft.wake.recipes import Recipe, WakePlan
 from weft_testing.fake_clock import FakeClock
 
 NOTICE_SECONDS = 10.0
 MODEL = "qwen"
 RUNNER = "laptop"
-BY_RUNNER = WakePlan(by_runner=True, max_wait_seconds=60.0)
+BY_RUNNER = wake_plan(by_runner=True, max_wait_seconds=60.0)
 
 
 class WakingRunner(runner_service_pb2_grpc.RunnerServiceServicer):
@@ -69,11 +70,11 @@ class RecordedRecipes:
     """A recipe runner that notes what it was given and does what the test says."""
 
     def __init__(self) -> None:
-        self.ran: list[Recipe] = []
+        self.ran: list[WakeRecipe] = []
         self.seconds: list[float] = []
         self.error: Exception | None = None
 
-    async def __call__(self, recipe: Recipe, *, timeout_seconds: float) -> None:
+    async def __call__(self, recipe: WakeRecipe, *, timeout_seconds: float) -> None:
         self.ran.append(recipe)
         self.seconds.append(timeout_seconds)
         if self.error is not None:
@@ -145,7 +146,7 @@ class WakingMesh:
 
 @asynccontextmanager
 async def waking_mesh(
-    tmp_path: Path, *, plan: WakePlan = BY_RUNNER, allowed_recipes: frozenset[str] = frozenset({"wake_on_lan", "http"})
+    tmp_path: Path, *, plan: Wake = BY_RUNNER, allowed_recipes: frozenset[str] = frozenset({"wake_on_lan", "http"})
 ) -> AsyncIterator[WakingMesh]:
     """A mesh whose only model sleeps."""
     async with AsyncExitStack() as stack:
@@ -209,7 +210,7 @@ def _instance(phase: Phase, detail: str = "") -> InstanceView:
     return InstanceView(model=MODEL, phase=phase, slots_total=8, slots_used=0, load_progress=None, detail=detail)
 
 
-def _model(plan: WakePlan) -> ModelView:
+def _model(plan: Wake) -> ModelView:
     return ModelView(
         name=MODEL,
         pool=MODEL,

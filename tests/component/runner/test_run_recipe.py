@@ -12,10 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 from aiohttp import web
+from kit.recipes import command_recipe, http_recipe, packet_recipe
 
+from weft.api.registry.v1.wake_pb2 import WakeRecipe
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe, WakeOnLanRecipe, magic_packet
+from weft.wake.recipes import magic_packet
 from weft.wake.run import run_recipe
 
 SECRET = "very-secret-token"
@@ -36,11 +38,11 @@ async def controller(answer: Callable[[web.Request], Awaitable[web.Response]]) -
         await runner.cleanup()
 
 
-async def _run(recipe: Recipe, timeout_seconds: float = 10.0, environment: Mapping[str, str] | None = None) -> None:
+async def _run(recipe: WakeRecipe, timeout_seconds: float = 10.0, environment: Mapping[str, str] | None = None) -> None:
     await run_recipe(recipe, timeout_seconds=timeout_seconds, environment=environment or dict(os.environ))
 
 
-async def _failure(recipe: Recipe, timeout_seconds: float = 10.0) -> str:
+async def _failure(recipe: WakeRecipe, timeout_seconds: float = 10.0) -> str:
     with pytest.raises(WeftError) as failed:
         await _run(recipe, timeout_seconds)
     assert failed.value.reason is Reason.WAKE_FAILED
@@ -49,8 +51,8 @@ async def _failure(recipe: Recipe, timeout_seconds: float = 10.0) -> str:
     return failed.value.message
 
 
-def _python(code: str) -> CommandRecipe:
-    return CommandRecipe(argv=(sys.executable, "-I", "-S", "-c", code))
+def _python(code: str) -> WakeRecipe:
+    return command_recipe(argv=(sys.executable, "-I", "-S", "-c", code))
 
 
 async def test_a_request_has_its_method_and_headers_with_the_variables_put_in() -> None:
@@ -61,7 +63,7 @@ async def test_a_request_has_its_method_and_headers_with_the_variables_put_in() 
         return web.Response(status=202)
 
     async with controller(answer) as url:
-        recipe = HttpRecipe(url=url, method="PUT", headers={"Authorization": "Bearer ${WEFT_WAKE_TOKEN}"})
+        recipe = http_recipe(url=url, method="PUT", headers={"Authorization": "Bearer ${WEFT_WAKE_TOKEN}"})
         await _run(recipe, environment={"WEFT_WAKE_TOKEN": SECRET})
     assert seen == [("PUT", f"Bearer {SECRET}")]
 
@@ -76,7 +78,7 @@ async def test_any_answer_but_2xx_is_a_failure_with_its_status(status: int) -> N
         return web.Response(status=status, headers={"Location": str(request.url)})
 
     async with controller(answer) as url:
-        message = await _failure(HttpRecipe(url=url, headers={"X-Token": SECRET}))
+        message = await _failure(http_recipe(url=url, headers={"X-Token": SECRET}))
     assert message == f"the recipe's request was answered with status {status}"
     assert hits == 1, "a redirect was followed"
 
@@ -87,8 +89,8 @@ async def test_a_controller_that_is_not_there_or_does_not_answer_is_named_withou
         return web.Response()
 
     async with controller(answer) as url:
-        assert await _failure(HttpRecipe(url=url), 0.2) == "the recipe's request got no answer within 0.2 s"
-    assert await _failure(HttpRecipe(url=url)) == "the recipe's request could not connect"
+        assert await _failure(http_recipe(url=url), 0.2) == "the recipe's request got no answer within 0.2 s"
+    assert await _failure(http_recipe(url=url)) == "the recipe's request could not connect"
 
 
 async def test_what_cannot_be_sent_says_so_and_repeats_nothing() -> None:
@@ -97,8 +99,8 @@ async def test_what_cannot_be_sent_says_so_and_repeats_nothing() -> None:
 
     async with controller(answer) as url:
         for recipe in (
-            HttpRecipe(url="not a url"),
-            HttpRecipe(url=url, headers={"X-Token": f"{SECRET}\r\nX-Other: 1"}),
+            http_recipe(url="not a url"),
+            http_recipe(url=url, headers={"X-Token": f"{SECRET}\r\nX-Other: 1"}),
         ):
             message = await _failure(recipe)
             assert "malformed" in message
@@ -135,7 +137,7 @@ async def test_a_program_that_dies_of_a_signal_without_a_name_is_a_failure_as_an
 @pytest.mark.parametrize("said", [f"bad token {SECRET}", "x" * 290 + f" {SECRET}"])
 async def test_neither_the_value_of_an_option_nor_a_part_of_it_is_told(said: str) -> None:
     code = f"import sys; sys.exit({said.replace(SECRET, '')!r} + sys.argv[1].partition('=')[2])"
-    message = await _failure(CommandRecipe(argv=(sys.executable, "-I", "-S", "-c", code, f"--token={SECRET}")))
+    message = await _failure(command_recipe(argv=(sys.executable, "-I", "-S", "-c", code, f"--token={SECRET}")))
     assert not any(SECRET[:length] in message for length in range(4, len(SECRET)))
 
 
@@ -143,13 +145,13 @@ async def test_arguments_are_not_repeated_and_are_not_for_a_shell(tmp_path: Path
     code = "import sys; sys.exit('cannot use ' + sys.argv[1])"
     made = tmp_path / "made"
     argument = f"{SECRET}; touch {made}"
-    message = await _failure(CommandRecipe(argv=(sys.executable, "-I", "-S", "-c", code, argument)))
+    message = await _failure(command_recipe(argv=(sys.executable, "-I", "-S", "-c", code, argument)))
     assert message == "the recipe's command ended with exit code 1: cannot use [hidden]"
     assert not made.exists()
 
 
 async def test_a_program_that_does_not_exist_is_a_failure_without_its_name() -> None:
-    message = await _failure(CommandRecipe(argv=(f"/nowhere/{SECRET}",)))
+    message = await _failure(command_recipe(argv=(f"/nowhere/{SECRET}",)))
     assert message == "the recipe's command cannot be started: No such file or directory"
 
 
@@ -188,7 +190,7 @@ async def test_a_magic_packet_reaches_the_wire() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as card:
         card.bind(("127.0.0.1", 0))
         card.settimeout(5.0)
-        recipe = WakeOnLanRecipe(
+        recipe = packet_recipe(
             mac_address="00:11:22:33:44:55", broadcast_address="127.0.0.1", port=card.getsockname()[1]
         )
         await _run(recipe)
@@ -198,11 +200,11 @@ async def test_a_magic_packet_reaches_the_wire() -> None:
 @pytest.mark.parametrize(
     "recipe",
     [
-        WakeOnLanRecipe(mac_address="x"),
-        WakeOnLanRecipe(mac_address="00:11:22:33:44:55", broadcast_address="host.example"),
+        packet_recipe(mac_address="x"),
+        packet_recipe(mac_address="00:11:22:33:44:55", broadcast_address="host.example"),
     ],
 )
-async def test_a_malformed_address_is_refused_before_anything_is_sent(recipe: WakeOnLanRecipe) -> None:
+async def test_a_malformed_address_is_refused_before_anything_is_sent(recipe: WakeRecipe) -> None:
     assert "malformed" in await _failure(recipe)
 
 
@@ -211,3 +213,7 @@ def _runs(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+async def test_a_recipe_of_a_newer_release_fails_and_says_why() -> None:
+    assert await _failure(WakeRecipe()) == "the recipe is of a kind that is not known here"

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from aiohttp import web
+from kit.recipes import command_recipe, http_recipe
 from own_children import own_children
 from runner_harness import OtherServer, RunningRunner, events_of, refusal, running_runner
 from test_run_recipe import controller
@@ -23,10 +24,10 @@ from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from weft.api.common.v1 import chat_pb2
+from weft.api.registry.v1.wake_pb2 import WakeRecipe
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe
 from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 from weft_testing.fake_backend.state import FakeState
 from weft_testing.free_port import free_port
@@ -44,7 +45,7 @@ async def server() -> AsyncIterator[OtherServer]:
         await other.end()
 
 
-def _attached(server: OtherServer, recipe: Recipe | None, *, remote: bool = False, **settings: Any) -> ServedModel:
+def _attached(server: OtherServer, recipe: WakeRecipe | None, *, remote: bool = False, **settings: Any) -> ServedModel:
     config = AttachedServerConfig(
         url=server.url,
         upstream_model="upstream-name",
@@ -73,14 +74,14 @@ def _supervised(**settings: Any) -> ServedModel:
     )
 
 
-def _python(code: str) -> CommandRecipe:
-    return CommandRecipe(argv=(sys.executable, "-I", "-S", "-c", code))
+def _python(code: str) -> WakeRecipe:
+    return command_recipe(argv=(sys.executable, "-I", "-S", "-c", code))
 
 
 @asynccontextmanager
 async def _http_recipe(
     server: OtherServer, answers: list[int], gate: asyncio.Event | None = None
-) -> AsyncIterator[HttpRecipe]:
+) -> AsyncIterator[WakeRecipe]:
     """A controller that begins the server with every answer of 200; `answers` holds what comes before.
 
     It answers nothing until `gate` is set.
@@ -97,7 +98,7 @@ async def _http_recipe(
         return web.Response(status=status)
 
     async with controller(answer) as url:
-        yield HttpRecipe(url=url, headers={"Authorization": "Bearer ${WEFT_WAKE_SECRET}"})
+        yield http_recipe(url=url, headers={"Authorization": "Bearer ${WEFT_WAKE_SECRET}"})
 
 
 async def _state_of(server: OtherServer) -> FakeState:
@@ -181,16 +182,16 @@ async def test_a_failed_wake_reaches_every_caller_and_the_next_one_succeeds(
         ),
         (_python("import time; time.sleep(60)"), 1.0, "within 1 s"),
         (_python(""), 1.0, "it was not up within 1 s: the server does not answer"),
-        (HttpRecipe(url="http://127.0.0.1:1/wake"), 15.0, "the recipe's request could not connect"),
+        (http_recipe(url="http://127.0.0.1:1/wake"), 15.0, "the recipe's request could not connect"),
         (
-            HttpRecipe(url="http://127.0.0.1:1/wake", headers={"X": "${WEFT_WAKE_NOT_SET}"}),
+            http_recipe(url="http://127.0.0.1:1/wake", headers={"X": "${WEFT_WAKE_NOT_SET}"}),
             15.0,
             "the environment variable WEFT_WAKE_NOT_SET is not set where the recipe runs",
         ),
     ],
 )
 async def test_each_way_a_wake_can_fail_is_named(
-    recipe: Recipe, max_wait_seconds: float, message: str, tmp_path: Path, server: OtherServer
+    recipe: WakeRecipe, max_wait_seconds: float, message: str, tmp_path: Path, server: OtherServer
 ) -> None:
     async with running_runner(tmp_path, [_attached(server, recipe, max_wait_seconds=max_wait_seconds)]) as runner:
         await runner.until(Phase.HIBERNATING)
@@ -233,7 +234,7 @@ async def test_neither_url_nor_key_of_a_server_is_ever_told(tmp_path: Path, serv
         failed = await refusal(runner.wake())
         described = await runner.control.Describe(runner_service_pb2.DescribeRequest(log_line_count=1000))
         told = _told(runner, upstream.message, gone.message, failed.message, described)
-        controller_port = recipe.url.rpartition(":")[2].partition("/")[0]
+        controller_port = recipe.http.url.rpartition(":")[2].partition("/")[0]
     assert described.instances[0].process_id == 0
     for secret in ("://127", "127.0.0.1", port, controller_port, KEY, "controller-secret", "wake-the-box"):
         assert secret not in told

@@ -14,8 +14,7 @@ from registry_svc.mesh.rows import declared_agent_row
 from weft.api.common.v1 import agent_behaviour_pb2
 from weft.api.registry.v1 import agent_pb2, model_pb2, wake_pb2
 from weft.kernel.errors import FieldError
-from weft.wake.plans import max_wait_seconds
-from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS
+from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS, max_wait_seconds
 
 SECRET = "hunter2"
 Wake = wake_pb2.Wake

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 from kit.examples import given
+from kit.recipes import wake_plan
 
 from router_svc.fleet_view import MeshDiff, candidate_of
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.kernel.request import Operation
-from weft.wake.recipes import WakePlan
 
 if TYPE_CHECKING:
     from router_svc.policy.endpoints.candidates import Candidate
@@ -57,7 +57,7 @@ def model(name: str, on: str) -> ModelView:
         remote=False,
         active=True,
         hibernating=False,
-        wake=WakePlan(by_runner=True),
+        wake=wake_plan(by_runner=True),
         context_tokens=0,
         created_at_seconds=0,
     )

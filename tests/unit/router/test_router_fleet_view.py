@@ -4,16 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from kit.recipes import packet_recipe, wake_plan
 
 from router_svc.fleet_view import candidate_of
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.kernel.request import Operation, Skill
-from weft.wake.recipes import WakeOnLanRecipe, WakePlan
 
-MESH = WakePlan(by_runner=False, by_mesh=WakeOnLanRecipe(mac_address="02:00:00:00:00:01"), max_wait_seconds=90.0)
-RUNNER = WakePlan(by_runner=True, max_wait_seconds=30.0)
+MESH = wake_plan(by_runner=False, by_mesh=packet_recipe(mac_address="02:00:00:00:00:01"), max_wait_seconds=90.0)
+RUNNER = wake_plan(by_runner=True, max_wait_seconds=30.0)
 
 
 def the_candidate(*, phase: Phase | None = Phase.READY, runner: dict[str, Any] | None, **model: Any) -> Candidate:

@@ -23,12 +23,12 @@ from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadParameter
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import chat_pb2, embedding_pb2
+from weft.api.registry.v1.wake_pb2 import WakeRecipe
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.wake.recipes import Recipe
 from weft_testing.fake_clock import FakeClock, let_all_run
 
 CALL = CallInfo(request_id="r", traceparent="")
@@ -110,12 +110,12 @@ class RecipeBook:
     """Runs recipes with the outcome that the test sets, and records them."""
 
     def __init__(self) -> None:
-        self.done: list[Recipe] = []
+        self.done: list[WakeRecipe] = []
         self.error: Exception | None = None
         self.go = asyncio.Event()
         self.go.set()
 
-    async def run(self, recipe: Recipe, timeout_seconds: float) -> None:
+    async def run(self, recipe: WakeRecipe, timeout_seconds: float) -> None:
         self.done.append(recipe)
         await self.go.wait()
         if self.error is not None:

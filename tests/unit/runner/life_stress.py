@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from kit.recipes import command_recipe
+
 from runner_svc.backend.port import (
     BackendFacts,
     CacheIsolation,
@@ -24,16 +26,16 @@ from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadParameter, LoadPlan, LoadSpec
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import chat_pb2, embedding_pb2
+from weft.api.registry.v1.wake_pb2 import WakeRecipe
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
-from weft.wake.recipes import CommandRecipe, Recipe
 from weft_testing.fake_clock import FakeClock
 
-RECIPE = CommandRecipe(argv=("wake",))
-ACTION = CommandRecipe(argv=("suspend",))
+RECIPE = command_recipe(argv=("wake",))
+ACTION = command_recipe(argv=("suspend",))
 KINDS = (
     HibernationSettings(),
     HibernationSettings(start_asleep=True, sleep=SleepSettings(after_seconds=20.0)),
@@ -347,7 +349,7 @@ class Stress:
             async for _ in work.generate(chat_pb2.ChatPayload(), CallInfo(request_id="r", traceparent="")):
                 await self.backend.dawdle()
 
-    async def _run_recipe(self, recipe: Recipe, timeout_seconds: float) -> None:
+    async def _run_recipe(self, recipe: WakeRecipe, timeout_seconds: float) -> None:
         del recipe, timeout_seconds
         await self.backend.dawdle()
         if self.backend.fails():

@@ -4,15 +4,15 @@ import asyncio
 
 import pytest
 from instance_stage import Stage, living, outcome
+from kit.recipes import command_recipe, http_recipe
 
 from runner_svc.instance.settings import HibernationSettings, SleepSettings
 from runner_svc.policy.lifecycle import Phase
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.wake.recipes import CommandRecipe, HttpRecipe
 
-WAKE = HttpRecipe(url="http://controller/wake")
-SLEEP = CommandRecipe(argv=("suspend",))
+WAKE = http_recipe(url="http://controller/wake")
+SLEEP = command_recipe(argv=("suspend",))
 ASLEEP = (Phase.HIBERNATING, "")
 
 

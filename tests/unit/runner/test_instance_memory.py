@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from instance_stage import Stage, living, outcome
+from kit.recipes import http_recipe
 from stepped_ledger import GIB, WORDS, SteppedLedger, step_account
 
 from runner_svc.backend.port import DeviceShare, LoadOrder
@@ -13,7 +14,6 @@ from runner_svc.policy.load_plan import LoadPlan, LoadSpec
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
-from weft.wake.recipes import HttpRecipe
 
 NEVER = WeftError(Reason.INSUFFICIENT_MEMORY, "needs 99 GiB; host-a has 24 GiB")
 ORDER = LoadOrder(shares=(DeviceShare(index=0, bytes=2 * GIB),), hides_devices=True)
@@ -306,7 +306,7 @@ async def test_a_load_may_take_as_long_as_it_moves() -> None:
 
 async def test_a_lease_that_is_lost_while_the_model_falls_asleep_is_waited_for_by_no_request_and_no_recipe() -> None:
     book = SteppedLedger()
-    sleep = SleepSettings(after_seconds=1000.0, action=HttpRecipe(url="http://controller/sleep"))
+    sleep = SleepSettings(after_seconds=1000.0, action=http_recipe(url="http://controller/sleep"))
     async with living(step_account(book), drain_seconds=60.0, sleep=sleep) as stage:
         request = await stage.request()
         unload = asyncio.create_task(stage.instance.unload())

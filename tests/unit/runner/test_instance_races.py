@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 from instance_stage import Stage, living, outcome
+from kit.recipes import http_recipe
 
 from runner_svc.instance.settings import SleepSettings
 from runner_svc.policy.lifecycle import Phase
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.wake.recipes import HttpRecipe
 
-WAKE = HttpRecipe(url="http://controller/wake")
+WAKE = http_recipe(url="http://controller/wake")
 ASLEEP = (Phase.HIBERNATING, "")
 
 
