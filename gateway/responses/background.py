@@ -7,21 +7,21 @@ continued before that, too.
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
 
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
-from starlette.types import Scope
 from typing_extensions import override
 
+from gateway.answers.generation import Work
 from gateway.answers.stream import EventStream
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
 from gateway.deps import GatewayDeps
 from gateway.http.event_watches import EventWatches
 from gateway.intake.headers import headers_of, idempotency_key_of
-from gateway.media import RequestMedia, supply
+from gateway.media import supply
 from gateway.request_facts import facts_of
 from gateway.responses.history import items_to_store
 from gateway.responses.output import background_response_id, task_of
@@ -37,7 +37,7 @@ from weft.durable.durable_call import of_request, task_spec
 from weft.durable.responses import ResponseStore, response_not_found
 from weft.durable.tasks import TaskPort, copy_of, is_terminal
 from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import WeftError, found_or_none, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
@@ -58,22 +58,17 @@ class _Origin(msgspec.Struct, omit_defaults=True):
     warnings: list[bytes] = []
 
 
-class ReadOrigin:
-    """A decoded origin."""
-
-    def __init__(self, raw: bytes, task_id: str) -> None:
-        """Raises INTERNAL for an invalid origin; `task_id` is for the message."""
-        try:
-            origin = msgspec.json.decode(raw, type=_Origin)
-            params = ResponsesRequest.model_validate_json(bytes(origin.body))
-            self.items: Sequence[InputItem] = (
-                _items.validate_json(bytes(origin.items)) if bytes(origin.items) else own_items(params)
-            )
-            warnings = [warning_pb2.Warning.FromString(each) for each in origin.warnings]
-        except (msgspec.MsgspecError, ValidationError, WeftError) as error:
-            message = f"the request of task {task_id} cannot be read: {type(error).__name__}"
-            raise WeftError(Reason.INTERNAL, message) from None
-        self.request = BackgroundRequest(params=params, warnings=warnings)
+def read_origin(raw: bytes, task_id: str) -> BackgroundRequest:
+    """Returns the request of an origin. Raises INTERNAL for an invalid one; `task_id` is for the message."""
+    try:
+        origin = msgspec.json.decode(raw, type=_Origin)
+        params = ResponsesRequest.model_validate_json(bytes(origin.body))
+        items = _items.validate_json(bytes(origin.items)) if bytes(origin.items) else own_items(params)
+        warnings = [warning_pb2.Warning.FromString(each) for each in origin.warnings]
+    except (msgspec.MsgspecError, ValidationError, WeftError) as error:
+        message = f"the request of task {task_id} cannot be read: {type(error).__name__}"
+        raise WeftError(Reason.INTERNAL, message) from None
+    return BackgroundRequest(params=params, items=items, warnings=warnings)
 
 
 def origin_of(
@@ -97,10 +92,14 @@ log = get_logger("weft.gateway")
 class BackgroundResponse:
     """One background response."""
 
-    id: str
     task: task_pb2.Task
     """The task, as read from the store."""
-    origin: ReadOrigin
+    request: BackgroundRequest
+
+    @property
+    def id(self) -> str:
+        """The response's id."""
+        return background_response_id(self.task.id)
 
 
 @dataclass(slots=True)
@@ -141,13 +140,8 @@ class BackgroundResponses:
         task_id = task_of(response_id)
         if task_id is None:
             raise response_not_found(response_id)
-        try:
-            details = await self._tasks.details(tenant, task_id)
-        except WeftError as error:
-            if error.reason is Reason.NOT_FOUND:
-                raise response_not_found(response_id) from None
-            raise
-        if details.task.origin_kind != ORIGIN_KIND:
+        details = await found_or_none(self._tasks.details(tenant, task_id))
+        if details is None or details.task.origin_kind != ORIGIN_KIND:
             raise response_not_found(response_id)
         return _response_of(details.task, details.spec.origin)
 
@@ -164,7 +158,7 @@ class BackgroundResponses:
             task = await self._tasks.cancel(task.tenant, task.id)
         if task.state in {task_pb2.TASK_STATE_COMPLETED, task_pb2.TASK_STATE_FAILED}:
             raise invalid_field("response_id", f"response {found.id} has ended and cannot be cancelled")
-        return await self.body(BackgroundResponse(id=found.id, task=task, origin=found.origin))
+        return await self.body(replace(found, task=task))
 
     async def delete(self, found: BackgroundResponse) -> None:
         """Delete its task. Raises RESOURCE_IN_USE for one that is running."""
@@ -204,7 +198,7 @@ class BackgroundResponses:
         """
         if starting_after != FROM_THE_START:
             require_resumable(found.task, starting_after)
-        replay = Replay(found.origin.request, found.task, self._clock, starting_after=starting_after)
+        replay = Replay(found.request, found.task, self._clock, starting_after=starting_after)
         held = replay.opening()
         if is_new:
             yield held
@@ -240,13 +234,11 @@ class BackgroundResponses:
             return found.task, self._fresh(found).snapshot()
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                replay = await self._replayed(found)
+                replay = await found_or_none(self._replayed(found))
         except TimeoutError:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "task store timed out") from None
-        except WeftError as error:
-            if error.reason is Reason.NOT_FOUND:
-                raise response_not_found(found.id) from None
-            raise
+        if replay is None:
+            raise response_not_found(found.id)
         return replay.task, replay.snapshot()
 
     async def _replayed(self, found: BackgroundResponse) -> Replay:
@@ -267,7 +259,7 @@ class BackgroundResponses:
         return replay
 
     def _fresh(self, found: BackgroundResponse) -> Replay:
-        return Replay(found.origin.request, found.task, self._clock)
+        return Replay(found.request, found.task, self._clock)
 
     async def _store_if_ended(self, found: BackgroundResponse, task: task_pb2.Task, body: bytes) -> None:
         if task.state not in _STORED_STATES:
@@ -280,45 +272,32 @@ class BackgroundResponses:
 
     async def _save(self, stored: StoredResponse, task: task_pb2.Task) -> None:
         """Store it, unless it is stored already. Raises as `ResponseStore.save`, NOT_FOUND for a deleted one."""
-        if await self._is_kept(stored):
+        if await found_or_none(self._store.get(stored.tenant, stored.id)) is not None:
             return
         await self._store.save(stored)
         # Deletion removes the task first: a response read before that must not be stored after it.
-        if await self._is_forgotten(task):
+        if await self._is_deleted(task):
             await self._store.delete(stored.tenant, stored.id)
             raise response_not_found(stored.id)
 
-    async def _is_kept(self, stored: StoredResponse) -> bool:
-        try:
-            await self._store.get(stored.tenant, stored.id)
-        except WeftError as error:
-            if error.reason is Reason.NOT_FOUND:
-                return False
-            raise
-        return True
-
-    async def _is_forgotten(self, task: task_pb2.Task) -> bool:
-        try:
-            await self._tasks.get(task.tenant, task.id)
-        except WeftError as error:
-            return error.reason is Reason.NOT_FOUND
+    async def _is_deleted(self, task: task_pb2.Task) -> bool:
+        with suppress(WeftError):
+            return await found_or_none(self._tasks.get(task.tenant, task.id)) is None
         return False
 
 
 def _response_of(task: task_pb2.Task, origin: bytes) -> BackgroundResponse:
-    return BackgroundResponse(
-        id=background_response_id(task.id), task=copy_of(task), origin=ReadOrigin(origin, task.id)
-    )
+    return BackgroundResponse(task=copy_of(task), request=read_origin(origin, task.id))
 
 
 def _stored(found: BackgroundResponse, task: task_pb2.Task, body: bytes) -> StoredResponse:
     return StoredResponse(
         id=found.id,
         tenant=task.tenant,
-        previous_id=found.origin.request.params.previous_response_id or "",
+        previous_id=found.request.params.previous_response_id or "",
         create_time=task.create_time,
         body=body,
-        items=items_to_store(found.origin.items, found.id),
+        items=items_to_store(found.request.items, found.id),
     )
 
 
@@ -339,11 +318,9 @@ class ContinuedResponses(ResponseStore):
     @override
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
         """NOT_FOUND for one that cannot be continued."""
-        try:
-            return await self._store.get(tenant, response_id)
-        except WeftError as missing:
-            if missing.reason is not Reason.NOT_FOUND:
-                raise
+        stored = await found_or_none(self._store.get(tenant, response_id))
+        if stored is not None:
+            return stored
         try:
             return await self._background.ended(tenant, response_id, _FIELD)
         except WeftError as error:
@@ -354,11 +331,9 @@ class ContinuedResponses(ResponseStore):
     @override
     async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
         """Raises INVALID_ARGUMENT for one in the background that cannot be continued."""
-        try:
-            return await self._store.chain(tenant, response_id)
-        except WeftError as error:
-            if error.reason is not Reason.NOT_FOUND:
-                raise
+        stored = await found_or_none(self._store.chain(tenant, response_id))
+        if stored is not None:
+            return stored
         # Earlier responses were stored when this one was submitted: only the last can be missing.
         await self._background.ended(tenant, response_id, _FIELD)
         return await self._store.chain(tenant, response_id)
@@ -372,6 +347,7 @@ class ContinuedResponses(ResponseStore):
 class BackgroundDeps:
     """Collaborators of background responses."""
 
+    deps: GatewayDeps
     responses: BackgroundResponses
     watches: EventWatches
     """The limit of their open streams."""
@@ -381,14 +357,9 @@ class BackgroundDeps:
 class Submission:
     """A translated request for a background response."""
 
-    deps: GatewayDeps
-    background: BackgroundDeps
-    scope: Scope
-    context: RequestContext
-    payload: chat_pb2.ChatPayload
-    media: RequestMedia
-    """Media that are still to be fetched."""
+    work: Work
     origin: bytes
+    background: BackgroundDeps
 
     def unary(self) -> Response:
         """Returns the response once its task is durable."""
@@ -397,7 +368,7 @@ class Submission:
             found = await self._submitted()
             return JsonAnswer(await self.background.responses.body(found), [])
 
-        return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(self.deps, self.context))
+        return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(self.work.deps, self.work.context))
 
     def streamed(self) -> Response:
         """Returns its event stream from the first event. A disconnect does not cancel it."""
@@ -409,19 +380,22 @@ class Submission:
                 async for data in followed:
                     yield data
 
-        return EventStream(self.deps, events(), watches=self.background.watches, failure=position.broken_off)
+        return EventStream(self.background.deps, events(), watches=self.background.watches, failure=position.broken_off)
 
     async def _submitted(self) -> BackgroundResponse:
-        await supply(self.payload, self.media, self.deps.media)
-        key = idempotency_key_of(headers_of(self.scope))
-        spec = task_spec(self.context, self.payload, origin=self.origin, origin_kind=ORIGIN_KIND)
+        work, context = self.work, self.work.context
+        payload = work.payload
+        assert isinstance(payload, chat_pb2.ChatPayload)
+        if work.media is not None:
+            await supply(payload, work.media, work.deps.media)
+        key = idempotency_key_of(headers_of(work.scope))
+        spec = task_spec(context, payload, origin=self.origin, origin_kind=ORIGIN_KIND)
         if key:
             # The trace context differs each time that the request is sent.
             spec.traceparent = ""
         request = task_service_pb2.SubmitTaskRequest(spec=spec, idempotency_key=key)
-        context = self.context
         found = await self.background.responses.submit(context.tenant, request, caller=context.caller)
-        facts_of(self.scope).task_id = found.task.id
+        facts_of(work.scope).task_id = found.task.id
         return found
 
 

@@ -39,8 +39,7 @@ from gateway.responses.stream import ResponsesAnswer, ResponsesStream
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors import found_or_none, invalid_field
 from weft.kernel.request import Operation
 
 SURFACE = "responses"
@@ -75,7 +74,7 @@ def responses_deps(deps: GatewayDeps, store: ResponseStore | None, tasks: TaskPo
     background = None
     if bounded is not None and tasks is not None:
         found = BackgroundResponses(tasks, bounded, deps.clock, timeout_seconds=timeout)
-        background = BackgroundDeps(responses=found, watches=deps.watches.beside(most))
+        background = BackgroundDeps(deps=deps, responses=found, watches=deps.watches.beside(most))
     running = RunningResponses(most)
     return ResponsesDeps(
         deps=deps,
@@ -101,18 +100,11 @@ async def create_response(responses: ResponsesDeps, request: Request) -> Respons
     )
     media = deps.request_media(params)
     made = to_response_request(params, conversation, media, deps.config.limits)
+    work = Work(deps, scope, context, made.payload, made.warnings, media)
     if background is None:
-        work = Work(deps, scope, context, made.payload, made.warnings, media)
         return await _live(responses, work, params, keeps, conversation)
-    submission = Submission(
-        deps=deps,
-        background=background,
-        scope=scope,
-        context=context,
-        payload=made.payload,
-        media=media,
-        origin=origin_of(raw, items, conversation.items, made.warnings),
-    )
+    origin = origin_of(raw, items, conversation.items, made.warnings)
+    submission = Submission(work=work, origin=origin, background=background)
     return submission.streamed() if params.stream else submission.unary()
 
 
@@ -165,11 +157,7 @@ def _keeps(params: ResponsesRequest, responses: ResponsesDeps) -> ResponseStore 
 
 async def _require_store(store: ResponseStore, live: LiveResponse) -> None:
     """Raises SERVICE_UNAVAILABLE where the store is down, before the stream begins: later it could not be a status."""
-    try:
-        await store.get(live.tenant, live.response_id)
-    except WeftError as error:
-        if error.reason is not Reason.NOT_FOUND:
-            raise
+    await found_or_none(store.get(live.tenant, live.response_id))
 
 
 def _cancellable(work: Work, live: LiveResponse) -> Work:

@@ -15,7 +15,7 @@ from gateway.responses.payload import Conversation
 from gateway.responses.schema import InputItem, Items
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.durable.responses import ResponseStore
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import WeftError, found_or_none, invalid_field
 from weft.kernel.names import is_token
 from weft.kernel.reasons import Reason
 
@@ -119,7 +119,7 @@ async def _resolved(
                 raise invalid_field(
                     field, f"exceeds the number of referenced responses: at most {MAX_REFERENCED_RESPONSES}"
                 )
-            found = await _found(store, tenant, home)
+            found = await found_or_none(store.get(tenant, home))
             left -= 0 if found is None else len(found.body) + len(found.items)
             if left < 0:
                 raise invalid_field(field, f"exceeds {MAX_REFERENCED_BYTES} bytes of referenced responses")
@@ -133,15 +133,6 @@ async def _resolved(
         named_already.add(item.id or "")
         resolved.append(named)
     return resolved
-
-
-async def _found(store: ResponseStore, tenant: str, response_id: str) -> StoredResponse | None:
-    try:
-        return await store.get(tenant, response_id)
-    except WeftError as error:
-        if error.reason is Reason.NOT_FOUND:
-            return None
-        raise
 
 
 def _by_id(exchange: Sequence[InputItem]) -> dict[str, InputItem]:

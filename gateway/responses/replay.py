@@ -7,7 +7,7 @@ from datetime import datetime
 from gateway.openai.sampling import wants_events
 from gateway.responses.document import CANCELLED, FAILED, IN_PROGRESS, QUEUED, ResponseDocument
 from gateway.responses.output import background_response_id
-from gateway.responses.schema import ResponsesRequest
+from gateway.responses.schema import InputItem, ResponsesRequest
 from gateway.responses.stream import ResponsesStream
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
@@ -59,6 +59,8 @@ class BackgroundRequest:
     """The request of a background response."""
 
     params: ResponsesRequest
+    items: Sequence[InputItem] = ()
+    """Its input, with resolved references."""
     warnings: Sequence[warning_pb2.Warning] = ()
     """The gateway's warnings."""
 

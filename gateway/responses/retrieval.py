@@ -9,10 +9,10 @@ from typing_extensions import override
 from gateway.responses.background import BackgroundResponse, BackgroundResponses, StreamPosition
 from gateway.responses.document import CANCELLED
 from gateway.responses.history import items_to_store
-from gateway.responses.running import RunningResponses
+from gateway.responses.running import LiveResponse, RunningResponses
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.durable.responses import ResponseStore, response_not_found
-from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.errors import FieldError, WeftError, found_or_none, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.time_limit import store_answer
 
@@ -66,35 +66,29 @@ class ResponseRetrieval:
 
     async def body(self, tenant: str, response_id: str) -> bytes:
         """Returns the current response as JSON. Raises NOT_FOUND, as all methods."""
-        running = self._running.find(tenant, response_id)
-        if running is not None:
-            return running.snapshot()
-        kept = await self._found(tenant, response_id)
-        if kept is not None:
-            return kept.body
-        background, found = await self._in_background(tenant, response_id)
-        return await background.body(found)
+        match await self._find(tenant, response_id):
+            case BackgroundResponse() as found:
+                return await self._require_background(response_id).body(found)
+            case LiveResponse() as live:
+                return live.snapshot()
+            case stored:
+                return stored.body
 
     async def events(
         self, tenant: str, response_id: str, position: StreamPosition, starting_after: int
     ) -> AsyncGenerator[bytes]:
         """Returns the event stream of a background response. Raises INVALID_ARGUMENT naming `stream` for others."""
-        running = self._running.find(tenant, response_id)
-        try:
-            background, found = await self._in_background(tenant, response_id)
-        except WeftError as error:
-            if error.reason is not Reason.NOT_FOUND:
-                raise
-            if running is None and await self._found(tenant, response_id) is None:
-                raise
-            raise not_streamed_again() from None
-        return background.follow(found, position, starting_after=starting_after)
+        found = await found_or_none(self._in_background(tenant, response_id))
+        if found is None:
+            await self._find(tenant, response_id)
+            raise not_streamed_again()
+        return self._require_background(response_id).follow(found, position, starting_after=starting_after)
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Delete it. Raises RESOURCE_IN_USE for one that is running."""
         if self._running.find(tenant, response_id) is not None:
             raise WeftError(Reason.RESOURCE_IN_USE, f"response {response_id} is being streamed; cancel it first")
-        had_task = await self._forget_task(tenant, response_id)
+        had_task = await found_or_none(self._delete_task(tenant, response_id))
         if self._store is None:
             raise response_not_found(response_id)
         try:
@@ -106,67 +100,53 @@ class ResponseRetrieval:
 
     async def cancel(self, tenant: str, response_id: str) -> bytes:
         """Cancel it; returns it as JSON. Raises INVALID_ARGUMENT for one that has ended."""
-        running = self._running.find(tenant, response_id)
-        if running is not None:
-            if running.is_concluded or running.is_ended:
-                raise _at_its_end(response_id)
-            return await running.cancel()
-        kept = await self._found(tenant, response_id)
-        if kept is None:
-            background, found = await self._in_background(tenant, response_id)
-            return await background.cancel(found)
-        body = msgspec.json.decode(kept.body, type=_Body)
-        if not (body.background and body.status == CANCELLED):
-            raise _at_its_end(response_id)
-        return kept.body
+        match await self._find(tenant, response_id):
+            case BackgroundResponse() as found:
+                return await self._require_background(response_id).cancel(found)
+            case LiveResponse() as live if not (live.is_concluded or live.is_ended):
+                return await live.cancel()
+            case StoredResponse() as stored if _is_cancelled_in_background(stored):
+                return stored.body
+        raise invalid_field("response_id", f"response {response_id} has ended and cannot be cancelled")
 
     async def input_items(self, tenant: str, response_id: str) -> Sequence[dict[str, object]]:
         """Returns its input items."""
-        running = self._running.find(tenant, response_id)
-        if running is not None:
-            raw = running.items
-            if raw is None:
-                raise response_not_found(response_id)
+        found = await self._find(tenant, response_id)
+        if isinstance(found, BackgroundResponse):
+            raw: bytes | None = items_to_store(found.request.items, found.id)
         else:
-            kept = await self._found(tenant, response_id)
-            raw = await self._items_in_background(tenant, response_id) if kept is None else kept.items
+            raw = found.items
+        if raw is None:
+            raise response_not_found(response_id)
         items: list[dict[str, object]] = msgspec.json.decode(raw)
         return items
 
-    async def _items_in_background(self, tenant: str, response_id: str) -> bytes:
-        _, found = await self._in_background(tenant, response_id)
-        return items_to_store(found.origin.items, found.id)
+    async def _find(self, tenant: str, response_id: str) -> LiveResponse | StoredResponse | BackgroundResponse:
+        live = self._running.find(tenant, response_id)
+        if live is not None:
+            return live
+        stored = None if self._store is None else await found_or_none(self._store.get(tenant, response_id))
+        return await self._in_background(tenant, response_id) if stored is None else stored
 
-    async def _forget_task(self, tenant: str, response_id: str) -> bool:
-        try:
-            background, found = await self._in_background(tenant, response_id)
-            await background.delete(found)
-        except WeftError as error:
-            if error.reason is Reason.NOT_FOUND:
-                return False
-            raise
+    async def _delete_task(self, tenant: str, response_id: str) -> bool:
+        found = await self._in_background(tenant, response_id)
+        await self._require_background(response_id).delete(found)
         return True
 
-    async def _found(self, tenant: str, response_id: str) -> StoredResponse | None:
-        if self._store is None:
-            return None
-        try:
-            return await self._store.get(tenant, response_id)
-        except WeftError as error:
-            if error.reason is Reason.NOT_FOUND:
-                return None
-            raise
+    async def _in_background(self, tenant: str, response_id: str) -> BackgroundResponse:
+        return await self._require_background(response_id).find(tenant, response_id)
 
-    async def _in_background(self, tenant: str, response_id: str) -> tuple[BackgroundResponses, BackgroundResponse]:
+    def _require_background(self, response_id: str) -> BackgroundResponses:
         if self._background is None:
             raise response_not_found(response_id)
-        return self._background, await self._background.find(tenant, response_id)
+        return self._background
+
+
+def _is_cancelled_in_background(stored: StoredResponse) -> bool:
+    body = msgspec.json.decode(stored.body, type=_Body)
+    return bool(body.background) and body.status == CANCELLED
 
 
 def not_streamed_again() -> FieldError:
     """Returns the error of a stream that cannot be resumed."""
     return invalid_field("stream", "must be false: only a background response can be streamed again")
-
-
-def _at_its_end(response_id: str) -> FieldError:
-    return invalid_field("response_id", f"response {response_id} has ended and cannot be cancelled")

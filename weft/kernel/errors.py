@@ -6,9 +6,12 @@
 Outcomes that are part of the job (a queued request, a refused lease) are values, not errors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
+from typing import TypeVar
 
 from weft.kernel.reasons import Reason, ReasonTraits, traits
+
+T = TypeVar("T")
 
 PROMPT_TOKENS, COMPLETION_TOKENS = "prompt_tokens", "completion_tokens"
 """Keys in an error's metadata with the token usage of an answer that was ended."""
@@ -56,3 +59,13 @@ class FieldError(WeftError):
 def invalid_field(field: str, message: str) -> FieldError:
     """The usual FieldError; `field` is a path such as `messages[2].role`."""
     return FieldError(field, message)
+
+
+async def found_or_none(answer: Awaitable[T]) -> T | None:
+    """Returns the answer; None where it is NOT_FOUND."""
+    try:
+        return await answer
+    except WeftError as error:
+        if error.reason is Reason.NOT_FOUND:
+            return None
+        raise
