@@ -54,7 +54,6 @@ from gateway.request_facts import FACTS_KEY, RequestFacts
 from gateway.responses.handlers import responses_deps
 from gateway.routing import EndpointApp, EndpointGroup
 from gateway.tasks.handlers import TaskDeps
-from gateway.tasks.port import TasksWithTimeout
 from gateway.tasks.task_apis import task_apis_of
 from weft.dispatch.call import LayeredDispatcher, RequestDispatcher
 from weft.dispatch.fleet import FleetSource
@@ -66,6 +65,7 @@ from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
+from weft.kernel.time_limit import time_limited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,10 @@ def create_app(
 ) -> EndpointApp:
     """Returns the application of one gateway. Its only state is its metrics."""
     ticking = clock or SystemClock()
-    tasks = None if ports.tasks is None else TasksWithTimeout(ports.tasks, timeout_seconds=config.task_timeout_seconds)
+    tasks = ports.tasks
+    if tasks is not None:
+        # A task whose submission timed out may exist: its idempotency key finds it.
+        tasks = time_limited(tasks, config.task_timeout_seconds, "task store", retry_after_seconds=2)
     layers = () if tasks is None else (durable_calls(tasks, ticking),)
     deps = GatewayDeps(
         config=config,

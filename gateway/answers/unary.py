@@ -17,6 +17,7 @@ from gateway.request_facts import facts_of
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT
 from weft.dispatch.request_trace import RequestContext
+from weft.kernel.errors import invalid_field
 from weft.kernel.interrupt import Interruptible
 
 
@@ -109,3 +110,15 @@ def list_json(entries: Sequence[dict[str, object]], *, has_more: bool) -> dict[s
         "last_id": entries[-1]["id"] if entries else None,
         "has_more": has_more,
     }
+
+
+def list_after(entries: Sequence[dict[str, object]], after: str | None, limit: int, unknown: str) -> dict[str, object]:
+    """Returns the page of a complete list behind the entry of the id `after`; None: the first page.
+
+    Raises INVALID_ARGUMENT naming `after`, with the message `unknown`, where the list has no such entry.
+    """
+    ids = [entry["id"] for entry in entries]
+    if after is not None and after not in ids:
+        raise invalid_field("after", unknown)
+    start = 0 if after is None else ids.index(after) + 1
+    return list_json(entries[start : start + limit], has_more=start + limit < len(entries))

@@ -1,15 +1,18 @@
 """Chunks of files between the caller and the file store: fixed size, with a timeout for each."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import aclosing
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from weft.durable.batches import MAX_PIECE_BYTES
 from weft.kernel.time_limit import store_answer
 
 Answer = TypeVar("Answer")
+
+STORE = "file and batch store"
+RETRY_AFTER_SECONDS = 1.0
 
 SLICE_SECONDS = 0.005
 """How long CPU-bound work runs before it yields to the event loop."""
@@ -51,16 +54,11 @@ async def in_chunks(
         yield bytes(gathered)
 
 
-async def in_time(answer: Coroutine[Any, Any, Answer], seconds: float) -> Answer:
-    """Awaits an answer of the file or batch store. Raises SERVICE_UNAVAILABLE after `seconds`."""
-    return await store_answer(seconds, answer, "file and batch store", retry_after_seconds=1)
-
-
 async def each_in_time(pieces: AsyncGenerator[Answer], seconds: float) -> AsyncGenerator[Answer]:
-    """Iterates over chunks, each within `seconds`. Raises as `in_time`."""
+    """Iterates over chunks of a store, each within `seconds`. Raises SERVICE_UNAVAILABLE where one takes longer."""
     async with aclosing(pieces):
         while True:
-            piece = await in_time(_next(pieces), seconds)
+            piece = await store_answer(seconds, _next(pieces), STORE, retry_after_seconds=RETRY_AFTER_SECONDS)
             if piece is None:
                 return
             yield piece[0]

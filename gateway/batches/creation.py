@@ -14,7 +14,7 @@ from hashlib import blake2b
 import msgspec
 from starlette.types import Scope
 
-from gateway.batches.chunks import EventLoopYielder, each_in_time, in_time
+from gateway.batches.chunks import RETRY_AFTER_SECONDS, STORE, EventLoopYielder, each_in_time
 from gateway.batches.documents import WINDOW_SECONDS, BatchRequest
 from gateway.config import BatchEdgeConfig, GatewayConfig
 from gateway.intake.json_guard import require_strict_json
@@ -32,6 +32,7 @@ from weft.durable.batches import (
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft.kernel.time_limit import store_answer
 from weft.kernel.timestamps import stamp_of
 
 _MARK = b"\xef\xbb\xbf"
@@ -272,11 +273,14 @@ class BatchCreator:
                 raise
         # A line failed while items were created: none of them is stored, only the failed batch.
         new.errors.extend(lines.errors)
-        failed = self._batches.create(new, _nothing(), caller=caller)
-        return await in_time(failed, self._config.batches.store_timeout_seconds)
+        seconds, failed = (
+            self._config.batches.store_timeout_seconds,
+            self._batches.create(new, _nothing(), caller=caller),
+        )
+        return await store_answer(seconds, failed, STORE, retry_after_seconds=RETRY_AFTER_SECONDS)
 
     async def _require_input(self, tenant: str, file_id: str) -> None:
-        file = await in_time(self._files.get(tenant, file_id), self._config.batches.store_timeout_seconds)
+        file = await self._files.get(tenant, file_id)
         if file.purpose != BATCH_INPUT:
             raise invalid_field("input_file_id", f"is a file of the purpose {file.purpose!r}, not {BATCH_INPUT!r}")
 

@@ -1,6 +1,5 @@
 """Files and batches in the format of OpenAI's API."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -194,17 +193,6 @@ def batch_status(batch: batch_pb.Batch) -> str:
             if is_cancelled:
                 return "cancelled"
             return "expired" if batch.expired_count else "completed"
-
-
-def list_json(documents: Sequence[JsonObject], *, has_more: bool) -> JsonObject:
-    """Returns a page of files or batches."""
-    return {
-        "object": "list",
-        "data": documents,
-        "first_id": documents[0]["id"] if documents else None,
-        "last_id": documents[-1]["id"] if documents else None,
-        "has_more": has_more,
-    }
 
 
 def _error_json(error: batch_pb.BatchLineError) -> JsonObject:

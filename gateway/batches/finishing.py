@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gateway.batches.chunks import EventLoopYielder, each_in_time, in_chunks, in_time
+from gateway.batches.chunks import EventLoopYielder, each_in_time, in_chunks
 from gateway.config import BatchEdgeConfig
 from gateway.errors import envelope, http_status, internal_error
 from gateway.tasks.task_apis import AnyTaskApi, TaskApis
@@ -242,15 +242,14 @@ class BatchFinisher:
 
     async def _hand_in(self, batch: batch_pb.Batch, output_file: str, error_file: str) -> batch_pb.Batch:
         """Returns the batch with its result files, these or an earlier writer's. Other failures delete nothing."""
-        tenant, timeout = batch.tenant, self._config.store_timeout_seconds
+        tenant = batch.tenant
         try:
-            finish = self._batches.finish(tenant, batch.id, output_file=output_file, error_file=error_file)
-            return await in_time(finish, timeout)
+            return await self._batches.finish(tenant, batch.id, output_file=output_file, error_file=error_file)
         except WeftError as error:
             if error.reason not in _BELONGS_TO_OTHERS:
                 raise
         try:
-            return await in_time(self._batches.get(tenant, batch.id), timeout)
+            return await self._batches.get(tenant, batch.id)
         except WeftError as error:
             if error.reason is Reason.NOT_FOUND:
                 await self._delete(tenant, output_file)
@@ -270,7 +269,7 @@ class BatchFinisher:
         """Delete an unused file; one that remains expires."""
         if file_id:
             with suppress(WeftError):
-                await in_time(self._files.delete(tenant, file_id), self._config.store_timeout_seconds)
+                await self._files.delete(tenant, file_id)
 
 
 async def _after(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:

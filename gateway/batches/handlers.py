@@ -10,16 +10,16 @@ from starlette.responses import Response
 
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.binary import BinaryAnswer, Headers
-from gateway.answers.unary import JsonAnswer, UnaryAnswer, json_response
-from gateway.batches.chunks import each_in_time, in_chunks, in_time
+from gateway.answers.unary import JsonAnswer, UnaryAnswer, json_response, list_after, list_json
+from gateway.batches.chunks import RETRY_AFTER_SECONDS, STORE, each_in_time, in_chunks
 from gateway.batches.creation import BatchCreator
-from gateway.batches.documents import BatchRequest, batch_json, batch_status, file_json, list_json
+from gateway.batches.documents import BatchRequest, batch_json, batch_status, file_json
 from gateway.batches.finishing import BatchFinisher, FinishingJobs
 from gateway.deps import InferenceDeps
 from gateway.intake.body import body_chunks, multipart_boundary, read_model
 from gateway.intake.headers import tenant_of
 from gateway.intake.multipart import MultipartStream, Part
-from gateway.intake.query import Query, begin_read
+from gateway.intake.query import Query, begin_owned, begin_read
 from gateway.intake.request_model import MAX_ID_CHARS
 from gateway.request_facts import facts_of
 from gateway.tasks.task_apis import TaskApis
@@ -34,6 +34,7 @@ from weft.durable.batches import (
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_token
 from weft.kernel.reasons import Reason
+from weft.kernel.time_limit import PortT, time_limited
 
 
 class ConcurrencyLimit:
@@ -66,11 +67,6 @@ class FileDeps:
     port: FilePort
     uploads: ConcurrencyLimit
 
-    @property
-    def timeout_seconds(self) -> float:
-        """How long the store may take to answer."""
-        return self.deps.config.batches.store_timeout_seconds
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDeps:
@@ -82,20 +78,12 @@ class BatchDeps:
     finisher: BatchFinisher
     creations: ConcurrencyLimit
 
-    @property
-    def timeout_seconds(self) -> float:
-        """How long the store may take to answer."""
-        return self.deps.config.batches.store_timeout_seconds
-
 
 def file_deps(deps: InferenceDeps, files: FilePort) -> FileDeps:
     """Returns the collaborators of the file endpoints of one gateway."""
-    bounds = deps.config.batches
-    return FileDeps(
-        deps=deps,
-        port=files,
-        uploads=ConcurrencyLimit(bounds.max_uploads, "files are being uploaded already (max_uploads)"),
-    )
+    most = deps.config.batches.max_uploads
+    uploads = ConcurrencyLimit(most, "files are being uploaded already (max_uploads)")
+    return FileDeps(deps=deps, port=_limited(files, deps, without="save"), uploads=uploads)
 
 
 def batch_deps(
@@ -103,6 +91,7 @@ def batch_deps(
 ) -> BatchDeps:
     """Returns the collaborators of the batch endpoints of one gateway; `jobs` end with it."""
     bounds = deps.config.batches
+    files, batches = _limited(files, deps, without="save"), _limited(batches, deps, without="create")
     return BatchDeps(
         deps=deps,
         port=batches,
@@ -110,6 +99,12 @@ def batch_deps(
         finisher=BatchFinisher(files, batches, task_apis, jobs=jobs, config=bounds),
         creations=ConcurrencyLimit(bounds.max_creations, "batches are being created already (max_creations)"),
     )
+
+
+def _limited(port: PortT, deps: InferenceDeps, *, without: str) -> PortT:
+    """Returns the port with its time limit; the method that takes a stream from the caller has none."""
+    seconds = deps.config.batches.store_timeout_seconds
+    return time_limited(port, seconds, STORE, without=(without,), retry_after_seconds=RETRY_AFTER_SECONDS)
 
 
 MAX_LISTED = 100
@@ -141,9 +136,7 @@ async def list_batches(batches: BatchDeps, request: Request) -> Response:
     """Lists batches, newest first."""
     query = begin_read(request, _BATCHES, BATCH_LIST_PARAMETERS)
     limit = query.count("limit", MAX_LISTED) or DEFAULT_LISTED
-    after = require_token(query.text("after"), "after", MAX_ID_CHARS) if "after" in query else ""
-    tenant = tenant_of(request.scope)
-    page = await in_time(batches.port.list_page(tenant, after=after, limit=limit), batches.timeout_seconds)
+    page = await batches.port.list_page(tenant_of(request.scope), after=query.token("after"), limit=limit)
     for batch in page.batches:
         batches.finisher.begin(batch)
     return json_response(list_json([batch_json(batch) for batch in page.batches], has_more=page.has_more))
@@ -151,27 +144,21 @@ async def list_batches(batches: BatchDeps, request: Request) -> Response:
 
 async def get_batch(batches: BatchDeps, request: Request) -> Response:
     """Returns a batch with its current counts."""
-    tenant, batch_id = _tenant_and_batch(request)
-    batch = await in_time(batches.port.get(tenant, batch_id), batches.timeout_seconds)
+    tenant, batch_id = begin_owned(request, _BATCHES, "batch_id")
+    batch = await batches.port.get(tenant, batch_id)
     settled = await batches.finisher.settle(batch)
     return json_response(batch_json(settled.batch, settled.problem))
 
 
 async def cancel_batch(batches: BatchDeps, request: Request) -> Response:
     """Cancels every unfinished request of a batch; finished answers are kept."""
-    tenant, batch_id = _tenant_and_batch(request)
-    batch = await in_time(batches.port.cancel(tenant, batch_id), batches.timeout_seconds)
+    tenant, batch_id = begin_owned(request, _BATCHES, "batch_id")
+    batch = await batches.port.cancel(tenant, batch_id)
     status = batch_status(batch)
     if status in _AT_THEIR_END:
         raise invalid_field("batch_id", f"batch {batch_id} is {status} and cannot be cancelled")
     batches.finisher.begin(batch)
     return json_response(batch_json(batch))
-
-
-def _tenant_and_batch(request: Request) -> tuple[str, str]:
-    facts_of(request.scope).surface = _BATCHES
-    batch_id = require_token(request.path_params["batch_id"], "batch_id", MAX_ID_CHARS)
-    return tenant_of(request.scope), batch_id
 
 
 FORM_BYTES = 64 * 1024
@@ -260,21 +247,20 @@ async def create_file(files: FileDeps, request: Request) -> Response:
 async def list_files(files: FileDeps, request: Request) -> Response:
     """Lists files, newest first."""
     query = begin_read(request, _FILES, FILE_LIST_PARAMETERS)
-    found, has_more = await _listed(files, tenant_of(request.scope), query, files.timeout_seconds)
-    return json_response(list_json([file_json(file) for file in found], has_more=has_more))
+    return json_response(await _listed(files, tenant_of(request.scope), query))
 
 
 async def get_file(files: FileDeps, request: Request) -> Response:
     """Returns the properties of a file."""
-    tenant, file_id = _tenant_and_file(request)
-    return json_response(file_json(await in_time(files.port.get(tenant, file_id), files.timeout_seconds)))
+    tenant, file_id = begin_owned(request, _FILES, "file_id")
+    return json_response(file_json(await files.port.get(tenant, file_id)))
 
 
 async def get_content(files: FileDeps, request: Request) -> Response:
     """Returns the content of a file."""
-    tenant, file_id = _tenant_and_file(request)
-    file = await in_time(files.port.get(tenant, file_id), files.timeout_seconds)
-    content = each_in_time(files.port.read(tenant, file_id), files.timeout_seconds)
+    tenant, file_id = begin_owned(request, _FILES, "file_id")
+    file = await files.port.get(tenant, file_id)
+    content = each_in_time(files.port.read(tenant, file_id), files.deps.config.batches.store_timeout_seconds)
     return BinaryAnswer(
         _exactly(content, file.byte_count),
         lambda: _file_headers(file),
@@ -313,15 +299,9 @@ def _file_headers(file: file_pb.File) -> Headers:
 
 async def delete_file(files: FileDeps, request: Request) -> Response:
     """Deletes a file."""
-    tenant, file_id = _tenant_and_file(request)
-    await in_time(files.port.delete(tenant, file_id), files.timeout_seconds)
+    tenant, file_id = begin_owned(request, _FILES, "file_id")
+    await files.port.delete(tenant, file_id)
     return json_response({"id": file_id, "object": "file", "deleted": True})
-
-
-def _tenant_and_file(request: Request) -> tuple[str, str]:
-    facts_of(request.scope).surface = _FILES
-    file_id = require_token(request.path_params["file_id"], "file_id", MAX_ID_CHARS)
-    return tenant_of(request.scope), file_id
 
 
 async def _received(request: Request, files: FileDeps, tenant: str) -> file_pb.File:
@@ -346,35 +326,30 @@ async def _received(request: Request, files: FileDeps, tenant: str) -> file_pb.F
             raise
 
 
-async def _listed(files: FileDeps, tenant: str, query: Query, timeout: float) -> tuple[list[file_pb.File], bool]:
-    """Returns a page of files, and whether there are more. Raises INVALID_ARGUMENT, NOT_FOUND for `after`."""
-    purpose, order = query.text("purpose"), query.text("order") or "desc"
+async def _listed(files: FileDeps, tenant: str, query: Query) -> dict[str, object]:
+    """Returns a page of files. Raises INVALID_ARGUMENT, NOT_FOUND for `after`."""
+    purpose = query.text("purpose")
     if "purpose" in query and purpose not in _PURPOSES:
         raise invalid_field("purpose", f"must be one of {', '.join(_PURPOSES)}")
-    if order not in {"asc", "desc"}:
-        raise invalid_field("order", "must be 'asc' or 'desc'")
-    limit = query.count("limit", MAX_LISTED_FILES) or MAX_LISTED_FILES
-    after = require_token(query.text("after"), "after", MAX_ID_CHARS) if "after" in query else ""
-    if order == "desc":
-        return await _newest(files, tenant, purpose, after, limit, timeout=timeout)
+    is_ascending = query.is_ascending()
+    limit, after = query.count("limit", MAX_LISTED_FILES) or MAX_LISTED_FILES, query.token("after")
+    if not is_ascending:
+        found, has_more = await _newest(files, tenant, purpose, after, limit)
+        return list_json([file_json(file) for file in found], has_more=has_more)
     # Stores list the newest first; the other order needs the whole list.
-    everything, _ = await _newest(files, tenant, purpose, "", MAX_LISTED_FILES, timeout=timeout)
-    everything.reverse()
-    ids = [file.id for file in everything]
-    if after and after not in ids:
-        raise invalid_field("after", "names no file of this list")
-    start = ids.index(after) + 1 if after else 0
-    return everything[start : start + limit], start + limit < len(everything)
+    everything, _ = await _newest(files, tenant, purpose, "", MAX_LISTED_FILES)
+    ordered = [file_json(file) for file in reversed(everything)]
+    return list_after(ordered, after or None, limit, "names no file of this list")
 
 
 async def _newest(
-    files: FileDeps, tenant: str, purpose: str, after: str, limit: int, *, timeout: float
+    files: FileDeps, tenant: str, purpose: str, after: str, limit: int
 ) -> tuple[list[file_pb.File], bool]:
     found: list[file_pb.File] = []
     has_more = True
     while has_more and len(found) < limit:
         size = min(_STORE_PAGE, limit - len(found))
-        page = await in_time(files.port.list_page(tenant, purpose=purpose, after=after, limit=size), timeout)
+        page = await files.port.list_page(tenant, purpose=purpose, after=after, limit=size)
         found += page.files
         # An empty page is the last one.
         has_more = page.has_more and bool(page.files)

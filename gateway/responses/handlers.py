@@ -1,16 +1,14 @@
 """/v1/responses: create, retrieve, cancel and delete responses, and list their input items."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.stream import EventStream
-from gateway.answers.unary import list_json
+from gateway.answers.unary import json_response, list_after
 from gateway.config import KeepResponses
 from gateway.deps import GatewayDeps
 from gateway.intake.body import read_json_body
@@ -32,7 +30,7 @@ from gateway.responses.history import conversation_of, items_to_store
 from gateway.responses.output import new_response_id
 from gateway.responses.payload import Conversation, own_items, to_response_request
 from gateway.responses.replay import FROM_THE_START
-from gateway.responses.retrieval import ResponseRetrieval, StoreWithTimeout, not_streamed_again
+from gateway.responses.retrieval import ResponseRetrieval, not_streamed_again
 from gateway.responses.running import LiveResponse, RunningResponses
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer, ResponsesStream
@@ -41,6 +39,7 @@ from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.errors import found_or_none, invalid_field
 from weft.kernel.request import Operation
+from weft.kernel.time_limit import time_limited
 
 SURFACE = "responses"
 
@@ -70,7 +69,7 @@ def responses_deps(deps: GatewayDeps, store: ResponseStore | None, tasks: TaskPo
     """Returns the collaborators of one gateway over the response store and the task port."""
     config = deps.config
     timeout, most = config.response_store_timeout_seconds, config.max_running_responses
-    bounded = None if store is None else StoreWithTimeout(store, timeout_seconds=timeout)
+    bounded = None if store is None else time_limited(store, timeout, "response store")
     background = None
     if bounded is not None and tasks is not None:
         found = BackgroundResponses(tasks, bounded, deps.clock, timeout_seconds=timeout)
@@ -201,8 +200,7 @@ async def delete_response(responses: ResponsesDeps, request: Request) -> Respons
     """Deletes a response."""
     tenant, response_id = begin_owned(request, SURFACE, "response_id")
     await responses.retrieval.delete(tenant, response_id)
-    deleted = {"id": response_id, "object": "response", "deleted": True}
-    return _json(msgspec.json.encode(deleted))
+    return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 async def cancel_response(responses: ResponsesDeps, request: Request) -> Response:
@@ -216,7 +214,10 @@ async def list_input_items(responses: ResponsesDeps, request: Request) -> Respon
     tenant, response_id = begin_owned(request, SURFACE, "response_id")
     query = Query(request.scope, known=None)
     items = await responses.retrieval.input_items(tenant, response_id)
-    return _json(msgspec.json.encode(_page(items, query)))
+    ordered = items if query.is_ascending() else items[::-1]
+    limit = query.count("limit", MAX_ITEMS) or DEFAULT_ITEMS
+    after = query.text("after") if "after" in query else None
+    return json_response(list_after(ordered, after, limit, "names no item of this response"))
 
 
 def _wants_stream(query: Query) -> bool:
@@ -224,19 +225,6 @@ def _wants_stream(query: Query) -> bool:
     if stream is None:
         raise invalid_field("stream", "must be true or false")
     return stream
-
-
-def _page(items: Sequence[dict[str, object]], query: Query) -> dict[str, object]:
-    """Returns a page of the items. Raises INVALID_ARGUMENT naming the invalid parameter."""
-    ordered = list(items) if query.is_ascending() else list(reversed(items))
-    limit, start = query.count("limit", MAX_ITEMS) or DEFAULT_ITEMS, 0
-    if "after" in query:
-        ids = [item["id"] for item in ordered]
-        if query.text("after") not in ids:
-            raise invalid_field("after", "names no item of this response")
-        start = ids.index(query.text("after")) + 1
-    page = ordered[start : start + limit]
-    return list_json(page, has_more=start + len(page) < len(ordered))
 
 
 def _json(body: bytes) -> Response:

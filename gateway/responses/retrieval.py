@@ -1,10 +1,8 @@
 """Retrieval of responses by id: running on this gateway, stored, or in the background."""
 
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
-from typing_extensions import override
 
 from gateway.responses.background import BackgroundResponse, BackgroundResponses, StreamPosition
 from gateway.responses.document import CANCELLED
@@ -14,36 +12,6 @@ from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.durable.responses import ResponseStore, response_not_found
 from weft.kernel.errors import FieldError, WeftError, found_or_none, invalid_field
 from weft.kernel.reasons import Reason
-from weft.kernel.time_limit import store_answer
-
-Answer = TypeVar("Answer")
-
-
-class StoreWithTimeout(ResponseStore):
-    """A ResponseStore with a timeout for each call; raises SERVICE_UNAVAILABLE."""
-
-    def __init__(self, store: ResponseStore, *, timeout_seconds: float) -> None:
-        self._store = store
-        self._timeout_seconds = timeout_seconds
-
-    @override
-    async def save(self, response: StoredResponse) -> None:
-        await self._in_time(self._store.save(response))
-
-    @override
-    async def get(self, tenant: str, response_id: str) -> StoredResponse:
-        return await self._in_time(self._store.get(tenant, response_id))
-
-    @override
-    async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
-        return await self._in_time(self._store.chain(tenant, response_id))
-
-    @override
-    async def delete(self, tenant: str, response_id: str) -> None:
-        await self._in_time(self._store.delete(tenant, response_id))
-
-    async def _in_time(self, answer: Coroutine[Any, Any, Answer]) -> Answer:
-        return await store_answer(self._timeout_seconds, answer, "response store")
 
 
 class _Body(msgspec.Struct):

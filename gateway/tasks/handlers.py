@@ -24,7 +24,7 @@ from gateway.deps import GatewayDeps
 from gateway.errors import public_message
 from gateway.intake.body import read_model
 from gateway.intake.headers import headers_of, idempotency_key_of, tenant_of
-from gateway.intake.query import Query, begin_read
+from gateway.intake.query import Query, begin_owned, begin_read, whole_number
 from gateway.intake.request_model import JsonMap, StrictModel
 from gateway.request_facts import facts_of
 from gateway.resources.handlers import API
@@ -38,7 +38,6 @@ from weft.durable.tasks import (
     state_name,
 )
 from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.timestamps import datetime_of, optional_datetime
 
@@ -282,7 +281,6 @@ PATH = f"{API}/inference-tasks"
 MAX_EVENT_NUMBER = 2**63 - 1
 LIST_PARAMETERS = ("state", "model", "limit", "page_token")
 _STATES = {state_name(state).lower(): state for state in task_pb2.TaskState.values() if state}
-_MAX_DIGITS = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +324,7 @@ async def list_tasks(deps: TaskDeps, request: Request) -> Response:
 
 async def get_task(deps: TaskDeps, request: Request) -> Response:
     """Returns a task with its attempts; once it is completed with its result, the answer of its endpoint."""
-    tenant, task_id = _tenant_and_id(request)
+    tenant, task_id = begin_owned(request, SURFACE, "id")
     Query(request.scope)
     details = await deps.tasks.details(tenant, task_id)
     body = task_json(details.task, deps.task_apis)
@@ -345,7 +343,7 @@ async def watch_task(deps: TaskDeps, request: Request) -> Response:
 
     `after`, or the header Last-Event-ID, is the `id` of the last event that the caller has.
     """
-    tenant, task_id = _tenant_and_id(request)
+    tenant, task_id = begin_owned(request, SURFACE, "id")
     query = Query(request.scope, frozenset({"after"}))
     after = _after(request.scope, query)
     return EventStream(
@@ -355,14 +353,14 @@ async def watch_task(deps: TaskDeps, request: Request) -> Response:
 
 async def cancel_task(deps: TaskDeps, request: Request) -> Response:
     """Cancels a task, also while it runs. A task that has ended stays as it is."""
-    tenant, task_id = _tenant_and_id(request)
+    tenant, task_id = begin_owned(request, SURFACE, "id")
     Query(request.scope)
     return json_response(task_json(await deps.tasks.cancel(tenant, task_id), deps.task_apis))
 
 
 async def delete_task(deps: TaskDeps, request: Request) -> Response:
     """Cancels a task as `cancel` does; with forget=true deletes one that has ended, and answers 204."""
-    tenant, task_id = _tenant_and_id(request)
+    tenant, task_id = begin_owned(request, SURFACE, "id")
     query = Query(request.scope, frozenset({"forget"}))
     if not query.flag("forget"):
         return json_response(task_json(await deps.tasks.cancel(tenant, task_id), deps.task_apis))
@@ -385,12 +383,6 @@ async def _outputs(tasks: TaskPort, task: task_pb2.Task, timeout_seconds: float)
     return [piece.output for piece in pieces]
 
 
-def _tenant_and_id(request: Request) -> tuple[str, str]:
-    """Returns the tenant and the id of a task."""
-    facts_of(request.scope).surface = SURFACE
-    return tenant_of(request.scope), require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
-
-
 def _states(query: Query) -> "list[task_pb2.TaskState.ValueType]":
     if "state" not in query:
         return []
@@ -404,12 +396,5 @@ def _after(scope: Scope, query: Query) -> int:
     """Returns the number of the caller's last event; 0: none. A browser that reconnects sends it in a header."""
     given = headers_of(scope).get(b"last-event-id")
     if given is not None:
-        return _event_number(given.decode("latin-1"), "Last-Event-ID")
-    return _event_number(query.text("after"), "after") if "after" in query else 0
-
-
-def _event_number(text: str, field: str) -> int:
-    is_number = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
-    if not is_number or int(text) > MAX_EVENT_NUMBER:
-        raise invalid_field(field, f"must be a whole number from 0 to {MAX_EVENT_NUMBER}")
-    return int(text)
+        return whole_number(given.decode("latin-1"), "Last-Event-ID", MAX_EVENT_NUMBER)
+    return query.count("after", MAX_EVENT_NUMBER, least=0)
