@@ -5,7 +5,7 @@ the document. The names of the runner API, for containers, include settings that
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -61,11 +61,9 @@ class RunnerEnvironment:
     max_queue_depth: int | None = None
     queue_timeout_seconds: float | None = None
     multi_tenant: bool = False
-    default_rate: Rate | None = None
-    tenant_rates: Mapping[str, Rate] = field(default_factory=dict)
-    default_token_rate: Rate | None = None
-    """Tokens; a runner's HTTP API counts requests only, a router both."""
-    tenant_token_rates: Mapping[str, Rate] = field(default_factory=dict)
+    default_rates: tuple[Rate, ...] = ()
+    """Requests and tokens, at most one of each; a runner's HTTP API counts requests only."""
+    tenant_rates: Mapping[str, tuple[Rate, ...]] = field(default_factory=dict)
     metrics: bool = True
     metrics_port: int | None = None
     ignored: tuple[tuple[str, str], ...] = ()
@@ -96,12 +94,17 @@ class RunnerEnvironment:
 
     def _request_rates(self) -> Document:
         """The rates of a runner's HTTP API, which counts requests only."""
-        rates: Document = {
-            "tenants": {name: _of(RATE_PREFIX + name, plain_value(rate)) for name, rate in self.tenant_rates.items()}
+        tenants = {
+            name: _of(RATE_PREFIX + name, plain_value(rate))
+            for name, rates in self.tenant_rates.items()
+            for rate in rates
+            if rate.unit is RateUnit.REQUESTS
         }
-        if self.default_rate is not None:
-            rates["default"] = _of(RATE_VARIABLES, plain_value(self.default_rate))
-        return rates
+        found: Document = {"tenants": tenants}
+        for rate in self.default_rates:
+            if rate.unit is RateUnit.REQUESTS:
+                found["default"] = _of(RATE_VARIABLES, plain_value(rate))
+        return found
 
     def _runner(self, runner: Document) -> Document:
         if self.devices_by_id and not value_of(runner.get("devices")) and _starts_engines(runner):
@@ -171,7 +174,7 @@ def read_environment(environment: Mapping[str, str]) -> RunnerEnvironment:
     """Parses the variables. Raises INVALID_ARGUMENT naming the invalid one."""
     given = {name: value.strip() for name, value in environment.items()}
     filled = {name: value for name, value in given.items() if value}
-    tenants, token_tenants = _tenant_rates(filled, RateUnit.REQUESTS), _tenant_rates(filled, RateUnit.TOKENS)
+    tenants = _tenant_rates(filled)
     multi_tenant = _flag(filled, "ENABLE_MULTI_TENANT", default=False)
     metrics = _flag(filled, "ENABLE_METRICS", default=True)
     devices, by_id = _devices(given)
@@ -188,10 +191,8 @@ def read_environment(environment: Mapping[str, str]) -> RunnerEnvironment:
         max_queue_depth=_number(filled, "MAX_QUEUE_DEPTH", 0, 1_000_000),
         queue_timeout_seconds=None if timeout_ms is None else timeout_ms / 1000,
         multi_tenant=multi_tenant,
-        default_rate=tenants.pop("default", None) or _rate(filled, "DEFAULT_RATE_LIMIT", RateUnit.REQUESTS),
+        default_rates=_first_of_each_unit((*tenants.pop("default", ()), *_rates(filled, "DEFAULT_RATE_LIMIT"))),
         tenant_rates=tenants,
-        default_token_rate=token_tenants.pop("default", None) or _rate(filled, "DEFAULT_RATE_LIMIT", RateUnit.TOKENS),
-        tenant_token_rates=token_tenants,
         metrics=metrics,
         metrics_port=_number(filled, "METRICS_PORT", 1, 65_535) if metrics else None,
         ignored=tuple(_ignored(filled, multi_tenant=multi_tenant, metrics=metrics)),
@@ -225,28 +226,30 @@ def _number(given: Mapping[str, str], name: str, least: int, most: int) -> int |
     return int(text)
 
 
-def _rate(given: Mapping[str, str], name: str, unit: RateUnit) -> Rate | None:
-    """Returns the variable's rate of one unit; it may hold one of each, as in `100req/min,20000tok/min`."""
-    if name not in given:
-        return None
-    rates = parse_rates(given[name].split(","), name)
+def _rates(given: Mapping[str, str], name: str) -> tuple[Rate, ...]:
+    """Returns the variable's rates: one, or one of each unit, as in `100req/min,20000tok/min`."""
+    rates = parse_rates(given[name].split(","), name) if name in given else ()
     if len({rate.unit for rate in rates}) < len(rates):
         raise invalid_field(name, "has two rates of the same unit")
-    return next((rate for rate in rates if rate.unit is unit), None)
+    return _first_of_each_unit(rates)
 
 
-def _tenant_rates(given: Mapping[str, str], unit: RateUnit) -> dict[str, Rate]:
-    rates: dict[str, Rate] = {}
+def _first_of_each_unit(rates: Sequence[Rate]) -> tuple[Rate, ...]:
+    first = {rate.unit: rate for rate in reversed(rates)}
+    return tuple(first[unit] for unit in RateUnit if unit in first)
+
+
+def _tenant_rates(given: Mapping[str, str]) -> dict[str, tuple[Rate, ...]]:
+    rates: dict[str, tuple[Rate, ...]] = {}
     for name in given:
         if name.startswith(RATE_PREFIX):
             tenant = name.removeprefix(RATE_PREFIX)
             if not is_token(tenant, MAX_TENANT_CHARS):
                 raise invalid_field(name, "must end with the name of a tenant")
-            rate = _rate(given, name, unit)
-            if rate is not None:
-                rates[tenant] = rate
-    if len(rates) > MAX_TENANTS_NAMED:
-        raise invalid_field(RATE_PREFIX, f"at most {MAX_TENANTS_NAMED} tenants can be named")
+            rates[tenant] = _rates(given, name)
+    for unit in RateUnit:
+        if sum(rate.unit is unit for each in rates.values() for rate in each) > MAX_TENANTS_NAMED:
+            raise invalid_field(RATE_PREFIX, f"at most {MAX_TENANTS_NAMED} tenants can be named")
     return rates
 
 
@@ -282,10 +285,6 @@ def _ignored(given: Mapping[str, str], *, multi_tenant: bool, metrics: bool) -> 
         elif name == KEY_PATH_VARIABLE:
             found.append((name, "tokens are checked by the registry; set it there"))
     return found
-
-
-def _both(requests: Rate | None, tokens: Rate | None) -> tuple[Rate, ...]:
-    return tuple(rate for rate in (requests, tokens) if rate is not None)
 
 
 def allow_cloud_fallback(configured: bool | None, environment: Mapping[str, str]) -> bool:
@@ -334,14 +333,9 @@ def with_rates(document: Document, environment: Mapping[str, str]) -> Document:
     read = read_environment(environment)
     if not read.multi_tenant or _has_rates(document, "router"):
         return document
-    requests, tokens = read.tenant_rates, read.tenant_token_rates
-    default_requests = read.default_rate or (None if read.default_token_rate else DEFAULT_RATES[0])
     written = {
-        "default": _of(RATE_VARIABLES, plain_value(_both(default_requests, read.default_token_rate))),
-        "tenants": {
-            name: _of(RATE_PREFIX + name, plain_value(_both(requests.get(name), tokens.get(name))))
-            for name in {**requests, **tokens}
-        },
+        "default": _of(RATE_VARIABLES, plain_value(read.default_rates or DEFAULT_RATES)),
+        "tenants": {name: _of(RATE_PREFIX + name, plain_value(rates)) for name, rates in read.tenant_rates.items()},
     }
     return merge({"router": {"rate_limits": written}}, document)
 

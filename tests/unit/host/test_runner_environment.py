@@ -66,8 +66,8 @@ def test_every_variable_of_the_specification_is_understood() -> None:
         max_queue_depth=16,
         queue_timeout_seconds=30.0,
         multi_tenant=True,
-        default_rate=Rate(100, 60),
-        tenant_rates={"community-x": Rate(500, 60)},
+        default_rates=(Rate(100, 60),),
+        tenant_rates={"community-x": (Rate(500, 60),)},
         metrics_port=9090,
         ignored=(
             ("VERIFIED_OP_TOKEN_KEY_PATH", "tokens are checked by the registry; set it there"),
@@ -177,7 +177,7 @@ def test_a_named_default_rate_wins_over_the_general_one() -> None:
     found = read_environment(
         {"ENABLE_MULTI_TENANT": "1", "DEFAULT_RATE_LIMIT": "100req/min", "TENANT_RATE_LIMIT_default": "50req/min"}
     )
-    assert (found.default_rate, found.tenant_rates) == (Rate(50, 60), {})
+    assert (found.default_rates, found.tenant_rates) == ((Rate(50, 60),), {})
 
 
 @pytest.mark.parametrize(
