@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from gateway.admin import keys, operations
 from gateway.admin import models as admin_models
-from gateway.admin.keys import KeyList, KeysDeps, NewKeyBody, NewKeyDocument, RotateBody
+from gateway.admin.keys import KeysDeps, NewKeyBody, RotateBody
 from gateway.admin.operations import REQUEST_LIST_PARAMETERS, AdminDeps, get_request, list_clients, list_requests
 from gateway.admin.schemas import AdminModelDocument, AdminModelList, FlushBody, GpuMemoryAnswer, LoadBody, UnloadBody
 from gateway.anthropic.messages import count_tokens, create_message
@@ -88,6 +88,7 @@ from gateway.runner_api.state import RunnerApiDeps
 from gateway.tasks import handlers as tasks
 from gateway.tasks.handlers import NewTaskBody, TaskDeps, TaskList, TaskObject
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
+from weft.api.registry.v1 import key_service_pb2
 from weft.api.router.v1 import request_service_pb2
 from weft.api.router.v1.request_pb2 import RequestRecord
 from weft.dispatch.remote_router import RequestSource
@@ -368,10 +369,17 @@ ADMIN: EndpointGroup[AdminDeps] = EndpointGroup(
         ),
     ),
 )
+_KEYS_SCHEMA = record_schema(key_service_pb2.ListKeysResponse)
+_NEW_KEY_SCHEMA = record_schema(key_service_pb2.RotateKeyResponse)
 KEYS: EndpointGroup[KeysDeps] = EndpointGroup(
     tag="keys",
     endpoints=(
-        _get(f"{_API}/keys", Access(Resource.KEYS, Role.VIEW), keys.list_keys, answers(KeyList)),
+        _get(
+            f"{_API}/keys",
+            Access(Resource.KEYS, Role.VIEW),
+            keys.list_keys,
+            answers(_KEYS_SCHEMA),
+        ),
         _delete(
             f"{_API}/keys/{{id}}",
             Access(Resource.KEYS, Role.EDIT),
@@ -383,14 +391,14 @@ KEYS: EndpointGroup[KeysDeps] = EndpointGroup(
             f"{_API}/keys",
             Access(Resource.KEYS, Role.CREATE),
             keys.create_key,
-            json_body(NewKeyBody) | answers(NewKeyDocument, status=201),
+            json_body(NewKeyBody) | answers(_NEW_KEY_SCHEMA, status=201),
             status=201,
         ),
         _post(
             f"{_API}/keys/{{id}}/rotate",
             Access(Resource.KEYS, Role.EDIT),
             keys.rotate_key,
-            json_body(RotateBody) | answers(NewKeyDocument, path="id"),
+            json_body(RotateBody) | answers(_NEW_KEY_SCHEMA, path="id"),
         ),
     ),
 )

@@ -1,12 +1,11 @@
 """`/api/v1/keys`: list, create, rotate and revoke API keys. Absent where callers need no keys."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Protocol
 
 import grpc
-from google.protobuf.timestamp_pb2 import Timestamp
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import override
@@ -20,8 +19,9 @@ from gateway.resources.handlers import SURFACE
 from gateway.resources.registry_client import RegistryCalls
 from weft.api.registry.v1 import key_service_pb2 as key_pb
 from weft.api.registry.v1 import key_service_pb2_grpc
+from weft.documents.codec import document_of
+from weft.documents.computed import key_state
 from weft.documents.document_base import DocumentPart
-from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_TENANT_CHARS, require_name
@@ -37,43 +37,6 @@ MAX_SCOPE_CHARS = 64
 MIN_LIFETIME_SECONDS = 60
 MAX_LIFETIME_SECONDS = 10 * 366 * 86_400
 MAX_GRACE_SECONDS = 30 * 86_400
-
-
-class KeyDocument(DocumentPart):
-    """An API key without its secret."""
-
-    kind: Literal["apiKey"]
-    id: str
-    """The part of the key's text before the secret."""
-    state: Literal["good", "expired", "revoked"]
-    tenant: str
-    """The tenant of its requests."""
-    scopes: tuple[str, ...]
-    """The access that it grants, such as `inference:create`."""
-    description: str
-    """The purpose of the key."""
-    create_time: datetime
-    expire_time: datetime | None = None
-    """Absent: the key does not expire."""
-    revoke_time: datetime | None = None
-    rotate_time: datetime | None = None
-    """When it last got a new secret."""
-
-
-class KeyList(DocumentPart):
-    """All keys, newest first, with those that ended in the last 30 days."""
-
-    kind: Literal["ApiKeyList"]
-    items: tuple[KeyDocument, ...]
-
-
-class NewKeyDocument(KeyDocument):
-    """A key with a new secret. This is the only time that the secret is shown."""
-
-    key: str
-    """The complete key, `weft_<id>_<secret>`."""
-    old_expire_time: datetime | None = None
-    """When the previous secret expires."""
 
 
 class NewKeyBody(DocumentPart):
@@ -107,11 +70,11 @@ class KeysPort(Protocol):
     DEADLINE_EXCEEDED when it does not answer in time.
     """
 
-    async def list_all(self) -> KeyList:
-        """Returns all keys, newest first."""
+    async def list_all(self) -> key_pb.ListKeysResponse:
+        """Returns all keys, newest first, with those that ended in the last 30 days."""
         ...
 
-    async def create(self, wanted: NewKeyBody) -> NewKeyDocument:
+    async def create(self, request: key_pb.CreateKeyRequest) -> key_pb.CreateKeyResponse:
         """Creates a key; returns it with its secret."""
         ...
 
@@ -119,7 +82,7 @@ class KeysPort(Protocol):
         """Revokes a key. Raises NOT_FOUND."""
         ...
 
-    async def rotate(self, key_id: str, grace_seconds: int | None) -> NewKeyDocument:
+    async def rotate(self, request: key_pb.RotateKeyRequest) -> key_pb.RotateKeyResponse:
         """Gives a key a new secret. Raises NOT_FOUND, also for a key that is expired or revoked."""
         ...
 
@@ -130,65 +93,33 @@ _FIELDS = {"lifetime": "lifetimeSeconds", "grace": "graceSeconds"}
 class KeysClient(KeysPort):
     """The registry's API keys as `KeysPort`."""
 
-    def __init__(self, registry: grpc.aio.Channel, clock: Clock, *, timeout_seconds: float) -> None:
+    def __init__(self, registry: grpc.aio.Channel, *, timeout_seconds: float) -> None:
         # Typed as synchronous by the generated code, whatever the channel.
         self._keys: Any = key_service_pb2_grpc.KeyServiceStub(registry)
-        self._clock = clock
         self._calls = RegistryCalls(_key_field, timeout_seconds=timeout_seconds)
 
     @override
-    async def list_all(self) -> KeyList:
-        found = await self._calls.call(self._keys.ListKeys, key_pb.ListKeysRequest())
-        return KeyList(kind="ApiKeyList", items=tuple(KeyDocument(**self._fields(key)) for key in found.keys))
+    async def list_all(self) -> key_pb.ListKeysResponse:
+        found: key_pb.ListKeysResponse = await self._calls.call(self._keys.ListKeys, key_pb.ListKeysRequest())
+        return found
 
     @override
-    async def create(self, wanted: NewKeyBody) -> NewKeyDocument:
-        request = key_pb.CreateKeyRequest(description=wanted.description, tenant=wanted.tenant, scopes=wanted.scopes)
-        if wanted.lifetime_seconds is not None:
-            request.lifetime.FromSeconds(wanted.lifetime_seconds)
-        created = await self._calls.call(self._keys.CreateKey, request)
-        return NewKeyDocument(**self._fields(created.key), key=created.text)
+    async def create(self, request: key_pb.CreateKeyRequest) -> key_pb.CreateKeyResponse:
+        created: key_pb.CreateKeyResponse = await self._calls.call(self._keys.CreateKey, request)
+        return created
 
     @override
     async def revoke(self, key_id: str) -> None:
         await self._calls.call(self._keys.RevokeKey, key_pb.RevokeKeyRequest(id=key_id))
 
     @override
-    async def rotate(self, key_id: str, grace_seconds: int | None) -> NewKeyDocument:
-        request = key_pb.RotateKeyRequest(id=key_id)
-        if grace_seconds is not None:
-            request.grace.FromSeconds(grace_seconds)
-        rotated = await self._calls.call(self._keys.RotateKey, request)
-        until = _moment(rotated.old_expire_time)
-        return NewKeyDocument(**self._fields(rotated.key), key=rotated.text, old_expire_time=until)
-
-    def _fields(self, key: key_pb.Key) -> dict[str, Any]:
-        return {
-            "kind": "apiKey",
-            "id": key.id,
-            "state": self._state(key),
-            "tenant": key.tenant,
-            "scopes": tuple(key.scopes),
-            "description": key.description,
-            "create_time": _moment(key.create_time),
-            "expire_time": _moment(key.expire_time) if key.HasField("expire_time") else None,
-            "revoke_time": _moment(key.revoke_time) if key.HasField("revoke_time") else None,
-            "rotate_time": _moment(key.rotate_time) if key.HasField("rotate_time") else None,
-        }
-
-    def _state(self, key: key_pb.Key) -> Literal["good", "expired", "revoked"]:
-        if key.HasField("revoke_time"):
-            return "revoked"
-        is_over = key.HasField("expire_time") and _moment(key.expire_time) <= self._clock.utc_now()
-        return "expired" if is_over else "good"
+    async def rotate(self, request: key_pb.RotateKeyRequest) -> key_pb.RotateKeyResponse:
+        rotated: key_pb.RotateKeyResponse = await self._calls.call(self._keys.RotateKey, request)
+        return rotated
 
 
 def _key_field(field: str) -> str:
     return _FIELDS.get(field, field)
-
-
-def _moment(stamp: Timestamp) -> datetime:
-    return stamp.ToDatetime(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +133,11 @@ class KeysDeps:
 async def list_keys(deps: KeysDeps, request: Request) -> Response:
     """Lists all keys without their secrets, newest first."""
     begin_read(request, SURFACE)
-    return _json(await deps.keys.list_all())
+    found = await deps.keys.list_all()
+    document = document_of(found)
+    for item, key in zip(document["items"], found.keys, strict=True):
+        item["state"] = key_state(key, deps.gateway.clock.utc_now())
+    return json_response(document)
 
 
 async def revoke_key(deps: KeysDeps, request: Request) -> Response:
@@ -218,9 +153,12 @@ async def create_key(deps: KeysDeps, request: Request) -> Response:
     """Creates a key. The answer is the only time that the secret is shown."""
     wanted = await read_body(request, deps.gateway.config, NewKeyBody, SURFACE, optional=True)
     _require_scopes(request, wanted.scopes or DEFAULT_SCOPES)
-    made = await deps.keys.create(wanted)
-    _audit("key made", request, made.id)
-    return _shown_once(made, 201)
+    creation = key_pb.CreateKeyRequest(description=wanted.description, tenant=wanted.tenant, scopes=wanted.scopes)
+    if wanted.lifetime_seconds is not None:
+        creation.lifetime.FromSeconds(wanted.lifetime_seconds)
+    made = await deps.keys.create(creation)
+    _audit("key made", request, made.key.id)
+    return _shown_once(deps, key_pb.RotateKeyResponse(key=made.key, text=made.text), 201)
 
 
 async def rotate_key(deps: KeysDeps, request: Request) -> Response:
@@ -230,16 +168,19 @@ async def rotate_key(deps: KeysDeps, request: Request) -> Response:
     # may have no scope that the caller lacks. Scopes of a key never change.
     facts_of(request.scope).principal.require(_MAKE)
     key_id = _id_of(request)
-    present = next((key for key in (await deps.keys.list_all()).items if key.id == key_id), None)
+    present = next((key for key in (await deps.keys.list_all()).keys if key.id == key_id), None)
     if present is None:
         raise WeftError(Reason.NOT_FOUND, "there is no key of this id that is good")
     _require_scopes(request, present.scopes)
-    rotated = await deps.keys.rotate(key_id, wanted.grace_seconds)
+    rotation = key_pb.RotateKeyRequest(id=key_id)
+    if wanted.grace_seconds is not None:
+        rotation.grace.FromSeconds(wanted.grace_seconds)
+    rotated = await deps.keys.rotate(rotation)
     _audit("key rotated", request, key_id)
-    return _shown_once(rotated, 200)
+    return _shown_once(deps, rotated, 200)
 
 
-def _require_scopes(request: Request, scopes: tuple[str, ...]) -> None:
+def _require_scopes(request: Request, scopes: Iterable[str]) -> None:
     """Raises PERMISSION_DENIED for a scope that the caller lacks. The registry sees only the gateway's own key."""
     principal = facts_of(request.scope).principal
     for access in sorted(parse_scopes(scopes, "scopes") - principal.access, key=str):
@@ -255,11 +196,8 @@ def _audit(event: str, request: Request, key_id: str) -> None:
     log.info(event, request_id=facts.request_id, id=key_id, by=facts.principal.name)
 
 
-def _json(document: BaseModel, status: int = 200) -> Response:
-    return json_response(document.model_dump(mode="json", by_alias=True, exclude_none=True), status)
-
-
-def _shown_once(document: BaseModel, status: int) -> Response:
-    response = _json(document, status)
+def _shown_once(deps: KeysDeps, new: key_pb.RotateKeyResponse, status: int) -> Response:
+    document = document_of(new) | {"state": key_state(new.key, deps.gateway.clock.utc_now())}
+    response = json_response(document, status)
     response.headers["cache-control"] = "no-store"
     return response

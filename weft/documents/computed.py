@@ -5,11 +5,12 @@ Each is a small function in a table by the message's full name.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
 from weft.api.operations.v1 import operation_pb2
-from weft.api.registry.v1 import wake_pb2
+from weft.api.registry.v1 import key_service_pb2, wake_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.runner.v1 import load_pb2
 from weft.kernel.field_rules import enum_words
@@ -96,10 +97,17 @@ _PARAMETER_TYPE = {
     "enum": ["integer", "number", "word", "flag"],
     "description": "What kind of value it takes.",
 }
+_KEY_STATE = {
+    "type": "string",
+    "enum": ["good", "expired", "revoked"],
+    "description": "Whether it is valid now.",
+}
 _RESULT_NAMES = frozenset(name for names in _RESULT_FIELDS.values() for name in names) - {"models"}
 
 COMPUTED: Mapping[str, Computed] = MappingProxyType(
     {
+        # Its state depends on the time, so `key_state` is added by the caller.
+        key_service_pb2.Key.DESCRIPTOR.full_name: Computed(_as_it_is, {"state": _KEY_STATE}, required=("state",)),
         load_pb2.LoadOptions.DESCRIPTOR.full_name: Computed(_load_options, {"contextTokens": _nullable(_CONTEXT)}),
         load_pb2.LoadParameter.DESCRIPTOR.full_name: Computed(
             _load_parameter, {"type": _PARAMETER_TYPE}, required=("type",)
@@ -111,6 +119,14 @@ COMPUTED: Mapping[str, Computed] = MappingProxyType(
     }
 )
 """What is different in documents, by the full name of the message."""
+
+
+def key_state(key: key_service_pb2.Key, now: datetime) -> str:
+    """Returns whether an API key is good, expired or revoked at `now`."""
+    if key.HasField("revoke_time"):
+        return "revoked"
+    is_over = key.HasField("expire_time") and key.expire_time.ToDatetime(tzinfo=UTC) <= now
+    return "expired" if is_over else "good"
 
 
 def _wake(wake: wake_pb2.Wake) -> str:

@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToDict
 
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceStub
+from weft.documents.computed import key_state
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import DEFAULT_SCOPES, Resource
 from weft_app.cli.join_tokens import lifetime_seconds
@@ -213,11 +214,4 @@ def _option_of(field: str) -> str:
 
 
 def _plain(key: pb.Key) -> dict[str, Any]:
-    return {**MessageToDict(key), "state": _state(key)}
-
-
-def _state(key: pb.Key) -> str:
-    if key.HasField("revoke_time"):
-        return "revoked"
-    is_over = key.HasField("expire_time") and key.expire_time.ToDatetime(tzinfo=UTC) <= datetime.now(UTC)
-    return "expired" if is_over else "good"
+    return {**MessageToDict(key), "state": key_state(key, datetime.now(UTC))}

@@ -90,7 +90,7 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
         tasks=mesh.tasks,
         files=mesh.files,
         batches=mesh.batches,
-        api_keys=KeysClient(mesh.registry, mesh.clock, timeout_seconds=timeout),
+        api_keys=KeysClient(mesh.registry, timeout_seconds=timeout),
         router=mesh.router,
     )
     return gateway.service.build(edge, ports)

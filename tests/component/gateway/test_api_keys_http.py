@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import structlog
 from gateway_script import RawResponse, RunningGateway, serving
+from google.protobuf.duration_pb2 import Duration
 
-from gateway.admin.keys import KeyDocument, KeyList, NewKeyBody, NewKeyDocument
+from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 from weft.kernel.reasons import Reason
@@ -27,41 +28,37 @@ HOLDERS = {
 }
 
 
-def known(key_id: str = "abc000000000", *scopes: str) -> KeyDocument:
-    return KeyDocument(
-        kind="apiKey",
-        id=key_id,
-        state="good",
-        tenant="team-a",
-        scopes=scopes or ("models:view",),
-        description="",
-        create_time=NOW,
-    )
+def known(key_id: str = "abc000000000", *scopes: str) -> pb.Key:
+    key = pb.Key(id=key_id, tenant="team-a", scopes=scopes or ("models:view",))
+    key.create_time.FromDatetime(NOW)
+    return key
 
 
 @dataclass
 class ScriptedKeys:
     """A KeysPort; records its calls in `asked`."""
 
-    keys: dict[str, KeyDocument] = field(default_factory=lambda: {"abc000000000": known()})
+    keys: dict[str, pb.Key] = field(default_factory=lambda: {"abc000000000": known()})
     asked: list[Any] = field(default_factory=list)
 
-    async def list_all(self) -> KeyList:
-        return KeyList(kind="ApiKeyList", items=tuple(self.keys.values()))
+    async def list_all(self) -> pb.ListKeysResponse:
+        return pb.ListKeysResponse(keys=self.keys.values())
 
-    async def create(self, wanted: NewKeyBody) -> NewKeyDocument:
-        self.asked.append(wanted)
-        return NewKeyDocument(**known("new000000000").model_dump(), key=key_text("new000000000", NEW_SECRET))
+    async def create(self, request: pb.CreateKeyRequest) -> pb.CreateKeyResponse:
+        self.asked.append(request)
+        return pb.CreateKeyResponse(key=known("new000000000"), text=key_text("new000000000", NEW_SECRET))
 
     async def revoke(self, key_id: str) -> None:
         self.asked.append(("revoke", key_id))
         if key_id not in self.keys:
             raise WeftError(Reason.NOT_FOUND, "there is no key of this id")
 
-    async def rotate(self, key_id: str, grace_seconds: int | None) -> NewKeyDocument:
-        self.asked.append(("rotate", key_id, grace_seconds))
-        text = key_text(key_id, NEW_SECRET)
-        return NewKeyDocument(**self.keys[key_id].model_dump(), key=text, old_expire_time=NOW)
+    async def rotate(self, request: pb.RotateKeyRequest) -> pb.RotateKeyResponse:
+        grace = request.grace.ToSeconds() if request.HasField("grace") else None
+        self.asked.append(("rotate", request.id, grace))
+        rotated = pb.RotateKeyResponse(key=self.keys[request.id], text=key_text(request.id, NEW_SECRET))
+        rotated.old_expire_time.FromDatetime(NOW)
+        return rotated
 
 
 class Ring:
@@ -129,7 +126,9 @@ async def test_a_new_key_is_shown_once_is_not_to_be_kept_by_caches_and_stands_in
     assert found["key"] == key_text("new000000000", NEW_SECRET)
     assert answer.headers["cache-control"] == "no-store"
     assert keys.asked == [
-        NewKeyBody(description="notebook", tenant="team-a", scopes=("models:view",), lifetime_seconds=3600)
+        pb.CreateKeyRequest(
+            description="notebook", tenant="team-a", scopes=("models:view",), lifetime=Duration(seconds=3600)
+        )
     ]
     assert NEW_SECRET not in str(lines)
     (line,) = [line for line in lines if line["event"] == "key made"]

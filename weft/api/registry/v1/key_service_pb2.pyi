@@ -44,7 +44,7 @@ class Key(google.protobuf.message.Message):
 
     @property
     def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it ends. Not set: never."""
+        """When it ends. Not set: the key does not expire."""
 
     @property
     def revoke_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -145,7 +145,7 @@ global___ListKeysRequest = ListKeysRequest
 
 @typing.final
 class ListKeysResponse(google.protobuf.message.Message):
-    """ListKeysResponse is the keys."""
+    """ListKeysResponse is all keys, newest first, with those that ended in the last 30 days."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -220,7 +220,7 @@ global___RotateKeyRequest = RotateKeyRequest
 
 @typing.final
 class RotateKeyResponse(google.protobuf.message.Message):
-    """RotateKeyResponse is the new text."""
+    """RotateKeyResponse is a key with a new secret. This is the only time that the secret is shown."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
