@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from runner_svc.backend.port import CallInfo, ExitReport, ProcessSigns
+from typing_extensions import override
+
+from runner_svc.backend.port import Backend, CallInfo, ExitReport, ProcessSigns
 from runner_svc.policy.engine_failures import LAST_LINES, explain_foreign_build, explain_out_of_memory
 from runner_svc.policy.progress import LoadSample, LoadStallDetector
 from runner_svc.policy.timeouts import StopGraces
@@ -162,6 +164,36 @@ class EngineProcess:
         report = self._report(how)
         lines = " | ".join([*self._last_lines][-CRASH_LOG_LINES:]) if when == LOADING else ""
         return WeftError(report.reason, f"the backend died {when} ({report.how}){': ' + lines if lines else ''}")
+
+
+class ProcessBackend(Backend):
+    """The common part of backends whose engine is a child process of the runner."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        self._process = process
+        self.log = process.log
+
+    @property
+    @override
+    def process_id(self) -> int | None:
+        return self._process.pid
+
+    @property
+    @override
+    def containment(self) -> str:
+        return self._process.containment
+
+    @override
+    def signs(self) -> ProcessSigns | None:
+        return self._process.signs()
+
+    @override
+    def processes(self) -> tuple[ProcessId, ...]:
+        return self._process.processes()
+
+    @override
+    async def wait_exit(self) -> ExitReport:
+        return await self._process.wait_exit()
 
 
 FIRST_PORT, LAST_PORT = 1024, 65_535

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
-from runner_svc.policy.load_plan import LoadParameter, LoadValue
+from runner_svc.policy.load_plan import LoadParameter, LoadValue, check_parameters
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.gpu.snapshot import ProcessId
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -138,48 +138,94 @@ class EmbeddingResult:
     usage: usage_pb2.Usage
 
 
-@runtime_checkable
-class ChecksLoads(Protocol):
-    """A backend whose load parameters may contradict each other."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankResult:
+    """Scores, the best first, and their usage."""
 
-    def check_load(self, parameters: Mapping[str, LoadValue], field: str = "parameters") -> None:
-        """Raise INVALID_ARGUMENT naming the parameter for values with which the backend cannot start."""
-        ...
+    scores: list[rerank_pb2.RerankScore]
+    usage: usage_pb2.Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageResult:
+    """Images and their usage."""
+
+    images: list[image_pb2.GeneratedImage]
+    usage: usage_pb2.Usage
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechPart:
+    """A part of a recording, at least one byte, and the media type of the recording."""
+
+    data: bytes
+    media_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotSnapshot:
+    """A sample of one slot of an engine."""
+
+    number: int
+    is_busy: bool
+    is_empty: bool
+    """Whether its cache is empty."""
+    task: int | None
+    """Its present or last task; None: unknown, or none yet."""
 
 
 class Backend(Protocol):
-    """One engine process with one model. Life cycle: start, (generate | embed)*, stop; start again after a stop."""
+    """One engine with one model. Life cycle: start, (generate | embed)*, stop; start again after a stop.
+
+    What an engine lacks is inherited from here: no process, no load parameters, no slots, UNSUPPORTED_OPERATION.
+    """
+
+    log: LogRing
+    """The engine's output across restarts; empty where weft does not own the engine."""
 
     @property
     def process_id(self) -> int | None:
-        """Id of the engine's main process; None: there is none."""
-        ...
+        """Id of the engine's main process; None: there is none, or weft does not own it."""
+        return None
 
     @property
     def containment(self) -> str:
         """The containment of the engine's processes, such as "process group"; empty: weft does not own them."""
-        ...
+        return ""
 
     @property
     def load_parameters(self) -> Sequence[LoadParameter]:
         """The parameters that `LoadOrder.parameters` may have."""
-        ...
+        return ()
+
+    def check_load(self, parameters: Mapping[str, LoadValue], field: str = "parameters") -> None:
+        """Raise INVALID_ARGUMENT naming the parameter for values with which the engine cannot start."""
+        check_parameters(parameters, self.load_parameters, field)
 
     @property
     def cache_isolation(self) -> CacheIsolation:
         """How it can isolate prefixes of different tenants."""
-        ...
+        return CacheIsolation.NONE
 
-    def processes(self) -> tuple[ProcessId, ...]:
-        """Returns the present processes of the engine; empty: there are none, or weft does not own them."""
-        ...
+    @property
+    def slot_count(self) -> int:
+        """Number of slots that each keep the prefix of their last request; 0: it does not run, or reports none."""
+        return 0
+
+    async def slot_snapshots(self) -> Sequence[SlotSnapshot]:
+        """Returns its present slots; empty: it does not report them in time. Never raises."""
+        return ()
 
     async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
         """Erase the prefix cache of these slots, once they are free; None: of all slots.
 
         Raises UNSUPPORTED_OPERATION where the engine cannot do that, and as `generate` when it fails.
         """
-        ...
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot be told to forget what it has cached")
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        """Returns the present processes of the engine; empty: there are none, or weft does not own them."""
+        return ()
 
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         """Start the engine and return once it answers requests; None: as configured.
@@ -192,11 +238,11 @@ class Backend(Protocol):
 
     def load_progress(self) -> float | None:
         """Returns the loaded share of the model, 0 to 1; None: it is not loading, or does not report it."""
-        ...
+        return None
 
     def signs(self) -> ProcessSigns | None:
         """Returns a sample of the engine's processes; None: there are none, or weft does not own them."""
-        ...
+        return None
 
     async def responds(self, timeout_seconds: float) -> bool:
         """Whether the engine answers a probe. Never raises, and takes little longer than the timeout.
@@ -230,89 +276,40 @@ class Backend(Protocol):
         ...
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
-        """Embed every input. Raises as `generate`; UNSUPPORTED_OPERATION where the engine has no embeddings."""
-        ...
-
-    @property
-    def log(self) -> LogRing:
-        """The engine's output across restarts; empty where weft does not own the engine."""
-        ...
-
-    def log_lines(self, count: int) -> list[str]:
-        """Returns the last lines of the engine's output, oldest first, across restarts."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RerankResult:
-    """Scores, the best first, and their usage."""
-
-    scores: list[rerank_pb2.RerankScore]
-    usage: usage_pb2.Usage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageResult:
-    """Images and their usage."""
-
-    images: list[image_pb2.GeneratedImage]
-    usage: usage_pb2.Usage
-
-
-@dataclass(frozen=True, slots=True)
-class SpeechPart:
-    """A part of a recording, at least one byte, and the media type of the recording."""
-
-    data: bytes
-    media_type: str
-
-
-@runtime_checkable
-class Tokenizes(Protocol):
-    """A backend that tokenizes text as for a generation."""
+        """Embed every input. This and all calls below raise as `generate`, and UNSUPPORTED_OPERATION."""
+        raise not_offered(Operation.EMBEDDING)
 
     async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
-        """Returns the tokens of a text or a conversation, without waiting for a slot.
+        """Returns the tokens of a text or a conversation as for a generation, without waiting for a slot.
 
         `max_context_tokens` is 0 where the engine does not report it.
         """
-        ...
-
-
-@runtime_checkable
-class Reranks(Protocol):
-    """A backend that compares documents with a query."""
+        raise not_offered(Operation.TOKENIZE)
 
     async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
-        """Returns one score per document, or those of the best `top_n`."""
-        ...
-
-
-@runtime_checkable
-class MakesImages(Protocol):
-    """A backend that makes images."""
+        """Returns one score per document by its likeness to the query, or those of the best `top_n`."""
+        raise not_offered(Operation.RERANK)
 
     async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> ImageResult:
         """Returns at least one image."""
-        ...
-
-
-@runtime_checkable
-class Transcribes(Protocol):
-    """A backend that transcribes recordings."""
+        raise not_offered(Operation.IMAGE)
 
     async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> audio_pb2.Transcription:
-        """Returns the transcription."""
-        ...
-
-
-@runtime_checkable
-class Speaks(Protocol):
-    """A backend that generates speech."""
+        """Returns the transcription of a recording."""
+        raise not_offered(Operation.TRANSCRIPTION)
 
     def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
         """Yields the recording as it is generated. Closing the generator cancels the engine's work on it."""
-        ...
+        raise not_offered(Operation.SPEECH)
+
+    def log_lines(self, count: int) -> list[str]:
+        """Returns the last lines of the engine's output, oldest first, across restarts."""
+        return self.log.last(count)
+
+
+def not_offered(operation: Operation) -> WeftError:
+    """Returns the error of an engine that lacks an operation."""
+    return WeftError(Reason.UNSUPPORTED_OPERATION, f"this engine does not offer {operation.name.lower()}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,8 +317,6 @@ class EngineMethod:
     """The method of a backend for one operation."""
 
     name: str
-    offered_by: type | None = None
-    """The protocol of the backends that have it; None: every backend."""
     check: Callable[[Any], None] = _accept
     """Raises INVALID_ARGUMENT for a payload without content."""
     uses_cache: bool = False
@@ -349,40 +344,12 @@ def _require_text_or_chat(payload: tokenize_pb2.TokenizePayload) -> None:
 ENGINE_METHODS: Mapping[Operation, EngineMethod] = MappingProxyType(
     {
         Operation.EMBEDDING: EngineMethod(name="embed", check=_required("inputs"), uses_cache=True),
-        Operation.RERANK: EngineMethod(
-            name="rerank", offered_by=Reranks, check=_required("documents"), uses_cache=True
-        ),
-        Operation.TOKENIZE: EngineMethod(name="tokenize", offered_by=Tokenizes, check=_require_text_or_chat),
-        Operation.IMAGE: EngineMethod(name="generate_images", offered_by=MakesImages),
-        Operation.TRANSCRIPTION: EngineMethod(name="transcribe", offered_by=Transcribes, check=_require_audio),
-        Operation.SPEECH: EngineMethod(name="speak", offered_by=Speaks),
+        Operation.RERANK: EngineMethod(name="rerank", check=_required("documents"), uses_cache=True),
+        Operation.TOKENIZE: EngineMethod(name="tokenize", check=_require_text_or_chat),
+        Operation.IMAGE: EngineMethod(name="generate_images"),
+        Operation.TRANSCRIPTION: EngineMethod(name="transcribe", check=_require_audio),
+        Operation.SPEECH: EngineMethod(name="speak"),
     }
 )
 """The operations beside generations. A unary method returns the result's message, or an object with the field of the
 response that has the result, and `usage`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotSnapshot:
-    """A sample of one slot of an engine."""
-
-    number: int
-    is_busy: bool
-    is_empty: bool
-    """Whether its cache is empty."""
-    task: int | None
-    """Its present or last task; None: unknown, or none yet."""
-
-
-@runtime_checkable
-class SlottedEngine(Protocol):
-    """An engine whose slots each keep the prefix of their last request."""
-
-    @property
-    def slot_count(self) -> int:
-        """Number of slots that it reports; 0: it does not run, or does not report it."""
-        ...
-
-    async def slot_snapshots(self) -> Sequence[SlotSnapshot]:
-        """Returns its present slots; empty: it does not report them in time. Never raises."""
-        ...

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, ErasedCache, SlotSnapshot, SlottedEngine
+from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, ErasedCache, SlotSnapshot
 from runner_svc.openai_upstream.request import choices_per_prompt
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState
 from weft.api.common.v1 import chat_pb2, event_pb2, usage_pb2, warning_pb2
@@ -87,8 +87,6 @@ class ModelCache:
         self.figures = CacheFigures()
         self.token_size = token_size
         self._backend = backend
-        # Checked once: isinstance with a protocol takes some 10 us.
-        self._slotted = backend if isinstance(backend, SlottedEngine) else None
         self._salt_book = salt_book or SaltStore(None)
         self._incarnation: tuple[int | None, int] = (None, 0)
         self._directory: CacheDirectory | None = None
@@ -161,8 +159,8 @@ class ModelCache:
         match self._backend.cache_isolation:
             case CacheIsolation.WHOLE:
                 return 1 if self._backend.process_id is not None else 0
-            case CacheIsolation.SLOTS if self._slotted is not None:
-                return self._slotted.slot_count
+            case CacheIsolation.SLOTS:
+                return self._backend.slot_count
             case _:
                 return 0
 
@@ -181,7 +179,7 @@ class ModelCache:
             yield turn
             # The slots of a cancelled turn are unknown: the engine may still work on it.
             if before:
-                touched = _changed(before, await self._slot_snapshots())
+                touched = _changed(before, await self._backend.slot_snapshots())
         finally:
             erasures = directory.end(begun, worked=turn.worked, touched=touched)
             if erasures and not self._is_closed and len(self._erasing) < MAX_ERASING_TASKS:
@@ -192,14 +190,11 @@ class ModelCache:
     async def _note_empty_slots(self, directory: CacheDirectory) -> Sequence[SlotSnapshot]:
         """Returns the engine's slots, after empty ones were noted in the directory."""
         states = directory.states()
-        snapshots = await self._slot_snapshots()
+        snapshots = await self._backend.slot_snapshots()
         empty = {snapshot.number for snapshot in snapshots if snapshot.is_empty}
         directory.emptied([state for state in states if state.slot in empty])
         directory.note_snapshot()
         return snapshots
-
-    async def _slot_snapshots(self) -> Sequence[SlotSnapshot]:
-        return () if self._slotted is None else await self._slotted.slot_snapshots()
 
     async def _erase(self, directory: CacheDirectory, erasures: Sequence[SlotState]) -> ErasedCache:
         if not erasures:

@@ -148,28 +148,21 @@ class AdmittedRequest:
 
         Raises UNSUPPORTED_OPERATION where the engine lacks it.
         """
-        method = self._method(operation)
-        turns = self.cache.embedding() if ENGINE_METHODS[operation].uses_cache else nullcontext(RunningTurn())
+        row = ENGINE_METHODS[operation]
+        turns = self.cache.embedding() if row.uses_cache else nullcontext(RunningTurn())
         async with turns as turn:
             with self._judging():
-                return await method(payload, self._begin(call, turn))
+                return await getattr(self._backend, row.name)(payload, self._begin(call, turn))
 
     async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
-        """As Speaks.speak. Raises UNSUPPORTED_OPERATION where the engine lacks it."""
-        speak, record = self._method(Operation.SPEECH), self.record
+        """As Backend.speak."""
+        record = self.record
         with self._judging():
-            async with aclosing(speak(payload, self._begin(call, RunningTurn()))) as parts:
+            async with aclosing(self._backend.speak(payload, self._begin(call, RunningTurn()))) as parts:
                 async for part in parts:
                     record.with_caller = True
                     yield part
                     record.with_caller = False
-
-    def _method(self, operation: Operation) -> Callable[..., Any]:
-        found = ENGINE_METHODS[operation]
-        if found.offered_by is not None and not isinstance(self._backend, found.offered_by):
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"this engine does not offer {operation.name.lower()}")
-        method: Callable[..., Any] = getattr(self._backend, found.name)
-        return method
 
     @contextmanager
     def _judging(self) -> Iterator[None]:

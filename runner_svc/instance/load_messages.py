@@ -5,7 +5,7 @@ from pathlib import Path
 
 from google.protobuf.duration_pb2 import Duration
 
-from runner_svc.backend.port import Backend, ChecksLoads
+from runner_svc.backend.port import Backend
 from runner_svc.model_files.gguf import read_gguf_header
 from runner_svc.policy.load_plan import LoadParameter, LoadPlan, LoadSpec, LoadValue, check_parameters
 from weft.api.runner.v1 import load_pb2 as pb
@@ -27,8 +27,7 @@ def wish_from(
     known = {parameter.name: parameter for parameter in backend.load_parameters}
     given = {name: _value_from(value, name) for name, value in options.parameters.items()}
     checked = check_parameters(given, backend.load_parameters, "options.parameters")
-    if isinstance(backend, ChecksLoads):
-        backend.check_load(checked, "options.parameters")  # checked now: an invalid load must not end the present one
+    backend.check_load(checked, "options.parameters")  # checked now: an invalid load must not end the present one
     changed = {name: value for name, value in checked.items() if value != known[name].default}
     if not 0 <= options.memory_budget_bytes <= MAX_BUDGET_BYTES:
         raise invalid_field("options.memory_budget_bytes", f"must be 0 to {MAX_BUDGET_BYTES}")

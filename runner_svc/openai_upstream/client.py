@@ -285,7 +285,7 @@ class OpenAiHttp:
         return EmbeddingResult(embeddings=vectors, usage=usage_pb2.Usage(prompt_tokens=reply.usage.prompt_tokens))
 
     async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
-        """Scores documents; see Reranks.rerank. llama.cpp and vLLM have the route after Jina's and Cohere's."""
+        """Scores documents; see Backend.rerank. llama.cpp and vLLM have the route after Jina's and Cohere's."""
         body: Json = {"query": payload.query, "documents": list(payload.documents)}
         if self._model:
             body["model"] = self._model

@@ -65,7 +65,7 @@ class _TranscriptionReply(msgspec.Struct):
 
 
 async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, call: CallInfo) -> ImageResult:
-    """See MakesImages.generate_images."""
+    """See Backend.generate_images."""
     fields: Json = {"prompt": payload.prompt, "n": payload.count if payload.HasField("count") else 1}
     if http.endpoint.model:
         fields["model"] = http.endpoint.model
@@ -95,7 +95,7 @@ async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, cal
 async def transcribe(
     http: OpenAiHttp, payload: audio_pb2.TranscriptionPayload, call: CallInfo
 ) -> audio_pb2.Transcription:
-    """See Transcribes.transcribe."""
+    """See Backend.transcribe."""
     fields: Json = {"response_format": "verbose_json" if payload.with_segments else "json"}
     if http.endpoint.model:
         fields["model"] = http.endpoint.model
@@ -120,7 +120,7 @@ async def transcribe(
 
 
 async def speak(http: OpenAiHttp, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
-    """See Speaks.speak."""
+    """See Backend.speak."""
     body: Json = {"input": payload.input, "voice": payload.voice}
     if http.endpoint.model:
         body["model"] = http.endpoint.model

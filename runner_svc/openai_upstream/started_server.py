@@ -11,25 +11,14 @@ from typing import TypeVar
 
 from typing_extensions import override
 
-from runner_svc.backend.engine_process import LOOPBACK, EnginePorts, EngineProcess
-from runner_svc.backend.port import (
-    Backend,
-    CacheIsolation,
-    CallInfo,
-    EmbeddingResult,
-    ErasedCache,
-    ExitReport,
-    ProcessSigns,
-)
+from runner_svc.backend.engine_process import LOOPBACK, EnginePorts, EngineProcess, ProcessBackend
+from runner_svc.backend.port import CallInfo, EmbeddingResult
 from runner_svc.openai_upstream.client import HEALTH, Endpoint, OpenAiHttp
-from runner_svc.policy.load_plan import LoadParameter
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.supervise.leftovers import Leftovers
-from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process_time import GpuTime
 from weft.api.common.v1 import embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -86,73 +75,23 @@ class StartLog:
         """Read a line that does not concern the port."""
 
 
-class StartedServer(Backend):
+class StartedServer(ProcessBackend):
     """The common part of backends over OpenAI-compatible servers that weft starts.
 
     A runtime adds `start`, which calls `_listen` and `_connect`, and its server's further operations.
     """
 
     def __init__(self, config: StartedServerConfig, gpu: GpuTime | None = None) -> None:
+        super().__init__(EngineProcess(config.graces, gpu, config.leftovers))
         self._server = config
-        self._process = EngineProcess(config.graces, gpu, config.leftovers)
         self._http: OpenAiHttp | None = None
         self._port = 0
         """The reserved port; 0: the server chooses."""
-
-    @property
-    @override
-    def process_id(self) -> int | None:
-        return self._process.pid
-
-    @property
-    @override
-    def log(self) -> LogRing:
-        return self._process.log
-
-    @override
-    def log_lines(self, count: int) -> list[str]:
-        return self._process.log.last(count)
-
-    @property
-    @override
-    def containment(self) -> str:
-        return self._process.containment
-
-    def load_progress(self) -> float | None:
-        """None: servers do not report it."""
-        return None
-
-    @override
-    def signs(self) -> ProcessSigns | None:
-        return self._process.signs()
-
-    @override
-    def processes(self) -> tuple[ProcessId, ...]:
-        return self._process.processes()
-
-    @property
-    def load_parameters(self) -> Sequence[LoadParameter]:
-        """No load parameters; overridden by runtimes whose engines have some."""
-        return ()
-
-    @property
-    def cache_isolation(self) -> CacheIsolation:
-        """NONE: tenants share the server's cache; overridden by runtimes that can isolate them."""
-        return CacheIsolation.NONE
-
-    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
-        """Raises UNSUPPORTED_OPERATION: OpenAI's interface cannot express it."""
-        del slots
-        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot be told to forget what it has cached")
 
     @override
     async def responds(self, timeout_seconds: float) -> bool:
         http = self._http
         return http is not None and await http.status_of(HEALTH, timeout_seconds) is not None
-
-    @override
-    async def wait_exit(self) -> ExitReport:
-        return await self._process.wait_exit()
 
     async def stop(self) -> None:
         """See Backend.stop. Connections are closed first: llama-server without requests obeys its first SIGTERM."""

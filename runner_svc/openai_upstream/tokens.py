@@ -43,7 +43,7 @@ class _Template(msgspec.Struct):
 async def tokenize(
     http: OpenAiHttp, payload: tokenize_pb2.TokenizePayload, call: CallInfo
 ) -> tokenize_pb2.TokenizeResult:
-    """See Tokenizes.tokenize. Raises INVALID_ARGUMENT naming a message that has more than text."""
+    """See Backend.tokenize. Raises INVALID_ARGUMENT naming a message that has more than text."""
     if payload.WhichOneof("kind") == "text":
         return await _text(http, payload.text, call, add_special=payload.add_special, with_pieces=payload.with_pieces)
     require_text_only(payload.chat)

@@ -5,7 +5,7 @@ server itself wrote.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 
 from typing_extensions import override
@@ -15,10 +15,8 @@ from runner_svc.backend.port import (
     Backend,
     CallInfo,
     EmbeddingResult,
-    ErasedCache,
     ImageResult,
     LoadOrder,
-    ProcessSigns,
     RerankResult,
     SpeechPart,
 )
@@ -26,11 +24,9 @@ from runner_svc.openai_upstream import media
 from runner_svc.openai_upstream.client import OpenAiHttp
 from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.backoff import ServerBackoff
-from runner_svc.policy.load_plan import LoadParameter, check_parameters
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import audio_pb2, completion_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -61,48 +57,7 @@ class UnmanagedServer(Backend):
         self._backoff = ServerBackoff()
         self._secrets: tuple[str, ...] = ()
         """Texts that are removed from errors."""
-        self._log = LogRing()
-
-    @property
-    def process_id(self) -> int | None:
-        """None: weft does not own the process."""
-        return None
-
-    @property
-    def containment(self) -> str:
-        """Empty: weft does not own the process."""
-        return ""
-
-    def load_progress(self) -> float | None:
-        """None: servers do not report it."""
-        return None
-
-    def signs(self) -> ProcessSigns | None:
-        """None: weft does not own the process, which may be on another machine."""
-        return None
-
-    @property
-    def log(self) -> LogRing:
-        """Empty: weft does not read its output."""
-        return self._log
-
-    def log_lines(self, count: int) -> list[str]:
-        """No lines: weft does not read its output."""
-        return self._log.last(count)
-
-    @property
-    def load_parameters(self) -> Sequence[LoadParameter]:
-        """No parameters: weft does not load it."""
-        return ()
-
-    def processes(self) -> tuple[ProcessId, ...]:
-        """No processes: weft owns none."""
-        return ()
-
-    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
-        """Raises UNSUPPORTED_OPERATION: OpenAI's interface cannot express it."""
-        del slots
-        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot be told to forget what it has cached")
+        self.log = LogRing()
 
     async def stop(self) -> None:
         """Close the connections; the server keeps running. Idempotent."""
@@ -125,32 +80,32 @@ class UnmanagedServer(Backend):
         with self._redacted_errors():
             return await self._running().embed(payload, call)
 
+    @override
     async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
-        """See Reranks.rerank."""
         self._require(Operation.RERANK, "reranking")
         with self._redacted_errors():
             return await self._running().rerank(payload, call)
 
+    @override
     async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
-        """See Tokenizes.tokenize."""
         self._require(Operation.TOKENIZE, "counting tokens")
         with self._redacted_errors():
             return await tokenize(self._running(), payload, call)
 
+    @override
     async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> ImageResult:
-        """See MakesImages.generate_images."""
         self._require(Operation.IMAGE, "images")
         with self._redacted_errors():
             return await media.generate_images(self._running(), payload, call)
 
+    @override
     async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> audio_pb2.Transcription:
-        """See Transcribes.transcribe."""
         self._require(Operation.TRANSCRIPTION, "transcriptions")
         with self._redacted_errors():
             return await media.transcribe(self._running(), payload, call)
 
+    @override
     async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
-        """See Speaks.speak."""
         self._require(Operation.SPEECH, "speech")
         with self._redacted_errors():
             async with aclosing(media.speak(self._running(), payload, call)) as parts:
@@ -172,7 +127,7 @@ class UnmanagedServer(Backend):
     def _require_no_orders(self, order: LoadOrder | None) -> None:
         """Raise INVALID_ARGUMENT for an order with options: weft does not load the model."""
         order = order or LoadOrder()
-        check_parameters(order.parameters, self.load_parameters)
+        self.check_load(order.parameters)
         if order.model_path is not None:
             raise invalid_field("quantization", "cannot be chosen: weft did not start this server")
 

@@ -11,20 +11,17 @@ from contextlib import aclosing
 
 from typing_extensions import override
 
-from runner_svc.backend.engine_process import LOADING, WORKING, EngineProcess
+from runner_svc.backend.engine_process import LOADING, WORKING, EngineProcess, ProcessBackend
 from runner_svc.backend.llama_flags import hidden_devices
 from runner_svc.backend.port import (
-    Backend,
     BackendFacts,
     CacheIsolation,
     CallInfo,
     EmbeddingResult,
     ErasedCache,
-    ExitReport,
     LoadOrder,
-    ProcessSigns,
 )
-from runner_svc.policy.load_plan import LoadParameter, LoadValue, check_parameters
+from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.runtimes.llama_cpp_python.arguments import (
     HOST_COMMAND,
     HOST_PROGRAM,
@@ -46,12 +43,10 @@ from runner_svc.runtimes.llama_cpp_python.messages import (
     Vector,
 )
 from runner_svc.runtimes.llama_cpp_python.request import AnswerReader, prepare
-from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process_time import GpuTime
 from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox, check_templates, read_templates
 from weft.api.common.v1 import chat_pb2, embedding_pb2, tokenize_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
-from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -62,12 +57,12 @@ ERASE_SECONDS = 30.0
 __all__ = ["HOST_COMMAND", "HOST_PROGRAM", "LlamaCppPythonBackend", "LlamaCppPythonConfig"]
 
 
-class LlamaCppPythonBackend(Backend):
+class LlamaCppPythonBackend(ProcessBackend):
     """A Backend over one host process."""
 
     def __init__(self, config: LlamaCppPythonConfig, gpu: GpuTime | None = None) -> None:
+        super().__init__(EngineProcess(config.graces, gpu, config.leftovers))
         self._config = config
-        self._process = EngineProcess(config.graces, gpu, config.leftovers)
         self._sandbox = TemplateSandbox()
         self._templates = ModelTemplates()
         self._channel: EngineChannel | None = None
@@ -75,32 +70,9 @@ class LlamaCppPythonBackend(Backend):
         self._busy = asyncio.Lock()
         """Held by the running request: admission admits one at a time, but a cancelled one may still be ending."""
 
-    @property
-    @override
-    def process_id(self) -> int | None:
-        return self._process.pid
-
-    @property
-    @override
-    def containment(self) -> str:
-        return self._process.containment
-
-    @property
-    @override
-    def log(self) -> LogRing:
-        return self._process.log
-
-    @override
-    def log_lines(self, count: int) -> list[str]:
-        return self._process.log.last(count)
-
     @override
     def load_progress(self) -> float | None:
         return self._channel.load_share if self._loading and self._channel is not None else None
-
-    @override
-    def signs(self) -> ProcessSigns | None:
-        return self._process.signs()
 
     async def responds(self, timeout_seconds: float) -> bool:
         """See Backend.responds. Another thread than the engine's answers."""
@@ -112,19 +84,15 @@ class LlamaCppPythonBackend(Backend):
     def load_parameters(self) -> Sequence[LoadParameter]:
         return load_parameters(self._config)
 
+    @override
     def check_load(self, parameters: Mapping[str, LoadValue], field: str = "parameters") -> None:
-        """See ChecksLoads.check_load."""
-        check_parameters(parameters, self.load_parameters, field)
+        super().check_load(parameters, field)
         check_together(parameters, field)
 
     @property
     @override
     def cache_isolation(self) -> CacheIsolation:
         return CacheIsolation.WHOLE
-
-    @override
-    def processes(self) -> tuple[ProcessId, ...]:
-        return self._process.processes()
 
     async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
         """See Backend.erase_cache. The engine holds one prompt, which is slot 0; a running request is waited for."""
@@ -167,10 +135,6 @@ class LlamaCppPythonBackend(Backend):
         finally:
             self._loading = False
         return BackendFacts(operations=self._operations(), context_tokens=ready.context_tokens, slots=1)
-
-    @override
-    async def wait_exit(self) -> ExitReport:
-        return await self._process.wait_exit()
 
     @override
     async def stop(self) -> None:
@@ -236,7 +200,7 @@ class LlamaCppPythonBackend(Backend):
         return EmbeddingResult(embeddings=vectors, usage=usage)
 
     async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
-        """See Tokenizes.tokenize. The engine does it concurrently with a running request."""
+        """See Backend.tokenize. The engine does it concurrently with a running request."""
         del call
         channel = self._running()
         if payload.WhichOneof("kind") == "text":

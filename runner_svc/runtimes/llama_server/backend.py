@@ -29,7 +29,7 @@ from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.openai_upstream.started_server import StartedServer, StartLog
 from runner_svc.openai_upstream.tokens import tokenize
-from runner_svc.policy.load_plan import LoadParameter, LoadValue, check_parameters
+from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.runtimes.llama_server.arguments import (
     NO_HOST_CACHE,
     LlamaServerConfig,
@@ -96,7 +96,7 @@ class LlamaSlots:
         self.count = count
 
     async def look(self) -> tuple[SlotSnapshot, ...]:
-        """See SlottedEngine.slot_snapshots."""
+        """See Backend.slot_snapshots."""
         try:
             status, body = await self._http.call_route("GET", SLOTS, LOOK_SECONDS)
             slots = msgspec.json.decode(body, type=list[_Slot]) if status == 200 else []
@@ -148,9 +148,9 @@ class LlamaServerBackend(StartedServer):
     def load_parameters(self) -> Sequence[LoadParameter]:
         return load_parameters(self._config)
 
+    @override
     def check_load(self, parameters: Mapping[str, LoadValue], field: str = "parameters") -> None:
-        """See ChecksLoads.check_load."""
-        check_parameters(parameters, self.load_parameters, field)
+        super().check_load(parameters, field)
         check_together(parameters, field)
 
     @property
@@ -161,12 +161,12 @@ class LlamaServerBackend(StartedServer):
         return CacheIsolation.NONE if shares else CacheIsolation.SLOTS
 
     @property
+    @override
     def slot_count(self) -> int:
-        """See SlottedEngine.slot_count."""
         return 0 if self._slots is None else self._slots.count
 
+    @override
     async def slot_snapshots(self) -> Sequence[SlotSnapshot]:
-        """See SlottedEngine.slot_snapshots."""
         return () if self._slots is None else await self._slots.look()
 
     @override
@@ -211,12 +211,12 @@ class LlamaServerBackend(StartedServer):
         self._slots = None
         await super().stop()
 
+    @override
     async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
-        """See Tokenizes.tokenize."""
         return await tokenize(self._running(), payload, call)
 
+    @override
     async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
-        """See Reranks.rerank."""
         if not self._config.reranks:
             raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self._config.alias} is not configured for reranking")
         result = await self._running().rerank(payload, call)

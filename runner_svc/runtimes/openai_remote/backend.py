@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import aiohttp
 
-from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ExitReport, LoadOrder
+from runner_svc.backend.port import BackendFacts, CallInfo, ExitReport, LoadOrder
 from runner_svc.openai_upstream.client import MODELS, Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.errors import BUSY
 from runner_svc.openai_upstream.unmanaged_server import UnmanagedServer, read_key, secret_words
@@ -66,17 +66,12 @@ class OpenAiRemoteConfig:
 
 
 class OpenAiRemote(UnmanagedServer):
-    """A Backend over a provider."""
+    """A Backend over a provider, which isolates its customers: all tenants of the mesh are one customer."""
 
     def __init__(self, config: OpenAiRemoteConfig) -> None:
         super().__init__(config.operations)
         self._config = config
         self._backoff = ServerBackoff(max_retries=config.max_retries)
-
-    @property
-    def cache_isolation(self) -> CacheIsolation:
-        """NONE: a provider isolates its customers, and all tenants of the mesh are one customer."""
-        return CacheIsolation.NONE
 
     async def responds(self, timeout_seconds: float) -> bool:
         """Whether the provider answers; without health checks, whether the backend has started."""

@@ -1,16 +1,14 @@
 """An instance with a stepped backend and a fake clock."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from runner_svc.backend.port import (
+    Backend,
     BackendFacts,
-    CacheIsolation,
     CallInfo,
-    EmbeddingResult,
-    ErasedCache,
     ExitReport,
     LoadOrder,
     ProcessSigns,
@@ -20,12 +18,10 @@ from runner_svc.instance.settings import HibernationSettings, InstanceConfig
 from runner_svc.memory.port import MemoryAccount
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.load_plan import LoadParameter
 from runner_svc.supervise.logs import LogRing
-from weft.api.common.v1 import chat_pb2, embedding_pb2
+from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1.wake_pb2 import WakeRecipe
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -34,7 +30,7 @@ from weft_testing.fake_clock import FakeClock, let_all_run
 CALL = CallInfo(request_id="r", traceparent="")
 
 
-class StepBackend:
+class StepBackend(Backend):
     """A backend whose loads and deaths the test controls."""
 
     process_id = 7
@@ -53,15 +49,6 @@ class StepBackend:
         self.orders: list[LoadOrder | None] = []
         self.stops = 0
 
-    load_parameters: Sequence[LoadParameter] = ()
-    cache_isolation = CacheIsolation.NONE
-
-    def processes(self) -> tuple[ProcessId, ...]:
-        return ()
-
-    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
-        raise WeftError(Reason.UNSUPPORTED_OPERATION, "nothing is cached here")
-
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         self.starts += 1
         self.orders.append(order)
@@ -70,11 +57,6 @@ class StepBackend:
         if self.load_error is not None:
             raise self.load_error
         return BackendFacts(operations=frozenset({Operation.CHAT}), context_tokens=512)
-
-    containment = ""
-
-    def load_progress(self) -> float | None:
-        return None
 
     def signs(self) -> ProcessSigns | None:
         return ProcessSigns(cpu_seconds=0.0)
@@ -98,12 +80,6 @@ class StepBackend:
                 raise
             error = self.error_when_cancelled
         raise error
-
-    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
-        raise AssertionError("not in these tests")
-
-    def log_lines(self, count: int) -> list[str]:
-        return self.log.last(count)
 
 
 class RecipeBook:

@@ -1,7 +1,7 @@
 """A model's lifecycle under random calls, faults and stops, and its invariants."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -9,12 +9,10 @@ from typing import Any
 from kit.recipes import command_recipe
 
 from runner_svc.backend.port import (
+    Backend,
     BackendFacts,
-    CacheIsolation,
     CallInfo,
     DeviceShare,
-    EmbeddingResult,
-    ErasedCache,
     ExitReport,
     LoadOrder,
     ProcessSigns,
@@ -23,12 +21,11 @@ from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import HibernationSettings, InstanceConfig, SleepSettings
 from runner_svc.memory.port import ExpectedMemory, LeaseGrant, MemoryAccount, MemoryRequest, MemoryUser, OnWaiting
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.load_plan import LoadParameter, LoadPlan, LoadSpec
+from runner_svc.policy.load_plan import LoadPlan, LoadSpec
 from runner_svc.supervise.logs import LogRing
-from weft.api.common.v1 import chat_pb2, embedding_pb2
+from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1.wake_pb2 import WakeRecipe
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
@@ -54,10 +51,8 @@ TURNS = 60
 """Turns of the event loop in which everything that does not wait for time proceeds."""
 
 
-class RandomBackend:
+class RandomBackend(Backend):
     """A backend with random delays and failures that counts its processes."""
-
-    containment = ""
 
     def __init__(self, random: Random, clock: FakeClock, *, attached: bool) -> None:
         self._random = random
@@ -84,15 +79,6 @@ class RandomBackend:
 
     def fails(self) -> bool:
         return self._random.random() < self.failing
-
-    load_parameters: Sequence[LoadParameter] = ()
-    cache_isolation = CacheIsolation.NONE
-
-    def processes(self) -> tuple[ProcessId, ...]:
-        return ()
-
-    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
-        raise WeftError(Reason.UNSUPPORTED_OPERATION, "nothing is cached here")
 
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         self.process_count += 1
@@ -142,20 +128,11 @@ class RandomBackend:
             if self._random.random() < 0.3:
                 return
 
-    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
-        raise AssertionError("not in these tests")
-
-    def load_progress(self) -> float | None:
-        return None
-
     def signs(self) -> ProcessSigns | None:
         return None if self._attached else ProcessSigns(cpu_seconds=self._clock.monotonic())
 
     async def responds(self, timeout_seconds: float) -> bool:
         return self._random.random() < 0.7
-
-    def log_lines(self, count: int) -> list[str]:
-        return self.log.last(count)
 
 
 class RandomLedger:

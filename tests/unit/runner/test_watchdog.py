@@ -1,29 +1,26 @@
 """The watchdog on a fake clock, with a scripted engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import pytest
 
 from runner_svc.backend.port import (
+    Backend,
     BackendFacts,
-    CacheIsolation,
     CallInfo,
     EmbeddingResult,
-    ErasedCache,
     ExitReport,
     LoadOrder,
     ProcessSigns,
 )
 from runner_svc.instance.watchdog import Watchdog
-from runner_svc.policy.load_plan import LoadParameter
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.request_records import RequestRecord, RequestRecords, RequestState
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -31,14 +28,13 @@ from weft_testing.fake_clock import FakeClock
 PROFILE = TimeoutProfile(prefill_liveness_seconds=10.0, idle_stream_seconds=6.0, probe_interval_seconds=1.0)
 
 
-class SilentBackend:
+class SilentBackend(Backend):
     """An engine that only has signs of life."""
 
-    containment = ""
+    process_id: int | None = 7
 
     def __init__(self) -> None:
         self.log = LogRing()
-        self.process_id: int | None = 7
         self.cpu_seconds: float | None = 0.0
         self.answers: bool | None = True
         """None: a probe never ends."""
@@ -55,18 +51,6 @@ class SilentBackend:
             await asyncio.Event().wait()
         return bool(self.answers)
 
-    def load_progress(self) -> float | None:
-        return None
-
-    load_parameters: Sequence[LoadParameter] = ()
-    cache_isolation = CacheIsolation.NONE
-
-    def processes(self) -> tuple[ProcessId, ...]:
-        return ()
-
-    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
-        raise WeftError(Reason.UNSUPPORTED_OPERATION, "nothing is cached here")
-
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         raise AssertionError("not the watchdog's business")
 
@@ -81,9 +65,6 @@ class SilentBackend:
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         raise AssertionError("not the watchdog's business")
-
-    def log_lines(self, count: int) -> list[str]:
-        return []
 
 
 class SuspendedClock(FakeClock):
