@@ -14,7 +14,7 @@ from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.table import DEFAULT_RUNTIME
 from runner_svc.supervise.leftovers import Leftovers
-from runner_svc.tools.port import ToolSourceConfig
+from runner_svc.tools.port import ToolSettings
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import wake_pb2
 from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
@@ -90,8 +90,8 @@ class RunnerConfig:
     models: tuple[ServedModel, ...]
     restart: RestartLimits = field(default_factory=RestartLimits)
     agents: tuple[PublishedAgent, ...] = ()
-    tools: tuple[ToolSourceConfig, ...] = ()
-    """Sources of the tools that the runner runs for models."""
+    tools: tuple[ToolSettings, ...] = ()
+    """Sources of the tools that the runner runs for models, see ToolRunner.settings."""
     observer: Observer | None = None
     """Observer of this host's accelerators; None: devices are not observed, and no memory is leased."""
     device_indexes: tuple[int, ...] = ()

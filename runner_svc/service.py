@@ -64,7 +64,7 @@ class RunnerService(Service):
         self._incarnation = incarnation = new_id("run")
         limit = RequestLimit(config.max_requests)
         make_tag = config.leftovers.begin if config.leftovers is not None else untracked_tag
-        self._tools = build_tool_box(config.tools, make_tag=make_tag)
+        self._tools = build_tool_box(config.tools, where=f"runners.{config.name}.tools", make_tag=make_tag)
         self._leases = self._keeper(config)
         self._instances = {model.name: self._instance(model, limit) for model in config.models}
         self._caches = CacheManager.over(self._instances.values(), config.session_file.parent)

@@ -1,13 +1,13 @@
-"""The settings of a runner in `weft.yaml`, with those of its agents, tools and signals. Models: `runtimes/settings.py`.
+"""The settings of a runner in `weft.yaml`, with those of its agents and signals. Models: `runtimes/settings.py`.
 
 `weft_app.config` reads the file into these classes, and `weft_app.compose` builds a `RunnerConfig` from them.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from annotated_types import Ge, Gt, Le, MaxLen, MinLen
+from annotated_types import Ge, Le, MaxLen, MinLen
 
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.backoff import RestartLimits
@@ -15,15 +15,14 @@ from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.runtimes.runtime import Runtime
 from runner_svc.runtimes.settings import ModelSettings, Repetition, SleepingModelSettings
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, require_runtime
-from runner_svc.tools.port import ToolLimits
+from runner_svc.tools.port import ToolSettings
 from weft.kernel.errors import FieldError
-from weft.kernel.settings import PUBLIC, SECRET, Checked, Name, Pattern, Port, Seconds
+from weft.kernel.settings import PUBLIC, Checked, Name, Pattern, Port, Seconds
 
 _CHAT = ChatSettings()
 _GRACES = StopGraces()
 _RESTART = RestartLimits()
 _TIMEOUTS = TimeoutProfile()
-_TOOL = ToolLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,40 +59,6 @@ class AgentSettings:
     def __post_init__(self) -> None:
         if (self.model is None) == (self.pool is None):
             raise ValueError("an agent needs either model or pool")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolSettings:
-    """A source of tools that the runner runs for models. `type` says which of the other names apply."""
-
-    type: Annotated[Literal["python", "mcp_command", "mcp_http"], PUBLIC]
-    """A Python function, an MCP server that the runner starts, or one that runs already."""
-    name: Annotated[Name, PUBLIC]
-    """For python: the tool's name. For MCP: a prefix, so that `files` and its tool `read` give `files.read`."""
-    function: Annotated[Annotated[str, MaxLen(512)] | None, PUBLIC] = None
-    """For python: `package.module:function`. Its annotations give the schema, its docstring the description."""
-    argv: Annotated[tuple[str, ...], MaxLen(64), SECRET, PUBLIC] = field(default=(), repr=False)
-    """For mcp_command: the program and its arguments; there is no shell."""
-    environment: Annotated[Mapping[str, str], MaxLen(64), SECRET, PUBLIC] = field(default_factory=dict, repr=False)
-    """For mcp_command: variables of the program, besides PATH, HOME and LANG; it inherits no others from the runner.
-    `${WEFT_TOOL_...}` stands for that environment variable of the runner."""
-    url: Annotated[Annotated[str, MaxLen(2048)] | None, SECRET, PUBLIC] = field(default=None, repr=False)
-    """For mcp_http: where the server listens (streamable HTTP)."""
-    headers: Annotated[Mapping[str, str], MaxLen(32), SECRET, PUBLIC] = field(default_factory=dict, repr=False)
-    """For mcp_http. `${WEFT_TOOL_...}` stands for that environment variable of the runner."""
-    allow: Annotated[tuple[str, ...], MaxLen(256), PUBLIC] = ()
-    """For MCP: the server's tools that may be used. Default: all of them."""
-    remote: bool = _TOOL.remote
-    """Whether calling it sends bytes off the premises; then only requests with `allow_remote` get it."""
-    timeout_seconds: Annotated[float, Gt(0), Le(3600)] = _TOOL.timeout_seconds
-    """Timeout of one call; the model gets the timeout as the result."""
-    max_output_bytes: Annotated[int, Ge(256), Le(16_777_216)] = _TOOL.max_output_bytes
-    """Maximum output of one call that the model receives; the rest is cut, and marked as cut."""
-
-    def __post_init__(self) -> None:
-        needed = {"python": "function", "mcp_command": "argv", "mcp_http": "url"}[self.type]
-        if not getattr(self, needed):
-            raise ValueError(f"a tool of type {self.type} needs {needed}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ from runner_svc.supervise.leftovers import TAG_VARIABLE, kill_tagged
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process import describe_exit
 from runner_svc.supervise.system import this_system
-from runner_svc.tools.port import McpCommand, McpHttp, ToolOutcome
+from runner_svc.tools.port import ToolOutcome, ToolSettings
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -118,7 +118,7 @@ class McpConnection:
 
 @asynccontextmanager
 async def open_connection(
-    config: McpCommand | McpHttp,
+    settings: ToolSettings,
     *,
     tag: str,
     modern: bool,
@@ -138,24 +138,24 @@ async def open_connection(
             note_change()
 
     async with AsyncExitStack() as stack:
-        transport = await _transport(config, tag, note_lost, stack)
+        transport = await _transport(settings, tag, note_lost, stack)
         mode = "auto" if modern else "legacy"
         client = await stack.enter_async_context(
             Client(transport, mode=mode, message_handler=hear, cache=None, client_info=_CLIENT_INFO)
         )
         if client.protocol_version in MODERN_PROTOCOL_VERSIONS:
             await stack.enter_async_context(_listening(client, note_change))
-        yield McpConnection(client, is_process=isinstance(config, McpCommand), note_lost=note_lost)
+        yield McpConnection(client, is_process=settings.type == "mcp_command", note_lost=note_lost)
 
 
 async def _transport(
-    config: McpCommand | McpHttp, tag: str, note_lost: Callable[[str], None], stack: AsyncExitStack
+    settings: ToolSettings, tag: str, note_lost: Callable[[str], None], stack: AsyncExitStack
 ) -> AbstractAsyncContextManager[Any]:
-    most = max(MIN_MESSAGE_BYTES, 2 * config.limits.max_output_bytes)
-    if isinstance(config, McpCommand):
-        return server_process(config, tag, most, note_lost)
-    http = await stack.enter_async_context(bounded_client(config, most))
-    return streamable_http_client(config.url, http_client=http, max_sse_event_size=most)
+    most = max(MIN_MESSAGE_BYTES, 2 * settings.max_output_bytes)
+    if settings.type == "mcp_command":
+        return server_process(settings, tag, most, note_lost)
+    http = await stack.enter_async_context(bounded_client(settings, most))
+    return streamable_http_client(settings.url or "", http_client=http, max_sse_event_size=most)
 
 
 @asynccontextmanager
@@ -213,14 +213,14 @@ def _quieten_libraries() -> None:
             logger.addHandler(logging.NullHandler())
 
 
-def bounded_client(config: McpHttp, max_message_bytes: int) -> httpx2.AsyncClient:
+def bounded_client(settings: ToolSettings, max_message_bytes: int) -> httpx2.AsyncClient:
     """Builds a client with the configured headers. It refuses compression: a small body could expand without a limit.
 
     Reading has no timeout: the call's own ends it. Proxies of the environment are not used, and redirects are left to
     the SDK, which stays with the origin.
     """
     timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS, write=WRITE_SECONDS, pool=CONNECT_SECONDS)
-    headers = {"Accept-Encoding": "identity", **config.headers}
+    headers = {"Accept-Encoding": "identity", **settings.headers}
     return httpx2.AsyncClient(
         headers=headers, timeout=timeout, transport=_BoundedTransport(max_message_bytes), trust_env=False
     )
@@ -302,24 +302,24 @@ class _Pipes:
 
 @asynccontextmanager
 async def server_process(
-    config: McpCommand, tag: str, max_message_bytes: int, note_lost: Callable[[str], None]
+    settings: ToolSettings, tag: str, max_message_bytes: int, note_lost: Callable[[str], None]
 ) -> AsyncGenerator[Streams]:
     """Run the server; it and all processes with its tag have ended when the block ends.
 
     `tag` goes into its environment, and so into all its descendants'. `note_lost` is called with the cause when the
     server is lost. Raises CONNECT_FAILED when the process cannot be started.
     """
-    process = await _started(config, tag, max_message_bytes)
+    process = await _started(settings, tag, max_message_bytes)
     to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     to_server, from_session = anyio.create_memory_object_stream[SessionMessage](0)
     pipes = _Pipes(to_session, from_session, note_lost)
     tasks = [
-        asyncio.create_task(work, name=f"mcp {config.name}")
+        asyncio.create_task(work, name=f"mcp {settings.name}")
         for work in (
             _read(process, pipes, max_message_bytes),
             _write(process, pipes),
             _watch(process, pipes),
-            _drain_errors(process, config.name),
+            _drain_errors(process, settings.name),
         )
     ]
     try:
@@ -338,12 +338,12 @@ async def server_process(
                 stream.close()
 
 
-async def _started(config: McpCommand, tag: str, max_message_bytes: int) -> asyncio.subprocess.Process:
-    guarded = [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), *config.argv]
+async def _started(settings: ToolSettings, tag: str, max_message_bytes: int) -> asyncio.subprocess.Process:
+    guarded = [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), *settings.argv]
     try:
         return await asyncio.create_subprocess_exec(
             *guarded,
-            env={**config.environment, TAG_VARIABLE: tag},
+            env={**settings.environment, TAG_VARIABLE: tag},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from runner_svc.policy.backoff import RedialLimits, RedialPolicy
-from runner_svc.tools.port import MAX_TOOLS_PER_SOURCE, McpCommand, McpHttp, ToolDescription, ToolOutcome, ToolRunner
+from runner_svc.tools.port import MAX_TOOLS_PER_SOURCE, ToolDescription, ToolOutcome, ToolRunner, ToolSettings
 from runner_svc.tools.schemas import object_schema
 from runner_svc.waiting import end_tasks
 from weft.kernel.errors import WeftError
@@ -58,12 +58,12 @@ class McpServer(ToolRunner):
 
     def __init__(
         self,
-        config: McpCommand | McpHttp,
+        settings: ToolSettings,
         make_tag: Callable[[], str] = untracked_tag,
         random: Random | None = None,
     ) -> None:
         """`make_tag` gives the tag by which the processes of a server are found, also by the next incarnation."""
-        self._config = config
+        self.settings = settings
         self._make_tag = make_tag
         self._random = random or SystemRandom()
         self._redial = RedialPolicy(time.monotonic(), REDIAL)
@@ -82,7 +82,7 @@ class McpServer(ToolRunner):
         """Start connecting. Waits START_SECONDS for the server; attempts go on in the background."""
         if self._task is None:
             self._problem = "its server is being started"
-            self._task = asyncio.create_task(self._keep_connected(), name=f"tools {self._config.name}")
+            self._task = asyncio.create_task(self._keep_connected(), name=f"tools {self.settings.name}")
         await self._wait_settled(START_SECONDS)
 
     @override
@@ -101,7 +101,7 @@ class McpServer(ToolRunner):
     def why_missing(self, name: str) -> str:
         if self._connection is None:
             return self._problem
-        tool = name.removeprefix(f"{self._config.name}.")
+        tool = name.removeprefix(f"{self.settings.name}.")
         return self._left_out.get(tool, f"its server has no tool {tool}")
 
     def descriptions(self) -> Sequence[ToolDescription]:
@@ -117,7 +117,7 @@ class McpServer(ToolRunner):
         if connection is None or name not in self._tools:
             raise WeftError(Reason.TOOL_UNAVAILABLE, f"{name} cannot be used: {self.why_missing(name)}")
         try:
-            return await connection.call(name.removeprefix(f"{self._config.name}."), arguments)
+            return await connection.call(name.removeprefix(f"{self.settings.name}."), arguments)
         except asyncio.CancelledError:
             self._is_doubted = True
             self._nudge.set()
@@ -161,7 +161,7 @@ class McpServer(ToolRunner):
             async with asyncio.timeout(CONNECT_SECONDS) as limit:
                 module = await asyncio.to_thread(importlib.import_module, "runner_svc.tools.mcp_connection")
                 async with module.open_connection(
-                    self._config,
+                    self.settings,
                     tag=self._make_tag(),
                     modern=self._is_modern,
                     note_lost=self._note_lost,
@@ -172,7 +172,7 @@ class McpServer(ToolRunner):
                     was_ready = True
                     self._connection = connection
                     self._settled.set()
-                    log.info("tool server connected", source=self._config.name, tools=len(self._tools))
+                    log.info("tool server connected", source=self.settings.name, tools=len(self._tools))
                     await self._attend(connection)
         except Exception as error:  # noqa: BLE001 - a server may fail in any way, and is tried again
             self._note_failure(error)
@@ -228,8 +228,8 @@ class McpServer(ToolRunner):
         left_out: dict[str, str] = {}
         unfit = 0
         async for tool in connection.tools():
-            name = f"{self._config.name}.{tool.name}"
-            if self._config.allow and tool.name not in self._config.allow:
+            name = f"{self.settings.name}.{tool.name}"
+            if self.settings.allow and tool.name not in self.settings.allow:
                 left_out[tool.name[:MAX_NAME_CHARS]] = "it is not among those that the configuration allows"
                 continue
             try:
@@ -242,7 +242,7 @@ class McpServer(ToolRunner):
             tools[name] = ToolDescription(name=name, description=text[:MAX_DESCRIPTION_CHARACTERS], parameters=schema)
         self._tools, self._left_out = tools, left_out
         if unfit:
-            log.warning("tools of a server cannot be used", source=self._config.name, count=unfit)
+            log.warning("tools of a server cannot be used", source=self.settings.name, count=unfit)
 
     def _note_lost(self, why: str) -> None:
         if not (self._is_lost or self._stopping.is_set()):
@@ -251,7 +251,7 @@ class McpServer(ToolRunner):
             # A call must neither use the connection nor take the end of the last attempt for that of the next one.
             self._connection = None
             self._settled.clear()
-            log.warning("tool server lost", source=self._config.name, why=why)
+            log.warning("tool server lost", source=self.settings.name, why=why)
         self._nudge.set()
 
     def _note_change(self) -> None:
@@ -264,7 +264,7 @@ class McpServer(ToolRunner):
             return
         problem = f"{_cause(error)}; it is tried again"
         if problem != self._problem:
-            log.warning("tool server not connected", source=self._config.name, why=problem)
+            log.warning("tool server not connected", source=self.settings.name, why=problem)
         self._problem = problem
 
 

@@ -1,63 +1,46 @@
-"""The tool port: the interface of tool sources, and outcomes of calls."""
+"""The tool port: the settings and the interface of tool sources, and outcomes of calls."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
+
+from annotated_types import Ge, Gt, Le, MaxLen
+
+from weft.kernel.settings import PUBLIC, SECRET, Name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolLimits:
-    """Limits of one tool source."""
+class ToolSettings:
+    """A source of tools that the runner runs for models. `type` says which of the other names apply."""
 
-    timeout_seconds: float = 30.0
-    """Timeout of one call."""
-    max_output_bytes: int = 65_536
-    """Maximum output of one call that a model receives, in bytes of UTF-8."""
+    type: Annotated[Literal["python", "mcp_command", "mcp_http"], PUBLIC]
+    """A Python function, an MCP server that the runner starts, or one that runs already."""
+    name: Annotated[Name, PUBLIC]
+    """For python: the tool's name. For MCP: a prefix, so that `files` and its tool `read` give `files.read`."""
+    function: Annotated[Annotated[str, MaxLen(512)] | None, PUBLIC] = None
+    """For python: `package.module:function`. Its annotations give the schema, its docstring the description."""
+    argv: Annotated[tuple[str, ...], MaxLen(64), SECRET, PUBLIC] = field(default=(), repr=False)
+    """For mcp_command: the program and its arguments; there is no shell."""
+    environment: Annotated[Mapping[str, str], MaxLen(64), SECRET, PUBLIC] = field(default_factory=dict, repr=False)
+    """For mcp_command: variables of the program, besides PATH, HOME and LANG; it inherits no others from the runner.
+    `${WEFT_TOOL_...}` stands for that environment variable of the runner."""
+    url: Annotated[Annotated[str, MaxLen(2048)] | None, SECRET, PUBLIC] = field(default=None, repr=False)
+    """For mcp_http: where the server listens (streamable HTTP)."""
+    headers: Annotated[Mapping[str, str], MaxLen(32), SECRET, PUBLIC] = field(default_factory=dict, repr=False)
+    """For mcp_http. `${WEFT_TOOL_...}` stands for that environment variable of the runner."""
+    allow: Annotated[tuple[str, ...], MaxLen(256), PUBLIC] = ()
+    """For MCP: the server's tools that may be used. Default: all of them."""
     remote: bool = False
-    """Whether a call sends data off the premises."""
+    """Whether calling it sends bytes off the premises; then only requests with `allow_remote` get it."""
+    timeout_seconds: Annotated[float, Gt(0), Le(3600)] = 30.0
+    """Timeout of one call; the model gets the timeout as the result."""
+    max_output_bytes: Annotated[int, Ge(256), Le(16_777_216)] = 65_536
+    """Maximum output of one call that the model receives; the rest is cut, and marked as cut."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PythonTool:
-    """A Python function in the runner's own process."""
-
-    name: str
-    function: str
-    """`package.module:function`."""
-    config_field: str = "function"
-    """The configuration field that errors name."""
-    limits: ToolLimits = field(default_factory=ToolLimits)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class McpCommand:
-    """An MCP server that the runner starts."""
-
-    name: str
-    """Prefix of its tools."""
-    argv: tuple[str, ...] = field(repr=False)
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The complete environment of the program."""
-    allow: tuple[str, ...] = ()
-    """The server's own names of the tools that may be used; empty: all of them."""
-    limits: ToolLimits = field(default_factory=ToolLimits)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class McpHttp:
-    """An MCP server that runs already and speaks streamable HTTP."""
-
-    name: str
-    """Prefix of its tools."""
-    url: str = field(repr=False)
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Headers of every request, with variables already substituted."""
-    allow: tuple[str, ...] = ()
-    """The server's own names of the tools that may be used; empty: all of them."""
-    limits: ToolLimits = field(default_factory=ToolLimits)
-
-
-ToolSourceConfig = PythonTool | McpCommand | McpHttp
+    def __post_init__(self) -> None:
+        needed = {"python": "function", "mcp_command": "argv", "mcp_http": "url"}[self.type]
+        if not getattr(self, needed):
+            raise ValueError(f"a tool of type {self.type} needs {needed}")
 
 
 MAX_TOOLS_PER_SOURCE = 256
@@ -90,6 +73,9 @@ class ToolOutcome:
 class ToolRunner(Protocol):
     """One source of tools. Lifecycle: start, call*, stop."""
 
+    settings: ToolSettings
+    """Its settings, with variables substituted and the complete environment of a program."""
+
     async def start(self) -> None:
         """Make the tools ready, in bounded time. A server that is down raises nothing: see `why_missing`."""
         ...
@@ -109,21 +95,6 @@ class ToolRunner(Protocol):
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
         """Run a tool of `descriptions`. May raise: the tool box turns it into an outcome. Can be cancelled."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolSource:
-    """A tool source with its limits."""
-
-    name: str
-    """A Python tool's own name; the prefix of an MCP server's tools."""
-    runner: ToolRunner
-    timeout_seconds: float = 30.0
-    """Timeout of one call."""
-    max_output_bytes: int = 65_536
-    """Maximum output of one call that a model receives, in bytes of UTF-8."""
-    remote: bool = False
-    """Whether a call sends bytes off the premises."""
 
 
 MAX_FAILURE_BYTES = 2048

@@ -16,7 +16,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_json
 from typing_extensions import override
 
-from runner_svc.tools.port import PythonTool, ToolDescription, ToolOutcome, ToolRunner, described
+from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolRunner, ToolSettings, described
 from runner_svc.tools.schemas import object_schema
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -34,19 +34,20 @@ class PythonFunction(ToolRunner):
     function runs on a thread, which goes on after a timeout, since threads cannot be ended.
     """
 
-    def __init__(self, config: PythonTool) -> None:
-        """Import the function. Raises INVALID_ARGUMENT naming the configuration field."""
-        self._name = config.name
-        self._function = _imported(config)
-        self._parameters = _parameters(self._function, config.config_field)
-        self._arguments = _arguments_model(self._function, self._parameters, config.config_field)
+    def __init__(self, settings: ToolSettings, field: str) -> None:
+        """Import the function. Raises INVALID_ARGUMENT naming the configuration field, `field`."""
+        self.settings = settings
+        self._name = settings.name
+        self._function = _imported(settings.function or "", field)
+        self._parameters = _parameters(self._function, field)
+        self._arguments = _arguments_model(self._function, self._parameters, field)
         self._description = ToolDescription(
-            name=config.name,
-            description=_docstring(self._function, config.config_field),
-            parameters=_schema(self._arguments, config.config_field),
+            name=settings.name,
+            description=_docstring(self._function, field),
+            parameters=_schema(self._arguments, field),
         )
         self._is_coroutine = inspect.iscoroutinefunction(self._function)
-        self._threads = DaemonThreads(config.name, MAX_THREADS_PER_TOOL)
+        self._threads = DaemonThreads(settings.name, MAX_THREADS_PER_TOOL)
 
     async def start(self) -> None:
         """Does nothing: a function is ready once it was imported."""
@@ -86,22 +87,22 @@ class PythonFunction(ToolRunner):
         return positional, keyword
 
 
-def _imported(config: PythonTool) -> Callable[..., Any]:
-    module_name, separator, path = config.function.partition(":")
+def _imported(reference: str, field: str) -> Callable[..., Any]:
+    module_name, separator, path = reference.partition(":")
     if not separator or not module_name or not path:
-        raise invalid_field(config.config_field, "must be like package.module:function")
+        raise invalid_field(field, "must be like package.module:function")
     try:
         found: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # the module runs code of its own, which may raise anything
         raise invalid_field(
-            config.config_field, f"cannot import {module_name}: {type(error).__name__}: {str(error)[:512]}"
+            field, f"cannot import {module_name}: {type(error).__name__}: {str(error)[:512]}"
         ) from error
     for part in path.split("."):
         found = getattr(found, part, None)
     if not callable(found) or inspect.isclass(found):
-        raise invalid_field(config.config_field, f"{module_name} has no function {path}")
+        raise invalid_field(field, f"{module_name} has no function {path}")
     if inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found):
-        raise invalid_field(config.config_field, f"{path} yields; a tool returns its result in one piece")
+        raise invalid_field(field, f"{path} yields; a tool returns its result in one piece")
     return typing.cast("Callable[..., Any]", found)
 
 

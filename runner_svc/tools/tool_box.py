@@ -8,12 +8,10 @@ from typing import Any
 
 from runner_svc.tools.mcp_servers import McpServer, untracked_tag
 from runner_svc.tools.port import (
-    PythonTool,
     ToolDescription,
     ToolOutcome,
     ToolRunner,
-    ToolSource,
-    ToolSourceConfig,
+    ToolSettings,
     bounded,
     described,
     failure,
@@ -35,7 +33,7 @@ MAX_ABANDONED_CALLS = 64
 class ToolBox:
     """The tools of all sources of one runner."""
 
-    def __init__(self, sources: Sequence[ToolSource] = ()) -> None:
+    def __init__(self, sources: Sequence[ToolRunner] = ()) -> None:
         self._sources = tuple(sources)
         self._known: dict[str, ToolDescription] = {}
         self._checks: dict[str, ArgumentCheck] = {}
@@ -43,16 +41,18 @@ class ToolBox:
 
     async def start(self) -> None:
         """Start every source concurrently. A source that is down retries by itself and delays no other."""
-        await asyncio.gather(*(source.runner.start() for source in self._sources))
+        await asyncio.gather(*(source.start() for source in self._sources))
 
     async def stop(self) -> None:
         """Stop every source, and cancel abandoned calls."""
         for task in self._abandoned:
             task.cancel()
-        ends = await asyncio.gather(*(source.runner.stop() for source in self._sources), return_exceptions=True)
+        ends = await asyncio.gather(*(source.stop() for source in self._sources), return_exceptions=True)
         for source, end in zip(self._sources, ends, strict=True):
             if isinstance(end, Exception):
-                log.warning("a source of tools did not stop cleanly", source=source.name, error=repr(end)[:512])
+                log.warning(
+                    "a source of tools did not stop cleanly", source=source.settings.name, error=repr(end)[:512]
+                )
 
     def pick(self, names: Sequence[str], taken: Collection[str] = ()) -> tuple[ToolDescription, ...]:
         """Returns the tools of these names, each once, with unique wire names that are not in `taken`.
@@ -69,7 +69,7 @@ class ToolBox:
             sorted(
                 tool.name
                 for source in self._sources
-                for tool in source.runner.descriptions()
+                for tool in source.descriptions()
                 if self._source_of(tool.name) is source
             )
         )
@@ -77,7 +77,7 @@ class ToolBox:
     def is_remote(self, name: str) -> bool:
         """Whether a call of this tool sends data off the premises."""
         source = self._source_of(name)
-        return source is not None and source.remote
+        return source is not None and source.settings.remote
 
     def check(self, name: str, arguments_text: str) -> dict[str, Any]:
         """Parse and validate the arguments of a call. An empty text means no arguments.
@@ -102,14 +102,14 @@ class ToolBox:
         log.debug("tool called", tool=name, failed=outcome.failed, cut=outcome.cut)
         return outcome
 
-    async def _run_bounded(self, source: ToolSource, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
+    async def _run_bounded(self, source: ToolRunner, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
         task = asyncio.create_task(_call(source, name, arguments), name=f"tool {name}")
         try:
-            await asyncio.wait([task], timeout=source.timeout_seconds)
+            await asyncio.wait([task], timeout=source.settings.timeout_seconds)
         finally:
             ended = task.done() or await self._end(task)
         if not ended or task.cancelled():
-            return failure(f"the tool did not answer within {source.timeout_seconds:g} s and was given up")
+            return failure(f"the tool did not answer within {source.settings.timeout_seconds:g} s and was given up")
         return task.result()
 
     async def _end(self, task: asyncio.Task[ToolOutcome]) -> bool:
@@ -124,22 +124,26 @@ class ToolBox:
         source = self._source_of(name)
         if source is None:
             raise _unavailable(name, "it is not among the tools of this runner")
-        for tool in source.runner.descriptions():
+        for tool in source.descriptions():
             if tool.name == name:
                 self._known[name] = tool
                 return tool
-        raise _unavailable(name, source.runner.why_missing(name))
+        raise _unavailable(name, source.why_missing(name))
 
-    def _source_of(self, name: str) -> ToolSource | None:
+    def _source_of(self, name: str) -> ToolRunner | None:
         """Returns the source of a tool, by the longest matching prefix of its name."""
-        fitting = [source for source in self._sources if name == source.name or name.startswith(f"{source.name}.")]
-        return max(fitting, key=lambda source: len(source.name), default=None)
+        fitting = [
+            source
+            for source in self._sources
+            if name == source.settings.name or name.startswith(f"{source.settings.name}.")
+        ]
+        return max(fitting, key=lambda source: len(source.settings.name), default=None)
 
 
-async def _call(source: ToolSource, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
+async def _call(source: ToolRunner, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
     """Call a tool and limit its outcome. Failures become outcomes inside the task, so that none is unretrieved."""
     try:
-        outcome = await source.runner.call(name, arguments)
+        outcome = await source.call(name, arguments)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
@@ -149,7 +153,7 @@ async def _call(source: ToolSource, name: str, arguments: Mapping[str, Any]) -> 
         outcome = failure(error.message)
     except (Exception, GeneratorExit) as error:  # noqa: BLE001 - any exception of a tool is reported to the model
         outcome = failure(described(error))
-    return bounded(outcome, source.max_output_bytes)
+    return bounded(outcome, source.settings.max_output_bytes)
 
 
 def _unavailable(name: str, why: str) -> WeftError:
@@ -183,21 +187,18 @@ def _unused(plain: str, used: Collection[str]) -> str:
     return wire
 
 
-def build_tool_box(sources: Sequence[ToolSourceConfig], *, make_tag: Callable[[], str] = untracked_tag) -> ToolBox:
+def build_tool_box(
+    sources: Sequence[ToolSettings], *, where: str = "tools", make_tag: Callable[[], str] = untracked_tag
+) -> ToolBox:
     """Builds the tool box of these sources. `make_tag` gives the tag of an MCP server's processes: Leftovers.begin.
 
-    Imports Python tools: raises INVALID_ARGUMENT naming the field of one that cannot be used. MCP servers are first
-    contacted by `start`.
+    Imports Python tools: raises INVALID_ARGUMENT naming the field, which begins with `where`, of one that cannot be
+    used. MCP servers are first contacted by `start`.
     """
-    return ToolBox([_source(config, make_tag) for config in sources])
 
+    def build(settings: ToolSettings) -> ToolRunner:
+        if settings.type == "python":
+            return PythonFunction(settings, f"{where}.{settings.name}.function")
+        return McpServer(settings, make_tag)
 
-def _source(config: ToolSourceConfig, make_tag: Callable[[], str]) -> ToolSource:
-    runner: ToolRunner = PythonFunction(config) if isinstance(config, PythonTool) else McpServer(config, make_tag)
-    return ToolSource(
-        name=config.name,
-        runner=runner,
-        timeout_seconds=config.limits.timeout_seconds,
-        max_output_bytes=config.limits.max_output_bytes,
-        remote=config.limits.remote,
-    )
+    return ToolBox([build(settings) for settings in sources])

@@ -1,12 +1,13 @@
-"""The tool sources of a runner, from its settings. Each error names its field."""
+"""The tool sources of a runner: its settings, checked and with variables substituted. Each error names its field."""
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from yarl import URL
 
-from runner_svc.settings import RunnerSettings, ToolSettings
-from runner_svc.tools.port import McpCommand, McpHttp, PythonTool, ToolLimits, ToolSourceConfig
+from runner_svc.settings import RunnerSettings
+from runner_svc.tools.port import ToolSettings
 from weft.kernel.errors import invalid_field
 
 INHERITED = ("PATH", "HOME", "LANG")
@@ -17,7 +18,7 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def tool_sources(section: RunnerSettings, environment: Mapping[str, str]) -> tuple[ToolSourceConfig, ...]:
+def tool_sources(section: RunnerSettings, environment: Mapping[str, str]) -> tuple[ToolSettings, ...]:
     """Returns the sources; `${WEFT_TOOL_...}` is replaced from `environment`, that of the runner.
 
     Raises INVALID_ARGUMENT naming the field, never its value, which may be a secret.
@@ -34,29 +35,15 @@ def _require_distinct(runner: str, tools: Sequence[ToolSettings]) -> None:
         names.add(tool.name)
 
 
-def _source(tool: ToolSettings, where: str, environment: Mapping[str, str]) -> ToolSourceConfig:
+def _source(tool: ToolSettings, where: str, environment: Mapping[str, str]) -> ToolSettings:
     _require_only_its_own(tool, where)
-    limits = ToolLimits(
-        timeout_seconds=tool.timeout_seconds, max_output_bytes=tool.max_output_bytes, remote=tool.remote
-    )
-    if tool.type == "python":
-        assert tool.function is not None, "checked by ToolSettings"
-        return PythonTool(name=tool.name, function=tool.function, config_field=f"{where}.function", limits=limits)
     if tool.type == "mcp_command":
-        return McpCommand(
-            name=tool.name,
-            argv=_argv(tool, f"{where}.argv"),
-            environment=_program_environment(tool, f"{where}.environment", environment),
-            allow=tool.allow,
-            limits=limits,
-        )
-    return McpHttp(
-        name=tool.name,
-        url=_url(tool.url or "", f"{where}.url"),
-        headers=_headers(tool, f"{where}.headers", environment),
-        allow=tool.allow,
-        limits=limits,
-    )
+        _require_program(tool, f"{where}.argv")
+        return replace(tool, environment=_program_environment(tool, f"{where}.environment", environment))
+    if tool.type == "mcp_http":
+        _require_url(tool.url or "", f"{where}.url")
+        return replace(tool, headers=_headers(tool, f"{where}.headers", environment))
+    return tool
 
 
 def _require_only_its_own(tool: ToolSettings, where: str) -> None:
@@ -71,12 +58,11 @@ def _require_only_its_own(tool: ToolSettings, where: str) -> None:
             raise invalid_field(f"{where}.{field}", f"has no meaning for a tool of type {tool.type}")
 
 
-def _argv(tool: ToolSettings, field: str) -> tuple[str, ...]:
+def _require_program(tool: ToolSettings, field: str) -> None:
     if not tool.argv[0]:
         raise invalid_field(field, "must begin with a program")
     if any("\0" in argument for argument in tool.argv):
         raise invalid_field(field, "must not hold NUL characters")
-    return tool.argv
 
 
 def _program_environment(tool: ToolSettings, field: str, environment: Mapping[str, str]) -> dict[str, str]:
@@ -95,7 +81,7 @@ def _headers(tool: ToolSettings, field: str, environment: Mapping[str, str]) -> 
     return headers
 
 
-def _url(text: str, field: str) -> str:
+def _require_url(text: str, field: str) -> None:
     try:
         url = URL(text)
     except ValueError:
@@ -104,7 +90,6 @@ def _url(text: str, field: str) -> str:
         raise invalid_field(field, "must be an http or https URL with a host")
     if url.user is not None or url.password is not None:
         raise invalid_field(field, "must not hold credentials; put them into headers, from an environment variable")
-    return text
 
 
 def _substituted(values: Mapping[str, str], field: str, environment: Mapping[str, str]) -> dict[str, str]:

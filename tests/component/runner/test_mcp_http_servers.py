@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from runner_svc.tools.port import McpHttp, ToolLimits
+from runner_svc.tools.port import ToolSettings
 from runner_svc.tools.tool_box import ToolBox, build_tool_box
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -31,11 +31,12 @@ async def server() -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[ToolBox]:
-    config = McpHttp(
+    config = ToolSettings(
+        type="mcp_http",
         name="fake",
         url=url,
         headers={"Authorization": "Bearer hush"},
-        limits=ToolLimits(max_output_bytes=1000),
+        max_output_bytes=1000,
     )
     box = build_tool_box([config])
     try:

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.tools import mcp_connection, mcp_servers
-from runner_svc.tools.port import McpCommand, ToolLimits
+from runner_svc.tools.port import ToolSettings
 from runner_svc.tools.tool_box import ToolBox, build_tool_box
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -27,12 +27,13 @@ MAX_WAIT_SECONDS = 20.0
 async def running(
     *switches: str, argv: tuple[str, ...] = PROGRAM, allow: tuple[str, ...] = ()
 ) -> AsyncIterator[ToolBox]:
-    config = McpCommand(
+    config = ToolSettings(
+        type="mcp_command",
         name="fake",
         argv=(*argv, *switches),
         environment={"PATH": os.environ["PATH"], "GIVEN": "yes"},
         allow=allow,
-        limits=ToolLimits(max_output_bytes=1000),
+        max_output_bytes=1000,
     )
     box = build_tool_box([config])
     try:
@@ -116,7 +117,7 @@ async def test_only_allowed_tools_can_be_picked_or_called() -> None:
 async def test_a_server_gets_the_configured_environment_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_TOOL_SECRET", "hush")
     async with running("--bare") as box:
-        seen = box._sources[0].runner
+        seen = box._sources[0]
         content = (await seen.call("fake.environment", {})).content
         environment = json.loads(content)
     assert environment["GIVEN"] == "yes"
@@ -246,11 +247,11 @@ async def test_the_server_dies_with_a_runner_that_is_killed_and_the_next_life_sw
         "import asyncio, pathlib\n"
         "from runner_svc.supervise.leftovers import Leftovers\n"
         "from runner_svc.tools.tool_box import build_tool_box\n"
-        "from runner_svc.tools.port import McpCommand\n"
+        "from runner_svc.tools.port import ToolSettings\n"
         "async def main():\n"
         f"    leftovers = Leftovers(pathlib.Path({str(state)!r}))\n"
         f"    argv = {(*PROGRAM, '--bare', '--child')!r}\n"
-        f"    fake = McpCommand(name='fake', argv=argv, environment={dict(os.environ)!r})\n"
+        f"    fake = ToolSettings(type='mcp_command', name='fake', argv=argv, environment={dict(os.environ)!r})\n"
         "    box = build_tool_box([fake], make_tag=leftovers.begin)\n"
         "    await box.start()\n"
         "    print((await box.run('fake.pid', {})).content, flush=True)\n"

@@ -10,7 +10,7 @@ from runner_svc.config import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.llama_server.runtime import llama_command
-from runner_svc.tools.port import PythonTool
+from runner_svc.tools.port import ToolSettings
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2
 from weft_app.compose.demo import demo_model_path
 
@@ -33,7 +33,7 @@ async def test_a_call_that_the_model_writes_is_run_and_its_result_understood(tmp
     )
     model = ServedModel(name="m", make_backend=lambda: LlamaServerBackend(server), slots=1)
     behaviour = agent_behaviour_pb2.AgentBehaviour(platform_prompt=True, tools=["add"], max_tool_iterations=1)
-    tools = [PythonTool(name="add", function="loop_tools:add")]
+    tools = [ToolSettings(type="python", name="add", function="loop_tools:add")]
     async with running_runner(tmp_path, [model], tools=tuple(tools)) as runner:
         await runner.until(Phase.READY)
         events = await events_of(runner.generate(max_tokens=200, behaviour=behaviour, response_format=form))

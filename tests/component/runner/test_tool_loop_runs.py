@@ -18,7 +18,7 @@ from runner_svc.config import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
-from runner_svc.tools.port import PythonTool, ToolLimits
+from runner_svc.tools.port import ToolSettings
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, warning_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.reasons import Reason
@@ -29,8 +29,8 @@ Behaviour = agent_behaviour_pb2.AgentBehaviour
 ADD = {"name": "add", "arguments": '{"a": 1, "b": 2}'}
 
 
-def _tool(name: str, **limits: Any) -> PythonTool:
-    return PythonTool(name=name, function=f"loop_tools:{name}", limits=ToolLimits(**limits))
+def _tool(name: str, **limits: Any) -> ToolSettings:
+    return ToolSettings(type="python", name=name, function=f"loop_tools:{name}", **limits)
 
 
 class Stage:
@@ -59,7 +59,7 @@ class Stage:
 async def _stage(
     folder: Path,
     *turns: dict[str, Any],
-    tools: Sequence[PythonTool] = (),
+    tools: Sequence[ToolSettings] = (),
     chat: ChatSettings | None = None,
     **switches: Any,
 ) -> AsyncIterator[Stage]:

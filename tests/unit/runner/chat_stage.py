@@ -9,7 +9,7 @@ from runner_svc.chat.conversation import converse
 from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.request_records import RequestRecord
-from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolSource
+from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolSettings
 from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -84,7 +84,8 @@ class ScriptedWork:
 class ScriptedTools:
     """A source "search" with one tool of that name, and a source "files" with "files.read"."""
 
-    def __init__(self, call: Call, description: ToolDescription) -> None:
+    def __init__(self, call: Call, description: ToolDescription, source: str, **limits: Any) -> None:
+        self.settings = ToolSettings(type="python", name=source, function="scripted:tool", **limits)
         self._call = call
         self._description = description
         self.problem: str | None = None
@@ -107,9 +108,7 @@ def tool_box(call: Call, *, max_output_bytes: int = 65_536) -> ToolBox:
     sources = []
     for source, name in (("search", "search"), ("files", "files.read")):
         description = ToolDescription(name=name, description=f"About {name}.", parameters=SEARCH_SCHEMA)
-        sources.append(
-            ToolSource(name=source, runner=ScriptedTools(call, description), max_output_bytes=max_output_bytes)
-        )
+        sources.append(ScriptedTools(call, description, source, max_output_bytes=max_output_bytes))
     return ToolBox(sources)
 
 

@@ -33,7 +33,7 @@ from chat_stage import (
 
 from runner_svc.chat.conversation import converse
 from runner_svc.request_records import RequestRecords, RequestState
-from runner_svc.tools.port import ToolDescription, ToolSource
+from runner_svc.tools.port import ToolDescription
 from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2, warning_pb2
 from weft.kernel.errors import FieldError, WeftError
@@ -440,7 +440,7 @@ async def test_a_caller_who_closes_the_answer_in_mid_turn_closes_the_engines_str
 
 def _remote_box() -> ToolBox:
     description = ToolDescription(name="web", description="Looks it up.", parameters={"type": "object"})
-    return ToolBox([ToolSource(name="web", runner=ScriptedTools(_nothing_found, description), remote=True)])
+    return ToolBox([ScriptedTools(_nothing_found, description, "web", remote=True)])
 
 
 async def _nothing_found(_: Mapping[str, Any]) -> str:

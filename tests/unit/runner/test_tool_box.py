@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from runner_svc.tools import tool_box as box_module
-from runner_svc.tools.port import MAX_FAILURE_BYTES, ToolDescription, ToolOutcome, ToolSource, bounded
+from runner_svc.tools.port import MAX_FAILURE_BYTES, ToolDescription, ToolOutcome, ToolRunner, ToolSettings, bounded
 from runner_svc.tools.tool_box import ToolBox
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -13,10 +13,13 @@ from weft.kernel.reasons import Reason
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
 
-class Scripted:
+class Scripted(ToolRunner):
     """A scripted tool source."""
 
-    def __init__(self, *names: str, work: Callable[[], Awaitable[str]] | None = None) -> None:
+    def __init__(
+        self, *names: str, source: str = "files", work: Callable[[], Awaitable[str]] | None = None, **limits: Any
+    ) -> None:
+        self.settings = ToolSettings(type="python", name=source, function="scripted:tool", **limits)
         self.names = names
         self.work = work
         self.down: str | None = None
@@ -41,21 +44,18 @@ class Scripted:
         return ToolOutcome(content=await self.work())
 
 
-def box_of(source: Scripted, name: str = "files", timeout: float = 5.0, max_bytes: int = 1000) -> ToolBox:
-    return ToolBox([ToolSource(name=name, runner=source, timeout_seconds=timeout, max_output_bytes=max_bytes)])
-
-
 async def run(work: Callable[[], Awaitable[str]], timeout: float = 5.0, max_bytes: int = 1000) -> ToolOutcome:
-    return await box_of(Scripted("files.read", work=work), timeout=timeout, max_bytes=max_bytes).run("files.read", {})
+    source = Scripted("files.read", work=work, timeout_seconds=timeout, max_output_bytes=max_bytes)
+    return await ToolBox([source]).run("files.read", {})
 
 
 def test_the_names_of_all_tools_that_can_be_picked_are_listed_and_none_of_a_source_that_is_down() -> None:
-    lost = Scripted("web.search")
+    lost = Scripted("web.search", source="web")
     box = ToolBox(
         [
-            ToolSource(name="web", runner=lost),
-            ToolSource(name="files", runner=Scripted("files.write", "files.read")),
-            ToolSource(name="files.deep", runner=Scripted("files.deep.read")),
+            lost,
+            Scripted("files.write", "files.read", source="files"),
+            Scripted("files.deep.read", source="files.deep"),
         ]
     )
     assert box.names() == ("files.deep.read", "files.read", "files.write", "web.search")
@@ -67,8 +67,8 @@ def test_the_names_of_all_tools_that_can_be_picked_are_listed_and_none_of_a_sour
 def test_picked_tools_have_unique_wire_names_apart_from_those_taken() -> None:
     both = ToolBox(
         [
-            ToolSource(name="files", runner=Scripted("files.read", "files.write")),
-            ToolSource(name="files_read", runner=Scripted("files_read")),
+            Scripted("files.read", "files.write", source="files"),
+            Scripted("files_read", source="files_read"),
         ]
     )
     picked = both.pick(["files.read", "files_read", "files.write", "files.read"], taken={"files_write"})
@@ -92,7 +92,7 @@ def test_a_tool_that_cannot_be_used_is_named_with_the_reason(name: str, down: st
     source = Scripted("files.read")
     source.down = down
     with pytest.raises(WeftError, match=says) as caught:
-        box_of(source).pick([name])
+        ToolBox([source]).pick([name])
     assert caught.value.reason is Reason.TOOL_UNAVAILABLE
     assert caught.value.metadata == {"tool": name}
 
@@ -100,8 +100,8 @@ def test_a_tool_that_cannot_be_used_is_named_with_the_reason(name: str, down: st
 def test_the_longest_source_name_owns_a_tool() -> None:
     nested = ToolBox(
         [
-            ToolSource(name="files", runner=Scripted("files.read")),
-            ToolSource(name="files.old", runner=Scripted("files.old.read")),
+            Scripted("files.read", source="files"),
+            Scripted("files.old.read", source="files.old"),
         ]
     )
     assert [tool.name for tool in nested.pick(["files.old.read", "files.read"])] == ["files.old.read", "files.read"]
@@ -109,7 +109,7 @@ def test_the_longest_source_name_owns_a_tool() -> None:
 
 def test_arguments_are_checked_even_after_the_server_went_down() -> None:
     source = Scripted("files.read")
-    box = box_of(source)
+    box = ToolBox([source])
     box.pick(["files.read"])
     source.down = "gone"
     assert box.check("files.read", '{"n": 1}') == {"n": 1}
@@ -159,7 +159,7 @@ async def test_a_tool_that_ignores_its_cancellation_is_left_to_itself_up_to_a_bo
                 continue
         return "too late"
 
-    box = box_of(Scripted("files.read", work=stubborn), timeout=0.01)
+    box = ToolBox([Scripted("files.read", work=stubborn, timeout_seconds=0.01)])
     outcomes = [await box.run("files.read", {}) for _ in range(3)]
     assert [outcome.failed for outcome in outcomes] == [True] * 3
     assert "given up" in outcomes[1].content
@@ -262,13 +262,13 @@ def test_output_of_just_the_allowed_size_is_not_cut_and_half_surrogates_are_repl
 
 
 async def test_an_unknown_tool_is_a_failed_outcome() -> None:
-    outcome = await box_of(Scripted()).run("mail.send", {})
+    outcome = await ToolBox([Scripted()]).run("mail.send", {})
     assert outcome == ToolOutcome(content="The tool failed: the tool mail.send is not configured", failed=True)
 
 
 async def test_every_source_is_started_and_stopped() -> None:
-    sources = [Scripted(), Scripted()]
-    box = ToolBox([ToolSource(name=f"s{number}", runner=source) for number, source in enumerate(sources)])
+    sources = [Scripted(source="s0"), Scripted(source="s1")]
+    box = ToolBox(sources)
     await box.start()
     await box.stop()
     assert [source.events for source in sources] == [["start", "stop"]] * 2

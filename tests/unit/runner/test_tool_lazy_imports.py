@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from runner_svc.tools import mcp_servers
-from runner_svc.tools.port import McpCommand
+from runner_svc.tools.port import ToolSettings
 from runner_svc.tools.schemas import ArgumentCheck
 from runner_svc.tools.tool_box import build_tool_box
 from weft.kernel.errors import WeftError
@@ -31,7 +31,7 @@ async def test_a_missing_sdk_leaves_the_runner_up_and_names_the_extra(monkeypatc
     monkeypatch.setitem(sys.modules, "mcp_types", None)
     monkeypatch.delitem(sys.modules, "runner_svc.tools.mcp_connection", raising=False)
     monkeypatch.setattr(mcp_servers, "EAGER_FAILURES", 1)
-    box = build_tool_box([McpCommand(name="files", argv=("never-run",))])
+    box = build_tool_box([ToolSettings(type="mcp_command", name="files", argv=("never-run",))])
     await box.start()
     with pytest.raises(WeftError, match=r"pip install 'weft\[tools\]'"):
         box.pick(["files.read"])

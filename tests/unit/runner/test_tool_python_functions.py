@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from runner_svc.tools import python_functions
-from runner_svc.tools.port import PythonTool, ToolLimits, ToolOutcome
+from runner_svc.tools.port import ToolOutcome, ToolSettings
 from runner_svc.tools.tool_box import build_tool_box
 from weft.kernel.errors import FieldError, WeftError
 
@@ -146,13 +146,8 @@ def module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, MODULE, tools)
 
 
-def tool(function: str, timeout: float = 5.0) -> PythonTool:
-    return PythonTool(
-        name="tool",
-        function=f"{MODULE}:{function}",
-        config_field="runners.a.tools.tool.function",
-        limits=ToolLimits(timeout_seconds=timeout),
-    )
+def tool(function: str, timeout: float = 5.0) -> ToolSettings:
+    return ToolSettings(type="python", name="tool", function=f"{MODULE}:{function}", timeout_seconds=timeout)
 
 
 async def run(function: str, timeout: float = 5.0, **arguments: Any) -> ToolOutcome:
@@ -272,15 +267,15 @@ async def test_a_hanging_thread_does_not_keep_the_process_from_ending() -> None:
 )
 def test_a_function_that_cannot_be_offered_is_refused_naming_the_field(function: str, says: str) -> None:
     with pytest.raises(FieldError, match=says) as caught:
-        build_tool_box([tool(function)])
+        build_tool_box([tool(function)], where="runners.a.tools")
     assert caught.value.field == "runners.a.tools.tool.function"
 
 
 @pytest.mark.parametrize("text", ["os.path", "os:", ":join", "no_such_module_here:f", "os:path.nothing"])
 def test_a_reference_to_no_function_is_refused(text: str) -> None:
     with pytest.raises(FieldError) as caught:
-        build_tool_box([PythonTool(name="tool", function=text, config_field="f")])
-    assert caught.value.field == "f"
+        build_tool_box([ToolSettings(type="python", name="tool", function=text)])
+    assert caught.value.field == "tools.tool.function"
 
 
 def test_a_module_that_fails_when_imported_is_told_in_one_line(
@@ -290,7 +285,7 @@ def test_a_module_that_fails_when_imported_is_told_in_one_line(
     (folder / "broken_tools_module.py").write_text("import sys\nsys.exit('no licence')\n")
     monkeypatch.syspath_prepend(folder)
     with pytest.raises(FieldError, match="cannot import broken_tools_module: SystemExit: no licence"):
-        build_tool_box([PythonTool(name="tool", function="broken_tools_module:f", config_field="f")])
+        build_tool_box([ToolSettings(type="python", name="tool", function="broken_tools_module:f")])
 
 
 def test_arguments_that_do_not_fit_are_refused_before_the_function_sees_them() -> None:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from runner_svc.settings import RunnerSettings
-from runner_svc.tools.port import McpCommand, McpHttp, PythonTool, ToolLimits
+from runner_svc.tools.port import ToolSettings
 from weft.kernel.errors import FieldError
 from weft_app.compose.tool_sources import tool_sources
 from weft_app.config.loader import parse_section
@@ -40,23 +40,20 @@ def test_every_type_becomes_its_source() -> None:
         ENVIRONMENT,
     )
     assert sources == (
-        PythonTool(
-            name="count",
-            function="a.b:c",
-            config_field="runners.r.tools.count.function",
-            limits=ToolLimits(timeout_seconds=2.0),
-        ),
-        McpCommand(
+        ToolSettings(type="python", name="count", function="a.b:c", timeout_seconds=2.0),
+        ToolSettings(
+            type="mcp_command",
             name="files",
             argv=("server", "--x"),
             environment={"PATH": "/bin", "HOME": "/tmp", "LANG": "C", "KEY": "t0ken"},
             allow=("read",),
         ),
-        McpHttp(
+        ToolSettings(
+            type="mcp_http",
             name="mail",
             url="https://example.org/mcp",
             headers={"Authorization": "Bearer t0ken"},
-            limits=ToolLimits(max_output_bytes=300),
+            max_output_bytes=300,
         ),
     )
     assert "t0ken" not in repr(sources)
@@ -89,7 +86,7 @@ def test_mistakes_are_named_by_their_field_without_the_value(tool: dict[str, Any
 def test_other_variables_of_the_environment_cannot_be_read() -> None:
     tool = {"type": "mcp_http", "name": "t", "url": "http://x", "headers": {"A": "${SECRET}"}}
     (source,) = tool_sources(section(tool), ENVIRONMENT)
-    assert isinstance(source, McpHttp)
+    assert source.type == "mcp_http"
     assert source.headers == {"A": "${SECRET}"}
 
 
