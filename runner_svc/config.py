@@ -15,8 +15,7 @@ from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.table import DEFAULT_RUNTIME
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.tools.port import ToolSettings
-from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
-from weft.api.registry.v1 import wake_pb2
+from weft.api.registry.v1 import agent_pb2, wake_pb2
 from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
 from weft.kernel.tls_channel import ChannelSecurity
 
@@ -55,22 +54,6 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedAgent:
-    """An agent that is published with the models. Exactly one of `model` and `pool` is set."""
-
-    name: str
-    """Unique in the mesh."""
-    model: str = ""
-    pool: str = ""
-    description: str = ""
-    system_prompt: str = ""
-    default_params: sampling_pb2.SamplingParams = field(default_factory=sampling_pb2.SamplingParams)
-    """Read-only."""
-    behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
-    """Tools, signals and policies of its chats; None: the defaults. Read-only."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
     """Configuration of one runner process."""
 
@@ -89,7 +72,8 @@ class RunnerConfig:
     """Orphaned processes of an earlier incarnation, killed before the first backend starts. None: not tracked."""
     models: tuple[ServedModel, ...]
     restart: RestartLimits = field(default_factory=RestartLimits)
-    agents: tuple[PublishedAgent, ...] = ()
+    agents: tuple[agent_pb2.AgentManifest, ...] = ()
+    """The published agents. Read-only."""
     tools: tuple[ToolSettings, ...] = ()
     """Sources of the tools that the runner runs for models, see ToolRunner.settings."""
     observer: Observer | None = None

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from runner_svc.config import PublishedAgent, RunnerConfig, ServedModel
+from runner_svc.config import RunnerConfig, ServedModel
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.load_messages import duration_message, options_message, parameter_message
 from runner_svc.instance.restart_log import Restart
@@ -83,7 +83,7 @@ class RunnerReport:
 
     def agents(self) -> list[agent_pb2.AgentManifest]:
         """The manifests of the published agents."""
-        return [_agent(agent) for agent in self._config.agents]
+        return list(self._config.agents)
 
     def redact(self, text: str) -> str:
         """Text of or about an engine, redacted for leaving the runner."""
@@ -163,21 +163,6 @@ def _longest_wake_seconds(hibernation: HibernationSettings, memory_wait_seconds:
     if hibernation.attached or hibernation.recipe is not None:
         return hibernation.max_wait_seconds
     return min(hibernation.max_wait_seconds + memory_wait_seconds, MAX_WAIT_SECONDS)
-
-
-def _agent(agent: PublishedAgent) -> agent_pb2.AgentManifest:
-    manifest = agent_pb2.AgentManifest(
-        name=agent.name,
-        description=agent.description,
-        system_prompt=agent.system_prompt,
-        default_params=agent.default_params,
-        behaviour=agent.behaviour,
-    )
-    if agent.pool:
-        manifest.pool = agent.pool
-    else:
-        manifest.model = agent.model
-    return manifest
 
 
 MIN_CRASH_LINES = 20

@@ -6,9 +6,9 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from runner_svc.config import PublishedAgent
 from runner_svc.settings import AgentSettings, RunnerSettings
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
+from weft.api.registry.v1 import agent_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
 
@@ -19,21 +19,24 @@ _REPETITION_POLICIES: dict[str, agent_behaviour_pb2.RepetitionPolicy.ValueType] 
 }
 
 
-def published_agents(section: RunnerSettings) -> tuple[PublishedAgent, ...]:
+def published_agents(section: RunnerSettings) -> tuple[agent_pb2.AgentManifest, ...]:
     """Returns the agents of a runner. Raises INVALID_ARGUMENT naming the invalid field."""
     return tuple(_agent(agent, f"runners.{section.name}.agents[{index}]") for index, agent in enumerate(section.agents))
 
 
-def _agent(agent: AgentSettings, where: str) -> PublishedAgent:
-    return PublishedAgent(
+def _agent(agent: AgentSettings, where: str) -> agent_pb2.AgentManifest:
+    manifest = agent_pb2.AgentManifest(
         name=agent.name,
-        model=agent.model or "",
-        pool=agent.pool or "",
         description=agent.description,
         system_prompt=agent.system_prompt,
         default_params=_sampling(agent.default_params, f"{where}.default_params"),
         behaviour=_behaviour(agent, where),
     )
+    if agent.pool is not None:
+        manifest.pool = agent.pool
+    else:
+        manifest.model = agent.model or ""
+    return manifest
 
 
 def _behaviour(agent: AgentSettings, where: str) -> agent_behaviour_pb2.AgentBehaviour | None:

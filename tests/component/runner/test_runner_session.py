@@ -9,9 +9,10 @@ from pathlib import Path
 from grpc import ChannelConnectivity
 from runner_harness import NotingRegistry, noting_registry
 
-from runner_svc.config import PublishedAgent, RunnerConfig
+from runner_svc.config import RunnerConfig
 from runner_svc.session.report import RunnerReport
 from runner_svc.session.session import RunnerSession
+from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.tickets import TicketGate
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -61,7 +62,7 @@ async def _session(folder: Path) -> AsyncIterator[Stage]:
             registry_address=address,
             session_file=folder / "r1.session",
             models=(),
-            agents=(PublishedAgent(name="coder", pool="p"),),
+            agents=(agent_pb2.AgentManifest(name="coder", pool="p"),),
         )
         report = RunnerReport(config, "life-1", [])
         channel = open_channel(address)
