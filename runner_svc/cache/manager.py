@@ -72,17 +72,11 @@ class CacheManager:
 
     def note(self, model: str, usage: usage_pb2.Usage) -> None:
         """Count an answered request by the engine's figures."""
-        self._caches[model].figures.note(usage)
+        self._caches[model].note(usage)
 
     def figures(self, model: str) -> pb.CacheFigures:
-        """Returns the cache figures of a model since the runner started."""
-        figures = self._caches[model].figures
-        return pb.CacheFigures(
-            hit_count=figures.hit_count,
-            miss_count=figures.miss_count,
-            prompt_token_count=figures.prompt_token_count,
-            cached_token_count=figures.cached_token_count,
-        )
+        """Returns the cache figures of a model since the runner started, which grow with each request. Read-only."""
+        return self._caches[model].figures
 
     async def flush(self, request: pb.FlushCacheRequest) -> pb.FlushCacheResponse:
         """Flush the scope that the request names; none of it is used from the begin of the call. Checks no permit.

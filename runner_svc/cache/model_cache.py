@@ -16,6 +16,7 @@ from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, ErasedCac
 from runner_svc.openai_upstream.request import choices_per_prompt
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState
 from weft.api.common.v1 import chat_pb2, event_pb2, usage_pb2, warning_pb2
+from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -31,25 +32,6 @@ MAX_ERASING_TASKS = 64
 """Concurrent background erasures of slots; further slots are erased when they are used again."""
 
 log = get_logger("weft.runner")
-
-
-@dataclass(slots=True)
-class CacheFigures:
-    """Hits, misses and tokens of answered requests, by the engine's own figures."""
-
-    hit_count: int = 0
-    miss_count: int = 0
-    prompt_token_count: int = 0
-    cached_token_count: int = 0
-
-    def note(self, usage: usage_pb2.Usage) -> None:
-        """Count one answered request."""
-        if usage.cached_prompt_tokens:
-            self.hit_count += 1
-        else:
-            self.miss_count += 1
-        self.prompt_token_count += usage.prompt_tokens
-        self.cached_token_count += usage.cached_prompt_tokens
 
 
 @dataclass(slots=True)
@@ -84,7 +66,8 @@ class ModelCache:
     ) -> None:
         """`salt_book` is needed where the backend's isolation is SALT; `token_size` is called with every flush."""
         self.model = model
-        self.figures = CacheFigures()
+        self.figures = runner_service_pb2.CacheFigures()
+        """Hits, misses and tokens of answered requests, by the engine's own figures."""
         self.token_size = token_size
         self._backend = backend
         self._salt_book = salt_book or SaltStore(None)
@@ -92,6 +75,15 @@ class ModelCache:
         self._directory: CacheDirectory | None = None
         self._erasing: set[asyncio.Task[None]] = set()
         self._is_closed = False
+
+    def note(self, usage: usage_pb2.Usage) -> None:
+        """Count one answered request."""
+        if usage.cached_prompt_tokens:
+            self.figures.hit_count += 1
+        else:
+            self.figures.miss_count += 1
+        self.figures.prompt_token_count += usage.prompt_tokens
+        self.figures.cached_token_count += usage.cached_prompt_tokens
 
     @asynccontextmanager
     async def generating(self, partition: Partition | None, payload: GenerationPayload) -> AsyncIterator[RunningTurn]:

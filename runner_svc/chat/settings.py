@@ -3,19 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import tzinfo
-from enum import IntEnum
 from typing import Literal
 
 from runner_svc.policy.repetition import RepetitionLimits
 from runner_svc.policy.signals import SignalDescription, signal_catalogue
-
-
-class RepetitionPolicy(IntEnum):
-    """Numbers as in `common.v1.RepetitionPolicy`, whose comments define them."""
-
-    OFF = 1
-    WARN = 2
-    KILL = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +17,8 @@ class ChatSettings:
     """Whether several system prompts reach the model as one message or separately."""
     tools: tuple[str, ...] = ()
     """Tools that are offered in every chat."""
-    repetition: RepetitionPolicy = RepetitionPolicy.KILL
+    repetition: Literal["off", "warn", "kill"] = "kill"
+    """What happens to an answer that repeats itself, where its agent does not say."""
     repetition_limits: RepetitionLimits = field(default_factory=RepetitionLimits)
     default_max_tokens: int | None = None
     """Maximum of an answer where neither the request nor its agent sets one; None: the rest of the context."""

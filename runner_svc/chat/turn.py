@@ -2,10 +2,11 @@
 
 import re
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from runner_svc.chat.offer import CallKind, Offer
 from runner_svc.chat.receipt import AnswerReceipt, LateWarnings, TokenCounter, warning
-from runner_svc.chat.settings import ChatSettings, RepetitionPolicy
+from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.repetition import Repetition, RepetitionDetector, RepetitionLimits
 from runner_svc.policy.text_calls import JsonExtent, TextCall, TextCallParser
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, receipt_pb2, usage_pb2, warning_pb2
@@ -20,7 +21,13 @@ MIN_ASKED_CHARS = 12
 MAX_ASKED_CHARS = 16_384
 """Length of the caller's text that is searched."""
 _WORD = re.compile(r"\w+")
-_POLICIES = {policy.value: policy for policy in RepetitionPolicy}
+_POLICIES = MappingProxyType(
+    {
+        agent_behaviour_pb2.REPETITION_POLICY_OFF: "off",
+        agent_behaviour_pb2.REPETITION_POLICY_WARN: "warn",
+        agent_behaviour_pb2.REPETITION_POLICY_KILL: "kill",
+    }
+)
 MAX_ARGUMENT_CHARS = 1_048_576
 """Maximum length of the arguments of a call for the mesh."""
 
@@ -311,9 +318,9 @@ def repetition_watch(
     """Returns a watch by the agent's policy, else the model's; None: the policy is off."""
     # An enum value that this runner does not know counts as unset.
     policy = _POLICIES.get(behaviour.repetition_policy, settings.repetition)
-    if policy is RepetitionPolicy.OFF:
+    if policy == "off":
         return None
-    kills = policy is RepetitionPolicy.KILL
+    kills = policy == "kill"
     return RepetitionWatch(kills=kills, limits=settings.repetition_limits, asked=_asked(payload) if kills else "")
 
 

@@ -1,28 +1,17 @@
 """The last restarts of an instance: when, why, and how long until it admitted requests again."""
 
 from collections import deque
-from dataclasses import dataclass, replace
-from datetime import datetime
+from typing import TYPE_CHECKING
 
+from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.clock import Clock
 from weft.kernel.reasons import Reason
 
+if TYPE_CHECKING:
+    from datetime import datetime
+
 MAX_RESTARTS = 20
 """Number of restarts that are kept."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restart:
-    """One end of a backend because of a fault."""
-
-    at: datetime
-    """UTC, when the fault was noticed."""
-    noticed: float
-    """The same in seconds on the runner's monotonic clock."""
-    reason: Reason
-    detail: str
-    recovery_seconds: float | None = None
-    """Time from the fault until requests were admitted again; None: not yet, or it was put to sleep first."""
 
 
 class RestartLog:
@@ -30,8 +19,9 @@ class RestartLog:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._restarts: deque[Restart] = deque(maxlen=MAX_RESTARTS)
-        self._unrecovered = 0
+        self._restarts: deque[pb.Restart] = deque(maxlen=MAX_RESTARTS)
+        self._unrecovered: deque[float] = deque(maxlen=MAX_RESTARTS)
+        """When the last faults were noticed, which have not recovered: seconds on the monotonic clock."""
         self.total = 0
         """Number of faults so far, forgotten ones included; counted when they are noticed."""
         self.crash_lines: tuple[str, ...] = ()
@@ -40,8 +30,8 @@ class RestartLog:
         """UTC; None: it never was ready."""
 
     @property
-    def all(self) -> tuple[Restart, ...]:
-        """The restarts that are kept, oldest first."""
+    def all(self) -> tuple[pb.Restart, ...]:
+        """The restarts that are kept, oldest first. Read-only."""
         return tuple(self._restarts)
 
     @property
@@ -52,19 +42,19 @@ class RestartLog:
     def note(self, reason: Reason, detail: str) -> None:
         """Record a fault that was noticed just now."""
         self.total += 1
-        at, noticed = self._clock.utc_now(), self._clock.monotonic()
-        self._restarts.append(Restart(at=at, noticed=noticed, reason=reason, detail=detail))
-        self._unrecovered = min(self._unrecovered + 1, MAX_RESTARTS)
+        restart = pb.Restart(reason=reason.value, detail=detail)  # type: ignore[arg-type]  # same numbers
+        restart.time.FromDatetime(self._clock.utc_now())
+        self._restarts.append(restart)
+        self._unrecovered.append(self._clock.monotonic())
 
     def note_ready(self) -> None:
         """Record that requests are admitted again: the recovery of every fault since the last time ends."""
         self.last_ready_at = self._clock.utc_now()
         now = self._clock.monotonic()
-        for back in range(1, self._unrecovered + 1):
-            restart = self._restarts[-back]
-            self._restarts[-back] = replace(restart, recovery_seconds=now - restart.noticed)
-        self._unrecovered = 0
+        for back, noticed in enumerate(reversed(self._unrecovered), 1):
+            self._restarts[-back].recovery.FromNanoseconds(round((now - noticed) * 1e9))
+        self._unrecovered.clear()
 
     def note_asleep(self) -> None:
         """Record that it was put to sleep: the time asleep is no part of a recovery."""
-        self._unrecovered = 0
+        self._unrecovered.clear()

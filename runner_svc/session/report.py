@@ -9,7 +9,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from runner_svc.config import RunnerConfig, ServedModel
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.load_messages import duration_message, options_message, parameter_message
-from runner_svc.instance.restart_log import Restart
 from runner_svc.instance.settings import HibernationSettings
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.policy.lifecycle import MAX_HOW_CHARS
@@ -123,7 +122,7 @@ class RunnerReport:
             return None
         last = instance.restart_log.all[-1]
         detail = self.redact(last.detail[:MAX_HOW_CHARS])
-        return runner_pb2.InstanceFault(reason=last.reason.value, detail=detail)  # type: ignore[arg-type]  # same numbers
+        return runner_pb2.InstanceFault(reason=last.reason, detail=detail)
 
 
 def _memory(memory: ModelMemory) -> runner_pb2.InstanceMemory | None:
@@ -184,7 +183,7 @@ def instance_description(
         last_restart_reason=redact(instance.restart_log.last_detail),
         log_lines=map(redact, instance.backend.log_lines(log_line_count)),
         active_request_ids=instance.slots.holders,
-        restarts=[_restart(restart, redact) for restart in instance.restart_log.all],
+        restarts=[_redacted(restart, redact) for restart in instance.restart_log.all],
         requests=map(request_record_message, instance.records.all),
         last_crash_lines=map(redact, crash_lines),
         last_ready_time=timestamp_message(instance.restart_log.last_ready_at),
@@ -225,13 +224,11 @@ def request_record_message(record: RequestRecord) -> pb.RequestRecord:
     )
 
 
-def _restart(restart: Restart, redact: Redact) -> pb.Restart:
-    return pb.Restart(
-        time=timestamp_message(restart.at),
-        reason=restart.reason.value,  # type: ignore[arg-type]  # same numbers
-        detail=redact(restart.detail),
-        recovery=optional_duration(restart.recovery_seconds),
-    )
+def _redacted(restart: pb.Restart, redact: Redact) -> pb.Restart:
+    message = pb.Restart()
+    message.CopyFrom(restart)
+    message.detail = redact(restart.detail)
+    return message
 
 
 def _timeouts(profile: TimeoutProfile) -> pb.TimeoutProfile:

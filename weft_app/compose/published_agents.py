@@ -12,12 +12,6 @@ from weft.api.registry.v1 import agent_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
 
-_REPETITION_POLICIES: dict[str, agent_behaviour_pb2.RepetitionPolicy.ValueType] = {
-    "off": agent_behaviour_pb2.REPETITION_POLICY_OFF,
-    "warn": agent_behaviour_pb2.REPETITION_POLICY_WARN,
-    "kill": agent_behaviour_pb2.REPETITION_POLICY_KILL,
-}
-
 
 def published_agents(section: RunnerSettings) -> tuple[agent_pb2.AgentManifest, ...]:
     """Returns the agents of a runner. Raises INVALID_ARGUMENT naming the invalid field."""
@@ -47,7 +41,8 @@ def _behaviour(agent: AgentSettings, where: str) -> agent_behaviour_pb2.AgentBeh
         signals=agent.signals,
     )
     if agent.repetition is not None:
-        behaviour.repetition_policy = _REPETITION_POLICIES[agent.repetition]
+        word = f"REPETITION_POLICY_{agent.repetition.upper()}"
+        behaviour.repetition_policy = agent_behaviour_pb2.RepetitionPolicy.Value(word)
     # Unset means on, on the wire as in the file.
     if not agent.stop_on_decision_request:
         behaviour.stop_on_decision_request = False

@@ -8,7 +8,7 @@ from ipaddress import IPv4Address
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from runner_svc.backend.engine_process import EnginePorts
-from runner_svc.chat.settings import ChatSettings, RepetitionPolicy
+from runner_svc.chat.settings import ChatSettings
 from runner_svc.config import ServedModel
 from runner_svc.instance.settings import HibernationSettings, SleepSettings
 from runner_svc.memory.estimate import MemoryEstimator
@@ -174,7 +174,7 @@ def chat_settings(section: RunnerSettings, model: ModelSettings) -> ChatSettings
     return ChatSettings(
         system_messages=model.system_messages,
         tools=model.tools,
-        repetition=RepetitionPolicy[model.repetition.upper()],
+        repetition=model.repetition,
         repetition_limits=RepetitionLimits().scaled(model.repetition_lines, model.repetition_characters),
         default_max_tokens=model.default_max_tokens,
         signals=signal_catalogue(_signals(section.signals, f"{where}.signals")),

@@ -44,7 +44,7 @@ async def test_an_engine_that_never_becomes_ready_is_given_up_and_nothing_of_it_
     limits = RestartLimits(max_deaths=2, first_pause_seconds=60.0)
     async with living(InstanceConfig(model="m", slots=1, restart=limits), LlamaServerBackend(config)) as stage:
         await stage.until_phase(Phase.CRASH_LOOP)
-        assert [restart.reason for restart in stage.instance.restart_log.all] == [Reason.LOAD_STALLED] * 2
+        assert [Reason(restart.reason) for restart in stage.instance.restart_log.all] == [Reason.LOAD_STALLED] * 2
         assert "loading made no progress" in stage.instance.detail
         assert not own_children()
         with pytest.raises(WeftError) as told:

@@ -37,8 +37,8 @@ async def test_a_backend_killed_while_idle_is_ready_again_and_serves() -> None:
         assert stage.backend.process_id != before
         assert await stage.ask() is None
         (restart,) = stage.instance.restart_log.all
-        assert (restart.reason, restart.detail) == (Reason.SERVER_DIED, "signal SIGKILL")
-        assert restart.recovery_seconds is not None
+        assert (Reason(restart.reason), restart.detail) == (Reason.SERVER_DIED, "signal SIGKILL")
+        assert restart.HasField("recovery")
 
 
 async def test_a_backend_killed_in_mid_stream_ends_its_requests_frees_their_slots_and_replays_nothing() -> None:
@@ -77,7 +77,7 @@ async def test_headers_that_do_not_come_restart_the_backend_and_the_others_are_t
         assert told.reason is Reason.WORKER_RESTARTED
         assert not stage.instance.slots.holders
         await stage.until_restarted()
-        assert [restart.reason for restart in stage.instance.restart_log.all] == [Reason.HEADERS_TIMEOUT]
+        assert [Reason(restart.reason) for restart in stage.instance.restart_log.all] == [Reason.HEADERS_TIMEOUT]
 
 
 def _takes_connections(port: int) -> bool:
@@ -99,7 +99,7 @@ async def test_a_process_that_lives_and_takes_no_connections_is_restarted() -> N
         assert error is not None
         assert error.reason is Reason.CONNECT_FAILED
         await stage.until_restarted()
-        assert [restart.reason for restart in stage.instance.restart_log.all] == [Reason.CONNECT_FAILED]
+        assert [Reason(restart.reason) for restart in stage.instance.restart_log.all] == [Reason.CONNECT_FAILED]
         assert await stage.ask() is None
 
 
@@ -125,7 +125,7 @@ async def test_too_little_memory_to_load_is_said_with_advice_and_not_tried_again
         assert stage.instance.restart_count == 1
         assert ADVICE in stage.instance.detail
         assert "cudaMalloc" in stage.instance.detail
-        assert stage.instance.restart_log.all[0].reason is Reason.OUT_OF_MEMORY
+        assert Reason(stage.instance.restart_log.all[0].reason) is Reason.OUT_OF_MEMORY
 
 
 async def test_a_frozen_backend_that_is_told_to_end_is_gone_in_time() -> None:

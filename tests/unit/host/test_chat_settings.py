@@ -5,7 +5,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from runner_svc.chat.settings import ChatSettings, RepetitionPolicy
+from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.signals import reason_only
 from weft.kernel.errors import FieldError
 from weft_app.compose.served_models import chat_settings
@@ -40,7 +40,7 @@ def test_everything_that_is_said_arrives() -> None:
         platform_context="An office.",
     )
     assert found.tools == ("word_count", "files.read")
-    assert found.repetition is RepetitionPolicy.KILL
+    assert found.repetition == "kill"
     assert found.system_messages == "separate"
     assert (found.max_tool_iterations, found.max_tool_calls_per_turn) == (3, 2)
     assert found.zone == ZoneInfo("Europe/Berlin")

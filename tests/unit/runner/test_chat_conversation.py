@@ -28,7 +28,6 @@ from chat_stage import (
 )
 
 from runner_svc.chat.conversation import converse
-from runner_svc.chat.settings import RepetitionPolicy
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, event_pb2, warning_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -49,7 +48,7 @@ def _work() -> ScriptedWork:
 
 async def test_a_request_that_asks_for_nothing_reaches_the_engine_as_it_is() -> None:
     payload, work = _payload(SYSTEM), _work()
-    events = await events_of(work, request(payload), setup(repetition=RepetitionPolicy.OFF))
+    events = await events_of(work, request(payload), setup(repetition="off"))
     assert work.payloads[0] is payload
     assert answer(events) == "Hi."
     assert kinds(events) == ["usage", "finished"]
@@ -122,7 +121,7 @@ async def test_a_platform_prompt_alone_leaves_several_choices_alone() -> None:
 
 async def test_a_loop_is_warned_of_once_and_goes_on() -> None:
     work = ScriptedWork([*[text(LOOP)] * 200, *end()])
-    events = await events_of(work, request(), setup(repetition=RepetitionPolicy.WARN))
+    events = await events_of(work, request(), setup(repetition="warn"))
     assert warnings(events) == [warning_pb2.WARNING_CODE_REPETITION]
     assert [warning.code for warning in receipt(events).warnings] == [warning_pb2.WARNING_CODE_REPETITION]
     assert "look at the file" in receipt(events).warnings[0].message
@@ -205,14 +204,14 @@ async def test_a_loop_in_the_arguments_of_a_call_is_killed_too() -> None:
     first, again = ([Event(delta=event_pb2.Delta(tool_calls=[piece]))] for piece in pieces)
     work = ScriptedWork([first, *[again] * 400, *end(TOOL_CALLS)])
     with pytest.raises(WeftError) as raised:
-        await events_of(work, request(tools=["search"]), setup(repetition=RepetitionPolicy.KILL))
+        await events_of(work, request(tools=["search"]), setup(repetition="kill"))
     assert raised.value.reason is Reason.REPEATED_LINE_LOOP
 
 
 async def test_the_agents_policy_goes_before_the_models() -> None:
     work = ScriptedWork([*[text(LOOP)] * 200, *end()])
     asked = request(repetition_policy=agent_behaviour_pb2.REPETITION_POLICY_OFF)
-    assert not warnings(await events_of(work, asked, setup(repetition=RepetitionPolicy.KILL)))
+    assert not warnings(await events_of(work, asked, setup(repetition="kill")))
 
 
 async def test_each_choice_is_watched_by_itself() -> None:
@@ -225,7 +224,7 @@ async def test_each_choice_is_watched_by_itself() -> None:
         for count in range(200)
         for index in (0, 1)
     ]
-    warns = setup(repetition=RepetitionPolicy.WARN)
+    warns = setup(repetition="warn")
     events = await events_of(ScriptedWork([*pieces, *end()]), request(_payload(choice_count=2)), warns)
     assert warnings(events) == [warning_pb2.WARNING_CODE_REPETITION]
 
@@ -234,7 +233,7 @@ async def test_a_completion_is_watched_too() -> None:
     payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="Count.")])
     work = ScriptedWork([*[text(LOOP)] * 200, *end()])
     with pytest.raises(WeftError) as raised:
-        await events_of(work, request(payload), setup(repetition=RepetitionPolicy.KILL))
+        await events_of(work, request(payload), setup(repetition="kill"))
     assert raised.value.reason is Reason.REPEATED_LINE_LOOP
 
 

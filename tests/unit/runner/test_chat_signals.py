@@ -24,7 +24,6 @@ from chat_stage import (
 )
 
 from runner_svc.chat.offer import MAX_SENT_DEPTH, json_object
-from runner_svc.chat.settings import RepetitionPolicy
 from runner_svc.policy.signals import SignalDescription, reason_only, signal_catalogue
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, signal_pb2, warning_pb2
 from weft.api.runner.v1 import generation_service_pb2
@@ -155,7 +154,7 @@ async def test_signals_of_any_length_are_told_and_those_that_are_kept_have_a_bou
     long = json.dumps({"text": "x" * 100_000})
     pieces = [piece for index in range(3) for piece in call("NOTE", long, index, f"call_{index}")]
     work = ScriptedWork([text("Hm."), *pieces, *end(TOOL_CALLS)])
-    chat = setup(signals=signal_catalogue([own]), repetition=RepetitionPolicy.OFF)
+    chat = setup(signals=signal_catalogue([own]), repetition="off")
     events = await events_of(work, request(signals=["NOTE"]), chat)
     assert _signals(events) == ["NOTE"] * 3
     assert len(receipt(events).signals) == len(work.record.signals) == 2

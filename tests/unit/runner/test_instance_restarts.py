@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ async def test_a_backend_that_cannot_be_reached_is_restarted_and_the_others_are_
         assert [_reason(await first), _reason(await other)] == [reason, Reason.WORKER_RESTARTED]
         await stage.settle()
         assert (stage.instance.phase, stage.instance.restart_count) == (Phase.READY, 1)
-        assert stage.instance.restart_log.all[0].reason is reason
+        assert Reason(stage.instance.restart_log.all[0].reason) is reason
 
 
 async def test_a_failure_of_a_request_that_says_nothing_about_the_backend_restarts_nothing() -> None:
@@ -135,7 +136,7 @@ async def test_a_stalled_backend_is_restarted_and_only_the_stalled_request_is_to
         await stage.clock.advance(2.0)
         await stage.settle()
         assert (stage.instance.phase, stage.instance.restart_count) == (Phase.READY, 1)
-        assert stage.instance.restart_log.all[0].reason is Reason.STALL_TIMEOUT
+        assert Reason(stage.instance.restart_log.all[0].reason) is Reason.STALL_TIMEOUT
 
 
 async def test_an_attached_server_that_cannot_be_reached_is_absent_at_once_and_looked_for() -> None:
@@ -248,11 +249,15 @@ async def test_each_restart_is_remembered_with_its_time_and_how_long_it_took() -
         await stage.settle()
         await stage.clock.advance(4.0)
         (restart,) = stage.instance.restart_log.all
-        assert (restart.at, restart.reason, restart.detail) == (at, Reason.SERVER_DIED, "exit code 3")
-        assert restart.recovery_seconds is None
+        assert (restart.time.ToDatetime(UTC), Reason(restart.reason), restart.detail) == (
+            at,
+            Reason.SERVER_DIED,
+            "exit code 3",
+        )
+        assert not restart.HasField("recovery")
         stage.backend.loaded.set()
         await stage.settle()
-        assert stage.instance.restart_log.all[0].recovery_seconds == 4.0
+        assert stage.instance.restart_log.all[0].recovery.ToNanoseconds() == 4e9
         assert stage.instance.restart_log.last_ready_at == stage.clock.utc_now()
 
 
@@ -264,7 +269,7 @@ async def test_a_model_that_was_unloaded_before_it_was_back_did_not_recover_when
         await stage.instance.unload()
         stage.backend.loaded.set()
         await stage.instance.load()
-        assert [restart.recovery_seconds for restart in stage.instance.restart_log.all] == [None]
+        assert [restart.HasField("recovery") for restart in stage.instance.restart_log.all] == [False]
 
 
 def test_the_log_of_restarts_is_bounded_and_sleep_is_no_part_of_a_recovery() -> None:
@@ -276,7 +281,10 @@ def test_the_log_of_restarts_is_bounded_and_sleep_is_no_part_of_a_recovery() -> 
     log.note_asleep()
     log.note(Reason.SERVER_DIED, "last")
     log.note_ready()
-    assert [restart.recovery_seconds for restart in log.all][-2:] == [None, 0.0]
+    before, last = log.all[-2:]
+    assert not before.HasField("recovery")
+    assert last.HasField("recovery")
+    assert last.recovery.ToNanoseconds() == 0
 
 
 async def test_the_end_of_the_runner_ends_its_requests_first() -> None:
