@@ -1,56 +1,17 @@
 """Configuration of a runner: its models, agents and limits. weft_app builds it from weft.yaml."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner_svc.backend.port import Backend
-from runner_svc.chat.settings import ChatSettings
-from runner_svc.instance.settings import HibernationSettings
+from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.lease_manager import Observer
-from runner_svc.memory.port import MemoryForecast, NoForecast
-from runner_svc.policy.backoff import RestartLimits
-from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.table import DEFAULT_RUNTIME
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.tools.port import ToolSettings
-from weft.api.registry.v1 import agent_pb2, wake_pb2
-from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
+from weft.api.registry.v1 import agent_pb2
 from weft.kernel.tls_channel import ChannelSecurity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """One model and how its backend is made."""
-
-    name: str
-    """Unique in the mesh."""
-    pool: str = ""
-    """Models of one pool are interchangeable; empty: a pool of its own."""
-    make_backend: Callable[[], Backend]
-    operations: frozenset[Operation] = TEXT_OPERATIONS
-    slots: int = 4
-    context_tokens: int = 0
-    model_path: Path | None = None
-    """The file whose digest goes on receipts."""
-    remote: bool = False
-    """Whether serving it sends data off the premises."""
-    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
-    chat: ChatSettings = field(default_factory=ChatSettings)
-    hibernation: HibernationSettings = field(default_factory=HibernationSettings)
-    quantizations: Mapping[str, Path] = field(default_factory=dict)
-    """Further files of the same model that may be loaded, by quantization."""
-    vision_input: bool = False
-    """Whether it accepts images."""
-    skills: frozenset[Skill] = frozenset()
-    """Capabilities beyond text that are published; empty: unknown."""
-    target_inflight: int | None = None
-    """Concurrent requests that it admits; None: as many as its slots."""
-    forecast: MemoryForecast = field(default_factory=NoForecast)
-    """Forecast of the memory that its loads take."""
-    wake_by_mesh: wake_pb2.WakeRecipe | None = field(default=None, repr=False)
-    """Wake recipe that routers run to wake the host; it is published. The runner's own recipe is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +32,6 @@ class RunnerConfig:
     leftovers: Leftovers | None = None
     """Orphaned processes of an earlier incarnation, killed before the first backend starts. None: not tracked."""
     models: tuple[ServedModel, ...]
-    restart: RestartLimits = field(default_factory=RestartLimits)
     agents: tuple[agent_pb2.AgentManifest, ...] = ()
     """The published agents. Read-only."""
     tools: tuple[ToolSettings, ...] = ()

@@ -10,12 +10,11 @@ from typing_extensions import override
 
 from runner_svc.cache.manager import CacheManager
 from runner_svc.chat.request import ChatSetup
-from runner_svc.config import RunnerConfig, ServedModel
+from runner_svc.config import RunnerConfig
 from runner_svc.instance.admission import RequestLimit
 from runner_svc.instance.instance import Instance
-from runner_svc.instance.settings import HibernationSettings, InstanceConfig
+from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.lease_manager import LeaseManager, LeaseManagerConfig
-from runner_svc.memory.port import MemoryAccount
 from runner_svc.model_files.digest import model_digest
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.servicers.control import RunnerServicer
@@ -169,26 +168,13 @@ class RunnerService(Service):
         self._mesh_clock.set(now)
 
     def _instance(self, model: ServedModel, limit: RequestLimit) -> Instance:
-        config = InstanceConfig(
-            model=model.name,
-            slots=model.slots,
-            target_inflight=model.target_inflight,
-            vision_input=model.vision_input,
-            model_path=model.model_path,
-            quantizations=model.quantizations,
-            restart=self._config.restart,
-            timeouts=model.timeouts,
-            hibernation=self._hibernation(model),
+        ledger = None if model.hibernation.attached else self._leases
+        if ledger is not None:
+            hibernation = replace(model.hibernation, memory_wait_seconds=self._config.memory_wait_seconds)
+            model = replace(model, hibernation=hibernation)
+        return Instance(
+            model, model.make_backend(), self._clock, self._note_change, self._run_recipe, limit=limit, ledger=ledger
         )
-        account = MemoryAccount(forecast=model.forecast)
-        if self._leases is not None and not model.hibernation.attached:
-            account = MemoryAccount(ledger=self._leases, forecast=model.forecast)
-        return Instance(config, model.make_backend(), self._clock, self._note_change, self._run_recipe, limit, account)
-
-    def _hibernation(self, model: ServedModel) -> HibernationSettings:
-        if self._leases is None or model.hibernation.attached:
-            return model.hibernation
-        return replace(model.hibernation, memory_wait_seconds=self._config.memory_wait_seconds)
 
     def _keeper(self, config: RunnerConfig) -> LeaseManager | None:
         if config.observer is None or not any(not model.hibernation.attached for model in config.models):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from runner_svc.backend.port import Backend
 from runner_svc.instance.admission import AdmittedRequest, RequestLimit, SlotTable
 from runner_svc.instance.lifecycle_loop import LifecycleLoop
-from runner_svc.instance.settings import InstanceConfig, RunRecipe, no_recipes
+from runner_svc.instance.settings import RunRecipe, ServedModel, no_recipes
 from runner_svc.memory.model_memory import ModelMemory
-from runner_svc.memory.port import MemoryAccount
+from runner_svc.memory.port import MemoryLedger
 from runner_svc.policy.lifecycle import Command, Phase
 from runner_svc.policy.load_plan import AS_CONFIGURED, STAY_LOADED, LoadPlan, LoadSpec
 from runner_svc.request_records import RequestRecords
@@ -41,19 +41,20 @@ class Instance:
 
     def __init__(
         self,
-        config: InstanceConfig,
+        config: ServedModel,
         backend: Backend,
         clock: Clock,
         on_change: Callable[[], None],
         run_recipe: RunRecipe = no_recipes,
+        *,
         limit: RequestLimit | None = None,
-        account: MemoryAccount | None = None,
+        ledger: MemoryLedger | None = None,
     ) -> None:
         self.config = config
         self.backend = backend
         self.slots = SlotTable(min(config.slots, config.target_inflight or config.slots), limit)
-        self.records = RequestRecords(config.model, clock)
-        self.memory = ModelMemory(config.model, backend, self.records, account or MemoryAccount())
+        self.records = RequestRecords(config.name, clock)
+        self.memory = ModelMemory(config.name, backend, self.records, ledger or MemoryLedger(), config.forecast)
         self.memory.pinned = config.hibernation.pinned
         self.digest = ""
         """Digest of the model file, once it is known."""
@@ -74,7 +75,7 @@ class Instance:
     @property
     def model(self) -> str:
         """The model's name in the mesh."""
-        return self.config.model
+        return self.config.name
 
     @property
     def phase(self) -> Phase:
@@ -296,7 +297,7 @@ class Instance:
 class _WakeWaiters:
     """Callers that wait until an instance is awake, and what happens to the wake when the last one is cancelled."""
 
-    def __init__(self, lifecycle: LifecycleLoop, config: InstanceConfig, memory: ModelMemory, clock: Clock) -> None:
+    def __init__(self, lifecycle: LifecycleLoop, config: ServedModel, memory: ModelMemory, clock: Clock) -> None:
         self._lifecycle = lifecycle
         self._config = config
         self._memory = memory
@@ -309,7 +310,7 @@ class _WakeWaiters:
         """Request a wake and return its outcome, to be awaited by `wait`. Raises WAKE_FAILED in a crash pause."""
         state = self._lifecycle.state
         if state.doing is Command.PAUSE:
-            raise WeftError(Reason.WAKE_FAILED, state.detail, metadata={"model": self._config.model})
+            raise WeftError(Reason.WAKE_FAILED, state.detail, metadata={"model": self._config.name})
         if self._memory.grant is None:
             self._memory.priority = min(priority, self._memory.priority) if self._count else priority
         if not self._lifecycle.wake_requested.is_set() and not self._count:
@@ -342,7 +343,7 @@ class _WakeWaiters:
             await within(self._clock, limit, outcome)
         except TimeoutError:
             phase = self._lifecycle.state.phase.name.lower()
-            raise WeftError(reason, f"{self._config.model} is still {phase} after {limit:g} s") from None
+            raise WeftError(reason, f"{self._config.name} is still {phase} after {limit:g} s") from None
 
     def _waits_for_memory(self) -> bool:
         """Whether a wake on request has no memory yet: an unwanted wake must not keep its place in the wait queue."""

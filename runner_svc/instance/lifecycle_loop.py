@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from runner_svc.backend.port import Backend
 from runner_svc.instance.loader import Loader
 from runner_svc.instance.restart_log import RestartLog
-from runner_svc.instance.settings import HibernationSettings, InstanceConfig, RunRecipe
+from runner_svc.instance.settings import HibernationSettings, RunRecipe, ServedModel
 from runner_svc.instance.watchdog import Watchdog
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.policy.keep_alive import IdleState, SleepDecision, decide_sleep, keep_alive
@@ -73,7 +73,7 @@ class LifecycleLoop:
 
     def __init__(
         self,
-        config: InstanceConfig,
+        config: ServedModel,
         backend: Backend,
         records: RequestRecords,
         memory: ModelMemory,
@@ -164,7 +164,7 @@ class LifecycleLoop:
                     command = self._note(await stages[command]())
                 except Exception:
                     # Without this the model would stay in LOADING until the runner is restarted.
-                    log.exception("unforeseen error in a model's life", model=self._config.model)
+                    log.exception("unforeseen error in a model's life", model=self._config.name)
                     await self._end_backend()
                     command = self._note(Broke(INTERNAL_ERROR))
         finally:
@@ -191,7 +191,7 @@ class LifecycleLoop:
         after = transition.state
         if transition.command is Command.PAUSE:
             after = with_last_lines(after, self.loader.last_lines()[-CRASH_LOG_LINES:])
-            log.error("backend is not started for now", model=self._config.model, detail=after.detail)
+            log.error("backend is not started for now", model=self._config.name, detail=after.detail)
         changed = (after.phase, after.detail) != (self.state.phase, self.state.detail)
         self.state = after
         self._settle(event, transition.command)
@@ -215,7 +215,7 @@ class LifecycleLoop:
             self.restart_log.note_asleep()
 
     def _note_restart(self, reason: Reason, how: str) -> None:
-        log.warning("backend ended", model=self._config.model, how=how, restarts=self.state.history.total + 1)
+        log.warning("backend ended", model=self._config.name, how=how, restarts=self.state.history.total + 1)
         self.restart_log.note(reason, how)
 
     def _settle(self, event: Event, command: Command) -> None:
@@ -244,7 +244,7 @@ class LifecycleLoop:
 
     def _settle_not_awake(self, why: str, reason: Reason = Reason.WAKE_FAILED) -> None:
         self.wake_requested.clear()
-        self.awake.settle(WeftError(reason, why, metadata={"model": self._config.model}))
+        self.awake.settle(WeftError(reason, why, metadata={"model": self._config.name}))
 
     async def _load(self) -> Event:
         self.loader.was_started = False
@@ -307,7 +307,7 @@ class LifecycleLoop:
         self._verdict = WeftError(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
         try:
             if not await event_within(self._clock, REQUESTS_END_SECONDS, self._records.idle):
-                log.warning("requests hold on to a backend that ends", model=self._config.model)
+                log.warning("requests hold on to a backend that ends", model=self._config.name)
         finally:
             await self._backend.stop()  # also when this task is cancelled meanwhile
 
@@ -319,12 +319,12 @@ class LifecycleLoop:
             if sleep is not None and sleep.action is not None and not self._memory.lost.is_set():
                 await self._run_recipe(sleep.action, sleep.max_wait_seconds)
         except WeftError as error:
-            log.warning("model did not go to sleep", model=self._config.model, message=error.message)
+            log.warning("model did not go to sleep", model=self._config.name, message=error.message)
             self._sleep_asked.clear()
             self.asleep.settle(WeftError(Reason.BACKEND_ERROR, f"the model did not go to sleep: {error.message}"))
             return SleepFailed()
         await self._end_backend()
-        log.info("model went to sleep", model=self._config.model)
+        log.info("model went to sleep", model=self._config.name)
         return Slept()
 
     async def _rest(self) -> Event:
@@ -350,7 +350,7 @@ class LifecycleLoop:
             else:
                 return Loaded()
             await self._backend.stop()
-        log.warning("model could not be woken", model=self._config.model, message=why)
+        log.warning("model could not be woken", model=self._config.name, message=why)
         return WakeFailed(reason, why[:MAX_DETAIL_CHARS], self.loader.is_otherwise)
 
     async def _bring_up(self) -> None:

@@ -6,7 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from runner_svc.backend.port import Backend, BackendFacts, LoadOrder
-from runner_svc.instance.settings import InstanceConfig
+from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.memory.port import OnWaiting
 from runner_svc.policy.load_plan import AS_CONFIGURED
@@ -34,7 +34,7 @@ LOADING = "loading"
 class Loader:
     """Starts one backend by the present load plan, once per call."""
 
-    def __init__(self, config: InstanceConfig, backend: Backend, memory: ModelMemory, clock: Clock) -> None:
+    def __init__(self, config: ServedModel, backend: Backend, memory: ModelMemory, clock: Clock) -> None:
         self._config = config
         self._backend = backend
         self._memory = memory
@@ -139,4 +139,4 @@ class Loader:
         self.starts += 1
         self._memory.note_filled()
         seconds = round(now - self._engine_began, 2)
-        log.info("backend ready", model=self._config.model, pid=self._backend.process_id, load_seconds=seconds)
+        log.info("backend ready", model=self._config.name, pid=self._backend.process_id, load_seconds=seconds)

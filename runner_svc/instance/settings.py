@@ -1,12 +1,12 @@
-"""Settings of an instance: hibernation, wake, keep-alive, limits."""
+"""Settings of an instance: the served model, its hibernation, wake and keep-alive."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.keep_alive import DEFAULT_CATEGORY, KeepAliveSettings
-from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.runtimes.model_engine import ModelEngine
 from weft.api.registry.v1 import wake_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -99,20 +99,20 @@ class HibernationSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceConfig:
-    """Configuration of one instance, without its backend."""
+class ServedModel(ModelEngine):
+    """One model as an instance serves it: its engine, and how it is published, kept and restarted."""
 
-    model: str
-    """The model's name in the mesh."""
-    slots: int
-    """Slots of its engine, as configured."""
-    target_inflight: int | None = None
-    """Concurrent requests that it admits; None: as many as its engine has slots."""
+    name: str
+    """Unique in the mesh."""
+    slots: int = 4
+    pool: str = ""
+    """Models of one pool are interchangeable; empty: a pool of its own."""
+    chat: ChatSettings = field(default_factory=ChatSettings)
+    hibernation: HibernationSettings = field(default_factory=HibernationSettings)
+    restart: RestartLimits = field(default_factory=RestartLimits)
     vision_input: bool = False
     """Whether it accepts images."""
-    model_path: Path | None = None
-    quantizations: Mapping[str, Path] = field(default_factory=dict)
-    """Further files of the model by quantization."""
-    restart: RestartLimits = field(default_factory=RestartLimits)
-    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
-    hibernation: HibernationSettings = field(default_factory=HibernationSettings)
+    target_inflight: int | None = None
+    """Concurrent requests that it admits; None: as many as its slots."""
+    wake_by_mesh: wake_pb2.WakeRecipe | None = field(default=None, repr=False)
+    """Wake recipe that routers run to wake the host; it is published. The runner's own recipe is not."""

@@ -9,7 +9,8 @@ from runner_svc.backend.port import Backend, LoadOrder
 from runner_svc.memory.port import (
     ExpectedMemory,
     LeaseGrant,
-    MemoryAccount,
+    MemoryForecast,
+    MemoryLedger,
     MemoryRequest,
     MemoryUse,
     MemoryUser,
@@ -34,12 +35,14 @@ log = get_logger("weft.memory")
 class ModelMemory(MemoryUser):
     """The memory of one model, as a `port.MemoryUser`. Its lease outlives a crash of the backend, and nothing else."""
 
-    def __init__(self, model: str, backend: Backend, records: RequestRecords, account: MemoryAccount) -> None:
+    def __init__(
+        self, model: str, backend: Backend, records: RequestRecords, ledger: MemoryLedger, forecast: MemoryForecast
+    ) -> None:
         self._model = model
         self._backend = backend
         self._records = records
-        self._ledger = account.ledger
-        self._forecast = account.forecast
+        self._ledger = ledger
+        self._forecast = forecast
         self._plan = LoadPlan()
         self._filled = False
         self._is_learned = False

@@ -1,11 +1,9 @@
 """The memory port: the calls of an instance to the ledger of accelerator memory, and the forecast of loads."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
-
-from typing_extensions import override
 
 from runner_svc.backend.port import DeviceShare
 from runner_svc.policy.load_plan import LoadPlan
@@ -77,8 +75,11 @@ class MemoryUser(Protocol):
         ...
 
 
-class MemoryLedger(Protocol):
-    """The ledger of one host's accelerator memory, as one runner uses it."""
+class MemoryLedger:
+    """The ledger of one host's accelerator memory, as one runner uses it.
+
+    This class itself is that of a host without devices, where every request is granted without a lease.
+    """
 
     async def acquire(self, wanted: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
         """Wait for a lease, which is renewed from then on; None: this host has no devices, and nothing is leased.
@@ -86,39 +87,19 @@ class MemoryLedger(Protocol):
         Raises INSUFFICIENT_MEMORY when the memory is never available or the wait timed out, SERVICE_UNAVAILABLE when
         the ledger was unreachable for as long. A cancelled caller holds nothing.
         """
-        ...
-
-    def is_good(self, grant: LeaseGrant) -> bool:
-        """Whether a lease is certainly valid, by the local clock alone."""
-        ...
-
-    def note_change(self) -> None:
-        """Report the use of the leases to the ledger now."""
-        ...
-
-    def release(self, grant: LeaseGrant) -> None:
-        """Release a lease whose processes have ended. Returns at once and never fails, also for a lost lease."""
-        ...
-
-
-class NoMemoryLedger(MemoryLedger):
-    """The memory ledger of a host without one: every request is granted without a lease."""
-
-    @override
-    async def acquire(self, wanted: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
         del wanted, user, on_waiting
         return None
 
-    @override
     def is_good(self, grant: LeaseGrant) -> bool:
+        """Whether a lease is certainly valid, by the local clock alone."""
         del grant
         return True
 
     def note_change(self) -> None:
-        """See MemoryLedger.note_change."""
+        """Report the use of the leases to the ledger now."""
 
     def release(self, grant: LeaseGrant) -> None:
-        """See MemoryLedger.release."""
+        """Release a lease whose processes have ended. Returns at once and never fails, also for a lost lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,42 +111,18 @@ class ExpectedMemory:
     """Source of the figure: "learned", "manifest", "header", "file_size" or "name"."""
 
 
-class MemoryForecast(Protocol):
-    """The memory forecast for loads of one model."""
+class MemoryForecast:
+    """The memory forecast for loads of one model. This class itself knows nothing."""
 
     async def expect(self, plan: LoadPlan) -> ExpectedMemory | None:
         """Returns the expected memory of a load by this plan; None: unknown. Never raises."""
-        ...
-
-    async def context_within(self, plan: LoadPlan, budget_bytes: int) -> int | None:
-        """Returns the largest context of one slot that fits the budget; None: unknown, or none."""
-        ...
-
-    def note_taken(self, plan: LoadPlan, taken_bytes: int) -> None:
-        """Learn the measured memory of a load by this plan."""
-        ...
-
-
-class NoForecast(MemoryForecast):
-    """A forecast that knows nothing."""
-
-    @override
-    async def expect(self, plan: LoadPlan) -> ExpectedMemory | None:
         del plan
         return None
 
-    @override
     async def context_within(self, plan: LoadPlan, budget_bytes: int) -> int | None:
+        """Returns the largest context of one slot that fits the budget; None: unknown, or none."""
         del plan, budget_bytes
         return None
 
     def note_taken(self, plan: LoadPlan, taken_bytes: int) -> None:
-        """See MemoryForecast.note_taken."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryAccount:
-    """The ledger and the forecast of one model; the default is for hosts without a ledger."""
-
-    ledger: MemoryLedger = field(default_factory=NoMemoryLedger)
-    forecast: MemoryForecast = field(default_factory=NoForecast)
+        """Learn the measured memory of a load by this plan."""

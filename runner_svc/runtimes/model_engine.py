@@ -8,7 +8,7 @@ from pathlib import Path
 from runner_svc.backend.engine_process import EnginePorts
 from runner_svc.backend.port import Backend
 from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, manifest_bytes_of
-from runner_svc.memory.port import MemoryForecast, NoForecast
+from runner_svc.memory.port import MemoryForecast
 from runner_svc.policy.load_plan import LoadValue
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.parameters import EngineParameters, ParameterProfile
@@ -64,7 +64,7 @@ class ModelEngine:
     """The file whose digest goes on receipts."""
     quantizations: Mapping[str, Path] = field(default_factory=dict)
     """Further files of the same model that may be loaded, by quantization."""
-    forecast: MemoryForecast = field(default_factory=NoForecast)
+    forecast: MemoryForecast = field(default_factory=MemoryForecast)
     """Forecast of the memory that its loads take."""
     remote: bool = False
     """Whether serving it sends data off the premises."""

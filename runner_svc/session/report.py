@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from runner_svc.config import RunnerConfig, ServedModel
+from runner_svc.config import RunnerConfig
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.load_messages import duration_message, options_message, parameter_message
-from runner_svc.instance.settings import HibernationSettings
+from runner_svc.instance.settings import HibernationSettings, ServedModel
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.policy.lifecycle import MAX_HOW_CHARS
 from runner_svc.policy.timeouts import TimeoutProfile

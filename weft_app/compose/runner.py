@@ -86,7 +86,6 @@ def runner_config(
         observer=None if accelerators is None else host_observer(accelerators),
         device_indexes=section.devices,
         memory_wait_seconds=section.memory_wait_seconds,
-        restart=section.restart,
         agents=published_agents(section),
         tools=tool_sources(section, os.environ),
         max_requests=section.max_requests,

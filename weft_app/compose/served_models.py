@@ -9,8 +9,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from runner_svc.backend.engine_process import EnginePorts
 from runner_svc.chat.settings import ChatSettings
-from runner_svc.config import ServedModel
-from runner_svc.instance.settings import HibernationSettings, SleepSettings
+from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
 from runner_svc.memory.estimate import MemoryEstimator
 from runner_svc.openai_upstream.address import is_http_url
 from runner_svc.policy.repetition import RepetitionLimits
@@ -73,6 +72,7 @@ def served_model(
         timeouts=engine.timeouts,
         hibernation=replace(hibernation, requests_fail_alone=engine.requests_fail_alone),
         wake_by_mesh=_recipe(wake, f"{where}.wake") if wake is not None and wake.by == "mesh" else None,
+        restart=section.restart,
         chat=chat_settings(section, model),
         target_inflight=model.target_inflight,
         vision_input=model.category == "vision" or Skill.IMAGE in engine.skills,

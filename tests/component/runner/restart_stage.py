@@ -16,7 +16,7 @@ from own_children import own_children
 
 from runner_svc.backend.port import Backend, CallInfo
 from runner_svc.instance.instance import Instance
-from runner_svc.instance.settings import InstanceConfig
+from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
@@ -111,14 +111,15 @@ async def repaving(
         timeouts=http or TimeoutProfile(),
         graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
     )
-    instance_config = InstanceConfig(model="m", slots=2, restart=limits or RestartLimits(), timeouts=config.timeouts)
-    async with living(instance_config, LlamaServerBackend(config)) as stage:
+    backend = LlamaServerBackend(config)
+    async with living(backend, slots=2, restart=limits or RestartLimits(), timeouts=config.timeouts) as stage:
         yield stage
 
 
 @asynccontextmanager
-async def living(config: InstanceConfig, backend: Backend) -> AsyncIterator[Repaving]:
-    """An instance that has begun its life."""
+async def living(backend: Backend, *, slots: int, **settings: Any) -> AsyncIterator[Repaving]:
+    """An instance that has begun its life. `settings` as of ServedModel."""
+    config = ServedModel(name="m", make_backend=lambda: backend, slots=slots, **settings)
     phases: list[Phase] = []
     instance = Instance(config, backend, SystemClock(), lambda: phases.append(instance.phase))
     await instance.start()

@@ -13,7 +13,8 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_status import rpc_status
 from kit.fake_backend import run_fake_backend
 
-from runner_svc.config import RunnerConfig, ServedModel
+from runner_svc.config import RunnerConfig
+from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.service import RunnerService, build
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2

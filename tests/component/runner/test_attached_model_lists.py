@@ -10,8 +10,7 @@ import pytest
 from aiohttp import web
 from runner_harness import running_runner
 
-from runner_svc.config import ServedModel
-from runner_svc.instance.settings import HibernationSettings
+from runner_svc.instance.settings import HibernationSettings, ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from weft_testing.free_port import free_port

@@ -4,7 +4,7 @@ import asyncio
 
 from restart_stage import Repaving, living, repaving
 
-from runner_svc.instance.settings import HibernationSettings, InstanceConfig
+from runner_svc.instance.settings import HibernationSettings
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from weft.kernel.reasons import Reason
@@ -74,8 +74,7 @@ async def test_a_bad_answer_head_of_an_attached_server_costs_one_request_and_it_
     async with hostile_server(handle) as server:
         config = AttachedServerConfig(url=server.url, upstream_model="m")
         settings = HibernationSettings(attached=True, attach_retry_seconds=0.1)
-        instance = InstanceConfig(model="m", slots=4, hibernation=settings)
-        async with living(instance, AttachedServer(config)) as stage:
+        async with living(AttachedServer(config), slots=4, hibernation=settings) as stage:
             await stage.until_phase(Phase.READY)
             text: list[str] = []
             neighbour = asyncio.create_task(stage.ask("neighbour", text, max_tokens=NEIGHBOUR_TOKENS))
@@ -104,7 +103,7 @@ async def test_bytes_that_are_no_answer_are_not_asked_for_twice() -> None:
     async with hostile_server(handle) as server:
         config = AttachedServerConfig(url=server.url, upstream_model="m")
         settings = HibernationSettings(attached=True)
-        async with living(InstanceConfig(model="m", slots=1, hibernation=settings), AttachedServer(config)) as stage:
+        async with living(AttachedServer(config), slots=1, hibernation=settings) as stage:
             await stage.until_phase(Phase.READY)
             error = await stage.ask()
             assert error is not None

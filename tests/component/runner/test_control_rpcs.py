@@ -8,7 +8,7 @@ import pytest
 from own_children import own_children
 from runner_harness import ending, events_of, refusal, running_runner
 
-from runner_svc.config import ServedModel
+from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig

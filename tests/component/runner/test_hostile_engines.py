@@ -17,7 +17,7 @@ from restart_stage import Repaving, living
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.instance.admission import AdmittedRequest
-from runner_svc.instance.settings import HibernationSettings, InstanceConfig
+from runner_svc.instance.settings import HibernationSettings
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
@@ -173,7 +173,7 @@ async def _attached(engine: Engine) -> AsyncIterator[tuple[Repaving, HostileServ
             AttachedServerConfig(url=server.url, upstream_model="m", operations=frozenset(Operation))
         )
         settings = HibernationSettings(attached=True, attach_retry_seconds=0.1)
-        async with living(InstanceConfig(model="m", slots=4, hibernation=settings), backend) as stage:
+        async with living(backend, slots=4, hibernation=settings) as stage:
             await stage.until_phase(Phase.READY)
             yield stage, server
 

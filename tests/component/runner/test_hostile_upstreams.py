@@ -16,7 +16,6 @@ from own_children import own_children
 from restart_stage import living
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.instance.settings import InstanceConfig
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
@@ -42,7 +41,7 @@ async def test_an_engine_that_never_becomes_ready_is_given_up_and_nothing_of_it_
         graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
     )
     limits = RestartLimits(max_deaths=2, first_pause_seconds=60.0)
-    async with living(InstanceConfig(model="m", slots=1, restart=limits), LlamaServerBackend(config)) as stage:
+    async with living(LlamaServerBackend(config), slots=1, restart=limits) as stage:
         await stage.until_phase(Phase.CRASH_LOOP)
         assert [Reason(restart.reason) for restart in stage.instance.restart_log.all] == [Reason.LOAD_STALLED] * 2
         assert "loading made no progress" in stage.instance.detail

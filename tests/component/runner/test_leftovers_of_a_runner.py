@@ -13,7 +13,7 @@ import pytest
 from runner_harness import running_runner
 from supervisor_process import is_alive, until
 
-from runner_svc.config import ServedModel
+from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.leftovers import TAG_VARIABLE, Leftovers

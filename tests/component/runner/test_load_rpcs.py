@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 
-from runner_svc.config import ServedModel
-from runner_svc.instance.settings import HibernationSettings
+from runner_svc.instance.settings import HibernationSettings, ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig

@@ -12,7 +12,7 @@ import pytest
 from restart_stage import LONG, living, repaving
 from runner_harness import OtherServer
 
-from runner_svc.instance.settings import HibernationSettings, InstanceConfig
+from runner_svc.instance.settings import HibernationSettings
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.engine_failures import ADVICE
 from runner_svc.policy.lifecycle import Phase
@@ -160,7 +160,7 @@ async def test_an_attached_server_that_dies_is_absent_with_the_first_request_and
     absent = HibernationSettings(attached=True, attach_retry_seconds=0.1)
     await server.begin()
     try:
-        async with living(InstanceConfig(model="m", slots=2, hibernation=absent), AttachedServer(config)) as stage:
+        async with living(AttachedServer(config), slots=2, hibernation=absent) as stage:
             await stage.until_phase(Phase.READY)
             assert await stage.ask() is None
             await server.end()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 
-from runner_svc.config import ServedModel
+from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import runner_service_pb2

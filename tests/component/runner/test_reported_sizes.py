@@ -8,8 +8,7 @@ import pytest
 from runner_harness import running_runner
 
 from runner_svc import service
-from runner_svc.config import ServedModel
-from runner_svc.instance.settings import HibernationSettings
+from runner_svc.instance.settings import HibernationSettings, ServedModel
 from runner_svc.memory.port import ExpectedMemory, MemoryForecast
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadPlan

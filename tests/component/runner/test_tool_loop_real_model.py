@@ -6,7 +6,7 @@ import pytest
 from runner_harness import events_of, running_runner
 
 from runner_svc.chat.offer import json_object
-from runner_svc.config import ServedModel
+from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.llama_server.runtime import llama_command

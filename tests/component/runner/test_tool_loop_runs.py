@@ -14,7 +14,7 @@ from runner_harness import RunningRunner, events_of, refusal, running_runner
 from structlog.testing import capture_logs
 
 from runner_svc.chat.settings import ChatSettings
-from runner_svc.config import ServedModel
+from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig

@@ -17,8 +17,7 @@ from runner_harness import OtherServer, RunningRunner, events_of, refusal, runni
 from test_run_recipe import controller
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.config import ServedModel
-from runner_svc.instance.settings import HibernationSettings, SleepSettings
+from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig

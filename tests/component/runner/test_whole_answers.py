@@ -9,7 +9,7 @@ from typing import Any
 from restart_stage import LONG
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 
-from runner_svc.config import ServedModel
+from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig

@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from stepped_ledger import StepForecast, SteppedLedger
+
 from runner_svc.backend.port import (
     Backend,
     BackendFacts,
@@ -14,8 +16,8 @@ from runner_svc.backend.port import (
     ProcessSigns,
 )
 from runner_svc.instance.instance import Instance
-from runner_svc.instance.settings import HibernationSettings, InstanceConfig
-from runner_svc.memory.port import MemoryAccount
+from runner_svc.instance.settings import HibernationSettings, ServedModel
+from runner_svc.memory.port import MemoryForecast, MemoryLedger
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.supervise.logs import LogRing
@@ -102,15 +104,18 @@ class Stage:
     """An instance, its backend, its clock, and the reported phases."""
 
     def __init__(
-        self, hibernation: HibernationSettings | None = None, account: MemoryAccount | None = None, **limits: Any
+        self, hibernation: HibernationSettings | None = None, book: SteppedLedger | None = None, **limits: Any
     ) -> None:
         self.clock = FakeClock()
         self.backend = StepBackend()
         self.recipes = RecipeBook()
         self.told: list[Phase] = []
-        config = InstanceConfig(
-            model="m",
+        self.forecast: MemoryForecast = MemoryForecast() if book is None else StepForecast()
+        config = ServedModel(
+            name="m",
+            make_backend=lambda: self.backend,
             slots=2,
+            forecast=self.forecast,
             restart=RestartLimits(**limits),
             hibernation=hibernation or HibernationSettings(),
         )
@@ -120,7 +125,7 @@ class Stage:
             self.clock,
             lambda: self.told.append(self.instance.phase),
             self.recipes.run,
-            account=account,
+            ledger=book or MemoryLedger(),
         )
 
     @property
@@ -149,9 +154,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def living(account: MemoryAccount | None = None, **settings: Any) -> AsyncIterator[Stage]:
+async def living(book: SteppedLedger | None = None, **settings: Any) -> AsyncIterator[Stage]:
     """Yields a started instance; its loads succeed at once."""
-    stage = Stage(HibernationSettings(**settings), account)
+    stage = Stage(HibernationSettings(**settings), book)
     stage.backend.loaded.set()
     await stage.instance.start()
     await stage.settle()

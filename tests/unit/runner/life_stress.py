@@ -18,8 +18,16 @@ from runner_svc.backend.port import (
     ProcessSigns,
 )
 from runner_svc.instance.instance import Instance
-from runner_svc.instance.settings import HibernationSettings, InstanceConfig, SleepSettings
-from runner_svc.memory.port import ExpectedMemory, LeaseGrant, MemoryAccount, MemoryRequest, MemoryUser, OnWaiting
+from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
+from runner_svc.memory.port import (
+    ExpectedMemory,
+    LeaseGrant,
+    MemoryForecast,
+    MemoryLedger,
+    MemoryRequest,
+    MemoryUser,
+    OnWaiting,
+)
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadPlan, LoadSpec
 from runner_svc.supervise.logs import LogRing
@@ -135,7 +143,7 @@ class RandomBackend(Backend):
         return self._random.random() < 0.7
 
 
-class RandomLedger:
+class RandomLedger(MemoryLedger):
     """A ledger that grants, refuses and revokes leases at random, and counts them."""
 
     def __init__(self, random: Random, backend: RandomBackend) -> None:
@@ -176,7 +184,7 @@ class RandomLedger:
             user.note_lease_lost("somebody else's")
 
 
-class SteadyForecast:
+class SteadyForecast(MemoryForecast):
     """A forecast of the same size for every load."""
 
     async def expect(self, plan: LoadPlan) -> ExpectedMemory | None:
@@ -202,12 +210,13 @@ class Stress:
         self.clock = FakeClock()
         settings = KINDS[self.seed % len(KINDS)]
         self.backend = RandomBackend(self.random, self.clock, attached=settings.attached)
-        config = InstanceConfig(model="m", slots=2, hibernation=settings)
+        forecast = MemoryForecast() if settings.attached else SteadyForecast()
+        config = ServedModel(
+            name="m", make_backend=lambda: self.backend, slots=2, hibernation=settings, forecast=forecast
+        )
         self.book = RandomLedger(self.random, self.backend)
-        account = MemoryAccount()
-        if not settings.attached:
-            account = MemoryAccount(ledger=self.book, forecast=SteadyForecast())
-        self.instance = Instance(config, self.backend, self.clock, self.check, self._run_recipe, account=account)
+        ledger = MemoryLedger() if settings.attached else self.book
+        self.instance = Instance(config, self.backend, self.clock, self.check, self._run_recipe, ledger=ledger)
         self.asked: list[asyncio.Task[None]] = []
         self.moves: list[Callable[[], object]] = [
             lambda: self._ask("wake", self.instance.wake()),

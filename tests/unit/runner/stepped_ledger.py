@@ -4,7 +4,15 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from runner_svc.backend.port import DeviceShare
-from runner_svc.memory.port import ExpectedMemory, LeaseGrant, MemoryAccount, MemoryRequest, MemoryUser, OnWaiting
+from runner_svc.memory.port import (
+    ExpectedMemory,
+    LeaseGrant,
+    MemoryForecast,
+    MemoryLedger,
+    MemoryRequest,
+    MemoryUser,
+    OnWaiting,
+)
 from runner_svc.policy.load_plan import LoadPlan
 
 if TYPE_CHECKING:
@@ -15,7 +23,7 @@ GIB = 1024**3
 WORDS = "waiting for memory: needs 2.0 GiB on host-a, held by qwen"
 
 
-class SteppedLedger:
+class SteppedLedger(MemoryLedger):
     """Grants one device's memory at once unless `go` is cleared or `error` is set."""
 
     def __init__(self) -> None:
@@ -62,7 +70,7 @@ class SteppedLedger:
             user.note_lease_lost("the test says so")
 
 
-class StepForecast:
+class StepForecast(MemoryForecast):
     """2 GiB for a context of 2048, in proportion for others."""
 
     def __init__(self) -> None:
@@ -78,7 +86,3 @@ class StepForecast:
 
     def note_taken(self, plan: LoadPlan, taken_bytes: int) -> None:
         self.taken.append((plan, taken_bytes))
-
-
-def step_account(book: SteppedLedger) -> MemoryAccount:
-    return MemoryAccount(ledger=book, forecast=StepForecast())

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runner_svc.config import ServedModel
+from runner_svc.instance.settings import ServedModel
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_server.backend import LlamaServerConfig
 from weft.kernel.errors import FieldError

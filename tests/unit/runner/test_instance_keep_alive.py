@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 from instance_stage import Stage, living
-from stepped_ledger import SteppedLedger, step_account
+from stepped_ledger import SteppedLedger
 
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadSpec
@@ -32,7 +32,7 @@ async def test_without_devices_and_without_settings_it_never_sleeps_by_itself() 
 
 @pytest.mark.parametrize(("category", "seconds"), [("text", 300.0), ("image", 900.0), ("vision", 60.0)])
 async def test_a_model_that_holds_devices_sleeps_after_the_time_of_its_category(category: str, seconds: float) -> None:
-    async with living(step_account(SteppedLedger()), category=category) as stage:
+    async with living(SteppedLedger(), category=category) as stage:
         assert stage.instance.unload_at == stage.clock.utc_now() + timedelta(seconds=seconds)
         assert await _phase_after(stage, seconds - 1.0) is Phase.READY
         assert await _phase_after(stage, 1.0) is Phase.HIBERNATING
@@ -40,7 +40,7 @@ async def test_a_model_that_holds_devices_sleeps_after_the_time_of_its_category(
 
 
 async def test_a_request_says_how_long_it_stays_and_the_next_one_that_says_nothing_undoes_it() -> None:
-    async with living(step_account(SteppedLedger())) as stage:
+    async with living(SteppedLedger()) as stage:
         await _served(stage, 10.0)
         assert stage.instance.unload_at == stage.clock.utc_now() + timedelta(seconds=10)
         await _served(stage)
@@ -75,7 +75,7 @@ async def test_a_model_that_is_kept_for_one_request_waits_for_that_one() -> None
 
 
 async def test_a_load_says_how_long_it_stays() -> None:
-    async with living(step_account(SteppedLedger()), keep_alive_seconds=50.0) as stage:
+    async with living(SteppedLedger(), keep_alive_seconds=50.0) as stage:
         await stage.instance.load(LoadSpec(keep_alive_seconds=7.0))
         assert await _phase_after(stage, 7.0) is Phase.HIBERNATING
         await stage.instance.load()
@@ -83,7 +83,7 @@ async def test_a_load_says_how_long_it_stays() -> None:
 
 
 async def test_a_pinned_model_stays_loaded_until_it_is_unloaded() -> None:
-    async with living(step_account(SteppedLedger()), keep_alive_seconds=5.0, pinned=True) as stage:
+    async with living(SteppedLedger(), keep_alive_seconds=5.0, pinned=True) as stage:
         await _served(stage, 0.0)
         assert await _phase_after(stage, 10_000.0) is Phase.READY
         await stage.instance.unload()
@@ -92,7 +92,7 @@ async def test_a_pinned_model_stays_loaded_until_it_is_unloaded() -> None:
 
 
 async def test_a_pin_of_a_load_ends_with_that_life() -> None:
-    async with living(step_account(SteppedLedger())) as stage:
+    async with living(SteppedLedger()) as stage:
         await stage.instance.load(LoadSpec(pin=True, keep_alive_seconds=5.0))
         assert await _phase_after(stage, 10_000.0) is Phase.READY
         await stage.instance.unload()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from instance_stage import living, outcome
-from stepped_ledger import SteppedLedger, step_account
+from stepped_ledger import SteppedLedger
 
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadSpec
@@ -13,7 +13,7 @@ from runner_svc.policy.load_plan import LoadSpec
 async def test_a_wake_that_waits_for_memory_ends_when_its_last_caller_leaves() -> None:
     """It would keep its place in the ledger's queue, before all others on its host."""
     book = SteppedLedger()
-    async with living(step_account(book), start_asleep=True) as stage:
+    async with living(book, start_asleep=True) as stage:
         book.go.clear()
         first, last = [asyncio.create_task(stage.instance.wake()) for _ in range(2)]
         await stage.settle()
@@ -32,7 +32,7 @@ async def test_a_wake_that_waits_for_memory_ends_when_its_last_caller_leaves() -
 
 async def test_a_wake_that_has_its_memory_goes_on_without_callers() -> None:
     book = SteppedLedger()
-    async with living(step_account(book), start_asleep=True) as stage:
+    async with living(book, start_asleep=True) as stage:
         stage.backend.loaded.clear()
         wake = asyncio.create_task(stage.instance.wake())
         await stage.settle()
@@ -47,7 +47,7 @@ async def test_a_wake_that_has_its_memory_goes_on_without_callers() -> None:
 async def test_memory_that_a_load_or_the_start_waits_for_is_waited_for_when_a_wake_is_left(start_asleep: bool) -> None:
     book = SteppedLedger()
     book.go.clear()
-    async with living(step_account(book), start_asleep=start_asleep) as stage:
+    async with living(book, start_asleep=start_asleep) as stage:
         load = asyncio.create_task(stage.instance.load()) if start_asleep else None
         await stage.settle()
         wake = asyncio.create_task(stage.instance.wake())
@@ -64,7 +64,7 @@ async def test_memory_that_a_load_or_the_start_waits_for_is_waited_for_when_a_wa
 async def test_the_book_hears_at_once_that_a_model_is_pinned_or_not_any_more() -> None:
     """Routers use the ledger, where an unpinned model kept its memory until the next renewal."""
     book = SteppedLedger()
-    async with living(step_account(book)) as stage:
+    async with living(book) as stage:
         await stage.settle()
         for pin in (True, False):
             before = book.changes

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from instance_stage import Stage, living, outcome
 from kit.recipes import http_recipe
-from stepped_ledger import GIB, WORDS, SteppedLedger, step_account
+from stepped_ledger import GIB, WORDS, SteppedLedger
 
 from runner_svc.backend.port import DeviceShare, LoadOrder
 from runner_svc.instance.settings import SleepSettings
@@ -22,7 +22,7 @@ ORDER = LoadOrder(shares=(DeviceShare(index=0, bytes=2 * GIB),), hides_devices=T
 async def test_memory_is_had_before_the_engine_starts_and_the_wait_is_told() -> None:
     book = SteppedLedger()
     book.go.clear()
-    async with living(step_account(book)) as stage:
+    async with living(book) as stage:
         assert (stage.state, stage.backend.starts) == ((Phase.LOADING, WORDS), 0)
         assert stage.instance.load_stage == "waiting for memory"
         book.go.set()
@@ -34,7 +34,7 @@ async def test_memory_is_had_before_the_engine_starts_and_the_wait_is_told() -> 
 
 async def test_a_lease_is_kept_over_a_crash_and_given_up_when_the_model_sleeps() -> None:
     book = SteppedLedger()
-    async with living(step_account(book)) as stage:
+    async with living(book) as stage:
         stage.backend.deaths.put_nowait("signal SIGKILL")
         await stage.settle()
         assert (stage.instance.phase, stage.backend.starts) == (Phase.READY, 2)
@@ -48,7 +48,7 @@ async def test_a_lease_is_kept_over_a_crash_and_given_up_when_the_model_sleeps()
 
 async def test_a_crash_loop_gives_its_lease_up_and_asks_again_after_the_pause() -> None:
     book = SteppedLedger()
-    stage = Stage(account=step_account(book), max_deaths=2, first_pause_seconds=10.0)
+    stage = Stage(book=book, max_deaths=2, first_pause_seconds=10.0)
     stage.backend.loaded.set()
     stage.backend.load_error = WeftError(Reason.SERVER_DIED, "exit code 1")
     await stage.instance.start()
@@ -66,7 +66,7 @@ async def test_a_crash_loop_gives_its_lease_up_and_asks_again_after_the_pause() 
 async def test_memory_that_cannot_be_had_is_no_crash_and_the_next_call_tries_afresh() -> None:
     book = SteppedLedger()
     book.error = NEVER
-    async with living(step_account(book)) as stage:
+    async with living(book) as stage:
         assert stage.state == (Phase.HIBERNATING, NEVER.message)
         assert (stage.instance.restart_count, stage.instance.restart_log.all, stage.backend.starts) == (0, (), 0)
         with pytest.raises(WeftError) as woken:
@@ -82,7 +82,7 @@ async def test_memory_that_cannot_be_had_is_no_crash_and_the_next_call_tries_afr
 
 async def test_a_lost_lease_ends_the_backend_at_once_and_it_loads_again_under_a_new_one() -> None:
     book = SteppedLedger()
-    async with living(step_account(book)) as stage:
+    async with living(book) as stage:
         request = await stage.request()
         book.lose()
         await stage.settle()
@@ -98,7 +98,7 @@ async def test_a_lost_lease_ends_the_backend_at_once_and_it_loads_again_under_a_
 
 async def test_a_lease_that_is_lost_while_the_engine_loads_ends_the_load() -> None:
     book = SteppedLedger()
-    stage = Stage(account=step_account(book))
+    stage = Stage(book=book)
     await stage.instance.start()
     await stage.settle()
     assert stage.backend.starts == 1
@@ -112,7 +112,7 @@ async def test_a_lease_that_is_lost_while_the_engine_loads_ends_the_load() -> No
 async def test_no_engine_is_started_under_a_lease_that_may_be_somebody_elses_by_now() -> None:
     book = SteppedLedger()
     book.is_sure = False
-    stage = Stage(account=step_account(book), max_deaths=2)
+    stage = Stage(book=book, max_deaths=2)
     stage.backend.loaded.set()
     await stage.instance.start()
     await stage.settle()
@@ -125,7 +125,7 @@ async def test_no_engine_is_started_under_a_lease_that_may_be_somebody_elses_by_
 @pytest.mark.parametrize("waits", [True, False], ids=["for-memory", "for-the-engine"])
 async def test_a_load_that_its_only_caller_leaves_is_ended_and_its_memory_given_up(waits: bool) -> None:
     book = SteppedLedger()
-    async with living(step_account(book), start_asleep=True) as stage:
+    async with living(book, start_asleep=True) as stage:
         (book.go if waits else stage.backend.loaded).clear()
         load = asyncio.create_task(stage.instance.load())
         await stage.settle()
@@ -137,7 +137,7 @@ async def test_a_load_that_its_only_caller_leaves_is_ended_and_its_memory_given_
 
 
 async def test_a_load_that_somebody_else_waits_for_goes_on_when_its_caller_leaves() -> None:
-    async with living(step_account(SteppedLedger()), start_asleep=True) as stage:
+    async with living(SteppedLedger(), start_asleep=True) as stage:
         stage.backend.loaded.clear()
         leaves = asyncio.create_task(stage.instance.load())
         await stage.settle()
@@ -153,7 +153,7 @@ async def test_a_load_that_somebody_else_waits_for_goes_on_when_its_caller_leave
 async def test_a_stop_while_memory_is_awaited_leaves_no_lease() -> None:
     book = SteppedLedger()
     book.go.clear()
-    stage = Stage(account=step_account(book))
+    stage = Stage(book=book)
     await stage.instance.start()
     await stage.settle()
     await stage.instance.stop()
@@ -165,7 +165,7 @@ async def test_a_stop_while_memory_is_awaited_leaves_no_lease() -> None:
 async def test_other_options_load_it_again_and_the_next_load_without_them_is_as_configured() -> None:
     book = SteppedLedger()
     longer = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 4096}))
-    async with living(step_account(book)) as stage:
+    async with living(book) as stage:
         assert await stage.instance.load() is True
         assert await stage.instance.load(longer) is False
         assert await stage.instance.load(longer) is True
@@ -183,7 +183,7 @@ async def test_other_options_load_it_again_and_the_next_load_without_them_is_as_
 async def test_of_loads_with_different_options_each_gets_its_own_or_a_later_one_has_the_last_word() -> None:
     book = SteppedLedger()
     wishes = [LoadSpec(plan=LoadPlan(parameters={"context_tokens": 1024 * number})) for number in range(1, 5)]
-    async with living(step_account(book), start_asleep=True) as stage:
+    async with living(book, start_asleep=True) as stage:
         loads = [asyncio.create_task(stage.instance.load(wish)) for wish in wishes]
         await stage.settle()
         await asyncio.gather(*loads, return_exceptions=True)
@@ -194,7 +194,7 @@ async def test_of_loads_with_different_options_each_gets_its_own_or_a_later_one_
 
 
 async def test_a_budget_that_is_too_small_says_what_would_fit() -> None:
-    async with living(step_account(SteppedLedger()), start_asleep=True) as stage:
+    async with living(SteppedLedger(), start_asleep=True) as stage:
         with pytest.raises(WeftError) as refused:
             await stage.instance.load(LoadSpec(memory_budget_bytes=GIB))
         assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
@@ -205,14 +205,14 @@ async def test_a_budget_that_is_too_small_says_what_would_fit() -> None:
 
 async def test_an_idle_model_gives_its_memory_to_somebody_else() -> None:
     book = SteppedLedger()
-    async with living(step_account(book)) as stage:
+    async with living(book) as stage:
         await stage.instance.yield_memory("lease-1", Priority.NORMAL, "llama")
         assert (stage.instance.phase, book.held) == (Phase.HIBERNATING, {})
         await stage.instance.yield_memory("lease-1", Priority.NORMAL, "llama")
 
 
 async def test_nothing_is_admitted_once_the_memory_has_been_promised() -> None:
-    async with living(step_account(SteppedLedger())) as stage:
+    async with living(SteppedLedger()) as stage:
         giving = asyncio.create_task(stage.instance.yield_memory("lease-1", Priority.NORMAL, "llama"))
         await asyncio.sleep(0)
         assert stage.instance.phase is Phase.READY, "the life has not noticed yet"
@@ -224,7 +224,7 @@ async def test_nothing_is_admitted_once_the_memory_has_been_promised() -> None:
 
 @pytest.mark.parametrize("why", ["works", "pinned", "higher", "loading"])
 async def test_a_model_in_use_keeps_its_memory(why: str) -> None:
-    async with living(step_account(SteppedLedger())) as stage:
+    async with living(SteppedLedger()) as stage:
         asked = Priority.NORMAL
         if why == "works":
             await stage.request()
@@ -245,18 +245,17 @@ async def test_a_model_in_use_keeps_its_memory(why: str) -> None:
 
 
 async def test_what_a_load_took_is_learned_once() -> None:
-    account = step_account(SteppedLedger())
-    async with living(account) as stage:
+    async with living(SteppedLedger()) as stage:
         memory = stage.instance.memory
         for seen in (None, 0, 3 * GIB, 4 * GIB):
             memory.note_memory_seen(seen)
-        assert getattr(account.forecast, "taken") == [(LoadPlan(), 3 * GIB)]  # noqa: B009 - the port does not tell
+        assert getattr(stage.forecast, "taken") == [(LoadPlan(), 3 * GIB)]  # noqa: B009 - the port does not tell
         assert memory.held_bytes == 4 * GIB
 
 
 async def test_a_server_that_only_pauses_after_a_crash_is_not_waited_for_by_a_load() -> None:
     book = SteppedLedger()
-    stage = Stage(account=step_account(book), max_deaths=1)
+    stage = Stage(book=book, max_deaths=1)
     stage.backend.loaded.set()
     stage.backend.load_error = WeftError(Reason.SERVER_DIED, "exit code 1")
     await stage.instance.start()
@@ -271,7 +270,7 @@ async def test_a_server_that_only_pauses_after_a_crash_is_not_waited_for_by_a_lo
 async def test_a_model_that_somebody_woke_while_it_was_to_be_loaded_otherwise_is_loaded_as_the_plan_says() -> None:
     other = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 4096}))
     for turns in range(40):
-        async with living(step_account(SteppedLedger())) as stage:
+        async with living(SteppedLedger()) as stage:
             load = asyncio.create_task(stage.instance.load(other))
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -287,14 +286,14 @@ async def test_a_model_that_somebody_woke_while_it_was_to_be_loaded_otherwise_is
 
 async def test_what_needs_no_memory_of_accelerators_takes_no_lease_and_leaves_them_alone() -> None:
     book = SteppedLedger()
-    account = step_account(book)
+    account = book
     async with living(account, start_asleep=True) as stage:
         await stage.instance.load(LoadSpec(plan=LoadPlan(parameters={"context_tokens": 0})))
         assert (book.wishes, stage.backend.orders[0]) == ([], LoadOrder(shares=(), parameters={"context_tokens": 0}))
 
 
 async def test_a_load_may_take_as_long_as_it_moves() -> None:
-    async with living(step_account(SteppedLedger()), start_asleep=True, max_wait_seconds=60.0) as stage:
+    async with living(SteppedLedger(), start_asleep=True, max_wait_seconds=60.0) as stage:
         stage.backend.loaded.clear()
         load = asyncio.create_task(stage.instance.load())
         await stage.settle()
@@ -307,7 +306,7 @@ async def test_a_load_may_take_as_long_as_it_moves() -> None:
 async def test_a_lease_that_is_lost_while_the_model_falls_asleep_is_waited_for_by_no_request_and_no_recipe() -> None:
     book = SteppedLedger()
     sleep = SleepSettings(after_seconds=1000.0, action=http_recipe(url="http://controller/sleep"))
-    async with living(step_account(book), drain_seconds=60.0, sleep=sleep) as stage:
+    async with living(book, drain_seconds=60.0, sleep=sleep) as stage:
         request = await stage.request()
         unload = asyncio.create_task(stage.instance.unload())
         await stage.settle()
@@ -322,7 +321,7 @@ async def test_a_lease_that_is_lost_while_the_model_falls_asleep_is_waited_for_b
 
 async def test_a_load_that_comes_while_its_like_falls_asleep_is_loaded_with_its_own_options() -> None:
     longer = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 4096}))
-    async with living(step_account(SteppedLedger()), drain_seconds=60.0) as stage:
+    async with living(SteppedLedger(), drain_seconds=60.0) as stage:
         await stage.instance.load(longer)
         request = await stage.request()
         unload = asyncio.create_task(stage.instance.unload())
@@ -341,7 +340,7 @@ async def test_a_load_that_comes_while_its_like_falls_asleep_is_loaded_with_its_
 
 async def test_of_a_model_that_takes_too_much_as_configured_a_smaller_load_is_tried_at_once() -> None:
     smaller = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 1024}))
-    async with living(step_account(SteppedLedger()), start_asleep=True) as stage:
+    async with living(SteppedLedger(), start_asleep=True) as stage:
         stage.backend.load_error = WeftError(Reason.OUT_OF_MEMORY, "exit code 1")
         for _ in range(2):
             failed = asyncio.create_task(stage.instance.load())
@@ -356,7 +355,7 @@ async def test_of_a_model_that_takes_too_much_as_configured_a_smaller_load_is_tr
 async def test_options_that_fail_keep_nobody_from_the_model_as_it_is_configured(dies: bool) -> None:
     other, book = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 4096})), SteppedLedger()
     cannot_be = WeftError(Reason.INVALID_ARGUMENT, "cannot be")
-    async with living(step_account(book)) as stage:
+    async with living(book) as stage:
         if dies:
             await stage.instance.load(other)
             stage.backend.load_error = cannot_be

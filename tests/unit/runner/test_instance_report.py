@@ -5,7 +5,7 @@ from datetime import UTC, timedelta
 from pathlib import Path
 
 from instance_stage import Stage, living
-from stepped_ledger import GIB, SteppedLedger, step_account
+from stepped_ledger import GIB, SteppedLedger
 
 from runner_svc.config import RunnerConfig
 from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadSpec
@@ -25,7 +25,7 @@ def _state(stage: Stage) -> runner_pb2.InstanceState:
 
 
 async def test_the_memory_of_a_model_is_told_as_booked_as_seen_and_as_expected() -> None:
-    async with living(step_account(SteppedLedger())) as stage:
+    async with living(SteppedLedger()) as stage:
         memory = _state(stage).memory
         assert (memory.leased_bytes, memory.estimated_bytes, memory.estimate_source) == (2 * GIB, 2 * GIB, "header")
         assert (list(memory.device_indexes), memory.HasField("measured_bytes")) == ([0], False)
@@ -46,7 +46,7 @@ async def test_a_model_of_which_nothing_is_known_and_nothing_booked_has_no_memor
 
 
 async def test_when_it_will_be_unloaded_is_told_and_does_not_change_as_time_passes() -> None:
-    async with living(step_account(SteppedLedger())) as stage:
+    async with living(SteppedLedger()) as stage:
         before = _state(stage).unload_time.ToDatetime(UTC)
         assert before == stage.clock.utc_now() + timedelta(seconds=300)
         await stage.clock.advance(10.3)
@@ -59,7 +59,7 @@ async def test_when_it_will_be_unloaded_is_told_and_does_not_change_as_time_pass
 
 
 async def test_a_load_that_was_done_before_says_how_long_it_will_take() -> None:
-    async with living(step_account(SteppedLedger())) as stage:
+    async with living(SteppedLedger()) as stage:
         for seconds in (8.0, 10.0, 12.0):
             await stage.instance.unload()
             stage.backend.loaded.clear()
@@ -89,7 +89,7 @@ async def test_the_options_of_a_load_are_described() -> None:
         keep_alive_seconds=60.0,
         pin=True,
     )
-    async with living(step_account(SteppedLedger())) as stage:
+    async with living(SteppedLedger()) as stage:
         await stage.instance.load(wish)
         described = _report(stage).describe(0).instances[0]
         options = described.load_options
@@ -102,7 +102,7 @@ async def test_the_options_of_a_load_are_described() -> None:
 
 async def test_what_a_load_waits_for_is_told_without_saying_twice_that_it_waits() -> None:
     book, told = SteppedLedger(), list[pb.LoadResponse]()
-    async with living(step_account(book), start_asleep=True) as stage:
+    async with living(book, start_asleep=True) as stage:
 
         async def follow() -> None:
             async for response in follow_load(stage.instance, STAY_LOADED, stage.clock, str):
@@ -134,7 +134,7 @@ async def test_the_tools_that_can_be_called_now_are_told_up_to_a_bound() -> None
 
 async def test_that_a_model_is_pinned_is_told_at_once_and_once() -> None:
     """A router that does not know of the pin would plan its eviction, and the other load would wait in vain."""
-    async with living(step_account(SteppedLedger())) as stage:
+    async with living(SteppedLedger()) as stage:
         stage.told.clear()
         await stage.instance.load(LoadSpec(plan=stage.instance.plan, pin=True))
         assert (len(stage.told), _state(stage).pinned) == (1, True)

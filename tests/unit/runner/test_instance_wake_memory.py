@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from instance_stage import living
-from stepped_ledger import SteppedLedger, step_account
+from stepped_ledger import SteppedLedger
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -19,7 +19,7 @@ async def test_whoever_wakes_a_model_is_told_whether_its_memory_may_come_later()
     later = WeftError(Reason.INSUFFICIENT_MEMORY, "no memory within 60 s", retry_after_seconds=5.0)
     reasons = []
     book.error = later
-    async with living(step_account(book)) as stage:
+    async with living(book) as stage:
         for error in (later, NEVER, later):
             book.error = error
             with pytest.raises(WeftError) as told:
@@ -30,7 +30,7 @@ async def test_whoever_wakes_a_model_is_told_whether_its_memory_may_come_later()
 
 async def test_memory_is_asked_for_with_the_priority_of_the_request_that_waits_and_not_of_an_earlier_one() -> None:
     book = SteppedLedger()
-    async with living(step_account(book), start_asleep=True) as stage:
+    async with living(book, start_asleep=True) as stage:
         for priority in (Priority.HIGH, Priority.LOW, Priority.HIGH):
             await stage.instance.wake(priority)
             await stage.instance.unload()
