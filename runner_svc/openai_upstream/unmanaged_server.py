@@ -5,31 +5,38 @@ server itself wrote.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
 
+import aiohttp
 from typing_extensions import override
 from yarl import URL
 
 from runner_svc.backend.port import (
     Backend,
+    BackendFacts,
     CallInfo,
     EmbeddingResult,
+    ExitReport,
     ImageResult,
     LoadOrder,
     RerankResult,
     SpeechPart,
 )
 from runner_svc.openai_upstream import media
-from runner_svc.openai_upstream.client import OpenAiHttp
+from runner_svc.openai_upstream.client import Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.backoff import ServerBackoff
+from runner_svc.policy.parameters import ParameterProfile
+from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import audio_pb2, completion_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.request import TEXT_OPERATIONS, Operation
 from weft.wake.redaction import redacted
 
 
@@ -48,16 +55,113 @@ def read_key(variable: str | None, environment: Mapping[str, str]) -> str:
     return key
 
 
-class UnmanagedServer(Backend):
-    """The common part of backends over servers that weft does not start."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnmanagedServerConfig:
+    """The configuration of every server that weft does not start: one model of it."""
 
-    def __init__(self, operations: frozenset[Operation]) -> None:
-        self._operations = operations
+    url: str = field(repr=False)
+    """http or https."""
+    upstream_model: str
+    """The server's own name of the model."""
+    api_key_env: str | None = None
+    """Environment variable that holds the key, read with every start; None: no key is sent."""
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+    operations: frozenset[Operation] = TEXT_OPERATIONS
+    context_tokens: int = 0
+    """0: unknown."""
+    probe_interval_seconds: float = 5.0
+    """Interval of the probes of the server."""
+    probe_failures: int = 3
+    """Number of failed probes in a row after which it counts as gone."""
+    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
+    parameters: ParameterProfile
+    """Parameters beyond weft's own that it is sent, and whether the model thinks by default."""
+
+    @property
+    def base_url(self) -> str:
+        """The URL without a slash at the end."""
+        return self.url.rstrip("/")
+
+
+class UnmanagedServer(Backend):
+    """The common part of backends over servers that weft does not start.
+
+    A runtime adds how requests are sent (`_open`), how it looks whether the server is there (`_require_ready`,
+    `_is_there`), and, where the server may know more, why an answer broke off (`_explain_break`).
+    """
+
+    noun = "server"
+    """What the server is called in messages."""
+    is_provider = False
+    """Whether it is off the premises; see Endpoint.is_provider."""
+
+    def __init__(self, config: UnmanagedServerConfig, max_retries: int = 0) -> None:
+        self._server = config
+        self._operations = config.operations
         self._http: OpenAiHttp | None = None
-        self._backoff = ServerBackoff()
+        self._backoff = ServerBackoff(max_retries=max_retries)
         self._secrets: tuple[str, ...] = ()
         """Texts that are removed from errors."""
+        self._why_gone = ""
+        """Why the last probe found the server unusable; empty: it did not answer."""
         self.log = LogRing()
+
+    @override
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        """Connect to the server; returns once `_require_ready` does.
+
+        Raises as `_require_ready`, and INVALID_ARGUMENT naming an environment variable without the key, or for an order
+        with options: weft does not load the model.
+        """
+        self._require_no_orders(order)
+        await self.stop()
+        config = self._server
+        key = read_key(config.api_key_env, config.environment)
+        self._secrets = secret_words(config.base_url, key)
+        endpoint = Endpoint(
+            base_url=config.base_url,
+            api_key=key,
+            model=config.upstream_model,
+            parameters=config.parameters,
+            is_provider=self.is_provider,
+        )
+        http = OpenAiHttp(endpoint, config.timeouts, self._explain_break, self._open)
+        try:
+            await self._require_ready(http)
+        except BaseException:
+            await http.close()
+            raise
+        self._http = http
+        return BackendFacts(operations=config.operations, context_tokens=config.context_tokens)
+
+    @override
+    async def wait_exit(self) -> ExitReport:
+        """Return when the server has failed several probes in a row."""
+        http, config = self._running(), self._server
+        failures = 0
+        while failures < config.probe_failures:
+            await asyncio.sleep(config.probe_interval_seconds)
+            if http is not self._http:
+                await asyncio.Event().wait()  # stopped by us: the waiting task is cancelled
+            failures = 0 if await self._is_there(http) else failures + 1
+        return ExitReport(reason=Reason.CONNECT_FAILED, how=self._why_gone or f"the {self.noun} stopped answering")
+
+    async def _open(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
+        """Returns the response to one request, which `open_response` sends."""
+        raise NotImplementedError
+
+    async def _require_ready(self, http: OpenAiHttp) -> None:
+        """Return once the server takes requests for the model. Raises CONNECT_FAILED where it is not there."""
+        raise NotImplementedError
+
+    async def _is_there(self, http: OpenAiHttp) -> bool:
+        """Whether a probe finds the server."""
+        raise NotImplementedError
+
+    async def _explain_break(self, reason: Reason) -> WeftError | None:
+        """Returns the error of a broken answer; None: nothing more is known."""
+        del reason
+        return None
 
     async def stop(self) -> None:
         """Close the connections; the server keeps running. Idempotent."""

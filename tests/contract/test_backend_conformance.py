@@ -14,7 +14,7 @@ from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
-from runner_svc.runtimes.openai_remote.backend import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
+from runner_svc.runtimes.openai_remote.backend import OpenAiRemote, OpenAiRemoteConfig
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_app.compose.demo import demo_model_path
@@ -165,12 +165,12 @@ class TestOpenAiRemoteOverTheFake(TestAttachedServerOverTheFake):
         self.servers.append(SeparateServer(engine))
         return OpenAiRemote(
             OpenAiRemoteConfig(
-                base_url=self.servers[-1].url + "/v1",
+                url=self.servers[-1].url + "/v1",
                 upstream_model="fake",
                 api_key_env="UPSTREAM_KEY",
                 environment={"UPSTREAM_KEY": "upstream-key"},
                 operations=frozenset({Operation.CHAT, Operation.EMBEDDING}),
-                health_check=HealthCheck.MODELS,
+                health_check="models",
                 probe_interval_seconds=0.05,
             )
         )

@@ -1,7 +1,6 @@
 """The backend of the runtime openai_http: a server that runs already, which weft probes but never starts or ends."""
 
 import asyncio
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -13,19 +12,17 @@ from urllib.parse import urlsplit, urlunsplit
 import aiohttp
 from typing_extensions import override
 
-from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ExitReport, LoadOrder
-from runner_svc.openai_upstream.client import HEALTH, MODELS, Endpoint, Open, OpenAiHttp
-from runner_svc.openai_upstream.unmanaged_server import UnmanagedServer, read_key, secret_words
+from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, LoadOrder
+from runner_svc.openai_upstream.client import HEALTH, MODELS, Open, OpenAiHttp
+from runner_svc.openai_upstream.unmanaged_server import UnmanagedServer, UnmanagedServerConfig, read_key
 from runner_svc.policy.backoff import ServerBackoff
 from runner_svc.policy.model_names import listed_models, not_listed_message
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.openai_http.parameters import PARAMETERS
 from runner_svc.runtimes.runtime import ModelFault
 from runner_svc.runtimes.settings import UpstreamSettings
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import TEXT_OPERATIONS, Operation
 from weft.wake.redaction import redacted
 
 PROBE_TIMEOUT_SECONDS = 5.0
@@ -39,33 +36,18 @@ _START_IT = "start the server, or correct `url`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttachedServerConfig:
-    """One model of one server."""
+class AttachedServerConfig(UnmanagedServerConfig):
+    """One model of one server, whose URL may end with /v1."""
 
-    url: str = field(repr=False)
-    """http or https, with or without /v1 at the end."""
-    upstream_model: str
-    """The server's own name of the model."""
-    api_key_env: str | None = None
-    """Environment variable that holds the key, read with every start; None: no key is sent."""
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
-    operations: frozenset[Operation] = TEXT_OPERATIONS
-    context_tokens: int = 0
     cache_salt: bool = False
     """Whether it knows `cache_salt`, as vLLM does: requests with different salts share no cached prefixes."""
-    probe_interval_seconds: float = 5.0
-    """Interval of the probes of the server."""
-    probe_failures: int = 3
-    """Number of failed probes in a row after which it counts as gone."""
     load_stall_seconds: float = 300.0
     """Maximum time for which the server may report that it is loading."""
-    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(engine=PARAMETERS))
-    """Parameters beyond weft's own that it is sent, and whether the model thinks by default."""
 
     @property
+    @override
     def base_url(self) -> str:
-        """The URL without a slash and /v1 at the end."""
         return self.url.rstrip("/").removesuffix(_VERSION_PATH).rstrip("/")
 
 
@@ -79,10 +61,9 @@ class AttachedServer(UnmanagedServer):
     """A Backend over a server that weft did not start."""
 
     def __init__(self, config: AttachedServerConfig) -> None:
-        super().__init__(config.operations)
+        super().__init__(config)
         self._config = config
-        self._why_gone = ""
-        """Why the last probe found the server unusable; empty: it did not answer."""
+        self._chunks_seen = 0
 
     @override
     async def responds(self, timeout_seconds: float) -> bool:
@@ -94,48 +75,15 @@ class AttachedServer(UnmanagedServer):
     def cache_isolation(self) -> CacheIsolation:
         return CacheIsolation.SALT if self._config.cache_salt else CacheIsolation.NONE
 
+    @override
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
-        """Attach to the server if it answers; waits only while it reports that it is loading.
-
-        Raises CONNECT_FAILED when it does not answer or refuses the key, MODEL_NOT_FOUND when it lists only other
-        models, LOAD_STALLED when it loads for too long, INVALID_ARGUMENT naming an environment variable without the
-        key, or for an order with options: weft does not load the model.
-        """
-        self._require_no_orders(order)
-        await self.stop()
-        key = read_key(self._config.api_key_env, self._config.environment)
-        self._secrets = secret_words(self._config.base_url, key)
-        endpoint = Endpoint(
-            base_url=self._config.base_url,
-            api_key=key,
-            model=self._config.upstream_model,
-            parameters=self._config.parameters,
-        )
         self._backoff = ServerBackoff()
-        http = OpenAiHttp(endpoint, self._config.timeouts, self._explain_break, self._open_unless_busy)
-        try:
-            await self._until_ready(http)
-        except BaseException:
-            await http.close()
-            raise
-        self._http = http
-        return BackendFacts(operations=self._config.operations, context_tokens=self._config.context_tokens)
+        self._chunks_seen = 0
+        return await super().start(order)
 
-    async def wait_exit(self) -> ExitReport:
-        """Return when the server has failed several probes in a row and no part of an answer arrived meanwhile."""
-        http, config = self._running(), self._config
-        failures, chunks = 0, 0
-        while failures < config.probe_failures:
-            await asyncio.sleep(config.probe_interval_seconds)
-            if http is not self._http:
-                await asyncio.Event().wait()  # stopped by us: the waiting task is cancelled
-            received, chunks = chunks != http.chunks_received, http.chunks_received
-            answers = received or await self._is_there(http)
-            failures = 0 if answers else failures + 1
-        return ExitReport(reason=Reason.CONNECT_FAILED, how=self._why_gone or "the server stopped answering")
-
-    async def _open_unless_busy(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
-        """Returns a response of the server. Raises NO_SLOT_AVAILABLE during a pause that it requested (Retry-After)."""
+    @override
+    async def _open(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
+        """Raises NO_SLOT_AVAILABLE during a pause that the server requested (Retry-After)."""
         del call
         self._require_not_busy()
         try:
@@ -145,7 +93,13 @@ class AttachedServer(UnmanagedServer):
                 self._backoff.note_busy(error.retry_after_seconds, asyncio.get_running_loop().time())
             raise
 
-    async def _until_ready(self, http: OpenAiHttp) -> None:
+    @override
+    async def _require_ready(self, http: OpenAiHttp) -> None:
+        """Waits only while the server reports that it is loading.
+
+        Raises CONNECT_FAILED when it does not answer or refuses the key, MODEL_NOT_FOUND when it lists only other
+        models, LOAD_STALLED when it loads for too long.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.load_stall_seconds
         while (presence := await self._probe(http)) is not _Presence.READY:
@@ -156,7 +110,13 @@ class AttachedServer(UnmanagedServer):
                 raise WeftError(Reason.LOAD_STALLED, f"the server was still loading after {limit:g} s")
             await asyncio.sleep(LOADING_PAUSE_SECONDS)
 
+    @override
     async def _is_there(self, http: OpenAiHttp) -> bool:
+        """Also without a probe where parts of answers arrived since the last one."""
+        received, self._chunks_seen = self._chunks_seen != http.chunks_received, http.chunks_received
+        return received or await self._answers(http)
+
+    async def _answers(self, http: OpenAiHttp) -> bool:
         self._why_gone = ""
         try:
             return await self._probe(http) is _Presence.READY
@@ -197,10 +157,11 @@ class AttachedServer(UnmanagedServer):
             message = redacted(not_listed_message(name, listed), self._secrets)
             raise WeftError(Reason.MODEL_NOT_FOUND, message)
 
+    @override
     async def _explain_break(self, reason: Reason) -> WeftError | None:
         """Returns SERVER_DIED for a broken answer of a server that is gone; None: it is there."""
         http = self._http
-        if reason is not Reason.BACKEND_PROTOCOL_ERROR or http is None or await self._is_there(http):
+        if reason is not Reason.BACKEND_PROTOCOL_ERROR or http is None or await self._answers(http):
             return None
         return WeftError(Reason.SERVER_DIED, "the server went away while it worked on the request")
 

@@ -5,20 +5,17 @@ Admission has decided that a request may leave: see `runner_svc.servicers.infere
 
 import asyncio
 import itertools
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from typing import Literal
 
 import aiohttp
+from typing_extensions import override
 
-from runner_svc.backend.port import BackendFacts, CallInfo, ExitReport, LoadOrder
-from runner_svc.openai_upstream.client import MODELS, Endpoint, Open, OpenAiHttp
+from runner_svc.backend.port import CallInfo
+from runner_svc.openai_upstream.client import MODELS, Open, OpenAiHttp
 from runner_svc.openai_upstream.errors import BUSY
-from runner_svc.openai_upstream.unmanaged_server import UnmanagedServer, read_key, secret_words
-from runner_svc.policy.backoff import ServerBackoff
+from runner_svc.openai_upstream.unmanaged_server import UnmanagedServer, UnmanagedServerConfig
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.openai_remote.parameters import PARAMETERS
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -29,101 +26,54 @@ DEFAULT_TIMEOUT_SECONDS = 120.0
 _HAS_NO_LIST = frozenset({404, 405, 501})
 
 
-class HealthCheck(StrEnum):
-    """How the presence of a provider is checked."""
-
-    CONFIG_ONLY = "config_only"
-    """Not at all: a valid configuration counts as present, and the provider is called for requests only."""
-    MODELS = "models"
-    """By its list of models, requested with the key and without content of requests."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAiRemoteConfig:
-    """One model of one provider."""
+class OpenAiRemoteConfig(UnmanagedServerConfig):
+    """One model of one provider, whose URL includes the version of the interface, such as ".../v1"."""
 
-    base_url: str = field(repr=False)
-    """With the version of the interface, such as "https://api.example.com/v1"; `/chat/completions` is appended."""
-    upstream_model: str
-    """The provider's own name of the model."""
-    api_key_env: str | None = None
-    """Environment variable that holds the key, read with every start; None: no key is sent."""
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     operations: frozenset[Operation] = frozenset({Operation.CHAT})
-    context_tokens: int = 0
-    """0: unknown."""
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     """Maximum wait until an answer begins, with retries and their pauses."""
     max_retries: int = 0
     """Maximum number of retries of a request for which the provider was busy, or that did not reach it."""
-    health_check: HealthCheck = HealthCheck.CONFIG_ONLY
+    health_check: Literal["config_only", "models"] = "config_only"
+    """How its presence is checked: not at all, or by its list of models, which is requested without content of
+    requests."""
     probe_interval_seconds: float = 60.0
-    """Interval of the requests for the list of models."""
-    probe_failures: int = 3
-    """Number of failures in a row after which the provider counts as gone."""
-    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(engine=PARAMETERS))
 
 
 class OpenAiRemote(UnmanagedServer):
     """A Backend over a provider, which isolates its customers: all tenants of the mesh are one customer."""
 
-    def __init__(self, config: OpenAiRemoteConfig) -> None:
-        super().__init__(config.operations)
-        self._config = config
-        self._backoff = ServerBackoff(max_retries=config.max_retries)
+    noun = "provider"
+    is_provider = True
 
+    def __init__(self, config: OpenAiRemoteConfig) -> None:
+        super().__init__(config, config.max_retries)
+        self._config = config
+
+    @override
     async def responds(self, timeout_seconds: float) -> bool:
         """Whether the provider answers; without health checks, whether the backend has started."""
         http = self._http
-        if http is None or self._config.health_check is HealthCheck.CONFIG_ONLY:
+        if http is None or self._config.health_check == "config_only":
             return http is not None
         return await http.status_of(MODELS, timeout_seconds) is not None
 
-    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
-        """Prepare the client; the provider is called now only where its list of models is the health check.
+    @override
+    async def _require_ready(self, http: OpenAiHttp) -> None:
+        """Calls the provider only where its list of models is the health check."""
+        if self._config.health_check == "models":
+            _require_presence(await http.status_of(MODELS, PROBE_TIMEOUT_SECONDS))
 
-        Raises INVALID_ARGUMENT naming an environment variable without the key, or for an order with options;
-        CONNECT_FAILED when the list cannot be read.
-        """
-        self._require_no_orders(order)
-        await self.stop()
-        config = self._config
-        key = read_key(config.api_key_env, config.environment)
-        base_url = config.base_url.rstrip("/")
-        self._secrets = secret_words(base_url, key)
-        endpoint = Endpoint(
-            base_url=base_url,
-            api_key=key,
-            model=config.upstream_model,
-            parameters=config.parameters,
-            is_provider=True,
-        )
-        http = OpenAiHttp(endpoint, config.timeouts, _no_explanation, self._open_with_retries)
-        try:
-            if config.health_check is HealthCheck.MODELS:
-                _require_presence(await http.status_of(MODELS, PROBE_TIMEOUT_SECONDS))
-        except BaseException:
-            await http.close()
-            raise
-        self._http = http
-        return BackendFacts(operations=config.operations, context_tokens=config.context_tokens)
+    @override
+    async def _is_there(self, http: OpenAiHttp) -> bool:
+        if self._config.health_check == "config_only":
+            await asyncio.Event().wait()
+        return _means_present(await http.status_of(MODELS, PROBE_TIMEOUT_SECONDS))
 
-    async def wait_exit(self) -> ExitReport:
-        """Returns when the list of models failed several times in a row; never where it is not requested."""
-        http, config = self._running(), self._config
-        failures = 0
-        while failures < config.probe_failures:
-            if config.health_check is HealthCheck.CONFIG_ONLY:
-                await asyncio.Event().wait()
-            await asyncio.sleep(config.probe_interval_seconds)
-            if http is not self._http:
-                await asyncio.Event().wait()  # stopped by us: the waiting task is cancelled
-            status = await http.status_of(MODELS, PROBE_TIMEOUT_SECONDS)
-            failures = 0 if _is_there(status) else failures + 1
-        return ExitReport(reason=Reason.CONNECT_FAILED, how="the provider stopped answering")
-
-    async def _open_with_retries(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
+    @override
+    async def _open(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
         """Returns a response whose answer begins in time, after as many retries as the configuration allows."""
         loop = asyncio.get_running_loop()
         limit = self._config.timeout_seconds
@@ -162,13 +112,7 @@ class OpenAiRemote(UnmanagedServer):
             raise error
 
 
-async def _no_explanation(reason: Reason) -> WeftError | None:
-    """An ExplainBreak: nothing more is known about a provider."""
-    del reason
-    return None
-
-
-def _is_there(status: int | None) -> bool:
+def _means_present(status: int | None) -> bool:
     return status is not None and (status == 200 or status in _HAS_NO_LIST or status in BUSY)
 
 
@@ -177,5 +121,5 @@ def _require_presence(status: int | None) -> None:
         raise WeftError(Reason.CONNECT_FAILED, "the provider does not answer")
     if status in (401, 403):
         raise WeftError(Reason.CONNECT_FAILED, f"the provider refuses the key (status {status})")
-    if not _is_there(status):
+    if not _means_present(status):
         raise WeftError(Reason.CONNECT_FAILED, f"the provider answers the request for its models with status {status}")

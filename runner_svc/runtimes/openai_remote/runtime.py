@@ -63,7 +63,7 @@ def _build(model: OpenAiRemoteModel, context: "ModelContext") -> "ModelEngine":
 
     from runner_svc.openai_upstream.unmanaged_server import read_key  # noqa: PLC0415
     from runner_svc.runtimes.model_engine import ModelEngine, parameter_profile, served_operations  # noqa: PLC0415
-    from runner_svc.runtimes.openai_remote.backend import HealthCheck, OpenAiRemote, OpenAiRemoteConfig  # noqa: PLC0415
+    from runner_svc.runtimes.openai_remote.backend import OpenAiRemote, OpenAiRemoteConfig  # noqa: PLC0415
     from weft.kernel.errors import WeftError  # noqa: PLC0415
 
     default = frozenset({Operation.CHAT, Operation.EMBEDDING} if model.embeddings else {Operation.CHAT})
@@ -82,7 +82,7 @@ def _build(model: OpenAiRemoteModel, context: "ModelContext") -> "ModelEngine":
         first_token_seconds=context.timeouts.first_token_seconds or 2 * model.timeout_seconds,
     )
     config = OpenAiRemoteConfig(
-        base_url=_provider_url(model, context),
+        url=_provider_url(model, context),
         upstream_model=model.upstream_model or model.name,
         api_key_env=model.api_key_env,
         environment=context.environment,
@@ -90,7 +90,7 @@ def _build(model: OpenAiRemoteModel, context: "ModelContext") -> "ModelEngine":
         context_tokens=model.context_tokens or 0,
         timeout_seconds=model.timeout_seconds,
         max_retries=model.max_retries,
-        health_check=HealthCheck(model.health_check),
+        health_check=model.health_check,
         timeouts=timeouts,
         parameters=replace(parameter_profile(model, PARAMETERS), token_limit_name=model.token_limit_name),
     )

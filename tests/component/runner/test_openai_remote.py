@@ -13,7 +13,7 @@ import trustme
 from runner_svc.backend.port import CallInfo
 from runner_svc.policy import backoff
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.runtimes.openai_remote.backend import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
+from runner_svc.runtimes.openai_remote.backend import OpenAiRemote, OpenAiRemoteConfig
 from runner_svc.runtimes.openai_remote.parameters import PARAMETERS as OPENAI_REMOTE_PARAMETERS
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
 from weft.kernel.errors import WeftError
@@ -28,7 +28,7 @@ KEY = "sk-very-secret-0123456789"
 
 def _config(base_url: str, **settings: Any) -> OpenAiRemoteConfig:
     given = {"api_key_env": KEY_VARIABLE, "environment": {KEY_VARIABLE: KEY}, **settings}
-    return OpenAiRemoteConfig(base_url=base_url, upstream_model="frontier-4", **given)
+    return OpenAiRemoteConfig(url=base_url, upstream_model="frontier-4", **given)
 
 
 @asynccontextmanager
@@ -128,7 +128,7 @@ async def test_health_by_configuration_never_calls_the_provider() -> None:
 
 
 async def test_health_by_the_list_of_models_is_asked_without_a_word_of_any_request() -> None:
-    async with _stage(health_check=HealthCheck.MODELS) as (provider, backend):
+    async with _stage(health_check="models") as (provider, backend):
         (look,) = provider.requests
         assert (look.method, look.path, look.body) == ("GET", "/v7/models", None)
         assert await backend.responds(1.0)
@@ -138,7 +138,7 @@ async def test_health_by_the_list_of_models_is_asked_without_a_word_of_any_reque
 async def test_a_provider_without_a_list_or_too_busy_for_it_is_there(status: int) -> None:
     async with counting_provider() as provider:
         provider.list_status = status
-        async with _started(provider.base_url, health_check=HealthCheck.MODELS) as backend:
+        async with _started(provider.base_url, health_check="models") as backend:
             assert _text(await _events(backend))
 
 
@@ -146,7 +146,7 @@ async def test_a_provider_without_a_list_or_too_busy_for_it_is_there(status: int
 async def test_a_provider_that_refuses_its_list_is_not_there(status: int) -> None:
     async with counting_provider() as provider:
         provider.list_status = status
-        backend = OpenAiRemote(_config(provider.base_url, health_check=HealthCheck.MODELS))
+        backend = OpenAiRemote(_config(provider.base_url, health_check="models"))
         with pytest.raises(WeftError) as failed:
             await backend.start()
     assert failed.value.reason is Reason.CONNECT_FAILED
@@ -154,7 +154,7 @@ async def test_a_provider_that_refuses_its_list_is_not_there(status: int) -> Non
 
 
 async def test_a_provider_whose_list_is_gone_again_and_again_is_gone() -> None:
-    looked_at = {"health_check": HealthCheck.MODELS, "probe_interval_seconds": 0.01, "probe_failures": 2}
+    looked_at = {"health_check": "models", "probe_interval_seconds": 0.01, "probe_failures": 2}
     async with _stage(**looked_at) as (provider, backend):
         provider.list_status = 500
         async with asyncio.timeout(10.0):

@@ -8,7 +8,7 @@ import yaml
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.runtimes.openai_remote.backend import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
+from runner_svc.runtimes.openai_remote.backend import OpenAiRemote, OpenAiRemoteConfig
 from runner_svc.runtimes.openai_remote.parameters import PARAMETERS as OPENAI_REMOTE_PARAMETERS
 from runner_svc.runtimes.openai_remote.runtime import OpenAiRemoteModel
 from runner_svc.settings import RunnerSettings
@@ -45,7 +45,7 @@ def _config(**fields: Any) -> OpenAiRemoteConfig:
 
 def test_a_model_with_no_more_than_a_place_and_a_key_has_the_documented_defaults() -> None:
     config = _config()
-    assert (config.timeout_seconds, config.max_retries, config.health_check) == (120.0, 0, HealthCheck.CONFIG_ONLY)
+    assert (config.timeout_seconds, config.max_retries, config.health_check) == (120.0, 0, "config_only")
     assert (config.upstream_model, config.context_tokens) == ("m", 0)
     assert config.operations == {Operation.CHAT}
     assert config.parameters == ParameterProfile(engine=OPENAI_REMOTE_PARAMETERS)
@@ -64,7 +64,7 @@ def test_what_is_said_is_heeded() -> None:
         context_tokens=32_000,
     )
     assert (config.upstream_model, config.timeout_seconds, config.max_retries) == ("frontier", 7.0, 3)
-    assert (config.health_check, config.context_tokens) == (HealthCheck.MODELS, 32_000)
+    assert (config.health_check, config.context_tokens) == ("models", 32_000)
     assert config.operations == {Operation.CHAT, Operation.EMBEDDING}
     assert (config.parameters.thinking, config.parameters.token_limit_name) == (False, "max_completion_tokens")
 
