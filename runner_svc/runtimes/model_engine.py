@@ -75,15 +75,6 @@ class ModelEngine:
     """Whether a request that cannot reach the server is no sign that the server is gone."""
 
 
-def quantization_files(model: FileModelSettings, context: ModelContext) -> dict[str, Path]:
-    """Returns the further files of a model, by quantization. Raises INVALID_ARGUMENT naming one that does not exist."""
-    paths = {name: path.expanduser() for name, path in model.quantizations.items()}
-    for name, path in paths.items():
-        if not path.is_file():
-            raise context.refuse(f"quantizations.{name}", f"there is no file {path}")
-    return paths
-
-
 def template_file(model: FileModelSettings, context: ModelContext) -> Path | None:
     """Returns the chat template that replaces the model file's own. Raises INVALID_ARGUMENT when it does not exist."""
     path = None if model.chat_template_path is None else model.chat_template_path.expanduser()
@@ -92,25 +83,47 @@ def template_file(model: FileModelSettings, context: ModelContext) -> Path | Non
     return path
 
 
-def file_forecast(
+def file_engine(
     model: FileModelSettings,
-    slots: int,
-    habits: EngineHabits,
-    parameters: Mapping[str, LoadValue],
     context: ModelContext,
-) -> FileForecast:
-    """Returns the forecast of the memory that loads of a model take; `parameters` are its configured load values."""
-    about = ForecastModel(
+    make_backend: Callable[[], Backend],
+    *,
+    operations: frozenset[Operation],
+    habits: EngineHabits,
+    load_values: Mapping[str, LoadValue],
+    skills: frozenset[Skill] = frozenset(),
+) -> ModelEngine:
+    """Returns the engine of a model in files; `load_values` are its configured load parameters.
+
+    Raises INVALID_ARGUMENT naming a quantization whose file does not exist.
+    """
+    path = model.path.expanduser()
+    quantizations = {name: variant.expanduser() for name, variant in model.quantizations.items()}
+    for name, variant in quantizations.items():
+        if not variant.is_file():
+            raise context.refuse(f"quantizations.{name}", f"there is no file {variant}")
+    forecast = ForecastModel(
         name=model.name,
-        path=model.path.expanduser(),
-        quantizations={name: variant.expanduser() for name, variant in model.quantizations.items()},
+        path=path,
+        quantizations=quantizations,
         context_tokens=model.context_tokens or DEFAULT_CONTEXT_TOKENS,
-        slots=slots,
-        parameters=parameters,
+        slots=model.slots,
+        parameters=load_values,
         habits=habits,
         manifest_bytes=manifest_bytes_of(model.memory_mb),
     )
-    return FileForecast(about, context.estimator)
+    return ModelEngine(
+        make_backend=make_backend,
+        slots=model.slots,
+        context_tokens=model.context_tokens or DEFAULT_CONTEXT_TOKENS,
+        model_path=path,
+        quantizations=quantizations,
+        forecast=FileForecast(forecast, context.estimator),
+        remote=bool(model.remote),
+        timeouts=context.timeouts,
+        operations=operations,
+        skills=skills,
+    )
 
 
 def default_threads() -> int:

@@ -23,7 +23,7 @@ from weft_app.compose.demo import configured_runners
 from weft_app.compose.home import WeftHome
 from weft_app.compose.published_agents import published_agents
 from weft_app.compose.security import channel_security, key_check, key_followers, new_host
-from weft_app.compose.served_models import SharedParts, served_model
+from weft_app.compose.served_models import runner_context, served_model
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
 from weft_app.compose.tool_sources import tool_sources
 from weft_app.config.config import AcceleratorSettings, WeftConfig
@@ -69,7 +69,8 @@ def runner_config(
     state = home.state / "runners"
     has_children = section.engine.starts_engines or any(tool.type == "mcp_command" for tool in section.tools)
     leftovers = Leftovers(state / f"{section.name}.children") if has_children else None
-    parts = SharedParts(
+    context = replace(
+        runner_context(section),
         leftovers=leftovers,
         ports=None if section.port_range is None else _ports(section),
         estimator=MemoryEstimator(LearnedMemory(learned_file(state, section.name))),
@@ -82,7 +83,7 @@ def runner_config(
         registry_address=registry_address,
         session_file=state / f"{section.name}.session",
         leftovers=leftovers,
-        models=tuple(served_model(section, model, drain_seconds, parts) for model in with_replicas(section, models)),
+        models=tuple(served_model(section, model, drain_seconds, context) for model in with_replicas(section, models)),
         observer=None if accelerators is None else host_observer(accelerators),
         device_indexes=section.devices,
         memory_wait_seconds=section.memory_wait_seconds,

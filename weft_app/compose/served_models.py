@@ -1,16 +1,12 @@
 """The models of a configured runner as it serves them: the engine by its runtime, sleep, wake and chat settings."""
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import tzinfo
 from ipaddress import IPv4Address
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from runner_svc.backend.engine_process import EnginePorts
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
-from runner_svc.memory.estimate import MemoryEstimator
 from runner_svc.openai_upstream.address import is_http_url
 from runner_svc.policy.repetition import RepetitionLimits
 from runner_svc.policy.signals import SignalDescription, reason_only, signal_catalogue
@@ -18,7 +14,6 @@ from runner_svc.runtimes import settings
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings, StartedModelSettings, WakeSettings
 from runner_svc.settings import RunnerSettings, SignalSettings
-from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.tools.schemas import object_schema
 from weft.api.registry.v1 import wake_pb2
 from weft.kernel.errors import invalid_field
@@ -33,22 +28,21 @@ from weft.wake.recipes import (
 MAX_ARGUMENT_CHARS = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedParts:
-    """The parts that all models of one runner share."""
-
-    leftovers: Leftovers | None = None
-    """Records the processes of engines; None: they are not recorded."""
-    ports: EnginePorts | None = None
-    """Ports that engines may listen on; None: any free one."""
-    estimator: MemoryEstimator = field(default_factory=MemoryEstimator)
-    """Estimates the memory of loads."""
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
-    """Environment with the keys."""
+def runner_context(section: RunnerSettings) -> ModelContext:
+    """Returns the context that all models of one runner share, by its settings alone."""
+    return ModelContext(
+        where=f"runners.{section.name}",
+        command=section.command,
+        timeouts=section.timeouts,
+        graces=section.graces,
+        load_stall_seconds=section.load_stall_seconds,
+        probe_interval_seconds=section.probe_interval_seconds,
+        probe_failures=section.probe_failures,
+    )
 
 
 def served_model(
-    section: RunnerSettings, model: ModelSettings, drain_seconds: float, parts: SharedParts | None = None
+    section: RunnerSettings, model: ModelSettings, drain_seconds: float, context: ModelContext | None = None
 ) -> ServedModel:
     """Returns one model, which has one engine: replicas are models of their own, see `with_replicas`.
 
@@ -57,7 +51,7 @@ def served_model(
     where = f"runners.{section.name}.models.{model.name}"
     wake = model.wake if isinstance(model, SleepingModelSettings) else None
     hibernation = _hibernation(section, model, drain_seconds, where)
-    engine = section.engine.build(model, _context(section, where, parts or SharedParts()))
+    engine = section.engine.build(model, replace(context or runner_context(section), where=where))
     return ServedModel(
         name=model.name,
         pool=model.pool or "",
@@ -77,22 +71,6 @@ def served_model(
         target_inflight=model.target_inflight,
         vision_input=model.category == "vision" or Skill.IMAGE in engine.skills,
         skills=frozenset(Skill[word.upper()] for word in model.skills) or engine.skills,
-    )
-
-
-def _context(section: RunnerSettings, where: str, parts: SharedParts) -> ModelContext:
-    return ModelContext(
-        where=where,
-        command=section.command,
-        timeouts=section.timeouts,
-        graces=section.graces,
-        load_stall_seconds=section.load_stall_seconds,
-        probe_interval_seconds=section.probe_interval_seconds,
-        probe_failures=section.probe_failures,
-        leftovers=parts.leftovers,
-        ports=parts.ports,
-        estimator=parts.estimator,
-        environment=parts.environment,
     )
 
 

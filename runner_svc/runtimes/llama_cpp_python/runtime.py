@@ -58,11 +58,9 @@ def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine"
         LlamaCppPythonConfig,
     )
     from runner_svc.runtimes.model_engine import (  # noqa: PLC0415
-        ModelEngine,
         default_threads,
-        file_forecast,
+        file_engine,
         parameter_profile,
-        quantization_files,
         template_file,
     )
 
@@ -84,16 +82,13 @@ def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine"
         leftovers=context.leftovers,
         parameters=parameter_profile(model, PARAMETERS),
     )
-    return ModelEngine(
-        make_backend=lambda: LlamaCppPythonBackend(engine),
+    return file_engine(
+        model,
+        context,
+        lambda: LlamaCppPythonBackend(engine),
         operations=engine.operations,
-        slots=1,
-        quantizations=quantization_files(model, context),
-        forecast=file_forecast(model, 1, RUNTIME.habits, _load_values(model), context),
-        context_tokens=engine.context_tokens,
-        model_path=path,
-        remote=bool(model.remote),
-        timeouts=context.timeouts,
+        habits=RUNTIME.habits,
+        load_values=_load_values(model),
     )
 
 

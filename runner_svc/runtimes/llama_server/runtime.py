@@ -74,11 +74,9 @@ def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
     from runner_svc.memory.estimate import read_model_facts  # noqa: PLC0415
     from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig  # noqa: PLC0415
     from runner_svc.runtimes.model_engine import (  # noqa: PLC0415
-        ModelEngine,
         default_threads,
-        file_forecast,
+        file_engine,
         parameter_profile,
-        quantization_files,
         template_file,
     )
 
@@ -102,16 +100,13 @@ def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
         parameters=parameter_profile(model, PARAMETERS),
     )
     sees = any(word.startswith(PROJECTOR_ARGUMENT) for word in model.extra_arguments)
-    return ModelEngine(
-        make_backend=lambda: LlamaServerBackend(server),
+    return file_engine(
+        model,
+        context,
+        lambda: LlamaServerBackend(server),
         operations=server.operations,
-        slots=model.slots,
-        quantizations=quantization_files(model, context),
-        forecast=file_forecast(model, model.slots, RUNTIME.habits, _load_values(model), context),
-        context_tokens=server.context_tokens,
-        model_path=path,
-        remote=bool(model.remote),
-        timeouts=context.timeouts,
+        habits=RUNTIME.habits,
+        load_values=_load_values(model),
         skills=frozenset({Skill.TEXT, Skill.IMAGE, Skill.TOOLS}) if sees else frozenset(),
     )
 

@@ -16,7 +16,7 @@ from runner_svc.policy.lifecycle import Phase
 from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.reasons import Reason
-from weft_app.compose.served_models import SharedParts, served_model
+from weft_app.compose.served_models import runner_context, served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
 from weft_testing.counting_provider import CountingProvider, Reply, counting_provider
@@ -29,7 +29,8 @@ KEY = "sk-very-secret-0123456789"
 def _model(url: str, name: str = "m", **fields: Any) -> ServedModel:
     model = {"name": name, "url": url, "api_key_env": KEY_VARIABLE, "upstream_model": "frontier-4", **fields}
     section = parse_section(ConfiguredRunner, {"name": "cloud", "runtime": "openai_remote", "models": [model]})
-    return served_model(section, section.models[0], 5.0, SharedParts(environment={KEY_VARIABLE: KEY}))
+    context = replace(runner_context(section), environment={KEY_VARIABLE: KEY})
+    return served_model(section, section.models[0], 5.0, context)
 
 
 @asynccontextmanager

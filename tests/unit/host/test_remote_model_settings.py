@@ -1,5 +1,6 @@
 """From a section about a provider's model to the backend that serves it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from weft.kernel.request import Operation
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join import ServerOptions, config_with_server
 from weft_app.compose.runner import runner_config
-from weft_app.compose.served_models import SharedParts, served_model
+from weft_app.compose.served_models import runner_context, served_model
 from weft_app.config.loader import load_config, parse_section
 from weft_app.config.runners import ConfiguredRunner, with_replicas
 
@@ -33,7 +34,7 @@ def _section(**fields: Any) -> RunnerSettings:
 
 def _served(environment: dict[str, str] | None = None, **fields: Any) -> ServedModel:
     section = _section(**fields)
-    parts = SharedParts(environment=KEYS if environment is None else environment)
+    parts = replace(runner_context(section), environment=KEYS if environment is None else environment)
     return served_model(section, section.models[0], 5.0, parts)
 
 
@@ -210,4 +211,4 @@ def test_every_configuration_on_the_page_is_one(tmp_path: Path) -> None:
             for model in runner.models:
                 if isinstance(model, OpenAiRemoteModel):
                     keys = {} if model.api_key_env is None else {model.api_key_env: "sk-any"}
-                    assert served_model(runner, model, 5.0, SharedParts(environment=keys)).remote
+                    assert served_model(runner, model, 5.0, replace(runner_context(runner), environment=keys)).remote

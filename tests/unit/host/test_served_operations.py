@@ -1,12 +1,13 @@
 """What a configured model is said to offer."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from weft.kernel.errors import FieldError
 from weft.kernel.request import TEXT_OPERATIONS, Operation
-from weft_app.compose.served_models import SharedParts, served_model
+from weft_app.compose.served_models import runner_context, served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
 
@@ -20,7 +21,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 def _operations(runtime: str, **model: Any) -> frozenset[Operation]:
     fields = {"name": "r", "runtime": runtime, "models": [{"name": "m", **ENGINES[runtime], **model}]}
     section = parse_section(ConfiguredRunner, fields)
-    return served_model(section, section.models[0], 1.0, SharedParts(environment={})).operations
+    return served_model(section, section.models[0], 1.0, replace(runner_context(section), environment={})).operations
 
 
 @pytest.mark.parametrize(
