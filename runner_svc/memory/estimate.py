@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from runner_svc.memory.learned_memory import FileIdentity, LearnedMemory
 from runner_svc.memory.port import ExpectedMemory, MemoryForecast
-from runner_svc.model_files.gguf import GgufHeader, is_gguf, model_parts, read_gguf_model
-from runner_svc.model_files.safetensors import SafetensorsModel, is_safetensors, read_safetensors_model
+from runner_svc.model_files.gguf import is_gguf, model_parts, read_gguf_model
+from runner_svc.model_files.safetensors import is_safetensors, read_safetensors_model
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan, LoadValue
 from runner_svc.policy.memory_estimate import (
     MEBIBYTE,
@@ -143,26 +143,10 @@ def _gguf_facts(path: Path) -> ModelFacts:
     return ModelFacts(
         file_bytes=sum(part.stat().st_size for part in parts),
         file_kind=FileKind.GGUF,
-        shape=gguf_shape(header),
+        shape=header.shape,
         context_tokens=header.context_tokens,
         quantization=header.quantization,
         identity=_identity(parts),
-    )
-
-
-def gguf_shape(header: GgufHeader) -> ModelShape | None:
-    """Returns the shape that a header describes; None: it lacks a number."""
-    kv_heads = sum(header.kv_heads)
-    if not (header.weight_bytes and header.layers and kv_heads and header.key_length and header.value_length):
-        return None
-    return ModelShape(
-        weight_bytes=header.weight_bytes,
-        keys_per_token=kv_heads * header.key_length,
-        values_per_token=kv_heads * header.value_length,
-        layers=header.layers,
-        heads=header.heads,
-        embedding_length=header.embedding_length,
-        vocabulary=header.vocabulary,
     )
 
 
@@ -178,25 +162,9 @@ def _safetensors_facts(path: Path) -> ModelFacts:
     return ModelFacts(
         file_bytes=model.file_bytes,
         file_kind=FileKind.SAFETENSORS,
-        shape=safetensors_shape(model),
+        shape=model.shape,
         context_tokens=model.context_tokens,
         identity=_identity([path], model.file_bytes),
-    )
-
-
-def safetensors_shape(model: SafetensorsModel) -> ModelShape | None:
-    """Returns the shape that a folder describes; None: it lacks a number."""
-    numbers_per_token = model.layers * model.kv_heads * model.head_length
-    if not (model.weight_bytes and numbers_per_token):
-        return None
-    return ModelShape(
-        weight_bytes=model.weight_bytes,
-        keys_per_token=numbers_per_token,
-        values_per_token=numbers_per_token,
-        layers=model.layers,
-        heads=model.heads,
-        embedding_length=model.embedding_length,
-        vocabulary=model.vocabulary,
     )
 
 

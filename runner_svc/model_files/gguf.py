@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
 
+from runner_svc.model_files.header import ModelHeader
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -84,34 +85,16 @@ _Value = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GgufHeader:
+class GgufHeader(ModelHeader):
     """The facts in a GGUF header that weft uses. 0 and empty texts: not in the file."""
 
     architecture: str = ""
-    context_tokens: int = 0
-    """Trained context of the model."""
     chat_template: str | None = None
     named_templates: Mapping[str, str] = field(default_factory=dict)
     """Further templates by name, such as `tool_use`."""
     bos_token: str = ""
     eos_token: str = ""
-    tensor_count: int = 0
-    weight_bytes: int = 0
-    """Size of all tensors; where the type of one is unknown, size of everything after the header."""
     file_type: int | None = None
-    layers: int = 0
-    embedding_length: int = 0
-    vocabulary: int = 0
-    """Number of tokens."""
-    heads: int = 0
-    """Attention heads of the layer with most of them."""
-    kv_heads: tuple[int, ...] = ()
-    """Key-value heads of each layer; empty: unknown."""
-    key_length: int = 0
-    value_length: int = 0
-    """Numbers per value of one head; `key_length` per key."""
-    sliding_window: int = 0
-    """Maximum number of tokens that some layers attend to."""
 
     @property
     def quantization(self) -> str:

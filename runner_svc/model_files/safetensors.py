@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from runner_svc.model_files.header import ModelHeader
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -59,20 +60,10 @@ class _Config(_Numbers):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SafetensorsModel:
+class SafetensorsModel(ModelHeader):
     """The facts about a model that weft uses. 0: unknown."""
 
-    weight_bytes: int
-    tensor_count: int
     file_bytes: int
-    layers: int = 0
-    heads: int = 0
-    kv_heads: int = 0
-    head_length: int = 0
-    embedding_length: int = 0
-    vocabulary: int = 0
-    context_tokens: int = 0
-    sliding_window: int = 0
 
 
 def is_safetensors(path: Path) -> bool:
@@ -94,14 +85,17 @@ def read_safetensors_model(path: Path) -> SafetensorsModel:
     numbers = _numbers(_bounded(config, MAX_CONFIG_BYTES)) if config.is_file() else _Numbers()
     heads = _number(numbers.num_attention_heads)
     embedding_length, layers = _number(numbers.hidden_size), _number(numbers.num_hidden_layers)
+    layers = layers if layers <= MAX_LAYERS else 0
+    head_length = _number(numbers.head_dim) or (embedding_length // heads if heads else 0)
     return SafetensorsModel(
         weight_bytes=sum(size for size, _ in weights),
         tensor_count=sum(count for _, count in weights),
         file_bytes=sum(shard.stat().st_size for shard in shards),
-        layers=layers if layers <= MAX_LAYERS else 0,
+        layers=layers,
         heads=heads,
-        kv_heads=_number(numbers.num_key_value_heads) or heads,
-        head_length=_number(numbers.head_dim) or (embedding_length // heads if heads else 0),
+        kv_heads=(_number(numbers.num_key_value_heads) or heads,) * layers,
+        key_length=head_length,
+        value_length=head_length,
         embedding_length=embedding_length,
         vocabulary=_number(numbers.vocab_size),
         context_tokens=_number(numbers.max_position_embeddings),

@@ -11,7 +11,6 @@ from kit.examples import given
 from runner_svc.memory.estimate import (
     MemoryEstimator,
     ModelFacts,
-    gguf_shape,
     read_model_facts,
 )
 from runner_svc.model_files.gguf import GgufHeader
@@ -231,7 +230,7 @@ def test_a_sliding_window_is_not_taken_off() -> None:
     gemma = GgufHeader(
         weight_bytes=1, layers=18, kv_heads=(1,) * 18, key_length=256, value_length=256, sliding_window=512
     )
-    shape = gguf_shape(gemma)
+    shape = gemma.shape
     assert shape is not None
     assert context_bytes(shape, MemorySettings(context_tokens=1024)) == 18_432 * 1024
 
@@ -239,10 +238,10 @@ def test_a_sliding_window_is_not_taken_off() -> None:
 @pytest.mark.parametrize("missing", ["weight_bytes", "layers", "key_length", "value_length"])
 def test_a_header_that_does_not_say_enough_is_no_shape(missing: str) -> None:
     whole = GgufHeader(weight_bytes=1, layers=1, kv_heads=(1,), key_length=64, value_length=64)
-    assert gguf_shape(whole) is not None
+    assert whole.shape is not None
     changes: dict[str, Any] = {missing: 0}
-    assert gguf_shape(replace(whole, **changes)) is None
-    assert gguf_shape(replace(whole, kv_heads=())) is None
+    assert replace(whole, **changes).shape is None
+    assert replace(whole, kv_heads=()).shape is None
 
 
 def test_files_that_are_broken_or_not_there_say_as_much_as_they_can(tmp_path: Path) -> None:

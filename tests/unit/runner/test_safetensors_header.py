@@ -57,7 +57,13 @@ def test_a_folder_is_its_weights_and_its_configuration(tmp_path: Path) -> None:
     model = read_safetensors_model(tmp_path)
     assert (model.weight_bytes, model.tensor_count) == (128, 2)
     assert model.file_bytes == (tmp_path / "model.safetensors").stat().st_size
-    assert (model.layers, model.heads, model.kv_heads, model.head_length) == (16, 32, 8, 64)
+    assert (model.layers, model.heads, model.kv_heads, model.key_length, model.value_length) == (
+        16,
+        32,
+        (8,) * 16,
+        64,
+        64,
+    )
     assert (model.embedding_length, model.vocabulary, model.context_tokens) == (2048, 128_256, 131_072)
     assert model.sliding_window == 0
     assert read_safetensors_model(tmp_path / "model.safetensors") == model
@@ -98,7 +104,7 @@ def test_what_a_configuration_leaves_out_follows_from_the_rest(tmp_path: Path) -
         json.dumps({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 256})
     )
     model = read_safetensors_model(tmp_path)
-    assert (model.kv_heads, model.head_length) == (4, 64)
+    assert (set(model.kv_heads), model.key_length) == ({4}, 64)
 
 
 def test_a_model_that_sees_has_its_numbers_one_level_down(tmp_path: Path) -> None:
@@ -112,7 +118,7 @@ def test_numbers_of_a_configuration_that_cannot_be_are_not_believed(tmp_path: Pa
     values = {"num_hidden_layers": 10**9, "num_attention_heads": -4, "hidden_size": "2048", "head_dim": True}
     (tmp_path / "config.json").write_text(json.dumps({**values, "vocab_size": 10**30, "sliding_window": 1.5}))
     model = read_safetensors_model(tmp_path)
-    assert (model.layers, model.heads, model.embedding_length, model.head_length) == (0, 0, 0, 0)
+    assert (model.layers, model.heads, model.embedding_length, model.key_length) == (0, 0, 0, 0)
     assert (model.vocabulary, model.sliding_window) == (0, 0)
 
 
