@@ -5,7 +5,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -14,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from typing_extensions import override
 
 from runner_svc.backend.port import DeviceShare
-from runner_svc.memory.port import LeaseGrant, MemoryLedger, MemoryRequest, MemoryUse, MemoryUser, OnWaiting
+from runner_svc.memory.port import LeaseGrant, MemoryLedger, MemoryRequest, MemoryUser, OnWaiting
 from runner_svc.policy.backoff import retry_pause_seconds
 from runner_svc.waiting import event_within, within
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
@@ -30,8 +30,6 @@ from weft.kernel.rpc import error_from_call
 from weft.kernel.service import start_critical, stop_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
 
 
@@ -63,7 +61,7 @@ OWN_QUEUE = f"{_WAITING}other models of this runner wait before it"
 class Observer(Protocol):
     """Observer of this host's devices; weft.gpu.observer.HostObserver implements it."""
 
-    async def look(self, watched: "Collection[ProcessId]" = (), *, fresh: bool = False) -> HostSnapshot:
+    async def look(self, watched: Collection[ProcessId] = (), *, fresh: bool = False) -> HostSnapshot:
         """Returns a snapshot that covers each process of `watched`. Never raises."""
         ...
 
@@ -86,6 +84,13 @@ class _Held:
     user: MemoryUser
     good_until: float = float("-inf")
     """Local time until which the lease is valid, whatever the registry does."""
+
+    def use(self, processes: Sequence[ProcessId]) -> pb.LeaseUse:
+        """Returns the use of the lease, to be reported."""
+        use = self.user.memory_use()
+        use.lease_id, use.fencing_number = self.grant.lease_id, self.grant.fencing_number
+        use.processes.extend(process_id_message(process) for process in processes[:MAX_PROCESSES])
+        return use
 
 
 @dataclass(slots=True, eq=False)
@@ -331,19 +336,18 @@ class LeaseManager(MemoryLedger):
     async def _renew(self) -> None:
         async with self._renewing:
             held = dict(self._held)
-            uses = {lease_id: one.user.memory_use() for lease_id, one in held.items()}
-            own = {process for use in uses.values() for process in use.processes}
-            watched = list(own.union(self._times.watched))[:MAX_WATCHED]
+            processes = {lease_id: one.user.processes() for lease_id, one in held.items()}
+            watched = list({*self._times.watched}.union(*processes.values()))[:MAX_WATCHED]
             snapshot = await self._observer.look(watched, fresh=bool(self._times.watched) or not held)
             request = pb.RenewLeasesRequest(
-                leases=[use_message(one.grant, uses[lease_id]) for lease_id, one in held.items()],
+                leases=[one.use(processes[lease_id]) for lease_id, one in held.items()],
                 sighting=snapshot_message(snapshot),
             )
             sent = self._clock.monotonic()
             self._apply_renewal(await self._calls.renew(request), held, sent)
             for lease_id, one in held.items():
                 if lease_id in self._held:
-                    one.user.note_memory_seen(seen_bytes(uses[lease_id], snapshot))
+                    one.user.note_memory_seen(seen_bytes(processes[lease_id], snapshot))
 
     def _apply_renewal(self, response: pb.RenewLeasesResponse, held: dict[str, _Held], sent: float) -> None:
         lost = set(response.lost_lease_ids)
@@ -524,28 +528,12 @@ def grant_from(lease: lease_pb2.Lease, source: Source) -> LeaseGrant:
     )
 
 
-def use_message(grant: LeaseGrant, use: MemoryUse) -> pb.LeaseUse:
-    """The use of a lease as a message."""
-    message = pb.LeaseUse(
-        lease_id=grant.lease_id,
-        fencing_number=grant.fencing_number,
-        processes=[process_id_message(process) for process in use.processes[:MAX_PROCESSES]],
-        filled=use.filled,
-        active_requests=use.active_requests,
-        priority=use.priority.wire,  # type: ignore[arg-type]  # same numbers
-        pinned=use.pinned,
-    )
-    if use.last_used_at is not None:
-        message.last_used_time.FromDatetime(use.last_used_at)
-    return message
-
-
-def seen_bytes(use: MemoryUse, snapshot: HostSnapshot) -> int | None:
+def seen_bytes(processes: Collection[ProcessId], snapshot: HostSnapshot) -> int | None:
     """Returns the memory that the processes of a lease were observed to hold; None: unknown."""
-    if snapshot.source is not Source.NVML or not use.processes:
+    if snapshot.source is not Source.NVML or not processes:
         return None
     by_process = {seen.process: seen for seen in snapshot.processes}
-    found = [by_process.get(process) for process in use.processes]
+    found = [by_process.get(process) for process in processes]
     if any(seen is None or seen.memory_unknown for seen in found):
         return None
     return sum(held for seen in found if seen is not None for _, held in seen.bytes_by_device)

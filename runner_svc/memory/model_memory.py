@@ -12,12 +12,13 @@ from runner_svc.memory.port import (
     MemoryForecast,
     MemoryLedger,
     MemoryRequest,
-    MemoryUse,
     MemoryUser,
     OnWaiting,
 )
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.request_records import RequestRecords
+from weft.api.registry.v1.lease_service_pb2 import LeaseUse
+from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -151,15 +152,20 @@ class ModelMemory(MemoryUser):
             self._ledger.release(grant)
 
     @override
-    def memory_use(self) -> MemoryUse:
-        return MemoryUse(
-            processes=self._backend.processes(),
+    def processes(self) -> tuple[ProcessId, ...]:
+        return self._backend.processes()
+
+    @override
+    def memory_use(self) -> LeaseUse:
+        use = LeaseUse(
             filled=self._filled,
             active_requests=len(self._records.running),
-            priority=self.priority,
+            priority=self.priority.wire,  # type: ignore[arg-type]  # same numbers
             pinned=self.pinned,
-            last_used_at=self.last_used_at,
         )
+        if self.last_used_at is not None:
+            use.last_used_time.FromDatetime(self.last_used_at)
+        return use
 
     @override
     def note_lease_lost(self, why: str) -> None:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Protocol
 
 from runner_svc.backend.port import DeviceShare
 from runner_svc.policy.load_plan import LoadPlan
+from weft.api.registry.v1.lease_service_pb2 import LeaseUse
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.request import Priority
 
@@ -43,27 +43,15 @@ class LeaseGrant:
         return sum(share.bytes for share in self.shares)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryUse:
-    """The present use of a lease."""
-
-    processes: tuple[ProcessId, ...]
-    """The processes that hold its memory."""
-    filled: bool
-    """Whether loading has finished: the processes will take no more memory."""
-    active_requests: int
-    priority: Priority
-    """Priority of the last request."""
-    pinned: bool
-    last_used_at: datetime | None
-    """End of the last request, UTC; None: none yet."""
-
-
 class MemoryUser(Protocol):
     """The holder of a lease."""
 
-    def memory_use(self) -> MemoryUse:
-        """Returns the present use of the lease."""
+    def processes(self) -> tuple[ProcessId, ...]:
+        """Returns the processes that hold the memory of the lease."""
+        ...
+
+    def memory_use(self) -> LeaseUse:
+        """Returns the present use of the lease, without the lease and its processes."""
         ...
 
     def note_lease_lost(self, why: str) -> None:

@@ -157,22 +157,14 @@ class CancelledRequestError(Exception):
 
 
 @dataclass(slots=True)
-class _Usage:
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    prompt_seconds: float = 0.0
-    decode_seconds: float = 0.0
-
-
-@dataclass(slots=True)
 class _Current:
     """The running request."""
 
     id: int = 0
     prompt_total: int = 0
     reports_prefill: bool = False
-    usage: _Usage = field(default_factory=_Usage)
+    usage: Done = field(default_factory=lambda: Done(id=0, prompt_tokens=0))
+    """Its end, whose figures grow until it is sent."""
 
 
 class LlamaCppEngine:
@@ -314,17 +306,8 @@ class LlamaCppEngine:
                     # A grammar has state: each choice needs a new one.
                     options["grammar"] = self._library.LlamaGrammar.from_string(grammar, verbose=False)
                 self._one_choice(request, choice, tokens, options)
-        usage = self._current.usage
-        self._send(
-            Done(
-                id=request.id,
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=usage.completion_tokens,
-                cached_tokens=usage.cached_tokens,
-                prompt_seconds=usage.prompt_seconds,
-                decode_seconds=usage.decode_seconds,
-            )
-        )
+        self._current.usage.id = request.id
+        self._send(self._current.usage)
 
     def _one_choice(self, request: Generate, choice: int, tokens: list[int], options: dict[str, Any]) -> None:
         budget = self.context_tokens - len(tokens)

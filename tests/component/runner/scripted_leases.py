@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner_svc.memory.lease_manager import LeaseManager, LeaseManagerConfig
-from runner_svc.memory.port import MemoryRequest, MemoryUse
+from runner_svc.memory.port import MemoryRequest
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.api.registry.v1 import lease_service_pb2_grpc
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
@@ -131,19 +131,16 @@ class Holder:
     """The holder of a lease in these tests."""
 
     def __init__(self) -> None:
-        self.processes: tuple[ProcessId, ...] = ()
+        self.held: tuple[ProcessId, ...] = ()
         self.lost: list[str] = []
         self.seen: list[int | None] = []
 
-    def memory_use(self) -> MemoryUse:
-        return MemoryUse(
-            processes=self.processes,
-            filled=bool(self.processes),
-            active_requests=2,
-            priority=Priority.HIGH,
-            pinned=True,
-            last_used_at=None,
-        )
+    def processes(self) -> tuple[ProcessId, ...]:
+        return self.held
+
+    def memory_use(self) -> pb.LeaseUse:
+        priority = Priority.HIGH.wire
+        return pb.LeaseUse(filled=bool(self.held), active_requests=2, priority=priority, pinned=True)  # type: ignore[arg-type]  # same numbers
 
     def note_lease_lost(self, why: str) -> None:
         self.lost.append(why)

@@ -245,7 +245,7 @@ async def test_a_holder_hears_what_its_processes_hold_and_unknown_stays_unknown(
         holder = Holder()
         await _granted(keeper, holder)
         assert holder.seen == [None], "there is no process yet"
-        holder.processes, host.held[ENGINE] = (ENGINE,), 3 * GIB
+        holder.held, host.held[ENGINE] = (ENGINE,), 3 * GIB
         keeper.note_change()
         await until(lambda: holder.seen[-1] == 3 * GIB)
         use = leases.renewals[-1].leases[0]
