@@ -6,16 +6,14 @@ The program binds port 0 and prints where it listens, so another program on a re
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from typing_extensions import override
 
-from runner_svc.backend.engine_process import LOOPBACK, EnginePorts, EngineProcess, ProcessBackend
+from runner_svc.backend.engine_process import LOOPBACK, EngineProcess, EngineProcessSettings, ProcessBackend
 from runner_svc.backend.port import CallInfo, EmbeddingResult
 from runner_svc.openai_upstream.client import HEALTH, Endpoint, OpenAiHttp
-from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
-from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.process_time import GpuTime
 from weft.api.common.v1 import embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -35,7 +33,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartedServerConfig:
+class StartedServerConfig(EngineProcessSettings):
     """The configuration of every server that weft starts."""
 
     command: tuple[str, ...]
@@ -43,14 +41,6 @@ class StartedServerConfig:
     alias: str
     """The model's name, for messages."""
     embeddings: bool = True
-    ports: EnginePorts | None = None
-    """Ports that it may listen on, shared with the runner's other engines; None: any free port."""
-    load_stall_seconds: float = 300.0
-    """Time without output and CPU time after which a load is aborted."""
-    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
-    graces: StopGraces = field(default_factory=StopGraces)
-    leftovers: Leftovers | None = None
-    """Record of its process for the runner's next start."""
 
 
 class StartLog:

@@ -60,12 +60,8 @@ def _build(model: NgramModel, context: "ModelContext") -> "ModelEngine":
         tokens_per_second=model.tokens_per_second,
         extra_arguments=model.extra_arguments,
         embeddings=False,
-        ports=context.ports,
-        load_stall_seconds=context.load_stall_seconds,
-        timeouts=context.timeouts,
-        graces=context.graces,
-        leftovers=context.leftovers,
         parameters=parameter_profile(model, PARAMETERS),
+        **context.process_settings(),
     )
     return ModelEngine(
         make_backend=lambda: NgramBackend(config),

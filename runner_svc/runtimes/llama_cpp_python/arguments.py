@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from runner_svc.backend.engine_process import EngineProcessSettings
 from runner_svc.backend.llama_flags import (
     check_cache_and_attention,
     context_parameter,
@@ -18,9 +19,7 @@ from runner_svc.backend.llama_flags import (
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS
-from runner_svc.supervise.leftovers import Leftovers
 from weft.kernel.request import Operation
 
 HOST_PROGRAM = "runner_svc.runtimes.llama_cpp_python.host"
@@ -41,7 +40,7 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaCppPythonConfig:
+class LlamaCppPythonConfig(EngineProcessSettings):
     """One model in one process, which works on one request at a time, as the library does."""
 
     command: tuple[str, ...] = HOST_COMMAND
@@ -58,11 +57,6 @@ class LlamaCppPythonConfig:
     """Further flags of the host program, such as --gpu-layers."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables of the host program in addition to the runner's."""
-    load_stall_seconds: float = 300.0
-    """Time without output, load progress and CPU time after which a load is aborted."""
-    graces: StopGraces = field(default_factory=StopGraces)
-    leftovers: Leftovers | None = None
-    """Record of its process for the runner's next start."""
     parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(engine=PARAMETERS))
 
     @property

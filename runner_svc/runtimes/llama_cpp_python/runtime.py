@@ -77,10 +77,8 @@ def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine"
         threads=model.threads or default_threads(),
         embeddings=model.embeddings,
         extra_arguments=model.extra_arguments,
-        load_stall_seconds=context.load_stall_seconds,
-        graces=context.graces,
-        leftovers=context.leftovers,
         parameters=parameter_profile(model, PARAMETERS),
+        **context.process_settings(),
     )
     return file_engine(
         model,

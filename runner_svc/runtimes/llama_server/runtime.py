@@ -85,7 +85,6 @@ def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
         command=llama_command(context.command),
         model_path=path,
         trained_context_tokens=read_model_facts(path).context_tokens,
-        ports=context.ports,
         alias=model.name,
         slots=model.slots,
         context_tokens=model.context_tokens or DEFAULT_CONTEXT_TOKENS,
@@ -93,11 +92,8 @@ def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
         embeddings=model.embeddings,
         chat_template_path=template_file(model, context),
         extra_arguments=model.extra_arguments,
-        load_stall_seconds=context.load_stall_seconds,
-        timeouts=context.timeouts,
-        graces=context.graces,
-        leftovers=context.leftovers,
         parameters=parameter_profile(model, PARAMETERS),
+        **context.process_settings(),
     )
     sees = any(word.startswith(PROJECTOR_ARGUMENT) for word in model.extra_arguments)
     return file_engine(
