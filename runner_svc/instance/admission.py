@@ -3,10 +3,10 @@
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from runner_svc.backend.port import ENGINE_METHODS, Backend, CallInfo, SpeechPart
-from runner_svc.cache.model_cache import RunningTurn
+from runner_svc.cache.model_cache import RequestCache, RunningTurn
 from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import audio_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -94,41 +94,20 @@ OnFailure = Callable[[WeftError], None]
 """Called with every error by which the engine ends a request: some of them cause a restart of the engine."""
 
 
-class TurnCache(Protocol):
-    """Use of the prefix cache by the turns of one request; see `runner_svc.cache.model_cache.RequestCache`."""
-
-    def generating(self, payload: GenerationPayload) -> AbstractAsyncContextManager[RunningTurn]:
-        """Cache use for the length of a generating turn."""
-        ...
-
-    def embedding(self) -> AbstractAsyncContextManager[RunningTurn]:
-        """Cache use for the length of an embedding turn."""
-        ...
-
-
-class _UnmanagedCache:
-    def generating(self, payload: GenerationPayload) -> AbstractAsyncContextManager[RunningTurn]:
-        del payload
-        return nullcontext(RunningTurn())
-
-    def embedding(self) -> AbstractAsyncContextManager[RunningTurn]:
-        return nullcontext(RunningTurn())
-
-
 class AdmittedRequest:
     """One admitted request: its record, its cache use, and the calls of the engine. Made by `Instance.admit`."""
 
     def __init__(self, record: RequestRecord, backend: Backend, on_failure: OnFailure) -> None:
         self.record = record
-        self.cache: TurnCache = _UnmanagedCache()
-        """Replaced before the first turn where the caches of tenants are isolated."""
+        self.cache: RequestCache | None = None
+        """Set before the first turn where the caches of tenants are isolated."""
         self._backend = backend
         self._on_failure = on_failure
 
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         """Run one generating turn, as Backend.generate. Keeps the request's record up to date."""
         record = self.record
-        async with self.cache.generating(payload) as turn:
+        async with self._caching(payload) as turn:
             if turn.warnings:
                 yield turn.warnings
             try:
@@ -149,8 +128,7 @@ class AdmittedRequest:
         Raises UNSUPPORTED_OPERATION where the engine lacks it.
         """
         row = ENGINE_METHODS[operation]
-        turns = self.cache.embedding() if row.uses_cache else nullcontext(RunningTurn())
-        async with turns as turn:
+        async with self._caching() if row.uses_cache else nullcontext(RunningTurn()) as turn:
             with self._judging():
                 return await getattr(self._backend, row.name)(payload, self._begin(call, turn))
 
@@ -163,6 +141,12 @@ class AdmittedRequest:
                     record.with_caller = True
                     yield part
                     record.with_caller = False
+
+    def _caching(self, payload: GenerationPayload | None = None) -> AbstractAsyncContextManager[RunningTurn]:
+        """The use of the prefix cache for the length of a turn, which generates where it has a payload."""
+        if self.cache is None:
+            return nullcontext(RunningTurn())
+        return self.cache.embedding() if payload is None else self.cache.generating(payload)
 
     @contextmanager
     def _judging(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from runner_svc.memory.learned_memory import FileIdentity, LearnedMemory
-from runner_svc.memory.port import ExpectedMemory, MemoryForecast
+from runner_svc.memory.port import MemoryForecast
 from runner_svc.model_files.gguf import is_gguf, model_parts, read_gguf_model
 from runner_svc.model_files.safetensors import is_safetensors, read_safetensors_model
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan, LoadValue
@@ -202,14 +202,14 @@ class FileForecast(MemoryForecast):
         self._estimator = estimator
 
     @override
-    async def expect(self, plan: LoadPlan) -> ExpectedMemory | None:
+    async def expect(self, plan: LoadPlan) -> MemoryEstimate | None:
         # The operator's declaration is for the configured load. For another load the files are better, if more than
         # their size is known.
         declared = self._model.manifest_bytes
         estimate = await self._estimate(plan, declared if plan == AS_CONFIGURED else None)
         if declared is not None and (estimate is None or estimate.source not in _SPECIFIC_SOURCES):
             estimate = await self._estimate(plan, declared)
-        return None if estimate is None else ExpectedMemory(bytes=estimate.bytes, source=estimate.source.value)
+        return estimate
 
     @override
     async def context_within(self, plan: LoadPlan, budget_bytes: int) -> int | None:

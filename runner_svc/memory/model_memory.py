@@ -7,7 +7,6 @@ from typing_extensions import override
 
 from runner_svc.backend.port import Backend, LoadOrder
 from runner_svc.memory.port import (
-    ExpectedMemory,
     LeaseGrant,
     MemoryForecast,
     MemoryLedger,
@@ -16,6 +15,7 @@ from runner_svc.memory.port import (
     OnWaiting,
 )
 from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.memory_estimate import MemoryEstimate
 from runner_svc.request_records import RequestRecords
 from weft.api.registry.v1.lease_service_pb2 import LeaseUse
 from weft.gpu.snapshot import ProcessId
@@ -47,7 +47,7 @@ class ModelMemory(MemoryUser):
         self._plan = LoadPlan()
         self._filled = False
         self._is_learned = False
-        self.expected: ExpectedMemory | None = None
+        self.expected: MemoryEstimate | None = None
         """Forecast of the present or next load; None: unknown, or not requested yet."""
         self.grant: LeaseGrant | None = None
         self.lost = asyncio.Event()
@@ -74,7 +74,7 @@ class ModelMemory(MemoryUser):
             return 0
         return self.grant.bytes if self.seen_bytes is None else self.seen_bytes
 
-    async def foresee(self, plan: LoadPlan) -> ExpectedMemory | None:
+    async def foresee(self, plan: LoadPlan) -> MemoryEstimate | None:
         """Forecast a load and keep the result in `expected`; None: unknown."""
         self.expected = await self._forecast.expect(plan)
         return self.expected

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from runner_svc.backend.port import DeviceShare
 from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.memory_estimate import MemoryEstimate
 from weft.api.registry.v1.lease_service_pb2 import LeaseUse
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.request import Priority
@@ -90,19 +91,10 @@ class MemoryLedger:
         """Release a lease whose processes have ended. Returns at once and never fails, also for a lost lease."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedMemory:
-    """The expected memory of a load."""
-
-    bytes: int
-    source: str
-    """Source of the figure: "learned", "manifest", "header", "file_size" or "name"."""
-
-
 class MemoryForecast:
     """The memory forecast for loads of one model. This class itself knows nothing."""
 
-    async def expect(self, plan: LoadPlan) -> ExpectedMemory | None:
+    async def expect(self, plan: LoadPlan) -> MemoryEstimate | None:
         """Returns the expected memory of a load by this plan; None: unknown. Never raises."""
         del plan
         return None

@@ -150,7 +150,7 @@ class MemoryEstimate:
 
     bytes: int
     source: EstimateSource
-    parts: tuple[MemoryPart, ...]
+    parts: tuple[MemoryPart, ...] = ()
 
 
 def estimate_memory(model: KnownModel, settings: MemorySettings) -> MemoryEstimate | None:

@@ -133,7 +133,7 @@ def _memory(memory: ModelMemory) -> runner_pb2.InstanceMemory | None:
         leased_bytes=0 if grant is None else grant.bytes,
         measured_bytes=memory.seen_bytes,
         estimated_bytes=0 if expected is None else expected.bytes,
-        estimate_source="" if expected is None else expected.source,
+        estimate_source="" if expected is None else expected.source.value,
         device_indexes=[] if grant is None else [share.index for share in grant.shares],
     )
 

@@ -2,16 +2,16 @@
 
 import asyncio
 from pathlib import Path
-from typing import cast
 
 import pytest
 from runner_harness import running_runner
 
 from runner_svc import service
 from runner_svc.instance.settings import HibernationSettings, ServedModel
-from runner_svc.memory.port import ExpectedMemory, MemoryForecast
+from runner_svc.memory.port import MemoryForecast
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.memory_estimate import EstimateSource, MemoryEstimate
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft_testing.fake_backend.process import fake_backend_command
 
@@ -20,15 +20,15 @@ REPORT_INTERVAL_SECONDS = 5.0
 """Report interval of the harness's registry: immediate reports arrive sooner."""
 
 
-class _LateForecast:
+class _LateForecast(MemoryForecast):
     """A forecast that is known once `known` is set."""
 
     def __init__(self, known: asyncio.Event) -> None:
         self._known = known
 
-    async def expect(self, _plan: LoadPlan) -> ExpectedMemory | None:
+    async def expect(self, plan: LoadPlan) -> MemoryEstimate | None:
         await self._known.wait()
-        return ExpectedMemory(bytes=SIZE_BYTES, source="declared")
+        return MemoryEstimate(bytes=SIZE_BYTES, source=EstimateSource.MANIFEST)
 
 
 def _asleep(name: str, known: asyncio.Event) -> ServedModel:
@@ -38,7 +38,7 @@ def _asleep(name: str, known: asyncio.Event) -> ServedModel:
         make_backend=lambda: LlamaServerBackend(config),
         hibernation=HibernationSettings(start_asleep=True),
         model_path=Path(__file__),
-        forecast=cast("MemoryForecast", _LateForecast(known)),
+        forecast=_LateForecast(known),
     )
 
 

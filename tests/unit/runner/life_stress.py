@@ -20,7 +20,6 @@ from runner_svc.backend.port import (
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
 from runner_svc.memory.port import (
-    ExpectedMemory,
     LeaseGrant,
     MemoryForecast,
     MemoryLedger,
@@ -30,6 +29,7 @@ from runner_svc.memory.port import (
 )
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadPlan, LoadSpec
+from runner_svc.policy.memory_estimate import EstimateSource, MemoryEstimate
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1.wake_pb2 import WakeRecipe
@@ -187,9 +187,9 @@ class RandomLedger(MemoryLedger):
 class SteadyForecast(MemoryForecast):
     """A forecast of the same size for every load."""
 
-    async def expect(self, plan: LoadPlan) -> ExpectedMemory | None:
+    async def expect(self, plan: LoadPlan) -> MemoryEstimate | None:
         del plan
-        return ExpectedMemory(bytes=1, source="name")
+        return MemoryEstimate(bytes=1, source=EstimateSource.NAME)
 
     async def context_within(self, plan: LoadPlan, budget_bytes: int) -> int | None:
         raise AssertionError("not in these tests")

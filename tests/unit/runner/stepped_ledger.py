@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from runner_svc.backend.port import DeviceShare
 from runner_svc.memory.port import (
-    ExpectedMemory,
     LeaseGrant,
     MemoryForecast,
     MemoryLedger,
@@ -14,6 +13,7 @@ from runner_svc.memory.port import (
     OnWaiting,
 )
 from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.memory_estimate import EstimateSource, MemoryEstimate
 
 if TYPE_CHECKING:
     from weft.kernel.errors import WeftError
@@ -76,9 +76,9 @@ class StepForecast(MemoryForecast):
     def __init__(self) -> None:
         self.taken: list[tuple[LoadPlan, int]] = []
 
-    async def expect(self, plan: LoadPlan) -> ExpectedMemory | None:
+    async def expect(self, plan: LoadPlan) -> MemoryEstimate | None:
         context = int(plan.parameters.get("context_tokens", 2048))
-        return ExpectedMemory(bytes=2 * GIB * context // 2048, source="header")
+        return MemoryEstimate(bytes=2 * GIB * context // 2048, source=EstimateSource.HEADER)
 
     async def context_within(self, plan: LoadPlan, budget_bytes: int) -> int | None:
         del plan
