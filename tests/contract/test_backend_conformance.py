@@ -9,6 +9,7 @@ from typing import Any
 from unittest import SkipTest
 
 import pytest
+from kit.warm_python import warm
 
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
@@ -23,6 +24,7 @@ from weft_testing.conformance.backend_port import ANSWER_TOKENS, MAX_LOG_BYTES, 
 from weft_testing.conformance.backend_steps import chat, collect, failure, run
 from weft_testing.fake_backend.process import fake_backend_command
 
+PROGRAM = warm("weft_testing.fake_backend")
 SHORT_GRACES = StopGraces(first_term_seconds=0.5, second_term_seconds=0.5)
 
 FAKE_SWITCHES: dict[Engine, dict[str, Any]] = {
@@ -64,7 +66,9 @@ class SeparateServer:
 
     def begin_again(self) -> None:
         command = fake_backend_command("--die-with-parent", *self._flags, "--port", self._port, **self._switches)
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        # From the warm server: how this program starts is not the subject here.
+        warm_command = [*PROGRAM, *command[len(PROGRAM) :]]
+        self._process = subprocess.Popen(warm_command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().removeprefix("listening on ").strip()
         self._port = self.url.rpartition(":")[2]
