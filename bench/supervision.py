@@ -18,8 +18,8 @@ from weft.client import Mesh, WeftError, connect
 from weft.client.operations import connect_operations
 from weft.client.resources import connect_registry, describe_runner
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import RunnerDocument
 from weft.documents.operation_actions import LoadSettings, load_action, unload_action
+from weft.documents.resources import RunnerDocument
 
 MODEL = "smollm2-135m"
 RUNNER = "local"
@@ -139,5 +139,5 @@ def _runner_address(home: Path) -> str:
     with connect_registry(home=home) as registry:
         document = registry.document(ResourceKind.RUNNER, RUNNER)
     assert isinstance(document, RunnerDocument)
-    assert document.status is not None
-    return document.status.address
+    assert document.observed is not None
+    return document.observed.address

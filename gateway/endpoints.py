@@ -54,18 +54,7 @@ from gateway.openapi import (
     json_or_yaml_body,
 )
 from gateway.resources import handlers as resources
-from gateway.resources.documents import (
-    AgentList,
-    ApplyAnswer,
-    ApplyRequest,
-    EventList,
-    MeshConfig,
-    ModelList,
-    PoolList,
-    PoolMembersAnswer,
-    RouteList,
-    RunnerList,
-)
+from gateway.resources.documents import APPLY_ANSWER, POOL_MEMBERS, ApplyRequest, MeshConfig, page_schema
 from gateway.resources.handlers import APPLY_PARAMETERS, apply_resources, put_resource
 from gateway.responses.handlers import (
     LIST_PARAMETERS,
@@ -89,12 +78,13 @@ from gateway.tasks import handlers as tasks
 from gateway.tasks.handlers import NewTaskBody, TaskDeps, TaskList, TaskObject
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.api.registry.v1 import key_service_pb2
+from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
 from weft.api.router.v1 import request_service_pb2
 from weft.api.router.v1.request_pb2 import RequestRecord
 from weft.dispatch.remote_router import RequestSource
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import DOCUMENT_TYPES
 from weft.documents.json_schema import record_schema
+from weft.documents.schemas import resource_schema
 from weft.durable.batches import BATCH_INPUT
 from weft.kernel.principal import Access, Resource, Role
 
@@ -197,13 +187,6 @@ RESPONSES: EndpointGroup[ResponsesDeps] = EndpointGroup(
 )
 
 _API = "/api/v1"
-_RESOURCE_LISTS: dict[ResourceKind, Schema] = {
-    ResourceKind.MODEL: ModelList,
-    ResourceKind.AGENT: AgentList,
-    ResourceKind.RUNNER: RunnerList,
-    ResourceKind.POOL: PoolList,
-    ResourceKind.ROUTE: RouteList,
-}
 _DELETABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, ResourceKind.ROUTE)
 _PUTTABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE)
 
@@ -219,7 +202,7 @@ def _reads(kind: ResourceKind) -> tuple[Endpoint[GatewayDeps], ...]:
             f"{_API}/{plural}",
             access,
             partial(resources.list_resources, kind),
-            answers(_RESOURCE_LISTS[kind], query=resources.PAGE_PARAMETERS),
+            answers(page_schema(kind), query=resources.PAGE_PARAMETERS),
             summary=f"Get {plural}",
             operation_id=f"get_{plural}",
         ),
@@ -227,7 +210,7 @@ def _reads(kind: ResourceKind) -> tuple[Endpoint[GatewayDeps], ...]:
             f"{_API}/{plural}/{{name}}",
             access,
             partial(resources.get_resource, kind),
-            answers(DOCUMENT_TYPES[kind], path="name"),
+            answers(resource_schema(kind), path="name"),
             summary=f"Get {plural} by name",
             operation_id=f"get_{plural}_by_name",
         ),
@@ -251,7 +234,7 @@ def _replacement(kind: ResourceKind) -> Endpoint[GatewayDeps]:
         f"{_API}/{kind.plural}/{{name}}",
         _of_kind(kind, Role.EDIT),
         partial(put_resource, kind),
-        json_or_yaml_body(DOCUMENT_TYPES[kind]) | answers(ApplyAnswer, path="name", query=APPLY_PARAMETERS, also=201),
+        json_or_yaml_body(resource_schema(kind)) | answers(APPLY_ANSWER, path="name", query=APPLY_PARAMETERS, also=201),
         summary=f"Put {kind.value}",
         operation_id=f"put_{kind.value}",
     )
@@ -265,7 +248,7 @@ RESOURCES: EndpointGroup[GatewayDeps] = EndpointGroup(
             f"{_API}/models/{{name}}/members",
             _VIEW_MODELS,
             resources.get_members,
-            answers(PoolMembersAnswer, path="name"),
+            answers(POOL_MEMBERS, path="name"),
             summary="Get models by name members",
             operation_id="get_models_by_name_members",
         ),
@@ -274,7 +257,7 @@ RESOURCES: EndpointGroup[GatewayDeps] = EndpointGroup(
             f"{_API}/apply",
             _EDIT_MODELS,
             apply_resources,
-            json_or_yaml_body(ApplyRequest) | answers(ApplyAnswer, query=APPLY_PARAMETERS),
+            json_or_yaml_body(ApplyRequest) | answers(APPLY_ANSWER, query=APPLY_PARAMETERS),
             name="apply",
         ),
         *map(_replacement, _PUTTABLE),
@@ -282,7 +265,7 @@ RESOURCES: EndpointGroup[GatewayDeps] = EndpointGroup(
             f"{_API}/events",
             _VIEW_TELEMETRY,
             resources.get_events,
-            answers(EventList, query=resources.EVENT_PARAMETERS),
+            answers(record_schema(ListEventsResponse), query=resources.EVENT_PARAMETERS),
         ),
     ),
 )

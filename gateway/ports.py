@@ -4,15 +4,16 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from weft.api.registry.v1 import event_pb2
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import Document, EventDocument, ModelDocument
+from weft.documents.resources import AnyDocument, ModelDocument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourcePage:
     """A page of resources of a kind, sorted by name."""
 
-    documents: Sequence[Document]
+    documents: Sequence[AnyDocument]
     next_page_token: str
     """Empty on the last page."""
 
@@ -46,9 +47,9 @@ class AppliedResource:
     kind: ResourceKind
     name: str
     outcome: Literal["created", "configured", "unchanged"]
-    before: Document | None
+    before: AnyDocument | None
     """None when it did not exist."""
-    after: Document | None
+    after: AnyDocument | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class RegistryPort(Protocol):
         """Returns a page of the resources of a kind; `page_size` 0 means the registry's default."""
         ...
 
-    async def get(self, kind: ResourceKind, name: str) -> Document:
+    async def get(self, kind: ResourceKind, name: str) -> AnyDocument:
         """Returns one resource."""
         ...
 
@@ -78,15 +79,15 @@ class RegistryPort(Protocol):
         """Returns the pool of a model."""
         ...
 
-    async def list_events(self, events: EventFilter, limit: int) -> Sequence[EventDocument]:
+    async def list_events(self, events: EventFilter, limit: int) -> Sequence[event_pb2.Event]:
         """Returns the newest events, oldest first; `limit` 0 means the registry's default."""
         ...
 
-    def watch_events(self, events: EventFilter) -> AsyncGenerator[EventDocument]:
+    def watch_events(self, events: EventFilter) -> AsyncGenerator[event_pb2.Event]:
         """Yields new events until it is closed."""
         ...
 
-    async def apply(self, documents: Sequence[Document], *, dry_run: bool, adopt: bool) -> Sequence[AppliedResource]:
+    async def apply(self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool) -> Sequence[AppliedResource]:
         """Brings all resources to their declared state, or none."""
         ...
 

@@ -19,10 +19,10 @@ from gateway.errors import ClientGoneError, envelope, internal_error, shutting_d
 from gateway.http.disconnect import abort_connection, deadline_passed, interrupt_on_disconnect, watch_for_disconnect
 from gateway.http.event_watches import EventWatches
 from gateway.request_facts import RequestFacts, facts_of
+from weft.api.registry.v1.event_pb2 import Event
 from weft.dispatch.call import Call
 from weft.dispatch.frames import Frame
-from weft.documents.documents import EventDocument
-from weft.documents.yaml_documents import plain
+from weft.documents.codec import document_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
@@ -288,8 +288,8 @@ class EventStream(Response):
         await writer.finish(self._failure(error, facts.request_id))
 
 
-async def encoded_events(events: AsyncGenerator[EventDocument]) -> AsyncGenerator[bytes]:
+async def encoded_events(events: AsyncGenerator[Event]) -> AsyncGenerator[bytes]:
     """Yields events of resources as server-sent events."""
     async with aclosing(events):
         async for event in events:
-            yield b"id: %d\ndata: %b\n\n" % (event.sequence, encode_json(plain(event)))
+            yield b"id: %d\ndata: %b\n\n" % (event.sequence, encode_json(document_of(event)))

@@ -1,24 +1,21 @@
 """Schemas and JSON of `/api/v1`: pages, events and apply results around the documents of `weft.documents`."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from gateway.intake.request_model import StopAtFirstError
 from gateway.ports import AppliedResource, PoolMembers, ResourcePage
+from weft.api.registry.v1.event_pb2 import Event
+from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
+from weft.documents.codec import document_of
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import (
-    AgentDocument,
-    Document,
-    EventDocument,
-    ModelDocument,
-    PoolDocument,
-    RouteDocument,
-    RunnerDocument,
-)
-from weft.documents.yaml_documents import MAX_DOCUMENTS, plain
+from weft.documents.json_schema import DocumentSchema, Schema, SchemaSet, built_schema, nullable, object_schema
+from weft.documents.resources import AnyDocument, plain
+from weft.documents.schemas import resource_list_schema, resource_schema
+from weft.documents.yaml_documents import MAX_DOCUMENTS
 
 
 class _Part(BaseModel):
@@ -46,78 +43,6 @@ class ApplyRequest(_Part):
     """Whether to adopt resources that runners published: virtual ones become public."""
 
 
-class ApplyResult(_Part):
-    """The outcome for one document."""
-
-    kind: Literal["model", "agent", "runner", "pool", "route"]
-    name: str
-    outcome: Literal["created", "configured", "unchanged"]
-    before: Document | None = None
-    after: Document | None = None
-
-
-class ApplyAnswer(_Part):
-    """The outcomes, in the order of the documents."""
-
-    kind: Literal["ApplyAnswer"]
-    dry_run: bool
-    results: list[ApplyResult]
-
-
-class PoolMembersAnswer(_Part):
-    """The pool of a model."""
-
-    kind: Literal["PoolMembers"]
-    pool_name: str
-    explicit: bool
-    """Whether a member names the pool in its `poolName`."""
-    explicit_pool_name: str | None
-    """The pool's name if it is explicit."""
-    size: int
-    active_count: int
-    members: list[ModelDocument]
-
-
-class _Page(_Part):
-    next_page_token: str
-    """Empty on the last page."""
-
-
-class ModelList(_Page):
-    """A page of models."""
-
-    kind: Literal["ModelList"]
-    items: list[ModelDocument]
-
-
-class AgentList(_Page):
-    """A page of agents."""
-
-    kind: Literal["AgentList"]
-    items: list[AgentDocument]
-
-
-class RunnerList(_Page):
-    """A page of runners."""
-
-    kind: Literal["RunnerList"]
-    items: list[RunnerDocument]
-
-
-class PoolList(_Page):
-    """A page of pools."""
-
-    kind: Literal["PoolList"]
-    items: list[PoolDocument]
-
-
-class RouteList(_Page):
-    """A page of routes."""
-
-    kind: Literal["RouteList"]
-    items: list[RouteDocument]
-
-
 class MeshConfig(_Part):
     """Settings of the whole mesh that operators can change while it runs."""
 
@@ -126,12 +51,56 @@ class MeshConfig(_Part):
     that is requested by name, are not affected. Each request must allow it as well."""
 
 
-class EventList(_Part):
-    """Events, oldest first."""
+_TEXT: Schema = {"type": "string"}
+_PAGE_TOKEN: Schema = _TEXT | {"description": "Empty on the last page."}
+_OUTCOMES = ("created", "configured", "unchanged")
 
-    kind: Literal["EventList"]
-    items: list[EventDocument]
 
+def page_schema(kind: ResourceKind) -> DocumentSchema:
+    """Returns the schema of a page of resources."""
+    return resource_list_schema(kind, _PAGE_TOKEN, required=True)
+
+
+def _result_schema(schemas: SchemaSet) -> Schema:
+    document = nullable({"anyOf": [resource_schema(kind).add(schemas) for kind in ResourceKind]})
+    properties: dict[str, Schema] = {
+        "kind": {"type": "string", "enum": [kind.value for kind in ResourceKind]},
+        "name": _TEXT,
+        "outcome": {"type": "string", "enum": list(_OUTCOMES)},
+        "before": document,
+        "after": document,
+    }
+    return object_schema(properties, ["kind", "name", "outcome"], "The outcome for one document.")
+
+
+def _answer_schema(schemas: SchemaSet) -> Schema:
+    result = schemas.add("ApplyResult", lambda: _result_schema(schemas))
+    properties: dict[str, Schema] = {
+        "kind": {"type": "string", "const": "ApplyAnswer"},
+        "dryRun": {"type": "boolean"},
+        "results": {"type": "array", "items": result},
+    }
+    return object_schema(properties, list(properties), "The outcomes, in the order of the documents.")
+
+
+def _members_schema(schemas: SchemaSet) -> Schema:
+    properties: dict[str, Schema] = {
+        "kind": {"type": "string", "const": "PoolMembers"},
+        "poolName": _TEXT,
+        "explicit": {"type": "boolean", "description": "Whether a member names the pool in its `poolName`."},
+        "explicitPoolName": {
+            "anyOf": [_TEXT, {"type": "null"}],
+            "description": "The pool's name if it is explicit.",
+        },
+        "size": {"type": "integer"},
+        "activeCount": {"type": "integer"},
+        "members": {"type": "array", "items": resource_schema(ResourceKind.MODEL).add(schemas)},
+    }
+    return object_schema(properties, list(properties), "The pool of a model.")
+
+
+APPLY_ANSWER = built_schema("ApplyAnswer", _answer_schema)
+POOL_MEMBERS = built_schema("PoolMembersAnswer", _members_schema)
 
 JsonObject = dict[str, object]
 
@@ -155,9 +124,9 @@ def members_body(pool: PoolMembers) -> JsonObject:
     }
 
 
-def events_body(events: Sequence[EventDocument]) -> JsonObject:
+def events_body(events: Sequence[Event]) -> JsonObject:
     """Returns a list of events."""
-    return {"kind": "EventList", "items": [plain(event) for event in events]}
+    return document_of(ListEventsResponse(events=events))
 
 
 def applied_body(results: Sequence[AppliedResource], *, dry_run: bool) -> JsonObject:
@@ -170,5 +139,5 @@ def _result(result: AppliedResource) -> JsonObject:
     return body | _state("before", result.before) | _state("after", result.after)
 
 
-def _state(name: str, document: Document | None) -> JsonObject:
+def _state(name: str, document: AnyDocument | None) -> JsonObject:
     return {} if document is None else {name: plain(document)}

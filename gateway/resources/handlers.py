@@ -25,8 +25,8 @@ from gateway.resources.documents import (
     page_body,
 )
 from weft.documents.document_base import ResourceKind, parse_kind
-from weft.documents.documents import Document
-from weft.documents.yaml_documents import SourcedDocument, parse_document, plain, read_documents, refuse_repeats
+from weft.documents.resources import AnyDocument, plain
+from weft.documents.yaml_documents import SourcedDocument, parse_document, read_documents, refuse_repeats
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import require_name
@@ -170,7 +170,7 @@ async def _body_of(request: Request, deps: GatewayDeps) -> tuple[bytes, bool]:
 
 
 async def _apply(
-    request: Request, deps: GatewayDeps, documents: Sequence[Document], *, dry_run: bool, adopt: bool
+    request: Request, deps: GatewayDeps, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool
 ) -> Sequence[AppliedResource]:
     results = await deps.registry.apply(documents, dry_run=dry_run, adopt=adopt)
     changed = [f"{result.kind}/{result.name}" for result in results if result.outcome != "unchanged"]
@@ -183,7 +183,7 @@ async def _apply(
 _SOURCE = "body"
 
 
-def documents_of_json(values: Sequence[Any]) -> list[Document]:
+def documents_of_json(values: Sequence[Any]) -> list[AnyDocument]:
     """Returns the documents of an apply request. Raises INVALID_ARGUMENT naming `documents[<index>]` and the field."""
     found = []
     for index, value in enumerate(values):
@@ -199,7 +199,7 @@ def documents_of_json(values: Sequence[Any]) -> list[Document]:
         raise invalid_field(error.field.replace(": ", "."), error.message.removeprefix(f"{error.field}: ")) from None
 
 
-def documents_of_yaml(raw: bytes) -> list[Document]:
+def documents_of_yaml(raw: bytes) -> list[AnyDocument]:
     """Returns the documents of a YAML stream. Raises as `read_documents`, and MALFORMED_REQUEST when there is none."""
     try:
         text = raw.decode()
@@ -211,15 +211,15 @@ def documents_of_yaml(raw: bytes) -> list[Document]:
     return documents
 
 
-def the_only_document(documents: Sequence[Document], kind: ResourceKind) -> Document:
+def the_only_document(documents: Sequence[AnyDocument], kind: ResourceKind) -> AnyDocument:
     """Returns the document of a body that must contain exactly one. Raises MALFORMED_REQUEST or INVALID_ARGUMENT."""
     if len(documents) != 1:
         raise WeftError(Reason.MALFORMED_REQUEST, f"the body has {len(documents)} documents; one is expected")
-    if documents[0].kind != kind.value:
+    if documents[0].kind is not kind:
         raise invalid_field("kind", f"must be {kind.value} here")
     return documents[0]
 
 
-def _distinct(documents: tuple[SourcedDocument, ...]) -> list[Document]:
+def _distinct(documents: tuple[SourcedDocument, ...]) -> list[AnyDocument]:
     refuse_repeats(documents)
     return [sourced.document for sourced in documents]

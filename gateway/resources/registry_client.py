@@ -12,6 +12,7 @@ from gateway.ports import AppliedResource, EventFilter, MeshSettings, PoolMember
 from weft.api.registry.v1 import (
     declaration_service_pb2,
     declaration_service_pb2_grpc,
+    event_pb2,
     model_pb2,
     registry_service_pb2,
     registry_service_pb2_grpc,
@@ -22,12 +23,12 @@ from weft.api.registry.v1 import (
 )
 from weft.dispatch.fleet import FleetSource
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import Document, EventDocument, ModelDocument
 from weft.documents.field_names import declared_field, document_field
-from weft.documents.messages import (
+from weft.documents.resources import (
+    AnyDocument,
+    ModelDocument,
     agent_document,
     declared_document,
-    event_document,
     kind_from_number,
     kind_number,
     model_document,
@@ -92,7 +93,7 @@ _OUTCOMES: dict[int, Literal["created", "configured", "unchanged"]] = {
     declaration_service_pb2.ApplyResult.OUTCOME_UNCHANGED: "unchanged",
 }
 
-_TO_DOCUMENT: Mapping[ResourceKind, Callable[[Any], Document]] = MappingProxyType(
+_TO_DOCUMENT: Mapping[ResourceKind, Callable[[Any], AnyDocument]] = MappingProxyType(
     {
         ResourceKind.AGENT: agent_document,
         ResourceKind.RUNNER: runner_document,
@@ -122,13 +123,13 @@ class RegistryClient(RegistryPort):
         return ResourcePage(documents=documents, next_page_token=found.next_page_token)
 
     @override
-    async def get(self, kind: ResourceKind, name: str) -> Document:
+    async def get(self, kind: ResourceKind, name: str) -> AnyDocument:
         noun = kind.value.capitalize()
         request = getattr(registry_service_pb2, f"Get{noun}Request")(name=name)
         found = await self._calls.call(getattr(self._resources, f"Get{noun}"), request)
         return self._document(kind, getattr(found, kind.value))
 
-    def _document(self, kind: ResourceKind, message: Any) -> Document:
+    def _document(self, kind: ResourceKind, message: Any) -> AnyDocument:
         return self._model(message) if kind is ResourceKind.MODEL else _TO_DOCUMENT[kind](message)
 
     @override
@@ -144,21 +145,21 @@ class RegistryClient(RegistryPort):
         )
 
     @override
-    async def list_events(self, events: EventFilter, limit: int) -> Sequence[EventDocument]:
+    async def list_events(self, events: EventFilter, limit: int) -> Sequence[event_pb2.Event]:
         request = registry_service_pb2.ListEventsRequest(**_event_filter(events), limit=limit)
         found = await self._calls.call(self._resources.ListEvents, request)
-        return [event_document(event) for event in found.events]
+        return list(found.events)
 
     @override
-    async def watch_events(self, events: EventFilter) -> AsyncGenerator[EventDocument]:
+    async def watch_events(self, events: EventFilter) -> AsyncGenerator[event_pb2.Event]:
         call = self._resources.WatchEvents(registry_service_pb2.WatchEventsRequest(**_event_filter(events)))
         async with aclosing(self._calls.follow(call)) as responses:
             async for response in responses:
-                yield event_document(response.event)
+                yield response.event
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
 
     @override
-    async def apply(self, documents: Sequence[Document], *, dry_run: bool, adopt: bool) -> Sequence[AppliedResource]:
+    async def apply(self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool) -> Sequence[AppliedResource]:
         request = declaration_service_pb2.ApplyRequest(
             declarations=[to_declaration(document) for document in documents], dry_run=dry_run, adopt=adopt
         )
@@ -182,10 +183,10 @@ class RegistryClient(RegistryPort):
         return _settings((await self._calls.call(self._settings.UpdateSettings, request)).settings)
 
     def _model(self, model: model_pb2.Model) -> ModelDocument:
-        return model_document(model, self._runner_of(model))
+        return model_document(model, self._instance_of(model))
 
-    def _runner_of(self, model: model_pb2.Model) -> runner_pb2.Runner | None:
-        """Returns the model's runner with this one instance, as its document needs it."""
+    def _instance_of(self, model: model_pb2.Model) -> runner_pb2.InstanceState | None:
+        """Returns the model's state on its runner; None: not known."""
         runner = self._fleet.view.runners.get(model.runner)
         instance = None if runner is None else runner.instances.get(model.manifest.name)
         if runner is None or instance is None or not runner.active:
@@ -206,11 +207,7 @@ class RegistryClient(RegistryPort):
         )
         if instance.load_eta_seconds is not None:
             state.load_eta.FromNanoseconds(int(instance.load_eta_seconds * 1e9))
-        return runner_pb2.Runner(
-            name=runner.name,
-            status=runner_pb2.Runner.STATUS_ACTIVE,
-            capability=runner_pb2.Capability(instances=[state]),
-        )
+        return state
 
 
 def _settings(settings: settings_pb2.MeshSettings) -> MeshSettings:

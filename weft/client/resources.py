@@ -4,7 +4,7 @@ from weft.client.resources import connect_registry
 
 with connect_registry() as registry:
     for model in registry.documents(ResourceKind.MODEL):
-        print(model.name, model.status)
+        print(model.name, model.state)
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +19,7 @@ from typing_extensions import override
 from weft.api.registry.v1 import (
     declaration_service_pb2,
     declaration_service_pb2_grpc,
+    event_pb2,
     registry_service_pb2,
     registry_service_pb2_grpc,
     resource_kind_pb2,
@@ -30,11 +31,14 @@ from weft.api.registry.v1 import (
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.client._channel import ServiceClient, mesh_address, open_mesh_channel, registry_failure
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import Document, EventDocument, ModelDocument, PoolDocument, RunnerDocument
-from weft.documents.messages import (
+from weft.documents.resources import (
+    AnyDocument,
+    ModelDocument,
+    PoolDocument,
+    RunnerDocument,
     agent_document,
     declared_document,
-    event_document,
+    instance_of,
     kind_from_number,
     kind_number,
     model_document,
@@ -74,9 +78,9 @@ class Applied:
     kind: ResourceKind
     name: str
     outcome: Outcome
-    before: Document | None
+    before: AnyDocument | None
     """The previous document, declared or published; None: it did not exist."""
-    after: Document | None
+    after: AnyDocument | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +112,14 @@ class Registry(ServiceClient):
         self._declarations = declaration_service_pb2_grpc.DeclarationServiceStub(self._channel)
         self._settings = settings_service_pb2_grpc.SettingsServiceStub(self._channel)
 
-    def documents(self, kind: ResourceKind) -> list[Document]:
+    def documents(self, kind: ResourceKind) -> list[AnyDocument]:
         """Returns the resources of one kind, by name."""
         match kind:
             case ResourceKind.MODEL:
                 runners = {runner.name: runner for runner in self._messages(ResourceKind.RUNNER)}
                 return [
-                    model_document(model, runners.get(model.runner)) for model in self._messages(ResourceKind.MODEL)
+                    model_document(model, instance_of(model, runners.get(model.runner)))
+                    for model in self._messages(ResourceKind.MODEL)
                 ]
             case ResourceKind.AGENT:
                 return [agent_document(agent) for agent in self._messages(kind)]
@@ -130,12 +135,12 @@ class Registry(ServiceClient):
         named_by_manifest = kind in (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE)
         return (message.manifest.name if named_by_manifest else message.name for message in self._messages(kind))
 
-    def document(self, kind: ResourceKind, name: str) -> Document:
+    def document(self, kind: ResourceKind, name: str) -> AnyDocument:
         """Returns one resource. Raises NOT_FOUND or MODEL_NOT_FOUND."""
         match kind:
             case ResourceKind.MODEL:
                 model = self._call(self._stub.GetModel, pb.GetModelRequest(name=name)).model
-                return model_document(model, self._runner_of(model.runner))
+                return model_document(model, instance_of(model, self._runner_of(model.runner)))
             case ResourceKind.AGENT:
                 return agent_document(self._call(self._stub.GetAgent, pb.GetAgentRequest(name=name)).agent)
             case ResourceKind.RUNNER:
@@ -150,7 +155,7 @@ class Registry(ServiceClient):
         response = self._call(self._stub.GetModelMembers, pb.GetModelMembersRequest(name=model))
         return pool_document(response.pool)
 
-    def apply(self, documents: Iterable[Document], *, dry_run: bool = False, adopt: bool = False) -> list[Applied]:
+    def apply(self, documents: Iterable[AnyDocument], *, dry_run: bool = False, adopt: bool = False) -> list[Applied]:
         """Declares all of `documents`, or none if one is refused; `adopt` takes over what runners published."""
         request = declaration_service_pb2.ApplyRequest(
             declarations=[to_declaration(document) for document in documents], dry_run=dry_run, adopt=adopt
@@ -173,19 +178,19 @@ class Registry(ServiceClient):
         request = settings_service_pb2.UpdateSettingsRequest(allow_cloud_fallback=allow_cloud_fallback)
         return _settings(self._call(self._settings.UpdateSettings, request).settings)
 
-    def events(self, kind: ResourceKind | None = None, name: str = "", limit: int = 0) -> list[EventDocument]:
+    def events(self, kind: ResourceKind | None = None, name: str = "", limit: int = 0) -> list[event_pb2.Event]:
         """Returns recent events of one resource, one kind, or all, oldest first."""
         request = pb.ListEventsRequest(kind=_scope(kind), name=name, limit=limit)
-        return [event_document(event) for event in self._call(self._stub.ListEvents, request).events]
+        return list(self._call(self._stub.ListEvents, request).events)
 
     def watch(self, timeout_seconds: float | None = None) -> Iterator[registry_service_pb2.WatchResponse]:
         """Yields the snapshot, then every change. Raises WATCH_LAGGED or SERVICE_UNAVAILABLE when it ends."""
         return self._stream(self._stub.Watch(pb.WatchRequest(), timeout=timeout_seconds))
 
-    def watch_events(self, kind: ResourceKind | None = None, name: str = "") -> Iterator[EventDocument]:
+    def watch_events(self, kind: ResourceKind | None = None, name: str = "") -> Iterator[event_pb2.Event]:
         """Yields new events. Raises WATCH_LAGGED or SERVICE_UNAVAILABLE when it ends."""
         call = self._stub.WatchEvents(pb.WatchEventsRequest(kind=_scope(kind), name=name))
-        return (event_document(response.event) for response in self._stream(call))
+        return (response.event for response in self._stream(call))
 
     @override
     def _stream(self, call: Any) -> Iterator[Any]:
@@ -245,14 +250,15 @@ def connect_runner_of(registry: Registry, model: str) -> "RunnerOfModel":
     """Connects to the runner of a model. Raises MODEL_NOT_FOUND, or NO_RUNNER_AVAILABLE when none serves it."""
     document = registry.document(ResourceKind.MODEL, model)
     assert isinstance(document, ModelDocument)
-    name = document.status.runner if document.status is not None else None
+    name = document.observed.runner if document.observed is not None else ""
     if not name:
         raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"no runner serves {model} now")
     runner = registry.document(ResourceKind.RUNNER, name)
     assert isinstance(runner, RunnerDocument)
-    if runner.status is None or runner.status.state != "active":
+    observed = runner.observed
+    if observed is None or observed.status != runner_pb2.Runner.STATUS_ACTIVE:
         raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"the runner {name}, which serves {model}, is not there")
-    return RunnerOfModel(runner.status.address, model, runner.status.runtime)
+    return RunnerOfModel(observed.address, model, observed.runtime)
 
 
 class RunnerOfModel(ServiceClient):

@@ -36,6 +36,46 @@ def document_of(message: Message) -> dict[str, Any]:
     return found
 
 
+def without_defaults(message: Message) -> dict[str, Any]:
+    """Returns a message as a document without what is as it would be anyway."""
+    descriptor: Any = message.DESCRIPTOR
+    return _without_defaults(descriptor, document_of(message))
+
+
+def _without_defaults(descriptor: Descriptor, document: dict[str, Any]) -> dict[str, Any]:
+    plans, found = _plans_by_key(descriptor), {}
+    for key, value in document.items():
+        plan = plans.get(key)
+        if plan is not None and plan.presence != pb.PRESENCE_REQUIRED and value == default_of(plan):
+            continue
+        kind = plan.field.message_type if plan is not None and not plan.field.is_repeated else None
+        found[key] = _without_defaults(kind, value) if kind is not None and isinstance(value, dict) else value
+    return found
+
+
+@cache
+def _plans_by_key(descriptor: Descriptor) -> "Mapping[str, FieldPlan]":
+    """Returns the fields of a document by name, those of inline messages and of every variant among them."""
+    found: dict[str, FieldPlan] = {}
+    for plan in plan_of(descriptor).fields:
+        if plan.inline or plan.type_oneof is not None:
+            assert plan.field.message_type is not None
+            found |= _plans_by_key(plan.field.message_type)
+        else:
+            found[plan.key] = plan
+    return found
+
+
+def default_of(plan: "FieldPlan") -> Any:
+    """Returns what a field is in a document that leaves it out, as JSON types; None: not set."""
+    field = plan.field
+    if plan.default is not None or plan.nullable:
+        return plan.default
+    if is_map(field) or (field.message_type is not None and not field.is_repeated):
+        return {}
+    return [] if field.is_repeated else field.default_value
+
+
 def word_of(message: Message, field: str) -> str:
     """Returns the word of an enum field's value, such as "running"; "unknown" where it has none."""
     descriptor = message.DESCRIPTOR.fields_by_name[field].enum_type

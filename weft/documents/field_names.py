@@ -1,17 +1,17 @@
 """Names of fields in documents, for the fields that the registry names in errors about its messages."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from typing import Any
 
-_DECLARED = re.compile(
-    r"^declarations\[(\d+)\](?:\.(?:model\.manifest|model|agent\.behaviour|agent|runner|pool|route)(?=\.|$))?\.?"
-)
-_RECIPE = re.compile(r"(?<=by_mesh)\.(?:http|command|wake_on_lan)(?=\.|$)")
-_SNAKE = re.compile(r"_([a-z])")
-_PARAMETERS = "default_params."
-# Fields of a message that have another name in documents.
-_RENAMED = {"repetition_policy": "repetition", "budget": "budget_seconds"}
+from weft.documents.codec import camel, document_path
+from weft.documents.document_base import ResourceKind
+from weft.documents.resources import DOCUMENT_TYPES
+from weft.kernel.field_rules import MapKey, path_text
+
+_DECLARED = re.compile(r"^declarations\[(\d+)\](?:\.(model|agent|runner|pool|route)(?=[.\[]|$))?\.?")
+_STEP = re.compile(r"\[(\d+)\]|\[([^\]]*)\]|([^.\[]+)")
 
 
 def declared_field(field: str) -> tuple[int, str] | None:
@@ -20,17 +20,20 @@ def declared_field(field: str) -> tuple[int, str] | None:
     "declarations[2].model.manifest.pool_name" is (2, "poolName").
     """
     found = _DECLARED.match(field)
-    return (int(found[1]), document_field(field[found.end() :])) if found is not None else None
+    if found is None:
+        return None
+    descriptor: Any = DOCUMENT_TYPES[ResourceKind(found[2])].declared_type.DESCRIPTOR if found[2] else None
+    return int(found[1]), path_text(document_path(descriptor, tuple(_steps(field[found.end() :]))))
+
+
+def _steps(field: str) -> Iterator[str | int]:
+    for index, key, name in _STEP.findall(field):
+        yield int(index) if index else MapKey(key) if key else name
 
 
 def document_field(field: str) -> str:
-    """Returns the name of a message's field in documents; parameters of agents have the same name in both."""
-    own, parameters, name = _RECIPE.sub("", field).partition(_PARAMETERS)
-    return _camel(_RENAMED.get(own, own) + parameters) + name
-
-
-def _camel(name: str) -> str:
-    return _SNAKE.sub(lambda found: found[1].upper(), name)
+    """Returns the name of a field of a request that is no part of a document."""
+    return camel(field)
 
 
 _ACTION = re.compile(r"^action\.(?:load_model|unload_model|flush_cache)\.(?:options\.)?")

@@ -15,6 +15,7 @@ from weft.api.common.v1 import document_pb2 as pb
 from weft.documents.codec import (
     UNKNOWN,
     FieldPlan,
+    default_of,
     is_declared_enum,
     is_map,
     is_of,
@@ -30,7 +31,7 @@ from weft.kernel.names import MAX_NAME_CHARS
 from weft.kernel.units import MAX_DURATION_CHARS
 
 Schema = dict[str, Any]
-MAX_INT32 = 2**31 - 1
+MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 
 
 class SchemaSet:
@@ -103,7 +104,7 @@ class SchemaSet:
         if plan.nullable:
             schema = nullable(schema)
         elif plan.presence != pb.PRESENCE_REQUIRED:
-            schema = schema | {"default": _default(plan)}
+            schema = schema | {"default": default_of(plan)}
         return schema | {"description": description}
 
     def _of_value_in(self, field: FieldDescriptor, *, checked: bool) -> Schema:
@@ -187,7 +188,8 @@ def _comment(field: FieldDescriptor) -> str:
 
 def nullable(schema: Schema) -> Schema:
     """Returns the schema of a value that may be left out."""
-    return {"anyOf": [schema, {"type": "null"}], "default": None}
+    kinds = schema["anyOf"] if schema.keys() == {"anyOf"} else [schema]
+    return {"anyOf": [*kinds, {"type": "null"}], "default": None}
 
 
 def schema_name(descriptor: Descriptor) -> str:
@@ -205,15 +207,6 @@ def _optional(schema: Schema) -> Schema:
 def _title(name: str) -> str:
     words = "".join(f" {character}" if character.isupper() else character for character in name)
     return words.replace("_", " ").title()
-
-
-def _default(plan: FieldPlan) -> Any:
-    field = plan.field
-    if plan.default is not None:
-        return plan.default
-    if is_map(field) or (field.message_type is not None and not field.is_repeated):
-        return {}
-    return [] if field.is_repeated else field.default_value
 
 
 def _limits(rules: pb.FieldRules, noun: str) -> Schema:
@@ -234,7 +227,8 @@ def _range(rules: pb.FieldRules, unit: int = 1) -> Schema:
 def _in_units(number: float, unit: int) -> int | float:
     if unit > 1:
         return math.ceil(number / unit)
-    return int(number) if number.is_integer() else number
+    # The greatest whole number of a message is none of a double.
+    return min(int(number), MAX_INT64) if number.is_integer() else number
 
 
 def _enum_schema(enum: EnumDescriptor) -> Schema:
@@ -281,8 +275,13 @@ class DocumentSchema:
     """The schema of a document that is answered or printed."""
 
     name: str
-    add: Callable[[SchemaSet], object]
-    """Adds it, and what it refers to, to a set."""
+    add: Callable[[SchemaSet], Schema]
+    """Adds it, and what it refers to, to a set; returns the reference to it."""
+
+
+def built_schema(name: str, build: Callable[[SchemaSet], Schema]) -> DocumentSchema:
+    """Returns a schema that a function makes, which may refer to others of the set."""
+    return DocumentSchema(name, lambda schemas: schemas.add(name, lambda: build(schemas)))
 
 
 def record_schema(kind: type[Message]) -> DocumentSchema:

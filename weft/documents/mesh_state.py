@@ -5,8 +5,15 @@ from dataclasses import dataclass, field
 
 from weft.api.registry.v1 import agent_pb2, model_pb2, pool_pb2, registry_service_pb2, route_pb2, runner_pb2
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import Document
-from weft.documents.messages import agent_document, model_document, pool_document, route_document, runner_document
+from weft.documents.resources import (
+    AnyDocument,
+    agent_document,
+    instance_of,
+    model_document,
+    pool_document,
+    route_document,
+    runner_document,
+)
 
 Key = tuple[ResourceKind, str]
 
@@ -40,7 +47,7 @@ class MeshState:
         yield from ((ResourceKind.POOL, name) for name in self._of_pool)
         yield from ((ResourceKind.ROUTE, name) for name in self.routes)
 
-    def document(self, key: Key) -> Document | None:
+    def document(self, key: Key) -> AnyDocument | None:
         """Returns the current document of a resource; None: it does not exist."""
         kind, name = key
         match kind:
@@ -52,12 +59,14 @@ class MeshState:
                 return route_document(self.routes[name]) if name in self.routes else None
             case ResourceKind.MODEL:
                 model = self.models.get(name)
-                return model_document(model, self.runners.get(model.runner)) if model is not None else None
+                return (
+                    None if model is None else model_document(model, instance_of(model, self.runners.get(model.runner)))
+                )
             case ResourceKind.POOL:
                 members = [self.models[member] for member in self._of_pool.get(name, ())]
                 return pool_document(pool_message(name, members)) if members else None
 
-    def documents(self, kind: ResourceKind) -> list[Document]:
+    def documents(self, kind: ResourceKind) -> list[AnyDocument]:
         """Returns the resources of one kind, by name."""
         names = sorted(name for found, name in self.keys() if found is kind)
         documents = (self.document((kind, name)) for name in names)

@@ -119,16 +119,20 @@ class _Reader:
             return
         for parent in self.parents:
             message = getattr(message, parent)
-        # A default that is given is a value that is not: both mean the same.
-        if self.plan.default is None or value != self.plan.default or self.plan.field.is_repeated:
+        if not self._is_optional or value != self.plan.default:
             self.decode(value, message, self.plan.field.name)
 
     def leave_out(self, message: Any) -> None:
         """Sets what stands for a value that is not given."""
-        if self.plan.presence == pb.PRESENCE_REQUIRED and not self.plan.inline:
+        if self.plan.presence == pb.PRESENCE_REQUIRED:
             raise RuleError("is missing", self.plan.key)
-        if self.plan.default is not None and self.plan.field.is_repeated:
+        if self.plan.default is not None and not self._is_optional:
             self.read(self.plan.default, message)
+
+    @property
+    def _is_optional(self) -> bool:
+        """Whether the default of the field stands for one that is not set in the message as well."""
+        return self.plan.default is not None and self.plan.field.has_presence and self.plan.field.message_type is None
 
     def clear_if_empty(self, message: Any) -> None:
         """Unsets inline messages in which nothing is set."""

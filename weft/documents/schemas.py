@@ -3,104 +3,140 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from weft.documents.document_base import DocumentPart
-from weft.documents.documents import (
-    AgentDocument,
-    EventDocument,
-    ModelDocument,
-    PoolDocument,
-    RouteDocument,
-    RunnerDocument,
+from weft.api.registry.v1.agent_pb2 import Agent
+from weft.api.registry.v1.event_pb2 import Event
+from weft.api.registry.v1.model_pb2 import Model
+from weft.api.registry.v1.pool_pb2 import Pool
+from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
+from weft.api.registry.v1.route_pb2 import Route
+from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
+from weft.documents.document_base import ResourceKind
+from weft.documents.json_schema import (
+    DocumentSchema,
+    Schema,
+    SchemaSet,
+    built_schema,
+    nullable,
+    object_schema,
+    record_schema,
+    schema_name,
 )
+from weft.documents.resources import DOCUMENT_TYPES, MEMBER_FIELDS
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-
-class _Page(DocumentPart):
-    next_page_token: str | None = None
-    """Over HTTP: asks for the page after this one; empty on the last."""
-
-
-class ModelList(_Page):
-    """Models by name."""
-
-    kind: Literal["ModelList"]
-    """What it is."""
-    items: tuple[ModelDocument, ...]
-    """The models."""
+_OBSERVED: dict[ResourceKind, type[Any]] = {
+    ResourceKind.MODEL: Model,
+    ResourceKind.AGENT: Agent,
+    ResourceKind.RUNNER: Runner,
+    ResourceKind.POOL: Pool,
+    ResourceKind.ROUTE: Route,
+}
+_TEXT: Schema = {"type": "string"}
 
 
-class AgentList(_Page):
-    """Agents by name."""
+def resource_schema(kind: ResourceKind) -> DocumentSchema:
+    """Returns the schema of a resource: what `apply` takes, `/api/v1` answers and `-o json` prints."""
+    name = f"{kind.value.capitalize()}Document"
 
-    kind: Literal["AgentList"]
-    """What it is."""
-    items: tuple[AgentDocument, ...]
-    """The agents."""
+    def build(schemas: SchemaSet) -> Schema:
+        document = DOCUMENT_TYPES[kind]
+        descriptor: Any = document.declared_type.DESCRIPTOR
+        declared = schemas.object_of(descriptor)
+        status = nullable(_status_schema(kind, schemas)) | {
+            "description": "What is true of it now; ignored by `apply`."
+        }
+        own = {"kind": {"const": kind.value, "type": "string", "description": "What it is."}}
+        properties = own | declared["properties"] | {"status": status}
+        return object_schema(properties, ["kind", *declared["required"]], (document.__doc__ or "").strip())
 
-
-class RunnerList(_Page):
-    """Runners by name."""
-
-    kind: Literal["RunnerList"]
-    """What it is."""
-    items: tuple[RunnerDocument, ...]
-    """The runners."""
-
-
-class PoolList(_Page):
-    """Pools by name."""
-
-    kind: Literal["PoolList"]
-    """What it is."""
-    items: tuple[PoolDocument, ...]
-    """The pools."""
+    return built_schema(name, build)
 
 
-class RouteList(_Page):
-    """Routes by name."""
+def resource_list_schema(kind: ResourceKind, page_token: Schema, *, required: bool) -> DocumentSchema:
+    """Returns the schema of a list of resources, with the schema of the token of its next page."""
 
-    kind: Literal["RouteList"]
-    """What it is."""
-    items: tuple[RouteDocument, ...]
-    """The routes."""
+    def build(schemas: SchemaSet) -> Schema:
+        properties = {
+            "nextPageToken": page_token,
+            "kind": {"const": kind.list_kind, "type": "string", "description": "What it is."},
+            "items": {
+                "type": "array",
+                "items": resource_schema(kind).add(schemas),
+                "description": f"The {kind.plural}.",
+            },
+        }
+        always = [*(["nextPageToken"] if required else []), "kind", "items"]
+        return object_schema(properties, always, f"{kind.plural.capitalize()} by name.")
+
+    return built_schema(kind.list_kind, build)
 
 
-class EventList(DocumentPart):
-    """Events, oldest first."""
+def _status_schema(kind: ResourceKind, schemas: SchemaSet) -> Schema:
+    descriptor: Any = _OBSERVED[kind].DESCRIPTOR
 
-    kind: Literal["EventList"]
-    """What it is."""
-    items: tuple[EventDocument, ...]
-    """The events."""
+    def build() -> Schema:
+        observed = schemas.object_of(descriptor, checked=False)
+        computed, required = _computed_schemas(kind, schemas)
+        conditions = {
+            "type": "array",
+            "items": schemas.add("Condition", _condition_schema),
+            "default": [],
+            "description": "What does or does not hold of it.",
+        }
+        properties = observed["properties"] | computed | {"conditions": conditions}
+        return object_schema(properties, [*observed["required"], *required], observed["description"])
+
+    return schemas.add(schema_name(descriptor), build)
+
+
+def _computed_schemas(kind: ResourceKind, schemas: SchemaSet) -> tuple[dict[str, Schema], list[str]]:
+    """Returns the fields of a status that are in no message, and those of them that are always there."""
+    if kind is ResourceKind.MODEL:
+        instance: Any = InstanceState.DESCRIPTOR
+        pool = _TEXT | {"description": "The pool it is in: `poolName`, or else its own name."}
+        state = nullable(schemas.of_message(instance, checked=False))
+        return {"pool": pool, "instance": state | {"description": "How it does on its runner, if known."}}, ["pool"]
+    if kind is ResourceKind.POOL:
+        member = schemas.add("MemberStatus", lambda: _member_schema(schemas))
+        return {"members": {"type": "array", "items": member, "default": [], "description": "Its members."}}, []
+    return {}, []
+
+
+def _member_schema(schemas: SchemaSet) -> Schema:
+    descriptor: Any = Model.DESCRIPTOR
+    model = schemas.object_of(descriptor, checked=False)["properties"]
+    properties = {"name": _TEXT | {"description": "The model."}} | {name: model[name] for name in MEMBER_FIELDS}
+    return object_schema(properties, ["name", "kind", "state"], "A model of a pool.")
+
+
+def _condition_schema() -> Schema:
+    properties: dict[str, Schema] = {
+        "type": _TEXT | {"description": 'What it is about, such as "Ready".'},
+        "status": {"type": "string", "enum": ["True", "False", "Unknown"], "description": "Whether it holds."},
+        "reason": _TEXT | {"description": 'Why, in one word for programs, such as "CrashLoop".'},
+        "message": _TEXT | {"description": "Why, in words for people."},
+    }
+    return object_schema(properties, list(properties), "One thing that does or does not hold, and why.")
 
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_NEXT_PAGE = nullable(_TEXT) | {"description": "Over HTTP: asks for the page after this one; empty on the last."}
 
 
-def schemas() -> dict[str, dict[str, Any]]:
-    """Every schema by its file name. They hold for what `apply` takes and for what `-o json` prints."""
-    published: dict[str, type[BaseModel]] = {
-        "model": ModelDocument,
-        "agent": AgentDocument,
-        "runner": RunnerDocument,
-        "pool": PoolDocument,
-        "route": RouteDocument,
-        "event": EventDocument,
-        "model-list": ModelList,
-        "agent-list": AgentList,
-        "runner-list": RunnerList,
-        "pool-list": PoolList,
-        "route-list": RouteList,
-        "event-list": EventList,
-    }
-    return {
-        f"{name}.json": {"$schema": _DIALECT, **document.model_json_schema(by_alias=True)}
-        for name, document in published.items()
-    }
+def schemas() -> dict[str, Schema]:
+    """Returns every schema by its file name. They hold for what `apply` takes and for what `-o json` prints."""
+    published = {kind.value: resource_schema(kind) for kind in ResourceKind}
+    published |= {f"{kind.value}-list": resource_list_schema(kind, _NEXT_PAGE, required=False) for kind in ResourceKind}
+    published |= {"event": record_schema(Event), "event-list": record_schema(ListEventsResponse)}
+    return {f"{name}.json": _published(schema) for name, schema in published.items()}
+
+
+def _published(schema: DocumentSchema) -> Schema:
+    found = SchemaSet()
+    schema.add(found)
+    own = found.definitions.pop(schema.name)
+    return {"$schema": _DIALECT, "$defs": dict(sorted(found.definitions.items())), **own}
 
 
 def write(folder: Path) -> None:
@@ -110,7 +146,7 @@ def write(folder: Path) -> None:
         (folder / name).write_text(text_of(schema), "utf-8")
 
 
-def text_of(schema: dict[str, Any]) -> str:
+def text_of(schema: Schema) -> str:
     """A schema as its file has it."""
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 

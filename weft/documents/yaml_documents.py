@@ -13,13 +13,13 @@ from itertools import count
 from typing import Any, NoReturn
 
 import yaml
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from weft.documents.codec import camel
 from weft.documents.document_base import ResourceKind, parse_kind
-from weft.documents.documents import DOCUMENT_TYPES, Document, EventDocument, PoolDocument
+from weft.documents.resources import AnyDocument, PoolDocument, declared, read_document
 from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.field_rules import RuleError
 from weft.kernel.reasons import Reason
 
 MAX_YAML_NODES = 100_000
@@ -141,10 +141,10 @@ def _expanded_size(node: Node, known: dict[int, int], around: set[int]) -> int:
 
 def _child(node: Node, step: str | int) -> tuple[Any, Node] | None:
     if isinstance(node, MappingNode):
-        for key, value in node.value:
-            if key.value == str(step):
-                return key.start_mark, value
-    elif isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.value):
+        pairs = {key.value: (key.start_mark, value) for key, value in node.value}
+        # A field may be written in either spelling.
+        return pairs.get(str(step)) or next((pairs[key] for key in pairs if camel(key) == step), None)
+    if isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.value):
         return node.value[step].start_mark, node.value[step]
     return None
 
@@ -162,14 +162,14 @@ _LIST_KINDS = {kind.list_kind: kind for kind in ResourceKind}
 class SourcedDocument:
     """A document, and where it came from."""
 
-    document: Document
+    document: AnyDocument
     where: str
     """Such as "agents.yaml, document 3 (line 41)"."""
 
     @property
     def label(self) -> str:
         """KIND/NAME."""
-        return f"{self.document.kind}/{self.document.name}"
+        return self.document.label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,15 +206,15 @@ def read_documents(text: str, source: str) -> tuple[SourcedDocument, ...]:
     return tuple(found)
 
 
-def parse_document(value: Any, kind: ResourceKind | None = None) -> Document:
+def parse_document(value: Any, kind: ResourceKind | None = None) -> AnyDocument:
     """One document from JSON types; `kind` is what it must be, and may be left out of `value` then.
 
     Raises INVALID_ARGUMENT naming the field.
     """
-    document, path, problem = _checked(value, kind)
-    if document is None:
-        raise invalid_field(_field_path(path) or "document", problem)
-    return document
+    try:
+        return _checked(value, kind)
+    except RuleError as error:
+        raise invalid_field(_field_path(error.path) or "document", error.problem) from None
 
 
 def refuse_repeats(documents: tuple[SourcedDocument, ...]) -> None:
@@ -281,65 +281,28 @@ def _documents_of(raw: _Raw) -> Iterator[SourcedDocument]:
 
 
 def _sourced(raw: _Raw, value: Any, base: tuple[str | int, ...], kind: ResourceKind | None) -> SourcedDocument:
-    document, path, problem = _checked(value, kind)
-    if document is not None:
-        return SourcedDocument(document=document, where=raw.where(base))
-    place = (*base, *path)
-    field = _field_path(place)
-    raise invalid_field(f"{raw.where(place)}: {field}" if field else raw.where(place), problem)
+    try:
+        return SourcedDocument(document=_checked(value, kind), where=raw.where(base))
+    except RuleError as error:
+        place = (*base, *error.path)
+        field = _field_path(place)
+        raise invalid_field(f"{raw.where(place)}: {field}" if field else raw.where(place), error.problem) from None
 
 
-def _checked(value: Any, kind: ResourceKind | None) -> tuple[Document | None, tuple[str | int, ...], str]:
-    """The document, or the path to what is wrong with it and the problem in words."""
+def _checked(value: Any, kind: ResourceKind | None) -> AnyDocument:
+    """Returns the document. Raises RuleError with the path to the first thing that is wrong."""
     if not isinstance(value, dict):
-        return None, (), "a document is a mapping of names to values, beginning with kind"
-    declared = {key: part for key, part in value.items() if key != "status"}
-    word = declared.get("kind", kind.value if kind is not None else None)
+        raise RuleError("a document is a mapping of names to values, beginning with kind")
+    word = value.get("kind", kind.value if kind is not None else None)
     if not isinstance(word, str):
-        return None, ("kind",), f"must be one of {', '.join(ResourceKind)}"
+        raise RuleError(f"must be one of {', '.join(ResourceKind)}", "kind")
     try:
         found = parse_kind(word, "kind")
-        if kind is not None and found is not kind:
-            return None, ("kind",), f"must be {kind.value} here"
-        return (
-            DOCUMENT_TYPES[found].model_validate(declared | {"kind": found.value}, by_alias=True, by_name=False),
-            (),
-            "",
-        )
     except FieldError as error:
-        return None, ("kind",), error.message.removeprefix("kind: ")
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        return None, _path(first, value), _problem(first)
-
-
-def _path(error: ErrorDetails, value: Any) -> tuple[str | int, ...]:
-    """The steps of an error's location that are in the document; pydantic adds the branches it took."""
-    path: list[str | int] = []
-    missing = error["type"] in ("missing", "extra_forbidden")
-    for place, step in enumerate(error["loc"]):
-        last = place == len(error["loc"]) - 1
-        if isinstance(value, dict) and (step in value or (missing and last)):
-            path.append(step)
-            value = value.get(step)
-        elif isinstance(value, list) and isinstance(step, int):
-            path.append(step)
-            value = value[step] if step < len(value) else None
-    return tuple(path)
-
-
-def _problem(error: ErrorDetails) -> str:
-    match error["type"]:
-        case "extra_forbidden":
-            return "there is no such field"
-        case "missing":
-            return "is missing"
-        case "too_short" | "too_long":
-            # Pydantic speaks of tuples "after validation", which is none of the author's business.
-            limit, word = ("min_length", "least") if error["type"] == "too_short" else ("max_length", "most")
-            return f"must have at {word} {error['ctx'][limit]}, has {error['ctx']['actual_length']}"
-        case _:
-            return error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        raise RuleError(error.message.removeprefix("kind: "), "kind") from None
+    if kind is not None and found is not kind:
+        raise RuleError(f"must be {kind.value} here", "kind")
+    return read_document(found, {key: part for key, part in value.items() if key not in ("kind", "status")})
 
 
 def _field_path(path: tuple[str | int, ...]) -> str:
@@ -366,17 +329,7 @@ def _no_constant(name: str) -> NoReturn:
     raise _JsonRefusedError(f"{name} is not a number")
 
 
-def plain(document: Document | EventDocument) -> dict[str, Any]:
-    """The whole document as JSON types; what is not set is left out."""
-    return document.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-
-def declared(document: Document) -> dict[str, Any]:
-    """What the document declares as JSON types: without `status`, and without what is as it would be anyway."""
-    return document.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"status"})
-
-
-def to_yaml(documents: Iterable[Document]) -> str:
+def to_yaml(documents: Iterable[AnyDocument]) -> str:
     """A stream of YAML documents that `apply` takes; empty for none."""
     return "---\n".join(yaml_text(declared(document)) for document in documents)
 

@@ -19,8 +19,9 @@ from weft.client import ChatOptions, Mesh, Message, WeftError, connect
 from weft.client._channel import mesh_address
 from weft.client.resources import Registry, connect_registry
 from weft.client.tasks import connect_tasks
+from weft.documents.codec import word_of
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import AgentDocument, Document, ModelDocument, PoolDocument, RouteDocument
+from weft.documents.resources import AgentDocument, AnyDocument, ModelDocument, PoolDocument, RouteDocument
 from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, invalid_field
 from weft.kernel.json_objects import plain_object
 from weft.kernel.names import close_names, require_name
@@ -240,7 +241,7 @@ def _without_prefix(name: str) -> str:
     return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)
 
 
-def _prefix_of(document: Document) -> str:
+def _prefix_of(document: AnyDocument) -> str:
     match document:
         case AgentDocument():
             return AGENT_PREFIX
@@ -263,13 +264,13 @@ def _meant(registry: Registry, name: str, kinds: tuple[ResourceKind, ...]) -> st
     return close_names(name, names) or f"`weft get {kinds[0].plural}` lists them"
 
 
-def header_of(document: Document) -> str:
+def header_of(document: AnyDocument) -> str:
     """Returns the heading above an answer: who answers, between two rules."""
     rule = "─" * RULE_CHARS
     return f"{rule}\n{_who(document)}\n{rule}\n"
 
 
-def _find(registry: Registry, name: str) -> Document:
+def _find(registry: Registry, name: str) -> AnyDocument:
     for prefix, kind in _PREFIXES.items():
         if name.startswith(prefix):
             return registry.document(kind, name.removeprefix(prefix))
@@ -282,20 +283,21 @@ def _find(registry: Registry, name: str) -> Document:
     return registry.document(ResourceKind.ROUTE, name)
 
 
-def _who(document: Document) -> str:
+def _who(document: AnyDocument) -> str:
     match document:
-        case ModelDocument(status=status) if status is not None:
-            pool = f" (pool {status.pool})" if document.pool_name else ""
-            return f"Model: {document.name}{pool}\nKind: {status.kind} Status: {status.state}"
-        case AgentDocument(status=status) if status is not None:
-            target = f"pool {document.pool}" if document.pool else f"model {document.model}"
-            about = f"\n{safe_text(document.description)}" if document.description else ""
-            return f"Agent: {document.name} → {target}\nKind: {status.kind} Status: {status.state}{about}"
-        case RouteDocument(status=status) if status is not None:
-            about = f"\n{safe_text(document.description)}" if document.description else ""
-            return f"Route: {document.name} → {', '.join(document.candidates)}\nStatus: {status.state}{about}"
-        case PoolDocument(status=status) if status is not None:
-            return f"Pool: {document.name}\nMembers: {status.size} ({status.active_count} active)"
+        case ModelDocument(observed=model) if model is not None:
+            pool = f" (pool {document.pool})" if document.manifest.pool_name else ""
+            return f"Model: {document.name}{pool}\nKind: {word_of(model, 'kind')} Status: {document.state}"
+        case AgentDocument(observed=agent, declared=manifest) if agent is not None:
+            target = f"pool {manifest.pool}" if manifest.pool else f"model {manifest.model}"
+            about = f"\n{safe_text(manifest.description)}" if manifest.description else ""
+            kind = word_of(agent, "kind")
+            return f"Agent: {document.name} → {target}\nKind: {kind} Status: {document.state}{about}"
+        case RouteDocument(observed=route, declared=ladder) if route is not None:
+            about = f"\n{safe_text(ladder.description)}" if ladder.description else ""
+            return f"Route: {document.name} → {', '.join(ladder.candidates)}\nStatus: {document.state}{about}"
+        case PoolDocument(observed=found) if found is not None:
+            return f"Pool: {document.name}\nMembers: {found.size} ({found.active_count} active)"
         case _:
             return document.name
 

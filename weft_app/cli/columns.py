@@ -3,90 +3,108 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from weft.api.registry.v1.agent_pb2 import AgentManifest
+from weft.api.registry.v1.event_pb2 import Event
+from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.documents.codec import document_of, moment_of, seconds_of, word_of
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import Document, EventDocument, ModelDocument
-from weft.documents.statuses import InstanceStatus, ModelStatus
+from weft.documents.resources import ModelDocument
 from weft_app.cli.output import Column, seconds_ago
 
 MAX_DESCRIPTION_CELL_CHARS = 60
 _USELESS = frozenset({"failed", "crash-loop"})
 
+
+def _state_of(model: ModelDocument) -> str:
+    """Returns the state of a model, or of its instance where the runner is live and the model takes no requests."""
+    phase = word_of(model.instance, "phase") if model.instance is not None else ""
+    return phase if model.state == "active" and phase in _USELESS else model.state
+
+
+def _target_of(manifest: AgentManifest) -> str:
+    return f"pool/{manifest.pool}" if manifest.pool else manifest.model or "-"
+
+
+def _budget(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:g}s"
+
+
 _MODEL = (
     Column("NAME", lambda model: model.name),
-    Column("POOL", lambda model: model.pool_name or "-"),
-    Column("KIND", lambda model: model.status.kind),
-    Column("STATUS", lambda model: _state_of(model.status)),
-    Column("RUNNER", lambda model: model.status.runner or "-"),
-    Column("OPERATIONS", lambda model: ",".join(model.operations)),
+    Column("POOL", lambda model: model.manifest.pool_name or "-"),
+    Column("KIND", lambda model: word_of(model.observed, "kind")),
+    Column("STATUS", _state_of),
+    Column("RUNNER", lambda model: model.observed.runner or "-"),
+    Column("OPERATIONS", lambda model: ",".join(document_of(model.manifest)["operations"])),
     Column("CONTEXT", lambda model: str(context_tokens(model) or "-")),
 )
 _MODEL_WIDE = (
-    Column("PHASE", lambda model: model.status.instance.phase if model.status.instance else "-"),
-    Column("SLOTS", lambda model: slots((model.status.instance,) if model.status.instance else ())),
-    Column("REMOTE", lambda model: "yes" if model.remote else "no"),
-    Column("SKILLS", lambda model: ",".join(model.skills) or "-"),
+    Column("PHASE", lambda model: word_of(model.instance, "phase") if model.instance else "-"),
+    Column("SLOTS", lambda model: slots([model.instance] if model.instance else [])),
+    Column("REMOTE", lambda model: "yes" if model.manifest.remote else "no"),
+    Column("SKILLS", lambda model: ",".join(document_of(model.manifest)["skills"]) or "-"),
     Column("WAKE", lambda model: ",".join(who_wakes(model))),
-    Column("HEARTBEAT", lambda model: ago(model.status.last_heartbeat_at), ticks=True),
-    Column("AGE", lambda model: age(model.status.created_at), ticks=True),
-    Column("DIGEST", lambda model: model.digest or "-"),
+    Column("HEARTBEAT", lambda model: ago(moment_of(model.observed, "last_heartbeat_time")), ticks=True),
+    Column("AGE", lambda model: age(moment_of(model.observed, "create_time")), ticks=True),
+    Column("DIGEST", lambda model: model.manifest.digest or "-"),
 )
 _AGENT = (
     Column("NAME", lambda agent: agent.name),
-    Column("KIND", lambda agent: agent.status.kind),
-    Column("STATUS", lambda agent: agent.status.state),
-    Column("MODEL", lambda agent: f"pool/{agent.pool}" if agent.pool else agent.model or "-"),
-    Column("DESCRIPTION", lambda agent: shortened(agent.description)),
+    Column("KIND", lambda agent: word_of(agent.observed, "kind")),
+    Column("STATUS", lambda agent: agent.state),
+    Column("MODEL", lambda agent: _target_of(agent.declared)),
+    Column("DESCRIPTION", lambda agent: shortened(agent.declared.description)),
 )
 _AGENT_WIDE = (
     *_AGENT[:-1],
-    Column("RUNNER", lambda agent: agent.status.runner or "-"),
-    Column("TOOLS", lambda agent: ",".join(agent.tools) or "-"),
-    Column("SIGNALS", lambda agent: ",".join(agent.signals) or "-"),
-    Column("AGE", lambda agent: age(agent.status.created_at), ticks=True),
-    Column("DESCRIPTION", lambda agent: agent.description),
+    Column("RUNNER", lambda agent: agent.observed.runner or "-"),
+    Column("TOOLS", lambda agent: ",".join(agent.declared.behaviour.tools) or "-"),
+    Column("SIGNALS", lambda agent: ",".join(agent.declared.behaviour.signals) or "-"),
+    Column("AGE", lambda agent: age(moment_of(agent.observed, "create_time")), ticks=True),
+    Column("DESCRIPTION", lambda agent: agent.declared.description),
 )
 _RUNNER = (
     Column("NAME", lambda runner: runner.name),
-    Column("STATUS", lambda runner: runner.status.state),
-    Column("LINK", lambda runner: runner.status.link),
-    Column("HOST", lambda runner: runner.status.host),
-    Column("RUNTIME", lambda runner: runner.status.runtime),
-    Column("MODELS", lambda runner: ",".join(instance.model for instance in runner.status.instances)),
-    Column("SLOTS", lambda runner: slots(runner.status.instances)),
-    Column("HEARTBEAT", lambda runner: ago(runner.status.last_heartbeat_at), ticks=True),
+    Column("STATUS", lambda runner: runner.state),
+    Column("LINK", lambda runner: document_of(runner.observed)["link"]),
+    Column("HOST", lambda runner: runner.observed.host),
+    Column("RUNTIME", lambda runner: runner.observed.runtime),
+    Column("MODELS", lambda runner: ",".join(one.model for one in runner.observed.capability.instances)),
+    Column("SLOTS", lambda runner: slots(runner.observed.capability.instances)),
+    Column("HEARTBEAT", lambda runner: ago(moment_of(runner.observed, "last_heartbeat_time")), ticks=True),
 )
 _RUNNER_WIDE = (
-    Column("VERSION", lambda runner: runner.status.version),
-    Column("DRAINING", lambda runner: "yes" if runner.status.draining else "no"),
-    Column("ADDRESS", lambda runner: runner.status.address),
+    Column("VERSION", lambda runner: runner.observed.version),
+    Column("DRAINING", lambda runner: "yes" if runner.observed.capability.draining else "no"),
+    Column("ADDRESS", lambda runner: runner.observed.address),
 )
 _POOL = (
     Column("NAME", lambda pool: pool.name),
-    Column("MEMBERS", lambda pool: str(pool.status.size)),
-    Column("ACTIVE", lambda pool: str(pool.status.active_count)),
-    Column("EXPLICIT", lambda pool: "yes" if pool.status.explicit else "no"),
+    Column("MEMBERS", lambda pool: str(pool.observed.size)),
+    Column("ACTIVE", lambda pool: str(pool.observed.active_count)),
+    Column("EXPLICIT", lambda pool: "yes" if pool.observed.explicit else "no"),
 )
-_POOL_WIDE = (Column("MODELS", lambda pool: ",".join(pool.members)),)
+_POOL_WIDE = (Column("MODELS", lambda pool: ",".join(pool.declared.members)),)
 _ROUTE = (
     Column("NAME", lambda route: route.name),
-    Column("STATUS", lambda route: route.status.state),
-    Column("CANDIDATES", lambda route: shortened(",".join(route.candidates))),
-    Column("BUDGET", lambda route: "-" if route.budget_seconds is None else f"{route.budget_seconds:g}s"),
-    Column("DESCRIPTION", lambda route: shortened(route.description)),
+    Column("STATUS", lambda route: route.state),
+    Column("CANDIDATES", lambda route: shortened(",".join(route.declared.candidates))),
+    Column("BUDGET", lambda route: _budget(seconds_of(route.declared, "budget"))),
+    Column("DESCRIPTION", lambda route: shortened(route.declared.description)),
 )
 _ROUTE_WIDE = (
     *_ROUTE[:2],
-    Column("CANDIDATES", lambda route: ",".join(route.candidates)),
+    Column("CANDIDATES", lambda route: ",".join(route.declared.candidates)),
     _ROUTE[3],
-    Column("KEEP", lambda route: keep_alive_text(route.keep_alive)),
-    Column("PINNED", lambda route: "yes" if route.pin_primary else "no"),
-    Column("AGE", lambda route: age(route.status.created_at), ticks=True),
-    Column("DESCRIPTION", lambda route: route.description),
+    Column("KEEP", lambda route: keep_alive_text(seconds_of(route.declared, "keep_alive"))),
+    Column("PINNED", lambda route: "yes" if route.declared.pin_primary else "no"),
+    Column("AGE", lambda route: age(moment_of(route.observed, "create_time")), ticks=True),
+    Column("DESCRIPTION", lambda route: route.declared.description),
 )
 EVENT_COLUMNS: tuple[Column, ...] = (
-    Column("TIME", lambda event: f"{event.time.astimezone():%Y-%m-%d %H:%M:%S}", min_chars=19),
-    Column("RESOURCE", lambda event: f"{event.resource_kind}/{event.resource_name}", min_chars=20),
-    Column("REASON", lambda event: event.reason, min_chars=10),
+    Column("TIME", lambda event: f"{event.time.ToDatetime(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}", min_chars=19),
+    Column("RESOURCE", lambda event: f"{word_of(event, 'kind')}/{event.name}", min_chars=20),
+    Column("REASON", lambda event: word_of(event, "reason"), min_chars=10),
     Column("MESSAGE", lambda event: event.message),
 )
 
@@ -106,37 +124,24 @@ def columns_of(kind: ResourceKind, *, wide: bool) -> Sequence[Column]:
             return _ROUTE_WIDE if wide else _ROUTE
 
 
-def _state_of(status: ModelStatus) -> str:
-    """Returns the state of a model, or of its instance where the runner is live and the model takes no requests."""
-    phase = status.instance.phase if status.instance else ""
-    return phase if status.state == "active" and phase in _USELESS else status.state
-
-
-def label(document: Document) -> str:
-    """Returns KIND/NAME of a resource."""
-    return f"{document.kind}/{document.name}"
-
-
-def resource(event: EventDocument) -> str:
+def resource(event: Event) -> str:
     """Returns KIND/NAME of an event's resource."""
-    return f"{event.resource_kind}/{event.resource_name}"
+    return f"{word_of(event, 'kind')}/{event.name}"
 
 
 def context_tokens(model: ModelDocument) -> int:
     """Returns context of one slot in tokens: as declared, else as loaded; 0: unknown."""
-    loaded = model.status.instance.context_tokens if model.status and model.status.instance else None
-    return model.context_tokens or loaded or 0
+    return model.manifest.context_tokens or (model.instance.context_tokens if model.instance is not None else 0)
 
 
 def who_wakes(model: ModelDocument) -> list[str]:
     """Who wakes a sleeping model, such as "mesh:wake_on_lan"; recipes themselves may hold secrets."""
-    if model.wake is None:
-        return []
-    who = ["runner"] if model.wake.by_runner else []
-    return [*who, f"mesh:{model.wake.by_mesh.type}"] if model.wake.by_mesh else who
+    wake = model.manifest.wake
+    who = ["runner"] if wake.by_runner else []
+    return [*who, f"mesh:{wake.by_mesh.WhichOneof('action')}"] if wake.HasField("by_mesh") else who
 
 
-def slots(instances: Sequence[InstanceStatus]) -> str:
+def slots(instances: Sequence[InstanceState]) -> str:
     """Returns used and total slots of several instances."""
     return f"{sum(one.slots_used for one in instances)}/{sum(one.slots_total for one in instances)}"
 

@@ -10,14 +10,12 @@ import typer
 
 from weft.client.resources import Applied, Outcome, Registry, connect_registry
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import Document, kind_of
 from weft.documents.field_names import declared_field
+from weft.documents.resources import AnyDocument, declared, plain
 from weft.documents.yaml_documents import (
     MAX_DOCUMENTS,
     MAX_FILE_BYTES,
     SourcedDocument,
-    declared,
-    plain,
     read_documents,
     refuse_repeats,
     yaml_text,
@@ -117,7 +115,7 @@ def difference(result: Applied, where: str) -> str:
     return "".join(unified_diff(before, after, f"{name} (mesh)", f"{name} ({where})"))
 
 
-def _lines(document: Document | None) -> list[str]:
+def _lines(document: AnyDocument | None) -> list[str]:
     return yaml_text(declared(document)).splitlines(keepends=True) if document is not None else []
 
 
@@ -221,7 +219,7 @@ def _targets(words: list[str], files: list[Path]) -> list[Target]:
     if bool(words) == bool(files):
         raise invalid_field("KIND", "name resources, or a file that declares them with -f")
     if files:
-        found = [Target(kind_of(one.document), one.document.name) for one in read_files(files)]
+        found = [Target(one.document.kind, one.document.name) for one in read_files(files)]
     else:
         _, named = parse_targets(words)
         if not named:

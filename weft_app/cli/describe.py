@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
+from weft.api.registry.v1.event_pb2 import Event
 from weft.client.resources import Registry, connect_registry, describe_runner
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import (
+from weft.documents.resources import (
     AgentDocument,
-    Document,
-    EventDocument,
+    AnyDocument,
     ModelDocument,
     PoolDocument,
     RouteDocument,
@@ -69,76 +69,76 @@ def gather(registry: Registry, target: Target) -> Facts:
     )
 
 
-def _pool(registry: Registry, document: Document) -> PoolDocument | None:
+def _pool(registry: Registry, document: AnyDocument) -> PoolDocument | None:
     match document:
         case ModelDocument():
             return registry.members(document.name)
         case PoolDocument():
             return document
-        case AgentDocument(pool=str(name)):
-            found = _find_or_none(registry, Target(ResourceKind.POOL, name))
-        case AgentDocument(model=str(name)):
-            found = _members_or_none(registry, name)
+        case AgentDocument(declared=manifest) if manifest.pool:
+            found = _find_or_none(registry, Target(ResourceKind.POOL, manifest.pool))
+        case AgentDocument(declared=manifest):
+            found = _members_or_none(registry, manifest.model)
         case _:
             return None
     return found if isinstance(found, PoolDocument) else None
 
 
-def _agents(registry: Registry, document: Document, pool: PoolDocument | None) -> list[AgentDocument]:
+def _agents(registry: Registry, document: AnyDocument, pool: PoolDocument | None) -> list[AgentDocument]:
     """Returns the agents that point to a model or a pool."""
     if not isinstance(document, ModelDocument | PoolDocument):
         return []
     agents = [agent for agent in registry.documents(ResourceKind.AGENT) if isinstance(agent, AgentDocument)]
     pools = {pool.name} if pool is not None else set()
-    models = {document.name} if isinstance(document, ModelDocument) else set(document.members)
-    return [agent for agent in agents if agent.pool in pools or agent.model in models]
+    models = {document.name} if isinstance(document, ModelDocument) else set(document.declared.members)
+    return [agent for agent in agents if agent.declared.pool in pools or agent.declared.model in models]
 
 
-def _routes(registry: Registry, document: Document, pool: PoolDocument | None) -> list[RouteDocument]:
+def _routes(registry: Registry, document: AnyDocument, pool: PoolDocument | None) -> list[RouteDocument]:
     """Returns the routes that name a model, its pool, or a pool."""
     if not isinstance(document, ModelDocument | PoolDocument):
         return []
     names = {document.name} if pool is None else {document.name, pool.name}
     routes = [route for route in registry.documents(ResourceKind.ROUTE) if isinstance(route, RouteDocument)]
-    return [route for route in routes if not names.isdisjoint(route.candidates)]
+    return [route for route in routes if not names.isdisjoint(route.declared.candidates)]
 
 
-def _rungs(registry: Registry, document: Document) -> list[Rung]:
+def _rungs(registry: Registry, document: AnyDocument) -> list[Rung]:
     """Returns the state of a route's candidates: a pool takes precedence over a model of the same name."""
     if not isinstance(document, RouteDocument):
         return []
-    return [_rung(registry, name) for name in document.candidates]
+    return [_rung(registry, name) for name in document.declared.candidates]
 
 
 def _rung(registry: Registry, name: str) -> Rung:
     for kind in (ResourceKind.POOL, ResourceKind.MODEL):
         found = _find_or_none(registry, Target(kind, name))
         match found:
-            case PoolDocument(status=status) if status is not None and (status.explicit or status.size > 1):
-                return Rung(name, f"pool, {status.active_count} of {status.size} active")
-            case ModelDocument(status=status) if status is not None:
-                return Rung(name, f"{status.state}, off the premises" if found.remote else status.state)
+            case PoolDocument(observed=pool) if pool is not None and (pool.explicit or pool.size > 1):
+                return Rung(name, f"pool, {pool.active_count} of {pool.size} active")
+            case ModelDocument(observed=model) if model is not None:
+                return Rung(name, f"{found.state}, off the premises" if found.manifest.remote else found.state)
     return Rung(name, "not there now")
 
 
-def _runner_address(registry: Registry, document: Document) -> str | None:
-    if isinstance(document, ModelDocument) and document.status and document.status.runner:
-        found = _find_or_none(registry, Target(ResourceKind.RUNNER, document.status.runner))
+def _runner_address(registry: Registry, document: AnyDocument) -> str | None:
+    if isinstance(document, ModelDocument) and document.observed and document.observed.runner:
+        found = _find_or_none(registry, Target(ResourceKind.RUNNER, document.observed.runner))
     else:
         found = document
-    if not isinstance(found, RunnerDocument) or found.status is None or found.status.state != "active":
+    if not isinstance(found, RunnerDocument) or found.observed is None or found.state != "active":
         return None
-    return found.status.address
+    return found.observed.address
 
 
-def _events(registry: Registry, target: Target) -> list[EventDocument]:
+def _events(registry: Registry, target: Target) -> list[Event]:
     try:
         return registry.events(target.kind, target.name, EVENTS)
     except WeftError:
         return []
 
 
-def _find_or_none(registry: Registry, target: Target) -> Document | None:
+def _find_or_none(registry: Registry, target: Target) -> AnyDocument | None:
     try:
         return registry.document(target.kind, target.name)
     except WeftError:

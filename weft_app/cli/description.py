@@ -10,21 +10,25 @@ from google.protobuf import duration_pb2, timestamp_pb2
 from google.protobuf.json_format import MessageToDict
 
 from weft.api.common.v1 import error_reason_pb2
+from weft.api.common.v1.agent_behaviour_pb2 import AgentBehaviour
+from weft.api.registry.v1.agent_pb2 import Agent
+from weft.api.registry.v1.event_pb2 import Event
+from weft.api.registry.v1.model_pb2 import Model
+from weft.api.registry.v1.route_pb2 import Route
+from weft.api.registry.v1.runner_pb2 import InstanceMemory, InstanceState, Runner
 from weft.api.runner.v1 import runner_service_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1.load_pb2 import LoadParameter
-from weft.documents.codec import document_of
-from weft.documents.documents import (
+from weft.documents.codec import document_of, moment_of, seconds_of, without_defaults, word_of
+from weft.documents.resources import (
     AgentDocument,
-    Document,
-    EventDocument,
+    AnyDocument,
     ModelDocument,
     PoolDocument,
     RouteDocument,
     RunnerDocument,
+    plain,
 )
-from weft.documents.statuses import Condition, InstanceStatus, MemoryStatus
-from weft.documents.yaml_documents import plain
 from weft.kernel.units import size_words
 from weft_app.cli.columns import ago, context_tokens, keep_alive_text, who_wakes
 from weft_app.cli.output import Column, TextTable, safe_text, seconds_ago
@@ -86,20 +90,21 @@ _TIMEOUTS = (
 )
 
 
-def instance_lines(state: InstanceStatus, described: pb.InstanceDescription | None) -> Iterator[str]:
+def instance_lines(state: InstanceState, described: pb.InstanceDescription | None) -> Iterator[str]:
     """Yields an instance as reported in heartbeats, and as its runner describes it on request (None: unreachable)."""
-    loaded = f" ({state.load_progress:.0%})" if state.load_progress is not None and state.phase == "loading" else ""
-    yield _fact("Phase", f"{state.phase}{loaded}")
+    is_loading = state.phase == InstanceState.PHASE_LOADING and state.HasField("load_progress")
+    loaded = f" ({state.load_progress:.0%})" if is_loading else ""
+    yield _fact("Phase", f"{word_of(state, 'phase')}{loaded}")
     if state.detail:
         yield _fact("Detail", state.detail)
     yield _fact("Slots", f"{state.slots_used} of {state.slots_total} in use")
-    if state.memory is not None:
+    if state.HasField("memory"):
         yield _fact("Memory", memory_text(state.memory))
-    if state.phase == "ready":
-        yield _fact("Stays loaded", until_text(state.unload_at, pinned=state.pinned))
+    if state.phase == InstanceState.PHASE_READY:
+        yield _fact("Stays loaded", until_text(moment_of(state, "unload_time"), pinned=state.pinned))
     if described is None:
         if state.fault_count:
-            yield _fact("Restarts", f"{state.fault_count}; last reason: {state.last_fault or 'unknown'}")
+            yield _fact("Restarts", f"{state.fault_count}; last reason: {state.last_fault.detail or 'unknown'}")
         yield _fact("Process", "its runner is unreachable")
         return
     yield from _process(described)
@@ -185,11 +190,11 @@ def cache_facts(described: pb.InstanceDescription) -> Iterator[tuple[str, str]]:
         yield ("Quantizations", ", ".join(described.quantizations))
 
 
-def memory_text(memory: MemoryStatus) -> str:
+def memory_text(memory: InstanceMemory) -> str:
     """Returns the accelerator memory that a model holds and would take."""
     if memory.leased_bytes:
         devices = ", ".join(map(str, memory.device_indexes))
-        measured = "" if memory.measured_bytes is None else f", {size_words(memory.measured_bytes)} seen"
+        measured = f", {size_words(memory.measured_bytes)} seen" if memory.HasField("measured_bytes") else ""
         return f"{size_words(memory.leased_bytes)} leased on device {devices}{measured}"
     if memory.estimated_bytes:
         return f"none held; would take {size_words(memory.estimated_bytes)} (from: {memory.estimate_source})"
@@ -213,8 +218,8 @@ _CONDITION_COLUMNS = (
     Column("MESSAGE", lambda condition: condition.message),
 )
 _EVENT_COLUMNS = (
-    Column("AGE", lambda event: ago(event.time)),
-    Column("REASON", lambda event: event.reason),
+    Column("AGE", lambda event: ago(moment(event.time))),
+    Column("REASON", lambda event: word_of(event, "reason")),
     Column("MESSAGE", lambda event: event.message),
 )
 
@@ -232,7 +237,7 @@ class Rung:
 class Facts:
     """A resource and everything related to it."""
 
-    document: Document
+    document: AnyDocument
     pool: PoolDocument | None
     """The pool that the resource is, belongs to, or points to."""
     agents: Sequence[AgentDocument]
@@ -243,7 +248,7 @@ class Facts:
     """Candidates of a route, best first."""
     runner: runner_service_pb2.DescribeResponse | None
     """Its runner's own description; None: unreachable."""
-    events: Sequence[EventDocument]
+    events: Sequence[Event]
     """Its recent events, oldest first."""
 
 
@@ -265,12 +270,12 @@ def facts_document(facts: Facts) -> dict[str, Any]:
     described = None if facts.runner is None else MessageToDict(facts.runner)
     return {
         "resource": plain(facts.document),
-        "events": [plain(event) for event in facts.events],
+        "events": [document_of(event) for event in facts.events],
         "runner": described,
     }
 
 
-def _header(document: Document) -> Iterator[str]:
+def _header(document: AnyDocument) -> Iterator[str]:
     yield _fact("Name", document.name)
     match document:
         case ModelDocument():
@@ -286,144 +291,151 @@ def _header(document: Document) -> Iterator[str]:
 
 
 def _model(model: ModelDocument) -> Iterator[str]:
-    status = model.status
-    if status is None:
+    observed = model.observed
+    if observed is None:
         return
-    yield _fact("Kind", f"{status.kind} model")
-    yield _fact("Status", status.state)
-    yield _fact("Runner", status.runner or "none")
-    if model.runner:
-        yield _fact("Pinned to", model.runner)
-    yield _fact("Operations", ", ".join(model.operations) or "none")
+    declared = document_of(model.declared)
+    yield _fact("Kind", f"{word_of(observed, 'kind')} model")
+    yield _fact("Status", model.state)
+    yield _fact("Runner", observed.runner or "none")
+    if model.declared.runner:
+        yield _fact("Pinned to", model.declared.runner)
+    yield _fact("Operations", ", ".join(declared["operations"]) or "none")
     yield _fact("Context", str(context_tokens(model) or "unknown until loaded"))
-    yield _fact("Digest", model.digest or "-")
-    yield _fact("Remote", "yes, it leaves the premises" if model.remote else "no")
-    yield _fact("Skills", ", ".join(model.skills) or "unknown")
+    yield _fact("Digest", model.manifest.digest or "-")
+    yield _fact("Remote", "yes, it leaves the premises" if model.manifest.remote else "no")
+    yield _fact("Skills", ", ".join(declared["skills"]) or "unknown")
     wakers = who_wakes(model)
-    longest = f", at most {model.wake.max_wait_seconds:g} s" if model.wake else ""
+    longest = f", at most {declared['wake']['maxWaitSeconds']:g} s" if wakers else ""
     yield _fact("Woken by", f"{', '.join(wakers)}{longest}" if wakers else "it never sleeps")
-    yield from _times(status.created_at, status.last_heartbeat_at, status.inactive_since)
+    yield from _times(observed)
 
 
 def _agent(agent: AgentDocument) -> Iterator[str]:
-    status = agent.status
-    if status is None:
+    observed, manifest = agent.observed, agent.declared
+    if observed is None:
         return
-    yield _fact("Kind", f"{status.kind} agent")
-    yield _fact("Status", status.state)
-    yield _fact("Answers", f"pool/{agent.pool}" if agent.pool else f"model/{agent.model}")
+    yield _fact("Kind", f"{word_of(observed, 'kind')} agent")
+    yield _fact("Status", agent.state)
+    yield _fact("Answers", f"pool/{manifest.pool}" if manifest.pool else f"model/{manifest.model}")
     yield _fact("Ask for", f"agent/{agent.name}")
-    yield _fact("Description", agent.description or "-")
-    params = agent.default_params.model_dump(mode="json", exclude_defaults=True)
+    yield _fact("Description", manifest.description or "-")
+    params = without_defaults(manifest.default_params)
     yield _fact(
         "Parameters",
         ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in params.items()) or "-",
     )
-    yield from _behaviour(agent)
-    if status.runner:
-        yield _fact("Runner", status.runner)
-    yield from _times(status.created_at, status.last_heartbeat_at, status.inactive_since)
+    yield from _behaviour(manifest.behaviour)
+    if observed.runner:
+        yield _fact("Runner", observed.runner)
+    yield from _times(observed)
 
 
-def _behaviour(agent: AgentDocument) -> Iterator[str]:
+def _behaviour(agent: AgentBehaviour) -> Iterator[str]:
     """What the mesh does around the chats of an agent; empty for the default."""
     if agent.platform_prompt:
         yield _fact("Platform", "the platform prompt comes first")
-    if agent.tools or agent.max_tool_iterations is not None:
-        rounds = agent.max_tool_iterations
-        limit = "" if rounds is None else f" (at most {rounds} further turns)"
+    is_limited = agent.HasField("max_tool_iterations")
+    if agent.tools or is_limited:
+        limit = f" (at most {agent.max_tool_iterations} further turns)" if is_limited else ""
         yield _fact("Tools", (", ".join(agent.tools) or "those of the model") + limit)
-    if not agent.parse_text_tool_calls:
+    if agent.HasField("parse_text_tool_calls") and not agent.parse_text_tool_calls:
         yield _fact("Text calls", "not parsed as calls")
     if agent.signals:
-        going_on = "" if agent.stop_on_decision_request else " (a question for a decision does not end the answer)"
+        stops = agent.stop_on_decision_request or not agent.HasField("stop_on_decision_request")
+        going_on = "" if stops else " (a question for a decision does not end the answer)"
         yield _fact("Signals", ", ".join(agent.signals) + going_on)
-    if agent.repetition is not None:
-        yield _fact("Repetition", agent.repetition)
+    if agent.repetition_policy:
+        yield _fact("Repetition", word_of(agent, "repetition_policy"))
 
 
 def _route(route: RouteDocument) -> Iterator[str]:
-    status = route.status
-    if status is None:
+    if route.observed is None:
         return
+    manifest = route.declared
     yield _fact("Kind", "route")
-    yield _fact("Status", status.state)
+    yield _fact("Status", route.state)
     yield _fact("Ask for", f"route/{route.name}")
-    yield _fact("Description", route.description or "-")
-    if route.pin_primary:
+    yield _fact("Description", manifest.description or "-")
+    if manifest.pin_primary:
         yield _fact("Pinned", "the primary is waited for while it is there")
-    yield _fact("Budget", "none" if route.budget_seconds is None else f"{route.budget_seconds:g} s")
-    kept = "as the model is configured" if route.keep_alive is None else keep_alive_text(route.keep_alive)
-    yield _fact("Kept loaded", kept)
-    yield from _times(status.created_at, None, None)
+    budget, keep_alive = seconds_of(manifest, "budget"), seconds_of(manifest, "keep_alive")
+    yield _fact("Budget", "none" if budget is None else f"{budget:g} s")
+    yield _fact("Kept loaded", "as the model is configured" if keep_alive is None else keep_alive_text(keep_alive))
+    yield from _times(route.observed)
 
 
 def _runner(runner: RunnerDocument) -> Iterator[str]:
-    status = runner.status
+    status = runner.observed
     if status is None:
         return
-    yield _fact("Kind", f"{status.link} runner")
-    yield _fact("Status", status.state)
+    yield _fact("Kind", f"{'dial-out' if status.dial_out else 'direct'} runner")
+    yield _fact("Status", runner.state)
     yield _fact("Host", status.host or "-")
     yield _fact("Runtime", status.runtime or "-")
     yield _fact("Version", status.version or "-")
     yield _fact("Address", status.address or "-")
     yield _fact("Incarnation", status.incarnation)
-    yield _fact("At once", f"{status.max_requests} requests" if status.max_requests else "as many as it has slots")
-    yield from _times(None, status.last_heartbeat_at, status.inactive_since)
+    most = status.capability.max_requests
+    yield _fact("At once", f"{most} requests" if most else "as many as it has slots")
+    yield from _times(status)
 
 
-def _times(created: datetime | None, heartbeat: datetime | None, inactive: datetime | None) -> Iterator[str]:
-    for key, moment in (("Created", created), ("Heartbeat", heartbeat), ("Gone since", inactive)):
-        if moment is not None:
-            yield _fact(key, f"{moment:%Y-%m-%d %H:%M:%S} UTC ({ago(moment)})")
+_TIMES = (("Created", "create_time"), ("Heartbeat", "last_heartbeat_time"), ("Gone since", "inactive_time"))
+
+
+def _times(observed: Model | Agent | Runner | Route) -> Iterator[str]:
+    for key, field in _TIMES:
+        time = moment_of(observed, field) if field in observed.DESCRIPTOR.fields_by_name else None
+        if time is not None:
+            yield _fact(key, f"{time:%Y-%m-%d %H:%M:%S} UTC ({ago(time)})")
 
 
 def _pool(facts: Facts) -> Iterator[str]:
     """Yields the pool block, where it adds to the resource itself."""
-    pool = facts.pool
-    if pool is None or pool.status is None:
+    pool = None if facts.pool is None else facts.pool.observed
+    if pool is None:
         return
-    alone = not pool.status.explicit and pool.status.size <= 1
+    alone = not pool.explicit and pool.size <= 1
     if alone and not isinstance(facts.document, PoolDocument):
         return
     yield "Pool:"
     yield f"{INDENT}Pool name: {pool.name}"
-    yield f"{INDENT}Members:   {pool.status.size} ({pool.status.active_count} active)"
-    for member in pool.status.members:
-        this = isinstance(facts.document, ModelDocument) and member.name == facts.document.name
+    yield f"{INDENT}Members:   {pool.size} ({pool.active_count} active)"
+    for member in pool.members:
+        name = member.manifest.name
+        this = isinstance(facts.document, ModelDocument) and name == facts.document.name
         mark = " ← this row" if this else ""
-        yield f"{INDENT * 2}- {member.name} [{member.kind}/{member.state}]{mark}"
+        yield f"{INDENT * 2}- {name} [{word_of(member, 'kind')}/{word_of(member, 'status')}]{mark}"
 
 
-def _conditions(document: Document) -> Iterator[str]:
-    conditions: tuple[Condition, ...] = document.status.conditions if document.status is not None else ()
-    if conditions:
+def _conditions(document: AnyDocument) -> Iterator[str]:
+    if document.conditions:
         yield "Conditions:"
-        yield from _indented(TextTable(_CONDITION_COLUMNS).plain_text(conditions))
+        yield from _indented(TextTable(_CONDITION_COLUMNS).plain_text(document.conditions))
 
 
 def _instances(facts: Facts) -> Iterator[str]:
     match facts.document:
-        case ModelDocument(status=status) if status is not None and status.instance is not None:
+        case ModelDocument(instance=InstanceState() as instance):
             yield "Instance:"
-            yield from _instance(status.instance, facts.runner)
-        case RunnerDocument(status=status) if status is not None and status.instances:
+            yield from _instance(instance, facts.runner)
+        case RunnerDocument(observed=Runner() as runner) if runner.capability.instances:
             yield "Instances:"
-            for instance in status.instances:
+            for instance in runner.capability.instances:
                 yield f"{INDENT}{instance.model}:"
                 yield from (f"{INDENT}{line}" for line in _instance(instance, facts.runner))
 
 
-def _instance(state: InstanceStatus, runner: runner_service_pb2.DescribeResponse | None) -> Iterator[str]:
+def _instance(state: InstanceState, runner: runner_service_pb2.DescribeResponse | None) -> Iterator[str]:
     described = next((one for one in runner.instances if one.model == state.model), None) if runner else None
     return (f"{INDENT}{line}" for line in instance_lines(state, described))
 
 
-def _prompt(document: Document) -> Iterator[str]:
-    if isinstance(document, AgentDocument) and document.system_prompt:
+def _prompt(document: AnyDocument) -> Iterator[str]:
+    if isinstance(document, AgentDocument) and document.declared.system_prompt:
         yield "System prompt:"
-        yield from (f"{INDENT}{safe_text(line)}" for line in document.system_prompt.split("\n"))
+        yield from (f"{INDENT}{safe_text(line)}" for line in document.declared.system_prompt.split("\n"))
 
 
 def _ladder(rungs: Sequence[Rung]) -> Iterator[str]:
@@ -438,16 +450,16 @@ def _users(facts: Facts) -> Iterator[str]:
     if facts.agents:
         yield "Agents:"
     for agent in facts.agents:
-        if agent.status is not None:
-            yield f"{INDENT}- {agent.name} [{agent.status.kind}/{agent.status.state}]"
+        if agent.observed is not None:
+            yield f"{INDENT}- {agent.name} [{word_of(agent.observed, 'kind')}/{agent.state}]"
     if facts.routes:
         yield "Routes:"
     for route in facts.routes:
-        if route.status is not None:
-            yield f"{INDENT}- {route.name} [{route.status.state}]"
+        if route.observed is not None:
+            yield f"{INDENT}- {route.name} [{route.state}]"
 
 
-def _events(events: Sequence[EventDocument]) -> Iterator[str]:
+def _events(events: Sequence[Event]) -> Iterator[str]:
     if not events:
         yield "Events:       none since the registry started"
         return
@@ -456,7 +468,7 @@ def _events(events: Sequence[EventDocument]) -> Iterator[str]:
 
 
 def _explicit(pool: PoolDocument) -> bool:
-    return pool.status is not None and pool.status.explicit
+    return pool.observed is not None and pool.observed.explicit
 
 
 def _indented(text: str) -> Iterator[str]:

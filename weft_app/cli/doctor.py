@@ -26,8 +26,9 @@ from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.client._channel import mesh_address
 from weft.client._lease_renewal import LeaseClient
 from weft.client.resources import connect_registry
+from weft.documents.codec import seconds_of
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import ModelDocument, RunnerDocument
+from weft.documents.resources import ModelDocument, RunnerDocument
 from weft.gpu.nvml import Health, NvmlReader
 from weft.kernel.clock import offset_words
 from weft.kernel.errors import WeftError
@@ -333,16 +334,17 @@ def _clocks(home: WeftHome) -> Iterator[Finding]:
     except WeftError:
         return
     for document in documents:
-        if not isinstance(document, RunnerDocument) or document.status is None:
+        if not isinstance(document, RunnerDocument) or document.observed is None:
             continue
-        status = document.status
-        if status.clock_offset_seconds is not None and status.state == "active":
-            refused = "; it takes no requests" if status.clock_refused else ""
+        capability = document.observed.capability
+        offset = seconds_of(capability, "clock_offset")
+        if offset and document.state == "active":
+            refused = "; it takes no requests" if capability.clock_refused else ""
             yield Finding(
                 check="clock",
-                verdict=Verdict.FAILED if status.clock_refused else Verdict.WARNING,
-                detail=f"runner {document.name}: {offset_words(status.clock_offset_seconds)}{refused}",
-                remedy=f"set the clock of {status.host} right (NTP)",
+                verdict=Verdict.FAILED if capability.clock_refused else Verdict.WARNING,
+                detail=f"runner {document.name}: {offset_words(offset)}{refused}",
+                remedy=f"set the clock of {document.observed.host} right (NTP)",
             )
 
 
@@ -354,15 +356,15 @@ def _engines(home: WeftHome) -> Iterator[Finding]:
     except WeftError as error:
         yield Finding(check="engines", verdict=Verdict.WARNING, detail=error.message, remedy="weft events")
         return
-    statuses = [document.status for document in documents if isinstance(document, ModelDocument)]
-    faulty = [status.instance for status in statuses if status and status.instance and status.instance.fault_count]
+    instances = [document.instance for document in documents if isinstance(document, ModelDocument)]
+    faulty = [instance for instance in instances if instance is not None and instance.fault_count]
     for instance in faulty:
         count = instance.fault_count
         yield Finding(
             check="engines",
             verdict=Verdict.WARNING,
             detail=f"{instance.model}: ended {count} {'time' if count == 1 else 'times'} because of a fault, "
-            f"the last time: {instance.last_fault or 'unknown'}",
+            f"the last time: {instance.last_fault.detail or 'unknown'}",
             remedy=f"weft describe model/{instance.model}",
         )
     if not faulty:

@@ -4,10 +4,12 @@ from typing import Annotated
 
 import typer
 
+from weft.api.registry.v1.event_pb2 import Event
+from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
 from weft.client.resources import connect_registry
+from weft.documents.codec import document_of
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import EventDocument
-from weft.documents.yaml_documents import plain, yaml_text
+from weft.documents.yaml_documents import yaml_text
 from weft.kernel.errors import invalid_field
 from weft_app.cli.columns import EVENT_COLUMNS, resource
 from weft_app.cli.completion import complete_resource
@@ -60,12 +62,12 @@ def _scope(words: list[str]) -> tuple[ResourceKind | None, str]:
     return kind, targets[0].name if targets else ""
 
 
-def _render(events: list[EventDocument], output: ResourceFormat) -> str:
+def _render(events: list[Event], output: ResourceFormat) -> str:
     match output:
         case ResourceFormat.JSON:
-            return json_text({"kind": "EventList", "items": [plain(event) for event in events]})
+            return json_text(document_of(ListEventsResponse(events=events)))
         case ResourceFormat.YAML:
-            return "---\n".join(yaml_text(plain(event)) for event in events) or "# there are no events\n"
+            return "---\n".join(yaml_text(document_of(event)) for event in events) or "# there are no events\n"
         case ResourceFormat.NAME:
             return "".join(f"{resource(event)}\n" for event in events)
         case _:
@@ -79,9 +81,9 @@ def _follow(kind: ResourceKind | None, name: str, limit: int, output: ResourceFo
     for event in follow_events(home, kind, name, limit):
         match output:
             case ResourceFormat.JSON:
-                say(json_line(plain(event)))
+                say(json_line(document_of(event)))
             case ResourceFormat.YAML:
-                say("---\n" + yaml_text(plain(event)))
+                say("---\n" + yaml_text(document_of(event)))
             case ResourceFormat.NAME:
                 say(f"{resource(event)}\n")
             case _:

@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from weft.api.registry.v1.event_pb2 import Event
 from weft.client.resources import connect_registry
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import EventDocument
 from weft.documents.mesh_state import Key, MeshState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -64,7 +64,7 @@ def follow_resources(home: Path) -> Iterator[tuple[MeshState, frozenset[Key]]]:
 
 def follow_events(
     home: Path, kind: ResourceKind | None, name: str, past_limit: int = MAX_PAST_EVENTS
-) -> Iterator[EventDocument]:
+) -> Iterator[Event]:
     """Yields recent events, then every new one, each once. Raises like `follow_resources`."""
     last, breaks = 0, Breaks()
     while True:
@@ -85,6 +85,6 @@ def follow_events(
             breaks.survive(error)
 
 
-def _both(past: list[EventDocument], coming: Iterator[EventDocument]) -> Iterator[EventDocument]:
+def _both(past: list[Event], coming: Iterator[Event]) -> Iterator[Event]:
     yield from past
     yield from coming

@@ -12,12 +12,12 @@ from weft.client.requests import Requests, connect_requests
 from weft.client.resources import connect_registry
 from weft.documents.codec import document_of, moment_of, seconds_of, word_of
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import Document
 from weft.documents.mesh_state import Key, MeshState
-from weft.documents.yaml_documents import declared, plain, to_yaml, yaml_text
+from weft.documents.resources import AnyDocument, declared, plain
+from weft.documents.yaml_documents import to_yaml, yaml_text
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft_app.cli.columns import age, ago, columns_of, label, shortened
+from weft_app.cli.columns import age, ago, columns_of, shortened
 from weft_app.cli.completion import complete_shown, complete_with_tasks
 from weft_app.cli.follow import follow_resources
 from weft_app.cli.options import (
@@ -203,7 +203,7 @@ def get(
         say(render(kind, found, output, single=single))
 
 
-def render(kind: ResourceKind, documents: list[Document], output: ResourceFormat, *, single: bool) -> str:
+def render(kind: ResourceKind, documents: list[AnyDocument], output: ResourceFormat, *, single: bool) -> str:
     """Resources as text; `single`: one that was named, printed without a list around it."""
     match output:
         case ResourceFormat.JSON if single:
@@ -213,7 +213,7 @@ def render(kind: ResourceKind, documents: list[Document], output: ResourceFormat
         case ResourceFormat.YAML:
             return to_yaml(documents) or f"# there are no {kind.plural}\n"
         case ResourceFormat.NAME:
-            return "".join(f"{label(document)}\n" for document in documents)
+            return "".join(f"{document.label}\n" for document in documents)
         case _:
             return TextTable(columns_of(kind, wide=output is ResourceFormat.WIDE)).text(documents)
 
@@ -263,7 +263,7 @@ class ResourceWatch:
     def _is_wanted(self, name: str) -> bool:
         return not self._names or name in self._names
 
-    def _fingerprint(self, document: Document) -> Any:
+    def _fingerprint(self, document: AnyDocument) -> Any:
         match self._output:
             case ResourceFormat.JSON | ResourceFormat.NAME:
                 shown = plain(document)
@@ -274,14 +274,14 @@ class ResourceWatch:
             case _:
                 return self._table.fingerprint(document)
 
-    def _row(self, document: Document) -> str:
+    def _row(self, document: AnyDocument) -> str:
         match self._output:
             case ResourceFormat.JSON:
                 return json_line(plain(document))
             case ResourceFormat.YAML:
                 return "---\n" + yaml_text(declared(document))
             case ResourceFormat.NAME:
-                return f"{label(document)}\n"
+                return f"{document.label}\n"
             case _:
                 return self._table.line(self._table.cells(document))
 

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.client.resources import connect_registry, describe_runner
+from weft.documents.codec import moment_of, word_of
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import RunnerDocument
-from weft.documents.statuses import InstanceStatus, RunnerStatus
+from weft.documents.resources import RunnerDocument
 from weft.kernel.units import size_words
 from weft_app.cli.description import until_text
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
@@ -51,38 +52,39 @@ def _processes(runner: RunnerDocument) -> list[dict[str, Any]]:
 
 def _rows(runner: RunnerDocument) -> Iterator[dict[str, Any]]:
     """Yields one row per instance; process ids come from the runner itself, which may be unreachable."""
-    status = runner.status
+    status = runner.observed
     if status is None:
         return
-    active = status.state == "active"
+    active = status.status == Runner.STATUS_ACTIVE
     description = describe_runner(status.address) if active else None
     described = {instance.model: instance for instance in description.instances} if description else {}
-    for state in status.instances:
+    for state in status.capability.instances:
         instance = described.get(state.model)
+        unload_at = moment_of(state, "unload_time")
         yield {
             "model": state.model,
             "runner": runner.name,
             "host": status.host,
             "runtime": status.runtime,
-            "state": state.phase if active else "gone",
-            "detail": state.detail or "",
+            "state": word_of(state, "phase") if active else "gone",
+            "detail": state.detail,
             "slotsUsed": len(instance.active_request_ids) if instance is not None else state.slots_used,
             "slotsTotal": state.slots_total,
             "memoryBytes": _memory_bytes(state),
-            "deviceIndexes": list(state.memory.device_indexes) if state.memory is not None else [],
+            "deviceIndexes": list(state.memory.device_indexes),
             "pinned": state.pinned,
-            "unloadAt": None if state.unload_at is None else state.unload_at.isoformat(),
-            "until": until_text(state.unload_at, pinned=state.pinned) if state.phase == "ready" else "-",
-            "contextTokens": state.context_tokens or 0,
+            "unloadAt": None if unload_at is None else unload_at.isoformat(),
+            "until": until_text(unload_at, pinned=state.pinned) if state.phase == InstanceState.PHASE_READY else "-",
+            "contextTokens": state.context_tokens,
             "pid": instance.process_id if instance is not None else 0,
             "restarts": instance.restart_count if instance is not None else 0,
         }
-    known = {state.model for state in status.instances}
+    known = {state.model for state in status.capability.instances}
     unknown = (one for one in described.values() if one.model not in known and one.process_id)
     yield from (_unowned(runner.name, status, one) for one in unknown)
 
 
-def _unowned(runner: str, status: RunnerStatus, instance: pb.InstanceDescription) -> dict[str, Any]:
+def _unowned(runner: str, status: Runner, instance: pb.InstanceDescription) -> dict[str, Any]:
     """Returns the row of an instance whose model the mesh no longer knows."""
     return {
         "model": instance.model,
@@ -104,9 +106,9 @@ def _unowned(runner: str, status: RunnerStatus, instance: pb.InstanceDescription
     }
 
 
-def _memory_bytes(state: InstanceStatus) -> int:
+def _memory_bytes(state: InstanceState) -> int:
     """Returns memory that it holds: as observed, else as leased."""
     memory = state.memory
-    if memory is None or not memory.leased_bytes:
+    if not memory.leased_bytes:
         return 0
-    return memory.leased_bytes if memory.measured_bytes is None else memory.measured_bytes
+    return memory.measured_bytes if memory.HasField("measured_bytes") else memory.leased_bytes

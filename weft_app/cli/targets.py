@@ -10,7 +10,7 @@ from weft.kernel.reasons import Reason
 
 if TYPE_CHECKING:
     from weft.client.resources import Registry
-    from weft.documents.documents import Document
+    from weft.documents.resources import AnyDocument
 
 REQUEST_WORDS = frozenset({"request", "requests"})
 CLIENT_WORDS = frozenset({"client", "clients"})
@@ -50,7 +50,7 @@ def one_target(words: list[str]) -> Target:
     return targets[0]
 
 
-def find(registry: "Registry", target: Target) -> "Document":
+def find(registry: "Registry", target: Target) -> "AnyDocument":
     """Returns a resource. Raises NOT_FOUND with a suggestion for a misspelt name."""
     try:
         return registry.document(target.kind, target.name)

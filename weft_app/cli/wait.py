@@ -12,8 +12,8 @@ import typer
 
 from weft.client.resources import CALL_TIMEOUT_SECONDS, connect_registry
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import Document
 from weft.documents.mesh_state import MeshState
+from weft.documents.resources import AnyDocument
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.follow import AWAY
@@ -51,14 +51,13 @@ class Expectation:
     value: str = ""
     """The expected status, in lower case."""
 
-    def holds(self, document: Document | None) -> bool:
+    def holds(self, document: AnyDocument | None) -> bool:
         """Whether the resource fulfils it now; None: it does not exist."""
         if document is None or self.what in (What.EXISTS, What.DELETE):
             return (document is None) == (self.what is What.DELETE)
         if self.what is What.STATUS:
-            return getattr(document.status, "state", "") == self.value
-        conditions = document.status.conditions if document.status is not None else ()
-        return any(one.type.lower() == self.name and one.status.lower() == self.value for one in conditions)
+            return document.state == self.value
+        return any(one.type.lower() == self.name and one.status.lower() == self.value for one in document.conditions)
 
 
 def wait(
@@ -176,9 +175,9 @@ class _Last:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._document: Document | None = None
+        self._document: AnyDocument | None = None
 
-    def met(self, expectation: Expectation, look: Callable[[tuple[ResourceKind, str]], Document | None]) -> bool:
+    def met(self, expectation: Expectation, look: Callable[[tuple[ResourceKind, str]], AnyDocument | None]) -> bool:
         """Looks again; returns whether the condition holds."""
         self._document = look((self._target.kind, self._target.name))
         return expectation.holds(self._document)
@@ -186,10 +185,10 @@ class _Last:
     def timed_out(self, seconds: float) -> WeftError:
         """Returns the timeout error, with the state that was last seen."""
         after = f"after {seconds:g} s" if seconds else "now"
-        if self._document is None or self._document.status is None:
+        if self._document is None or self._document.observed is None:
             return WeftError(Reason.DEADLINE_EXCEEDED, f"{self._target} does not exist {after}")
-        state = getattr(self._document.status, "state", None)
-        failing = [one for one in self._document.status.conditions if one.status != "True"]
+        state = self._document.state
+        failing = [one for one in self._document.conditions if one.status != "True"]
         parts = [f"it is {state}"] if state else []
         parts += [f"{one.type} is {one.status.lower()}: {one.message}" for one in failing]
         return WeftError(

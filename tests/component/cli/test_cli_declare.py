@@ -8,8 +8,9 @@ from cli_harness import ScriptedMesh
 from cli_samples import some_model
 from jsonschema import Draft202012Validator
 
-from gateway.resources.documents import ApplyAnswer
+from gateway.resources.documents import APPLY_ANSWER
 from weft.api.registry.v1.registry_service_pb2 import Change
+from weft.documents.json_schema import SchemaSet
 from weft.documents.schemas import schemas
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -50,7 +51,9 @@ def test_apply_says_what_it_did_with_each(mesh: ScriptedMesh, tmp_path: Path) ->
     again = mesh.run("apply", "-f", str(file), "-o", "json", "--adopt")
     assert mesh.applied[-1].adopt
     answer = json.loads(again.stdout)
-    ApplyAnswer.model_validate_json(again.stdout, by_alias=True)
+    published = SchemaSet()
+    reference = APPLY_ANSWER.add(published)
+    Draft202012Validator({**reference, "$defs": published.definitions}).validate(answer)
     assert (answer["kind"], answer["dryRun"]) == ("ApplyAnswer", False), "as /api/v1/apply answers"
     first = answer["results"][0]
     assert (first["kind"], first["name"], first["outcome"]) == ("model", "new", "unchanged")

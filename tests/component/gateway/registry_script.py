@@ -6,16 +6,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from gateway.ports import AppliedResource, EventFilter, MeshSettings, PoolMembers, ResourcePage
+from weft.api.registry.v1 import resource_kind_pb2
+from weft.api.registry.v1.event_pb2 import Event, EventReason
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import Document, EventDocument, ModelDocument
+from weft.documents.resources import AnyDocument, ModelDocument
 from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-Step = EventDocument | Exception | asyncio.Event
+Step = Event | Exception | asyncio.Event
 
 
-def document(kind: str, name: str, **fields: object) -> Document:
+def document(kind: str, name: str, **fields: object) -> AnyDocument:
     return parse_document({"kind": kind, "name": name, **fields})
 
 
@@ -25,19 +27,19 @@ def model_row(name: str, **fields: object) -> ModelDocument:
     return found
 
 
-def event(sequence: int, reason: str = "registered") -> EventDocument:
-    return EventDocument(
-        kind="event",
+def event(sequence: int, reason: str = "registered") -> Event:
+    found = Event(
         sequence=sequence,
-        time=datetime(2026, 11, 20, 8, 0, sequence, tzinfo=UTC),
-        resource_kind=ResourceKind.MODEL,
-        resource_name="tiny",
-        reason=reason,
+        kind=resource_kind_pb2.RESOURCE_KIND_MODEL,
+        name="tiny",
+        reason=EventReason.Value(f"EVENT_REASON_{reason.upper()}"),
         message="titan publishes it",
     )
+    found.time.FromDatetime(datetime(2026, 11, 20, 8, 0, sequence, tzinfo=UTC))
+    return found
 
 
-def some_resources() -> list[Document]:
+def some_resources() -> list[AnyDocument]:
     return [
         model_row("tiny", poolName="chat", runner="titan"),
         model_row("small", poolName="chat"),
@@ -52,8 +54,8 @@ def some_resources() -> list[Document]:
 class ScriptedRegistry:
     """Has `documents`; every call raises `failure`, once it is set. Records the calls."""
 
-    documents: list[Document] = field(default_factory=some_resources)
-    events: list[EventDocument] = field(default_factory=lambda: [event(1), event(2)])
+    documents: list[AnyDocument] = field(default_factory=some_resources)
+    events: list[Event] = field(default_factory=lambda: [event(1), event(2)])
     watch: list[Step] = field(default_factory=list)
     allow_cloud_fallback: bool = True
     failure: WeftError | None = None
@@ -62,15 +64,15 @@ class ScriptedRegistry:
 
     async def list_page(self, kind: ResourceKind, page_size: int, page_token: str) -> ResourcePage:
         self._note("list", kind, page_size, page_token)
-        found = [entry for entry in self.documents if entry.kind == kind.value and entry.name > page_token]
+        found = [entry for entry in self.documents if entry.kind is kind and entry.name > page_token]
         found.sort(key=lambda entry: entry.name)
         page = found[: page_size or len(found)]
         return ResourcePage(documents=page, next_page_token=page[-1].name if len(page) < len(found) else "")
 
-    async def get(self, kind: ResourceKind, name: str) -> Document:
+    async def get(self, kind: ResourceKind, name: str) -> AnyDocument:
         self._note("get", kind, name)
         for entry in self.documents:
-            if (entry.kind, entry.name) == (kind.value, name):
+            if (entry.kind, entry.name) == (kind, name):
                 return entry
         raise WeftError(Reason.NOT_FOUND, f"no {kind.value} is called {name}")
 
@@ -79,11 +81,11 @@ class ScriptedRegistry:
         rows = [entry for entry in self.documents if isinstance(entry, ModelDocument)]
         return PoolMembers(pool="chat", is_explicit=True, size=len(rows), active_count=1, members=rows)
 
-    async def list_events(self, events: EventFilter, limit: int) -> Sequence[EventDocument]:
+    async def list_events(self, events: EventFilter, limit: int) -> Sequence[Event]:
         self._note("events", events, limit)
         return self.events
 
-    async def watch_events(self, events: EventFilter) -> AsyncGenerator[EventDocument]:
+    async def watch_events(self, events: EventFilter) -> AsyncGenerator[Event]:
         self._note("watch", events)
         try:
             for step in self.watch:
@@ -96,7 +98,7 @@ class ScriptedRegistry:
         finally:
             self.was_closed.set()
 
-    async def apply(self, documents: Sequence[Document], *, dry_run: bool, adopt: bool) -> Sequence[AppliedResource]:
+    async def apply(self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool) -> Sequence[AppliedResource]:
         self._note("apply", [f"{entry.kind}/{entry.name}" for entry in documents], dry_run, adopt)
         return [self._applied(entry) for entry in documents]
 
@@ -117,10 +119,10 @@ class ScriptedRegistry:
         if self.failure is not None:
             raise self.failure
 
-    def _applied(self, wanted: Document) -> AppliedResource:
+    def _applied(self, wanted: AnyDocument) -> AppliedResource:
         before = next((entry for entry in self.documents if entry.name == wanted.name), None)
         return AppliedResource(
-            kind=ResourceKind(wanted.kind),
+            kind=wanted.kind,
             name=wanted.name,
             outcome="created" if before is None else "unchanged" if before == wanted else "configured",
             before=before,

@@ -29,8 +29,9 @@ from weft.api.registry.v1 import (
     settings_service_pb2_grpc,
 )
 from weft.dispatch.fleet import FleetView, InstanceView, Phase, RunnerView
+from weft.documents.codec import document_of
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import AgentDocument, ModelDocument, PoolDocument, RouteDocument, RunnerDocument
+from weft.documents.resources import AgentDocument, ModelDocument, PoolDocument, RouteDocument, RunnerDocument, plain
 from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -199,10 +200,13 @@ async def test_a_model_tells_how_it_does_on_its_runner(tmp_path: Path) -> None:
         member = (await client.members("tiny")).members[0]
     assert listed == found == member
     assert isinstance(found, ModelDocument)
-    assert found.status is not None
-    assert found.status.instance is not None
-    told = found.status.instance
-    assert (told.phase, told.load_progress, told.detail, told.context_tokens) == ("loading", 0.5, "reads weights", 512)
+    told = plain(found)["status"]["instance"]
+    assert (told["phase"], told["loadProgress"], told["detail"], told["contextTokens"]) == (
+        "loading",
+        0.5,
+        "reads weights",
+        512,
+    )
 
 
 async def test_members_and_events_and_deletes(tmp_path: Path) -> None:
@@ -211,9 +215,10 @@ async def test_members_and_events_and_deletes(tmp_path: Path) -> None:
         events = await client.list_events(EventFilter(kind=ResourceKind.AGENT, name="coder"), 5)
         await client.delete(ResourceKind.RUNNER, "titan", force=False)
     assert (members.pool, members.is_explicit, members.size, members.active_count) == ("chat", True, 1, 1)
-    assert [(entry.sequence, entry.resource_kind, entry.reason) for entry in events] == [
-        (1, ResourceKind.AGENT, "woke"),
-        (2, ResourceKind.AGENT, "woke"),
+    told = [document_of(entry) for entry in events]
+    assert [(entry["sequence"], entry["resourceKind"], entry["reason"]) for entry in told] == [
+        (1, "agent", "woke"),
+        (2, "agent", "woke"),
     ]
     assert (servicer.asked[1].kind, servicer.asked[1].limit) == (resource_kind_pb2.RESOURCE_KIND_AGENT, 5)
     assert (servicer.asked[2].kind, servicer.asked[2].name) == (resource_kind_pb2.RESOURCE_KIND_RUNNER, "titan")

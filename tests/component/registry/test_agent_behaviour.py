@@ -7,7 +7,7 @@ from registry_harness import Declaration, RunningRegistry, SomeRunner, an_agent,
 
 from weft.api.common.v1 import agent_behaviour_pb2
 from weft.api.registry.v1 import agent_pb2
-from weft.documents.messages import agent_document, to_declaration
+from weft.documents.resources import agent_document, to_declaration
 from weft.documents.yaml_documents import read_documents, to_yaml
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock

@@ -3,14 +3,14 @@
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from typer.main import get_command
 
+from weft.api.registry.v1.model_pb2 import Model, ModelManifest
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import ModelDocument, PoolDocument
-from weft.documents.statuses import ModelStatus
+from weft.documents.resources import ModelDocument, model_document
+from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import FieldError
 from weft_app.cli.columns import columns_of
 from weft_app.cli.main import COMMANDS, app, load
@@ -68,9 +68,9 @@ def test_other_durations_are_refused(text: str) -> None:
         parse_duration(text)
 
 
-def _model(state: Any) -> ModelDocument:
-    status = ModelStatus.model_construct(kind="public", state=state, pool="m", conditions=())
-    return ModelDocument(kind="model", name="m").model_copy(update={"status": status})
+def _model(state: str) -> ModelDocument:
+    number = Model.Status.Value(f"STATUS_{state.upper()}")
+    return model_document(Model(manifest=ModelManifest(name="m"), kind=Model.KIND_PUBLIC, status=number))
 
 
 def test_expectations_hold_or_not() -> None:
@@ -82,7 +82,7 @@ def test_expectations_hold_or_not() -> None:
     assert gone.holds(None)
     assert not gone.holds(_model("inactive"))
     exists = parse_expectation("exists", ResourceKind.POOL)
-    assert exists.holds(PoolDocument(kind="pool", name="p"))
+    assert exists.holds(parse_document({"kind": "pool", "name": "p"}))
     assert not exists.holds(None)
 
 

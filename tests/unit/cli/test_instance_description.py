@@ -3,11 +3,11 @@
 from datetime import UTC, datetime, timedelta
 
 from weft.api.common.v1 import error_reason_pb2
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.documents.statuses import InstanceStatus
 from weft_app.cli.description import instance_lines, reason_name
 
-STATE = InstanceStatus(model="m", phase="ready", slots_total=4, slots_used=1, context_tokens=2048)
+STATE = InstanceState(model="m", phase=InstanceState.PHASE_READY, slots_total=4, slots_used=1, context_tokens=2048)
 
 
 def described() -> pb.InstanceDescription:

@@ -11,7 +11,7 @@ from runner_svc.session.report import RunnerReport
 from runner_svc.settings import RunnerSettings
 from weft.api.common.v1 import agent_behaviour_pb2, warning_pb2
 from weft.api.registry.v1 import agent_pb2
-from weft.documents.messages import to_declaration
+from weft.documents.resources import to_declaration
 from weft.documents.yaml_documents import read_documents
 from weft.kernel.errors import FieldError
 from weft_app.compose.home import WeftHome

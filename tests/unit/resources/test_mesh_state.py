@@ -5,8 +5,8 @@ from resource_samples import some_agent, some_model, some_route, some_runner
 from weft.api.registry.v1 import model_pb2
 from weft.api.registry.v1.registry_service_pb2 import Change, Snapshot, WatchedRunner, WatchResponse
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import PoolDocument
 from weft.documents.mesh_state import MeshState
+from weft.documents.resources import PoolDocument
 
 MODEL, AGENT, RUNNER, POOL = ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, ResourceKind.POOL
 
@@ -28,9 +28,9 @@ def test_a_snapshot_is_everything_pools_included() -> None:
     assert {(POOL, "big"), (POOL, "tiny"), (MODEL, "qwen"), (AGENT, "coder"), (RUNNER, "r1")} <= changed
     (big,) = [pool for pool in state.documents(POOL) if pool.name == "big"]
     assert isinstance(big, PoolDocument)
-    assert big.members == ("big", "qwen"), "a solo model with the name of an explicit pool joins it"
-    assert big.status is not None
-    assert (big.status.explicit, big.status.size, big.status.active_count) == (True, 2, 2)
+    assert list(big.declared.members) == ["big", "qwen"], "a solo model with the name of an explicit pool joins it"
+    assert big.observed is not None
+    assert (big.observed.explicit, big.observed.size, big.observed.active_count) == (True, 2, 2)
 
 
 def test_a_change_of_a_runner_also_changes_its_models() -> None:
@@ -41,8 +41,7 @@ def test_a_change_of_a_runner_also_changes_its_models() -> None:
     assert changed == {(RUNNER, "r1"), (MODEL, "qwen")}
     document = state.document((MODEL, "qwen"))
     assert document is not None
-    assert document.status is not None
-    assert document.status.conditions[-1].reason == "Loading"
+    assert document.conditions[-1].reason == "Loading"
 
 
 def test_a_model_that_moves_changes_both_pools() -> None:

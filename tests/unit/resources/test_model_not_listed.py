@@ -1,25 +1,18 @@
 """The condition of a model whose server lists other models only."""
 
-from datetime import UTC, datetime
-
-from weft.documents.statuses import InstanceStatus, ModelStatus, model_conditions
+from weft.api.registry.v1.model_pb2 import Model, ModelManifest
+from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.documents.conditions import model_conditions
 
 WORDS = "the server has no model llama; it has llama3.2:3b (set upstream_model)"
 
 
 def ready_of(detail: str) -> tuple[str, str, str | None]:
-    instance = InstanceStatus(model="llama", phase="failed", slots_total=4, slots_used=0, detail=detail)
-    now = datetime.now(UTC)
-    status = ModelStatus.model_construct(
-        kind="virtual",
-        pool="llama",
-        state="active",
-        runner="box",
-        instance=instance,
-        created_at=now,
-        inactive_since=None,
+    instance = InstanceState(model="llama", phase=InstanceState.PHASE_FAILED, slots_total=4, detail=detail)
+    model = Model(
+        manifest=ModelManifest(name="llama"), kind=Model.KIND_VIRTUAL, status=Model.STATUS_ACTIVE, runner="box"
     )
-    ready = next(each for each in model_conditions(status) if each.type == "Ready")
+    ready = next(each for each in model_conditions(model, instance) if each.type == "Ready")
     return ready.status, ready.reason, ready.message
 
 

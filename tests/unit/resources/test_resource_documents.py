@@ -11,30 +11,27 @@ from kit.examples import examples, given
 from resource_samples import some_agent, some_event, some_model, some_pool, some_route, some_runner
 
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2
+from weft.documents.codec import document_of
 from weft.documents.document_base import ResourceKind, parse_kind
-from weft.documents.documents import (
+from weft.documents.resources import (
     AgentDocument,
-    Document,
-    ModelDocument,
-    PoolDocument,
-    RunnerDocument,
-    SamplingDocument,
-)
-from weft.documents.messages import (
+    AnyDocument,
     agent_document,
+    declared,
     declared_document,
-    event_document,
+    instance_of,
     model_document,
+    plain,
     pool_document,
     route_document,
     runner_document,
     to_declaration,
 )
-from weft.documents.yaml_documents import declared, parse_document, plain, read_documents, to_yaml
+from weft.documents.yaml_documents import parse_document, read_documents, to_yaml, yaml_documents
 from weft.kernel.errors import FieldError
 
-EVERY_KIND: list[Callable[[], Document]] = [
-    lambda: model_document(some_model(), some_runner()),
+EVERY_KIND: list[Callable[[], AnyDocument]] = [
+    lambda: model_document(some_model(), instance_of(some_model(), some_runner())),
     lambda: agent_document(some_agent()),
     lambda: runner_document(some_runner()),
     lambda: pool_document(some_pool()),
@@ -43,17 +40,16 @@ EVERY_KIND: list[Callable[[], Document]] = [
 
 
 @pytest.mark.parametrize("build", EVERY_KIND)
-def test_yaml_of_a_resource_declares_what_the_registry_told(build: Callable[[], Document]) -> None:
+def test_yaml_of_a_resource_declares_what_the_registry_told(build: Callable[[], AnyDocument]) -> None:
     document = build()
     (read,) = read_documents(to_yaml([document]), "x.yaml")
     assert to_declaration(read.document) == to_declaration(document)
-    assert read.document.status is None
+    assert read.document.observed is None
 
 
 @pytest.mark.parametrize("build", EVERY_KIND)
-def test_json_of_a_resource_declares_the_same_and_its_status_is_dropped(build: Callable[[], Document]) -> None:
+def test_json_of_a_resource_declares_the_same_and_its_status_is_dropped(build: Callable[[], AnyDocument]) -> None:
     document = build()
-    assert document.status is not None
     text = json.dumps(plain(document))
     assert '"status"' in text
     (read,) = read_documents(text, "x.json")
@@ -61,7 +57,7 @@ def test_json_of_a_resource_declares_the_same_and_its_status_is_dropped(build: C
 
 
 @pytest.mark.parametrize("build", EVERY_KIND)
-def test_a_declaration_comes_back_as_the_same_document(build: Callable[[], Document]) -> None:
+def test_a_declaration_comes_back_as_the_same_document(build: Callable[[], AnyDocument]) -> None:
     document = build()
     back = declared_document(to_declaration(document))
     assert back is not None
@@ -69,7 +65,7 @@ def test_a_declaration_comes_back_as_the_same_document(build: Callable[[], Docum
 
 
 def test_no_runtime_field_is_outside_status() -> None:
-    told = plain(model_document(some_model(), some_runner()))
+    told = plain(model_document(some_model(), instance_of(some_model(), some_runner())))
     assert set(told) - {"status"} == {
         "kind", "name", "poolName", "runner", "operations", "contextTokens", "digest", "remote", "wake",
         "skills",
@@ -77,26 +73,26 @@ def test_no_runtime_field_is_outside_status() -> None:
 
 
 def test_defaults_are_left_out_of_yaml_and_stay_in_json() -> None:
-    document = ModelDocument(kind="model", name="m")
+    document = parse_document({"kind": "model", "name": "m"})
     assert to_yaml([document]) == "kind: model\nname: m\n"
     assert plain(document)["operations"] == ["chat", "completion"]
 
 
 def test_what_is_not_set_is_left_out_of_json() -> None:
-    assert "poolName" not in plain(ModelDocument(kind="model", name="m"))
+    assert "poolName" not in plain(parse_document({"kind": "model", "name": "m"}))
 
 
 @settings(deadline=None, max_examples=examples(300))
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=80))
 def test_any_text_survives_yaml(text: str) -> None:
-    document = AgentDocument(kind="agent", name="a", model="m", system_prompt=text)
-    (read,) = read_documents(to_yaml([document]), "x.yaml")
-    assert isinstance(read.document, AgentDocument)
-    assert read.document.system_prompt == text
+    document = AgentDocument(declared=agent_pb2.AgentManifest(name="a", model="m", system_prompt=text))
+    (read,) = yaml_documents(to_yaml([document]))
+    assert read is not None
+    assert read.value.get("systemPrompt", "") == text
 
 
 def test_a_long_prompt_is_a_block_in_yaml() -> None:
-    document = AgentDocument(kind="agent", name="a", model="m", system_prompt="One.\nTwo.")
+    document = parse_document({"kind": "agent", "name": "a", "model": "m", "systemPrompt": "One.\nTwo."})
     assert "systemPrompt: |-\n  One.\n  Two.\n" in to_yaml([document])
 
 
@@ -144,7 +140,7 @@ def test_an_agent_pins_exactly_one_of_model_and_pool(target: dict[str, str], acc
         ("wake.byMesh", {"byMesh": {"type": "prayer"}}),
         ("wake", {}),
         ("runnner", "r1"),
-        ("pool_name", "p"),
+        ("pool_nam", "p"),
     ],
 )  # fmt: skip
 def test_a_wrong_field_is_refused_by_its_name(field: str, value: object) -> None:
@@ -173,9 +169,8 @@ def test_one_odd_row_does_not_make_a_list_unreadable() -> None:
 
 def test_values_of_a_later_version_are_unknown_and_not_an_error() -> None:
     model = some_model(status=97, kind=98)
-    status = model_document(model).status
-    assert status is not None
-    assert (status.state, status.kind) == ("unknown", "unknown")
+    status = plain(model_document(model))["status"]
+    assert (status["state"], status["kind"]) == ("unknown", "unknown")
 
 
 @pytest.mark.parametrize(
@@ -190,9 +185,8 @@ def test_an_unknown_kind_is_answered_with_those_there_are() -> None:
         parse_kind("gpu")
 
 
-def _ready(document: Document) -> tuple[str, str]:
-    assert document.status is not None
-    (ready,) = [one for one in document.status.conditions if one.type == "Ready"]
+def _ready(document: AnyDocument) -> tuple[str, str]:
+    (ready,) = [one for one in document.conditions if one.type == "Ready"]
     return ready.status, ready.reason
 
 
@@ -207,11 +201,10 @@ def _ready(document: Document) -> tuple[str, str]:
     ],
 )
 def test_whether_a_model_is_ready_follows_its_instance(phase: str, expected: tuple[str, str]) -> None:
-    document = model_document(some_model(), some_runner(phase=phase))
+    document = model_document(some_model(), instance_of(some_model(), some_runner(phase=phase)))
     assert _ready(document) == expected
     if expected[0] == "False":
-        assert document.status is not None
-        assert document.status.conditions[-1].message.endswith(": why"), "the detail is told"
+        assert document.conditions[-1].message.endswith(": why"), "the detail is told"
 
 
 @pytest.mark.parametrize(
@@ -222,7 +215,7 @@ def test_whether_a_model_is_ready_follows_its_instance(phase: str, expected: tup
     ],
 )
 def test_a_model_that_is_not_active_is_not_ready(model: model_pb2.Model, expected: tuple[str, str]) -> None:
-    assert _ready(model_document(model, some_runner())) == expected
+    assert _ready(model_document(model, instance_of(model, some_runner()))) == expected
 
 
 def test_a_model_without_a_runner_says_so() -> None:
@@ -232,9 +225,8 @@ def test_a_model_without_a_runner_says_so() -> None:
 
 
 def test_the_instance_of_another_runner_is_not_taken_for_the_models() -> None:
-    document = model_document(some_model(), some_runner("r2"))
-    assert document.status is not None
-    assert document.status.instance is None
+    document = model_document(some_model(), instance_of(some_model(), some_runner("r2")))
+    assert document.instance is None
 
 
 def test_conditions_of_agents_runners_and_pools() -> None:
@@ -254,24 +246,53 @@ def test_a_runner_whose_clock_is_off_says_so_and_beyond_the_bound_it_is_not_read
     runner = some_runner()
     runner.capability.clock_offset.FromSeconds(-30)
     document = runner_document(runner)
-    assert document.status is not None
     assert _ready(document) == ("True", "TakesRequests")
-    assert document.status.conditions[-1].message == "it takes requests; its clock is 30 s behind the mesh's"
-    assert document.status.clock_offset_seconds == -30.0
+    assert document.conditions[-1].message == "it takes requests; its clock is 30 s behind the mesh's"
+    assert plain(document)["status"]["clockOffsetSeconds"] == -30.0
     runner.capability.clock_refused = True
     refused = runner_document(runner)
-    assert refused.status is not None
     assert _ready(refused) == ("False", "ClockOff")
-    assert "30 s behind the mesh's, more than is allowed" in (refused.status.conditions[-1].message or "")
+    assert "30 s behind the mesh's, more than is allowed" in (refused.conditions[-1].message or "")
 
 
 def test_an_event_is_told_in_words() -> None:
-    told = plain(event_document(some_event()))
+    told = document_of(some_event())
     assert (told["resourceKind"], told["resourceName"], told["reason"]) == ("model", "qwen", "woke")
     assert told["time"] == "2026-01-02T03:04:05Z"
 
 
-def test_documents_are_built_by_their_python_names_too() -> None:
-    assert SamplingDocument(top_p=0.5).top_p == 0.5
-    assert RunnerDocument(kind="runner", name="r").name == "r"
-    assert PoolDocument(kind="pool", name="p", members=("a",)).members == ("a",)
+@pytest.mark.parametrize(
+    ("snake", "camel"),
+    [
+        ({"pool_name": "p", "context_tokens": 7}, {"poolName": "p", "contextTokens": 7}),
+        (
+            {"wake": {"by_runner": True, "max_wait_seconds": 9}},
+            {"wake": {"byRunner": True, "maxWaitSeconds": 9}},
+        ),
+        (
+            {"wake": {"by_mesh": {"type": "wake_on_lan", "mac_address": "00:11:22:33:44:55"}}},
+            {"wake": {"byMesh": {"type": "wake_on_lan", "macAddress": "00:11:22:33:44:55"}}},
+        ),
+    ],
+)
+def test_names_may_be_written_in_either_spelling(snake: dict[str, object], camel: dict[str, object]) -> None:
+    read, same = (parse_document({"kind": "model", "name": "m", **fields}) for fields in (snake, camel))
+    assert read == same
+    assert declared(read) == {"kind": "model", "name": "m", **camel}, "and they are printed in one of them"
+
+
+def test_parameters_of_agents_may_be_written_in_either_spelling_too() -> None:
+    value = {"kind": "agent", "name": "a", "model": "m", "defaultParams": {"maxTokens": 7, "top_p": 0.5}}
+    assert declared(parse_document(value))["defaultParams"] == {"max_tokens": 7, "top_p": 0.5}
+
+
+def test_a_field_in_both_spellings_is_refused() -> None:
+    with pytest.raises(FieldError, match="poolName: is given twice, as pool_name as well"):
+        parse_document({"kind": "model", "name": "m", "pool_name": "p", "poolName": "p"})
+
+
+def test_an_unknown_word_is_answered_with_those_there_are() -> None:
+    with pytest.raises(FieldError, match=r"operations\[0\]: must be one of chat, completion, embedding"):
+        parse_document({"kind": "model", "name": "m", "operations": ["dance"]})
+    with pytest.raises(FieldError, match="repetition: must be one of off, warn, kill"):
+        parse_document({"kind": "agent", "name": "a", "model": "m", "repetition": "stop"})

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import AgentDocument
+from weft.documents.resources import AgentDocument
 from weft.documents.yaml_documents import MAX_DOCUMENTS, MAX_FILE_BYTES, parse_document, read_documents, refuse_repeats
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
@@ -46,13 +46,18 @@ def test_an_error_names_file_document_line_and_field() -> None:
         ("kind: widget\nname: a\n", "document 1 (line 1): kind: 'widget' is not a kind"),
         ("kind: agent\nname: a\nmodel: m\ndefaultParams:\n  temperature: 3\n", "(line 5): defaultParams.temperature"),
         ("kind: agent\nname: a\nmodel: m\ndefaultParams: {stop: [a, 3]}\n", "(line 4): defaultParams.stop[1]"),
-        ("kind: agent\nname: a\nmodel: m\nsystem_prompt: x\n", "(line 4): system_prompt: there is no such field"),
+        ("kind: agent\nname: a\nmodel: m\nsystem_promt: x\n", "(line 4): system_promt: there is no such field"),
+        ("kind: agent\nname: a\nmodel: m\nsystem_prompt: 7\n", "(line 4): system_prompt: must be a text"),
+        (
+            "kind: agent\nname: a\nmodel: m\nsystem_prompt: x\nsystemPrompt: y\n",
+            "(line 5): systemPrompt: is given twice",
+        ),
         ("kind: agent\nmodel: m\n", "document 1 (line 1): name: is missing"),
         ("kind: route\nname: r\ncandidates: []\n", "(line 3): candidates: must have at least 1, has 0"),
         (f"kind: route\nname: r\ncandidates: {[f'm{i}' for i in range(17)]}\n", "must have at most 16, has 17"),
         ("kind: route\nname: q\n", "document 1 (line 1): candidates: is missing"),
         ("kind: route\nname: q\ncandidates: []\n", "(line 3): candidates: "),
-        ("kind: route\nname: q\ncandidates: [a, a]\n", "(line 3): candidates: must not name one twice"),
+        ("kind: route\nname: q\ncandidates: [a, a]\n", "(line 3): candidates[1]: must not appear twice"),
         ("kind: route\nname: q\ncandidates: [a, ..]\n", "(line 3): candidates[1]: must be 1 to 128 letters"),
         (f"kind: route\nname: q\ncandidates: [{', '.join(f'm{n}' for n in range(17))}]\n", "candidates: "),
         ("kind: route\nname: q\ncandidates: [a]\nbudgetSeconds: 0\n", "(line 4): budgetSeconds: "),
@@ -107,7 +112,7 @@ def test_an_alias_that_is_no_bomb_is_read() -> None:
     text = "kind: agent\nname: &name a\nmodel: *name\n"
     ((sourced),) = read_documents(text, "f.yaml")
     assert isinstance(sourced.document, AgentDocument)
-    assert sourced.document.model == "a"
+    assert sourced.document.declared.model == "a"
 
 
 def test_sizes_are_bounded() -> None:
@@ -122,11 +127,11 @@ def test_sizes_are_bounded() -> None:
 def test_dates_are_texts_and_json_escapes_are_characters() -> None:
     ((dated),) = read_documents(f"{GOOD}description: 2026-01-01\n", "f.yaml")
     assert isinstance(dated.document, AgentDocument)
-    assert dated.document.description == "2026-01-01"
+    assert dated.document.declared.description == "2026-01-01"
     escaped = '{"kind": "agent", "name": "a", "model": "m", "description": "\\ud83d\\ude00"}'
     ((smiling),) = read_documents(escaped, "f.json")
     assert isinstance(smiling.document, AgentDocument)
-    assert smiling.document.description == "😀"
+    assert smiling.document.declared.description == "😀"
 
 
 def test_yaml_in_flow_style_is_not_mistaken_for_broken_json() -> None:
@@ -147,7 +152,7 @@ def test_all_kinds_share_their_names_but_a_pool_may_be_called_like_a_model() -> 
 
 def test_a_status_from_anywhere_is_ignored() -> None:
     ((sourced),) = read_documents(f"{GOOD}status: {{nonsense: true}}\n", "f")
-    assert sourced.document.status is None
+    assert sourced.document.observed is None
 
 
 def test_a_body_may_leave_its_kind_to_the_route() -> None:
@@ -160,6 +165,6 @@ def test_logit_biases_may_have_words_for_keys_as_json_does() -> None:
     value = {"kind": "agent", "name": "a", "model": "m", "defaultParams": {"logit_bias": {"50256": -100}}}
     document = parse_document(value)
     assert isinstance(document, AgentDocument)
-    assert document.default_params.logit_bias == {50256: -100}
+    assert document.declared.default_params.logit_bias == {50256: -100}
     with pytest.raises(FieldError, match="logit_bias"):
         parse_document(value | {"defaultParams": {"logit_bias": {"eos": -100}}})

@@ -8,26 +8,29 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 from resource_samples import some_agent, some_event, some_model, some_pool, some_route, some_runner
 
-from weft.documents.messages import (
+from weft.documents.codec import document_of
+from weft.documents.resources import (
     agent_document,
-    event_document,
+    declared,
+    instance_of,
     model_document,
+    plain,
     pool_document,
     route_document,
     runner_document,
 )
 from weft.documents.schemas import schemas, text_of, write
-from weft.documents.yaml_documents import declared, plain, read_documents
+from weft.documents.yaml_documents import read_documents
 
 FOLDER = Path(__file__).parents[3] / "docs" / "schemas"
 
 PRINTED: dict[str, dict[str, Any]] = {
-    "model": plain(model_document(some_model(), some_runner())),
+    "model": plain(model_document(some_model(), instance_of(some_model(), some_runner()))),
     "agent": plain(agent_document(some_agent())),
     "runner": plain(runner_document(some_runner())),
     "pool": plain(pool_document(some_pool())),
     "route": plain(route_document(some_route())),
-    "event": plain(event_document(some_event())),
+    "event": document_of(some_event()),
 }
 
 

@@ -1,0 +1,62 @@
+"""The schemas that are made from the protos demand what the hand-written ones before them did."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from schema_structure import differences, structure
+
+from gateway.endpoints import GATEWAY_GROUPS, published_schemas
+from gateway.openapi import add_schemas
+from weft.documents.schemas import schemas
+
+BEFORE = json.loads((Path(__file__).parent / "schemas_before.json").read_text("utf-8"))
+CHANGED = {
+    # Two forms of the same: a list of types, and one schema for each.
+    "LoadParameterDocument.properties.default.anyOf",
+    "LoadSettings.properties.keepAlive.anyOf",
+    # The kinds and "mesh" are one list of words.
+    "EventDocument.properties.resourceKind.$ref",
+    "EventDocument.properties.resourceKind.anyOf",
+    "EventDocument.properties.resourceKind.enum",
+    "EventDocument.properties.resourceKind.type",
+    # What a registry of a later version may say.
+    "LeaseDocument.properties.priority.enum",
+    # No runner hibernates.
+    "RunnerStatus.properties.state.enum",
+    # The bound was that of a text, and held for nothing.
+    "SamplingDocument.properties.logit_bias.maxLength",
+    "SamplingDocument.properties.logit_bias.maxProperties",
+}
+"""The paths at which a schema differs from the one before, by name of the schema."""
+
+
+def _openapi() -> dict[str, Any]:
+    document: dict[str, Any] = {"paths": {}}
+    add_schemas(document, published_schemas(GATEWAY_GROUPS))
+    found: dict[str, Any] = document["components"]["schemas"]
+    return found
+
+
+def test_the_schemas_of_the_http_api_demand_what_they_did() -> None:
+    found = _openapi()
+    after = {name: structure(found.get(name)) for name in BEFORE["openapi"] if name != "ResourceKind"}
+    before = {name: own for name, own in BEFORE["openapi"].items() if name != "ResourceKind"}
+    assert {path for path in differences(before, after) if path not in CHANGED} == set()
+
+
+def test_the_published_schemas_demand_what_they_did() -> None:
+    for name, before in BEFORE["files"].items():
+        found = schemas()[f"{name}.json"]
+        after = {part: structure(found if not part else found["$defs"].get(part)) for part in before}
+        kind = f"{name.removesuffix('-list').capitalize()}{'List' if name.endswith('-list') else 'Document'}"
+        changed = {path.removeprefix(f"{kind}.") for path in CHANGED}
+        wrong = {path.removeprefix(".") for path in differences(before, after) if not path.startswith("ResourceKind")}
+        assert wrong - changed - CHANGED == set(), name
+
+
+def test_the_comparison_finds_a_range_that_grew() -> None:
+    """The control."""
+    wider = json.loads(json.dumps(BEFORE["openapi"]))
+    wider["SamplingDocument"]["properties"]["temperature"]["anyOf"] = [{"type": "number"}]
+    assert list(differences(BEFORE["openapi"], wider)) == ["SamplingDocument.properties.temperature.anyOf"]

@@ -1,0 +1,157 @@
+"""Conditions of resources: what does or does not hold of one, and why, from its message."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+from typing import Literal
+
+from weft.api.registry.v1.agent_pb2 import Agent
+from weft.api.registry.v1.model_pb2 import Model
+from weft.api.registry.v1.pool_pb2 import Pool
+from weft.api.registry.v1.route_pb2 import Route
+from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
+from weft.documents.codec import moment_of, seconds_of
+from weft.kernel.clock import offset_words, refused_words
+from weft.kernel.reasons import MODEL_NOT_LISTED
+
+READY = "Ready"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One thing that does or does not hold, and why."""
+
+    type: str
+    """What it is about, such as "Ready"."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: str
+    """Why, in one word for programs, such as "CrashLoop"."""
+    message: str
+    """Why, in words for people."""
+
+
+_ASLEEP = "it sleeps; the next request wakes it"
+_NOT_READY: Mapping[int, tuple[str, str]] = MappingProxyType(
+    {
+        InstanceState.PHASE_IDLE: ("NotLoaded", "its backend does not run; the next request starts it"),
+        InstanceState.PHASE_LOADING: ("Loading", "its backend loads"),
+        InstanceState.PHASE_DRAINING: ("Draining", "it finishes what runs and takes nothing new"),
+        InstanceState.PHASE_STOPPING: ("Stopping", "its backend is being ended"),
+        InstanceState.PHASE_CRASH_LOOP: (
+            "CrashLoop",
+            "its backend died too often in a row and waits before it is started again",
+        ),
+        InstanceState.PHASE_FAILED: ("Failed", "its backend cannot be started"),
+        InstanceState.PHASE_HIBERNATING: ("Hibernating", _ASLEEP),
+    }
+)
+"""Reason and message of a model that is not ready, by the phase of its instance."""
+
+
+def model_conditions(model: Model, instance: InstanceState | None) -> tuple[Condition, ...]:
+    """Returns HasRunner, Awake and Ready of a model, whose instance on its runner is known or not."""
+    return _has_runner(model), _awake(model), _model_ready(model, instance)
+
+
+def agent_conditions(agent: Agent) -> tuple[Condition, ...]:
+    """Returns Target and Ready of an agent."""
+    manifest = agent.manifest
+    target = f"{manifest.WhichOneof('target') or 'model'}/{manifest.model or manifest.pool}"
+    inactive_since = moment_of(agent, "inactive_time")
+    if inactive_since is not None:
+        gone = f"its runner {agent.runner} is gone since {_time(inactive_since)}"
+        unknown = Condition(type="Target", status="Unknown", reason="RunnerGone", message=gone)
+        return unknown, _holds(READY, False, "RunnerGone", gone)
+    if agent.status == Agent.STATUS_ACTIVE:
+        return (
+            _holds("Target", True, "Active", f"{target} is active"),
+            _holds(READY, True, "Active", f"{target} takes requests"),
+        )
+    if agent.status == Agent.STATUS_HIBERNATING:
+        asleep = f"{target} sleeps; the next request wakes it"
+        return _holds("Target", True, "Hibernating", asleep), _holds(READY, False, "Hibernating", asleep)
+    missing = f"{target} has no member that can answer"
+    return _holds("Target", False, "Inactive", missing), _holds(READY, False, "TargetInactive", missing)
+
+
+def runner_conditions(runner: Runner) -> tuple[Condition, ...]:
+    """Returns Connected and Ready of a runner."""
+    if runner.status != Runner.STATUS_ACTIVE:
+        inactive_since = moment_of(runner, "inactive_time")
+        since = f" since {_time(inactive_since)}" if inactive_since is not None else ""
+        gone = f"it is silent or said good-bye{since}"
+        return _holds("Connected", False, "Gone", gone), _holds(READY, False, "Gone", gone)
+    connected = _holds("Connected", True, "Heartbeats", "its heartbeats arrive")
+    if runner.capability.draining:
+        return connected, _holds(READY, False, "Draining", "it finishes what runs and takes nothing new")
+    offset = seconds_of(runner.capability, "clock_offset") or 0.0
+    if runner.capability.clock_refused:
+        return connected, _holds(READY, False, "ClockOff", refused_words(offset))
+    but = f"; {offset_words(offset)}" if offset else ""
+    return connected, _holds(READY, True, "TakesRequests", f"it takes requests{but}")
+
+
+def pool_conditions(pool: Pool) -> tuple[Condition, ...]:
+    """Returns Ready of a pool."""
+    if pool.active_count:
+        return (_holds(READY, True, "Active", f"{pool.active_count} of {pool.size} members are active"),)
+    if any(member.status == Model.STATUS_HIBERNATING for member in pool.members):
+        return (_holds(READY, False, "Hibernating", "its members sleep; the next request wakes one"),)
+    return (_holds(READY, False, "NoActiveMember", f"none of {pool.size} members is active"),)
+
+
+def route_conditions(route: Route) -> tuple[Condition, ...]:
+    """Returns Ready of a route."""
+    if route.status == Route.STATUS_ACTIVE:
+        return (_holds(READY, True, "Active", "a candidate is active"),)
+    if route.status == Route.STATUS_HIBERNATING:
+        asleep = "no candidate is active, and one sleeps; the next request wakes it"
+        return (_holds(READY, False, "Hibernating", asleep),)
+    return (_holds(READY, False, "NoActiveCandidate", "no candidate can answer"),)
+
+
+def _has_runner(model: Model) -> Condition:
+    if not model.runner:
+        return _holds("HasRunner", False, "NoRunner", "no live runner publishes it")
+    if model.HasField("inactive_time") or model.status == Model.STATUS_INACTIVE:
+        return _holds("HasRunner", False, "RunnerGone", _gone(model))
+    return _holds("HasRunner", True, "Published", f"{model.runner} serves it")
+
+
+def _awake(model: Model) -> Condition:
+    if model.status == Model.STATUS_HIBERNATING:
+        return _holds("Awake", False, "Hibernating", _ASLEEP)
+    if model.status == Model.STATUS_ACTIVE:
+        return _holds("Awake", True, "Awake", "it does not sleep")
+    return Condition(type="Awake", status="Unknown", reason="NoRunner", message="nobody is there who could tell")
+
+
+def _model_ready(model: Model, instance: InstanceState | None) -> Condition:
+    if model.status == Model.STATUS_HIBERNATING:
+        return _holds(READY, False, "Hibernating", _ASLEEP)
+    if model.status != Model.STATUS_ACTIVE:
+        return _holds(READY, False, "RunnerGone" if model.runner else "NoRunner", _gone(model))
+    if instance is not None and instance.phase in _NOT_READY:
+        if instance.detail.startswith(MODEL_NOT_LISTED):
+            return _holds(READY, False, "ModelNotListed", instance.detail)
+        reason, message = _NOT_READY[instance.phase]
+        return _holds(READY, False, reason, f"{message}: {instance.detail}" if instance.detail else message)
+    return _holds(READY, True, "TakesRequests", "it takes requests")
+
+
+def _gone(model: Model) -> str:
+    if not model.runner:
+        return "no live runner publishes it"
+    inactive_since = moment_of(model, "inactive_time")
+    since = f" since {_time(inactive_since)}" if inactive_since is not None else ""
+    return f"its runner {model.runner} is gone{since}"
+
+
+def _holds(what: str, holds: bool, reason: str, message: str) -> Condition:
+    return Condition(type=what, status="True" if holds else "False", reason=reason, message=message)
+
+
+def _time(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"

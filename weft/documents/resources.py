@@ -1,0 +1,268 @@
+"""Resources as documents: what is declared, which `apply` takes, and `status`, what is true now, which it ignores."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from weft.api.registry.v1 import resource_kind_pb2
+from weft.api.registry.v1.agent_pb2 import Agent, AgentManifest
+from weft.api.registry.v1.declaration_service_pb2 import (
+    Declaration,
+    ModelDeclaration,
+    PoolDeclaration,
+    RunnerDeclaration,
+)
+from weft.api.registry.v1.model_pb2 import Model, ModelManifest
+from weft.api.registry.v1.pool_pb2 import Pool
+from weft.api.registry.v1.route_pb2 import Route, RouteManifest
+from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
+from weft.documents.codec import document_of, without_defaults, word_of
+from weft.documents.conditions import (
+    Condition,
+    agent_conditions,
+    model_conditions,
+    pool_conditions,
+    route_conditions,
+    runner_conditions,
+)
+from weft.documents.document_base import ResourceKind
+from weft.documents.reader import read_message
+
+DeclaredT = TypeVar("DeclaredT", bound=Message)
+ObservedT = TypeVar("ObservedT", bound=Message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document(Generic[DeclaredT, ObservedT]):
+    """A resource. Its messages are never changed; they may hold secrets, so they are never printed."""
+
+    kind: ClassVar[ResourceKind]
+    declared_type: ClassVar[type[Message]]
+    declared: DeclaredT = field(repr=False)
+    """What is declared of it."""
+    observed: ObservedT | None = field(default=None, repr=False)
+    """What is true of it now; None: not known, as in a document that was read."""
+
+    @property
+    def name(self) -> str:
+        """Its name, unique in the mesh but for pools."""
+        declared: Any = self.declared
+        return str(declared.name)
+
+    @property
+    def label(self) -> str:
+        """KIND/NAME."""
+        return f"{self.kind.value}/{self.name}"
+
+    @property
+    def state(self) -> str:
+        """Whether it can be used: active, inactive, hibernating or unknown; empty: not known, and of a pool."""
+        return "" if self.observed is None else word_of(self.observed, "status")
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """What does or does not hold of it; empty where nothing is known."""
+        return ()
+
+    def status_document(self) -> dict[str, Any] | None:
+        """Returns what is true of it now as JSON types; None: not known."""
+        if self.observed is None:
+            return None
+        conditions = {"conditions": [asdict(condition) for condition in self.conditions]}
+        return document_of(self.observed) | self._computed() | conditions
+
+    def _computed(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDocument(Document[ModelDeclaration, Model]):
+    """A model."""
+
+    kind = ResourceKind.MODEL
+    declared_type = ModelDeclaration
+    instance: InstanceState | None = field(default=None, repr=False)
+    """Its state on its runner, while that is known."""
+
+    @property
+    def manifest(self) -> ModelManifest:
+        """Its manifest as declared or published."""
+        return self.declared.manifest
+
+    @property
+    def name(self) -> str:
+        """See `Document.name`."""
+        return self.manifest.name
+
+    @property
+    def pool(self) -> str:
+        """The pool that it is in."""
+        return self.manifest.pool_name or self.manifest.name
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """HasRunner, Awake and Ready."""
+        return () if self.observed is None else model_conditions(self.observed, self.instance)
+
+    def _computed(self) -> dict[str, Any]:
+        instance = {} if self.instance is None else {"instance": document_of(self.instance)}
+        return {"pool": self.pool, **instance}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentDocument(Document[AgentManifest, Agent]):
+    """A named persona over a model or a pool."""
+
+    kind = ResourceKind.AGENT
+    declared_type = AgentManifest
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """Target and Ready."""
+        return () if self.observed is None else agent_conditions(self.observed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerDocument(Document[RunnerDeclaration, Runner]):
+    """A runner. Runners register themselves: `apply` checks that it exists and changes nothing."""
+
+    kind = ResourceKind.RUNNER
+    declared_type = RunnerDeclaration
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """Connected and Ready."""
+        return () if self.observed is None else runner_conditions(self.observed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolDocument(Document[PoolDeclaration, Pool]):
+    """A pool. Pools follow from their models: `apply` checks that it is as declared and changes nothing."""
+
+    kind = ResourceKind.POOL
+    declared_type = PoolDeclaration
+
+    @property
+    def state(self) -> str:
+        """See `Document.state`."""
+        return ""
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """Ready."""
+        return () if self.observed is None else pool_conditions(self.observed)
+
+    def _computed(self) -> dict[str, Any]:
+        return {"members": [_member(model) for model in self.observed.members] if self.observed is not None else []}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteDocument(Document[RouteManifest, Route]):
+    """A ladder of models for one kind of task."""
+
+    kind = ResourceKind.ROUTE
+    declared_type = RouteManifest
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """Ready."""
+        return () if self.observed is None else route_conditions(self.observed)
+
+
+MEMBER_FIELDS = ("kind", "state", "runner")
+"""Fields of a model that the document of its pool has."""
+AnyDocument = ModelDocument | AgentDocument | RunnerDocument | PoolDocument | RouteDocument
+DOCUMENT_TYPES: Mapping[ResourceKind, type[AnyDocument]] = MappingProxyType(
+    {
+        ResourceKind.MODEL: ModelDocument,
+        ResourceKind.AGENT: AgentDocument,
+        ResourceKind.RUNNER: RunnerDocument,
+        ResourceKind.POOL: PoolDocument,
+        ResourceKind.ROUTE: RouteDocument,
+    }
+)
+
+
+def _member(model: Model) -> dict[str, Any]:
+    found = document_of(model)
+    return {"name": model.manifest.name} | {name: found[name] for name in MEMBER_FIELDS if name in found}
+
+
+def model_document(model: Model, instance: InstanceState | None = None) -> ModelDocument:
+    """Returns a model, with its state on its runner where that is known."""
+    declared = ModelDeclaration(manifest=model.manifest, runner=model.declared_runner)
+    return ModelDocument(declared=declared, observed=model, instance=instance)
+
+
+def instance_of(model: Model, runner: Runner | None) -> InstanceState | None:
+    """Returns the model's state on its runner; None: it is served by another runner or none."""
+    if runner is None or runner.name != model.runner or runner.status != Runner.STATUS_ACTIVE:
+        return None
+    return next((state for state in runner.capability.instances if state.model == model.manifest.name), None)
+
+
+def agent_document(agent: Agent) -> AgentDocument:
+    """Returns an agent."""
+    return AgentDocument(declared=agent.manifest, observed=agent)
+
+
+def runner_document(runner: Runner) -> RunnerDocument:
+    """Returns a runner."""
+    return RunnerDocument(declared=RunnerDeclaration(name=runner.name), observed=runner)
+
+
+def pool_document(pool: Pool) -> PoolDocument:
+    """Returns a pool."""
+    members = [model.manifest.name for model in pool.members]
+    return PoolDocument(declared=PoolDeclaration(name=pool.name, members=members), observed=pool)
+
+
+def route_document(route: Route) -> RouteDocument:
+    """Returns a route."""
+    return RouteDocument(declared=route.manifest, observed=route)
+
+
+def declared_document(declaration: Declaration) -> AnyDocument | None:
+    """Returns what is declared, without `status`; None: nothing is."""
+    kind = declaration.WhichOneof("resource")
+    return None if kind is None else _declared(ResourceKind(kind), getattr(declaration, kind))
+
+
+def to_declaration(document: AnyDocument) -> Declaration:
+    """Returns the declaration of a document, without `status`."""
+    fields: Any = {document.kind.value: document.declared}
+    return Declaration(**fields)
+
+
+def read_document(kind: ResourceKind, value: Mapping[str, Any]) -> AnyDocument:
+    """Returns the document that declares `value`, JSON types without `kind` and `status`. Raises RuleError."""
+    return _declared(kind, read_message(value, DOCUMENT_TYPES[kind].declared_type))
+
+
+def _declared(kind: ResourceKind, declared: Any) -> AnyDocument:
+    return DOCUMENT_TYPES[kind](declared=declared)
+
+
+def plain(document: AnyDocument) -> dict[str, Any]:
+    """Returns the whole document as JSON types; what is not set is left out."""
+    found = {"kind": document.kind.value} | document_of(document.declared)
+    status = document.status_document()
+    return found if status is None else found | {"status": status}
+
+
+def declared(document: AnyDocument) -> dict[str, Any]:
+    """Returns what the document declares as JSON types: without `status`, and without what is as it would be anyway."""
+    return {"kind": document.kind.value} | without_defaults(document.declared)
+
+
+def kind_number(kind: ResourceKind) -> "resource_kind_pb2.ResourceKind.ValueType":
+    """Returns the number of a kind."""
+    return resource_kind_pb2.ResourceKind.Value(f"RESOURCE_KIND_{kind.name}")
+
+
+def kind_from_number(number: "resource_kind_pb2.ResourceKind.ValueType") -> ResourceKind:
+    """Returns the kind of a number. Raises ValueError for an unset or unknown one."""
+    return ResourceKind(resource_kind_pb2.ResourceKind.Name(number).removeprefix("RESOURCE_KIND_").lower())
