@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from typing_extensions import override
@@ -139,6 +139,30 @@ def _code(warning: warning_pb2.Warning) -> str:
     known = warning.code in warning_pb2.WarningCode.values()
     name = warning_pb2.WarningCode.Name(warning.code) if known else f"{_CODE_PREFIX}UNSPECIFIED"
     return name.removeprefix(_CODE_PREFIX).lower()
+
+
+@dataclass(slots=True)
+class CalledTool:
+    """A call in an answer; its arguments arrive in pieces."""
+
+    id: str
+    name: str
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        """The arguments so far."""
+        return "".join(self.pieces)
+
+
+def add_call(calls: dict[int, CalledTool], delta: event_pb2.ToolCallDelta, id_prefix: str) -> CalledTool | None:
+    """Add a delta to its call in `calls`, which are in order of arrival. Returns the call where it is new."""
+    call = calls.get(delta.index)
+    is_new = call is None
+    if call is None:
+        call = calls[delta.index] = CalledTool(delta.id or new_id(id_prefix), delta.name)
+    call.pieces.append(delta.arguments_text)
+    return call if is_new else None
 
 
 class AnswerBuilder(ABC):

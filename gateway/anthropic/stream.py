@@ -11,7 +11,7 @@ import msgspec
 from pydantic_core import from_json
 from typing_extensions import override
 
-from gateway.answers.answer_builder import AnswerIdentity, DocumentAnswer, encode_json
+from gateway.answers.answer_builder import AnswerIdentity, CalledTool, DocumentAnswer, add_call, encode_json
 from gateway.answers.sse import StreamEncoder, receipt_comment
 from gateway.errors import Dialect, envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
@@ -93,20 +93,13 @@ class _Block:
     pieces: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Call:
-    id: str
-    name: str
-    arguments: list[str] = field(default_factory=list)
-
-
 class MessagesAnswer(DocumentAnswer):
     """Builds one message."""
 
     def __init__(self, identity: AnswerIdentity) -> None:
         super().__init__(identity, choice_count=1)
-        self._blocks: list[_Block | _Call] = []
-        self._calls: dict[int, _Call] = {}
+        self._blocks: list[_Block | CalledTool] = []
+        self._calls: dict[int, CalledTool] = {}
         self._has_refusal = False
         self._finish = 0
 
@@ -118,7 +111,9 @@ class MessagesAnswer(DocumentAnswer):
         self._add_text("text", delta.refusal)
         self._has_refusal = self._has_refusal or bool(delta.refusal)
         for piece in delta.tool_calls:
-            self._add_call(piece)
+            call = add_call(self._calls, piece, "toolu")
+            if call is not None:
+                self._blocks.append(call)
         if delta.finish_reason:
             self._close_choice(0)
             self._finish = delta.finish_reason
@@ -131,13 +126,6 @@ class MessagesAnswer(DocumentAnswer):
             last = _Block(kind)
             self._blocks.append(last)
         last.pieces.append(text)
-
-    def _add_call(self, piece: event_pb2.ToolCallDelta) -> None:
-        call = self._calls.get(piece.index)
-        if call is None:
-            call = self._calls[piece.index] = _Call(piece.id or new_id("toolu"), piece.name)
-            self._blocks.append(call)
-        call.arguments.append(piece.arguments_text)
 
     def _forget(self) -> None:
         self._blocks.clear()
@@ -157,17 +145,17 @@ class MessagesAnswer(DocumentAnswer):
             "usage": message_usage(self.usage),
         }
 
-    def _block_json(self, block: _Block | _Call) -> dict[str, object] | None:
-        if isinstance(block, _Call):
+    def _block_json(self, block: _Block | CalledTool) -> dict[str, object] | None:
+        if isinstance(block, CalledTool):
             return self._call_block(block)
         text = "".join(block.pieces)
         if block.kind == "text":
             return {"type": "text", "text": text}
         return {"type": "thinking", "thinking": text, "signature": ""}
 
-    def _call_block(self, call: _Call) -> dict[str, object] | None:
+    def _call_block(self, call: CalledTool) -> dict[str, object] | None:
         """Returns the call as a block; None, and a warning, for a truncated one."""
-        arguments = "".join(call.arguments)
+        arguments = call.arguments
         if not arguments.strip():
             # A call without arguments.
             arguments = "{}"

@@ -273,10 +273,8 @@ class BatchCreator:
                 raise
         # A line failed while items were created: none of them is stored, only the failed batch.
         new.errors.extend(lines.errors)
-        seconds, failed = (
-            self._config.batches.store_timeout_seconds,
-            self._batches.create(new, _nothing(), caller=caller),
-        )
+        seconds = self._config.batches.store_timeout_seconds
+        failed = self._batches.create(new, _nothing(), caller=caller)
         return await store_answer(seconds, failed, STORE, retry_after_seconds=RETRY_AFTER_SECONDS)
 
     async def _require_input(self, tenant: str, file_id: str) -> None:

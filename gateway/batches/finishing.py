@@ -47,7 +47,8 @@ class BatchResults:
         self._batches = batches
         self._surface = surface
         self._timeout_seconds = timeout_seconds
-        self._broken: set[int] = set()
+        self._broken = set[int]()
+        """Completed lines whose outputs are invalid."""
         self._held = bytearray()
         self._has_all_errors = False
 
@@ -58,16 +59,13 @@ class BatchResults:
         self._has_all_errors = True
         async with aclosing(self._results()) as results:
             async for result in results:
-                if result.task.state != task_pb2.TASK_STATE_COMPLETED:
-                    self._hold(self._failed_line(result))
+                line, is_answer = self._rendered(result)
+                if is_answer:
+                    yield line
                     continue
-                try:
-                    body = self._answer(result)
-                except WeftError as error:
+                if result.task.state == task_pb2.TASK_STATE_COMPLETED:
                     self._broken.add(result.task.line)
-                    self._hold(_line(result, _refusal(result, error), None))
-                else:
-                    yield _line(result, _response(result, 200, body), None)
+                self._hold(line)
 
     async def errors(self) -> AsyncGenerator[bytes]:
         """Yields a JSON line for each failed item, and for each with invalid outputs. Call it after `outputs`."""
@@ -77,10 +75,8 @@ class BatchResults:
             return
         async with aclosing(self._results()) as results:
             async for result in results:
-                if result.task.state != task_pb2.TASK_STATE_COMPLETED:
-                    yield self._failed_line(result)
-                elif result.task.line in self._broken:
-                    yield self._broken_line(result)
+                if result.task.state != task_pb2.TASK_STATE_COMPLETED or result.task.line in self._broken:
+                    yield self._rendered(result)[0]
 
     def _hold(self, line: bytes) -> None:
         if len(self._held) + len(line) > MAX_HELD_BYTES:
@@ -97,33 +93,27 @@ class BatchResults:
                 yield result
                 await breather.yield_if_due()
 
-    def _answer(self, result: LineResult) -> bytes:
-        try:
-            return self._surface.answer(result.origin, result.task, result.outputs)
-        except WeftError:
-            raise
-        except Exception:
-            # A fault in weft itself becomes the line's error: one line must not withhold all others.
-            log.exception("the answer of a line could not be built", batch=self._batch.id, task=result.task.id)
-            raise internal_error() from None
-
-    def _broken_line(self, result: LineResult) -> bytes:
-        try:
-            body = self._answer(result)
-        except WeftError as error:
-            return _line(result, _refusal(result, error), None)
-        return _line(result, _response(result, 200, body), None)
-
-    def _failed_line(self, result: LineResult) -> bytes:
+    def _rendered(self, result: LineResult) -> tuple[bytes, bool]:
+        """Returns the line of a result, and whether it is an answer."""
         task, failure = result.task, failure_of(result.task)
+        if task.state == task_pb2.TASK_STATE_COMPLETED:
+            try:
+                body = self._surface.answer(result.origin, task, result.outputs)
+            except WeftError as error:
+                return _line(result, _refusal(result, error), None), False
+            except Exception:
+                # A fault in weft itself becomes the line's error: one line must not withhold all others.
+                log.exception("the answer of a line could not be built", batch=self._batch.id, task=task.id)
+                return _line(result, _refusal(result, internal_error()), None), False
+            return _line(result, _response(result, 200, body), None), True
         if task.state == task_pb2.TASK_STATE_CANCELLED:
-            return _line(result, None, CANCELLED)
+            return _line(result, None, CANCELLED), False
         # As the store counts them: expired at the end of the window.
         ended_at = optional_datetime(task, "end_time")
         is_late = ended_at is not None and ended_at >= datetime_of(self._batch.window_end_time)
         if is_late and failure is not None and failure.reason is Reason.DEADLINE_EXCEEDED:
-            return _line(result, None, EXPIRED)
-        return _line(result, _refusal(result, failure or internal_error()), None)
+            return _line(result, None, EXPIRED), False
+        return _line(result, _refusal(result, failure or internal_error()), None), False
 
 
 def _refusal(result: LineResult, error: WeftError) -> dict[str, object]:

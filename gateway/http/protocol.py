@@ -11,7 +11,7 @@ import resource
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -89,35 +89,19 @@ def within_open_files(limits: ConnectionLimits) -> ConnectionLimits:
     return replace(limits, max_connections=room)
 
 
-class Writes(Protocol):
-    """The part of a transport that an answer uses."""
-
-    def write(self, data: bytes) -> None:
-        """Send some bytes."""
-        ...
-
-    def close(self) -> None:
-        """Close it once everything is sent."""
-        ...
-
-    def is_closing(self) -> bool:
-        """Whether it is closed, or about to close."""
-        ...
-
-
 class HeadWriter:
     """Holds the first write of one answer until its second, but at most until the event loop's next turn."""
 
     __slots__ = ("_head", "_is_first", "_loop", "_transport")
 
-    def __init__(self, transport: Writes, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
         self._is_first = True
         self._head = b""
 
     def write(self, data: bytes) -> None:
-        """See Writes.write."""
+        """Send some bytes, or hold the first ones."""
         if self._is_first:
             self._is_first, self._head = False, data
             self._loop.call_soon(self._flush)
@@ -128,11 +112,11 @@ class HeadWriter:
             self._transport.write(data)
 
     def is_closing(self) -> bool:
-        """See Writes.is_closing."""
+        """Whether the connection is closed, or about to close."""
         return self._transport.is_closing()
 
     def close(self) -> None:
-        """See Writes.close."""
+        """Close the connection once everything is sent."""
         self._flush()
         self._transport.close()
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope
 
 from gateway.config import GatewayConfig, RequestLimits
 from gateway.errors import ClientGoneError, EdgeError
@@ -17,6 +17,7 @@ from gateway.intake.json_guard import parse, require_few_members
 from gateway.intake.multipart import MultipartStream, Part, boundary_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.time_limit import within
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -87,8 +88,7 @@ async def body_chunks(
         allowed = min(timeout_seconds, pace.body_grace_seconds + size / pace.min_body_bytes_per_second)
         began = loop.time()
         try:
-            async with asyncio.timeout(allowed - waited):
-                message = await receive()
+            message = await within(allowed - waited, _next(receive))
         except TimeoutError:
             raise _too_slow(config, waited + loop.time() - began, timeout_seconds) from None
         waited += loop.time() - began
@@ -100,6 +100,10 @@ async def body_chunks(
             raise _too_large(max_bytes)
         is_complete = not message.get("more_body", False)
         yield chunk
+
+
+async def _next(receive: Receive) -> Message:
+    return await receive()
 
 
 async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int) -> bytes:

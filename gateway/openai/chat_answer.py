@@ -8,6 +8,8 @@ from gateway.answers.answer_builder import (
     FUNCTION_CALL,
     ONE_CALL_ONLY,
     AnswerIdentity,
+    CalledTool,
+    add_call,
     encode_json,
     finish_reason,
     logprobs_json,
@@ -19,18 +21,11 @@ from weft.kernel.names import new_id
 
 
 @dataclass(slots=True)
-class _Call:
-    id: str
-    name: str
-    arguments: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class _Choice:
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     refusal: list[str] = field(default_factory=list)
-    calls: dict[int, _Call] = field(default_factory=dict)
+    calls: dict[int, CalledTool] = field(default_factory=dict)
     logprobs: list[dict[str, object]] = field(default_factory=list)
     finish_reason: str = ""
 
@@ -54,7 +49,7 @@ class ChatAnswer(ChoicesAnswer[_Choice]):
         choice.reasoning.append(delta.reasoning)
         choice.refusal.append(delta.refusal)
         for call in delta.tool_calls:
-            _add_call(choice, call)
+            add_call(choice.calls, call, "call")
         if self._wants_logprobs and delta.logprobs:
             choice.logprobs += logprobs_json(delta.logprobs)
         if delta.finish_reason:
@@ -83,13 +78,6 @@ class ChatAnswer(ChoicesAnswer[_Choice]):
             self.warnings.append(warning_json(warning_pb2.Warning(code=code, message=ONE_CALL_ONLY)))
 
 
-def _add_call(choice: _Choice, piece: event_pb2.ToolCallDelta) -> None:
-    call = choice.calls.get(piece.index)
-    if call is None:
-        call = choice.calls[piece.index] = _Call(piece.id or new_id("call"), piece.name)
-    call.arguments.append(piece.arguments_text)
-
-
 def _message(choice: _Choice) -> dict[str, Any]:
     text, reasoning, refusal = "".join(choice.text), "".join(choice.reasoning), "".join(choice.refusal)
     says_otherwise = bool(choice.calls or refusal)
@@ -106,7 +94,7 @@ def _message(choice: _Choice) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": "".join(call.arguments)},
+                "function": {"name": call.name, "arguments": call.arguments},
             }
             for call in choice.calls.values()
         ]

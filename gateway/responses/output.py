@@ -39,22 +39,18 @@ def call_id(response_id: str, index: int) -> str:
 
 def output_item_id(response_id: str, kind: str, index: int) -> str:
     """Returns the id of an output item; `kind` is its type, `index` its position."""
-    return f"{_prefix(kind)}_{response_id.removeprefix(_RESPONSE)}_{index}"
+    return f"{_PREFIXES.get(kind, 'item')}_{response_id.removeprefix(_RESPONSE)}_{index}"
 
 
 def input_item_id(response_id: str, kind: str, index: int) -> str:
     """Returns an id for an input item without one."""
-    return f"{_prefix(kind)}_{response_id.removeprefix(_RESPONSE)}_i{index}"
+    return f"{_PREFIXES.get(kind, 'item')}_{response_id.removeprefix(_RESPONSE)}_i{index}"
 
 
 def response_of(item_id: str) -> str | None:
     """Returns the response id of an item; None for a foreign item."""
     found = _ITEM.fullmatch(item_id)
     return None if found is None else _RESPONSE + found.group(1)
-
-
-def _prefix(kind: str) -> str:
-    return _PREFIXES.get(kind, "item")
 
 
 OUTPUT_TEXT = "output_text"

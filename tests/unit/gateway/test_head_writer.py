@@ -5,13 +5,14 @@ import asyncio
 from gateway.http.protocol import HeadWriter
 
 
-class _Wire:
+class _Wire(asyncio.WriteTransport):
     def __init__(self) -> None:
+        super().__init__()
         self.writes: list[bytes] = []
         self.is_closed = False
 
-    def write(self, data: bytes) -> None:
-        self.writes.append(data)
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append(bytes(data))
 
     def close(self) -> None:
         self.is_closed = True
