@@ -16,7 +16,7 @@ from weft.dispatch.remote_router import DEFAULT_LISTED, MAX_LISTED, RequestSourc
 from weft.kernel.clock import Clock
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
-from weft.kernel.rpc import answering
+from weft.kernel.rpc import answers
 from weft.kernel.rpc_auth import caller
 
 
@@ -113,32 +113,29 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
         self._requests = requests
 
     @override
+    @answers
     async def GetRequest(self, request: pb.GetRequestRequest, context: Context) -> pb.GetRequestResponse:
-        async with answering(context):
-            request_id = require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
-            tenant = _tenant_of(request.tenant)
-            return pb.GetRequestResponse(request=await self._requests.request(request_id, tenant))
-        raise AssertionError("abort has raised")
+        request_id = require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
+        tenant = _tenant_of(request.tenant)
+        return pb.GetRequestResponse(request=await self._requests.request(request_id, tenant))
 
     @override
+    @answers
     async def ListRequests(self, request: pb.ListRequestsRequest, context: Context) -> pb.ListRequestsResponse:
-        async with answering(context):
-            if request.limit < 0:
-                raise invalid_field("limit", "must not be negative")
-            tenant = _tenant_of(request.tenant)
-            found = await self._requests.requests(request.limit or DEFAULT_LISTED, tenant)
-            return pb.ListRequestsResponse(requests=found.requests, total_count=found.total)
-        raise AssertionError("abort has raised")
+        if request.limit < 0:
+            raise invalid_field("limit", "must not be negative")
+        tenant = _tenant_of(request.tenant)
+        found = await self._requests.requests(request.limit or DEFAULT_LISTED, tenant)
+        return pb.ListRequestsResponse(requests=found.requests, total_count=found.total)
 
     @override
+    @answers
     async def ListClients(
         self,
         request: pb.ListClientsRequest,
         context: Context,
     ) -> pb.ListClientsResponse:
-        async with answering(context):
-            return pb.ListClientsResponse(clients=await self._requests.clients())
-        raise AssertionError("abort has raised")
+        return pb.ListClientsResponse(clients=await self._requests.clients())
 
 
 def _tenant_of(claimed: str) -> str:

@@ -20,7 +20,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering
+from weft.kernel.rpc import answers
 from weft.kernel.service import Service, start_restarting, stop_tasks
 from weft.kernel.timestamps import datetime_of, stamp_of
 from weft.sql.moments import BoundedMoment, bring_back
@@ -247,30 +247,26 @@ class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServ
         self._store = store
 
     @override
+    @answers
     async def SaveResponse(self, request: pb.SaveResponseRequest, context: Context) -> pb.SaveResponseResponse:
-        async with answering(context):
-            await self._store.save(_checked(request.response))
-            return pb.SaveResponseResponse()
-        raise AssertionError("abort has raised")
+        await self._store.save(_checked(request.response))
+        return pb.SaveResponseResponse()
 
     @override
+    @answers
     async def GetResponse(self, request: pb.GetResponseRequest, context: Context) -> pb.GetResponseResponse:
-        async with answering(context):
-            return pb.GetResponseResponse(response=await self._store.get(*_named(request)))
-        raise AssertionError("abort has raised")
+        return pb.GetResponseResponse(response=await self._store.get(*_named(request)))
 
     @override
+    @answers
     async def ListChain(self, request: pb.ListChainRequest, context: Context) -> pb.ListChainResponse:
-        async with answering(context):
-            return pb.ListChainResponse(responses=await self._store.chain(*_named(request)))
-        raise AssertionError("abort has raised")
+        return pb.ListChainResponse(responses=await self._store.chain(*_named(request)))
 
     @override
+    @answers
     async def DeleteResponse(self, request: pb.DeleteResponseRequest, context: Context) -> pb.DeleteResponseResponse:
-        async with answering(context):
-            await self._store.delete(*_named(request))
-            return pb.DeleteResponseResponse()
-        raise AssertionError("abort has raised")
+        await self._store.delete(*_named(request))
+        return pb.DeleteResponseResponse()
 
 
 def _named(request: pb.GetResponseRequest | pb.ListChainRequest | pb.DeleteResponseRequest) -> tuple[str, str]:

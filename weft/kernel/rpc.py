@@ -1,10 +1,11 @@
 """gRPC plumbing: channel and server options, and one function each way between WeftError and status."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import grpc
 from google.protobuf import any_pb2, descriptor, duration_pb2, message_factory
@@ -32,6 +33,9 @@ Packets of an attempt that began while the link was down are sent again ever lat
 MAX_CHANNELS = 1024
 
 log = get_logger("weft.rpc")
+
+RpcT = ParamSpec("RpcT")
+AnswerT = TypeVar("AnswerT")
 
 _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -256,3 +260,15 @@ class answering:  # noqa: N801 - reads as a statement: `async with answering(con
         # Trailing metadata that the body has set (such as a receipt) stays beside the error's details.
         trailer = (*(self._context.trailing_metadata() or ()), *status.trailing_metadata)
         await self._context.abort(status.code, status.details, trailing_metadata=trailer)
+
+
+def answers(method: Callable[RpcT, Awaitable[AnswerT]]) -> Callable[RpcT, Coroutine[Any, Any, AnswerT]]:
+    """Returns an rpc with one answer, whose last argument is its context, with `answering` around its body."""
+
+    @wraps(method)
+    async def rpc(*args: RpcT.args, **kwargs: RpcT.kwargs) -> AnswerT:
+        async with answering(cast("grpc.aio.ServicerContext[Any, Any]", args[-1])):
+            return await method(*args, **kwargs)
+        raise AssertionError("abort has raised")
+
+    return rpc

@@ -26,7 +26,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.principal import MAY_LEAVE, MESH_ACCESS
-from weft.kernel.rpc import answering
+from weft.kernel.rpc import answering, answers
 from weft.kernel.rpc_auth import caller
 from weft.kernel.service import Service, start_restarting, stop_tasks
 
@@ -50,45 +50,39 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         self._idle_seconds = idle_seconds
 
     @override
+    @answers
     async def CreateBatch(
         self, request_iterator: AsyncIterator[batch_pb.CreateBatchRequest], context: Context
     ) -> batch_pb.CreateBatchResponse:
-        async with answering(context):
-            tenant = _tenant(context)
-            async with aclosing(
-                with_idle_timeout(aiter(request_iterator), idle_seconds=self._idle_seconds)
-            ) as messages:
-                first = await anext(messages, None)
-                if first is None:
-                    raise incomplete_stream()
-                async with aclosing(_lines(first, messages)) as lines:
-                    batch = await self._batches.create(_new(tenant, first.batch), lines, caller=caller().name)
-            return batch_pb.CreateBatchResponse(batch=batch)
-        raise AssertionError("abort has raised")
+        tenant = _tenant(context)
+        async with aclosing(with_idle_timeout(aiter(request_iterator), idle_seconds=self._idle_seconds)) as messages:
+            first = await anext(messages, None)
+            if first is None:
+                raise incomplete_stream()
+            async with aclosing(_lines(first, messages)) as lines:
+                batch = await self._batches.create(_new(tenant, first.batch), lines, caller=caller().name)
+        return batch_pb.CreateBatchResponse(batch=batch)
 
     @override
+    @answers
     async def GetBatch(self, request: batch_pb.GetBatchRequest, context: Context) -> batch_pb.GetBatchResponse:
-        async with answering(context):
-            batch = await self._batches.get(_tenant(context), _id(request.id))
-            return batch_pb.GetBatchResponse(batch=batch)
-        raise AssertionError("abort has raised")
+        batch = await self._batches.get(_tenant(context), _id(request.id))
+        return batch_pb.GetBatchResponse(batch=batch)
 
     @override
+    @answers
     async def ListBatches(self, request: batch_pb.ListBatchesRequest, context: Context) -> batch_pb.ListBatchesResponse:
-        async with answering(context):
-            return await self._batches.list_page(
-                _tenant(context),
-                after=_id(request.after, "after") if request.after else "",
-                limit=request.limit or DEFAULT_LISTED_BATCHES,
-            )
-        raise AssertionError("abort has raised")
+        return await self._batches.list_page(
+            _tenant(context),
+            after=_id(request.after, "after") if request.after else "",
+            limit=request.limit or DEFAULT_LISTED_BATCHES,
+        )
 
     @override
+    @answers
     async def CancelBatch(self, request: batch_pb.CancelBatchRequest, context: Context) -> batch_pb.CancelBatchResponse:
-        async with answering(context):
-            batch = await self._batches.cancel(_tenant(context), _id(request.id))
-            return batch_pb.CancelBatchResponse(batch=batch)
-        raise AssertionError("abort has raised")
+        batch = await self._batches.cancel(_tenant(context), _id(request.id))
+        return batch_pb.CancelBatchResponse(batch=batch)
 
     @override
     async def ReadBatchResults(
@@ -103,16 +97,15 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
                     yield message
 
     @override
+    @answers
     async def FinishBatch(self, request: batch_pb.FinishBatchRequest, context: Context) -> batch_pb.FinishBatchResponse:
-        async with answering(context):
-            batch = await self._batches.finish(
-                _tenant(context),
-                _id(request.id),
-                output_file=_id(request.output_file, "output_file") if request.output_file else "",
-                error_file=_id(request.error_file, "error_file") if request.error_file else "",
-            )
-            return batch_pb.FinishBatchResponse(batch=batch)
-        raise AssertionError("abort has raised")
+        batch = await self._batches.finish(
+            _tenant(context),
+            _id(request.id),
+            output_file=_id(request.output_file, "output_file") if request.output_file else "",
+            error_file=_id(request.error_file, "error_file") if request.error_file else "",
+        )
+        return batch_pb.FinishBatchResponse(batch=batch)
 
 
 def _new(tenant: str, batch: batch_pb.Batch) -> batch_pb.Batch:
@@ -157,42 +150,37 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
         self._idle_seconds = idle_seconds
 
     @override
+    @answers
     async def UploadFile(
         self, request_iterator: AsyncIterator[file_pb.UploadFileRequest], context: Context
     ) -> file_pb.UploadFileResponse:
-        async with answering(context):
-            tenant = _tenant(context)
-            async with aclosing(
-                with_idle_timeout(aiter(request_iterator), idle_seconds=self._idle_seconds)
-            ) as messages:
-                first = await anext(messages, None)
-                if first is None:
-                    raise incomplete_stream()
-                if first.file.purpose == BATCH_OUTPUT:
-                    caller().require(MESH_ACCESS)
-                new = file_pb.File(tenant=tenant, name=first.file.name, purpose=first.file.purpose)
-                async with aclosing(_content(first, messages)) as content:
-                    file = await self._files.save(new, content)
-            return file_pb.UploadFileResponse(file=file)
-        raise AssertionError("abort has raised")
+        tenant = _tenant(context)
+        async with aclosing(with_idle_timeout(aiter(request_iterator), idle_seconds=self._idle_seconds)) as messages:
+            first = await anext(messages, None)
+            if first is None:
+                raise incomplete_stream()
+            if first.file.purpose == BATCH_OUTPUT:
+                caller().require(MESH_ACCESS)
+            new = file_pb.File(tenant=tenant, name=first.file.name, purpose=first.file.purpose)
+            async with aclosing(_content(first, messages)) as content:
+                file = await self._files.save(new, content)
+        return file_pb.UploadFileResponse(file=file)
 
     @override
+    @answers
     async def GetFile(self, request: file_pb.GetFileRequest, context: Context) -> file_pb.GetFileResponse:
-        async with answering(context):
-            file = await self._files.get(_tenant(context), _id(request.id))
-            return file_pb.GetFileResponse(file=file)
-        raise AssertionError("abort has raised")
+        file = await self._files.get(_tenant(context), _id(request.id))
+        return file_pb.GetFileResponse(file=file)
 
     @override
+    @answers
     async def ListFiles(self, request: file_pb.ListFilesRequest, context: Context) -> file_pb.ListFilesResponse:
-        async with answering(context):
-            return await self._files.list_page(
-                _tenant(context),
-                purpose=request.purpose,
-                after=_id(request.after, "after") if request.after else "",
-                limit=request.limit or DEFAULT_LISTED_FILES,
-            )
-        raise AssertionError("abort has raised")
+        return await self._files.list_page(
+            _tenant(context),
+            purpose=request.purpose,
+            after=_id(request.after, "after") if request.after else "",
+            limit=request.limit or DEFAULT_LISTED_FILES,
+        )
 
     @override
     async def ReadFile(
@@ -203,11 +191,10 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
                 yield file_pb.ReadFileResponse(data=data)
 
     @override
+    @answers
     async def DeleteFile(self, request: file_pb.DeleteFileRequest, context: Context) -> file_pb.DeleteFileResponse:
-        async with answering(context):
-            await self._files.delete(_tenant(context), _id(request.id))
-            return file_pb.DeleteFileResponse()
-        raise AssertionError("abort has raised")
+        await self._files.delete(_tenant(context), _id(request.id))
+        return file_pb.DeleteFileResponse()
 
 
 async def _content(

@@ -7,27 +7,24 @@ answers only, not across routers that share a database.
 """
 
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
 
 from typing_extensions import override
 
-from router_svc.durable.limits import MEBIBYTE, TaskLimits
-from router_svc.durable.tasks.failpoints import Failpoint, Failpoints
+from router_svc.durable.limits import MEBIBYTE
+from router_svc.durable.tasks.failpoints import Failpoint
 from router_svc.durable.tasks.spec_validation import CheckedSpec, check_spec
 from router_svc.durable.tasks.store_port import (
-    DatabaseClock,
     Lane,
     LaneFilled,
     TaskChanged,
-    TaskReads,
     TaskRow,
-    TaskStore,
 )
 from router_svc.durable.tasks.sweeper import OpenTaskCounts
 from router_svc.durable.tasks.task_engine import TaskEngine
-from router_svc.durable.tasks.task_events import TaskEventBus, wait_for_event
+from router_svc.durable.tasks.task_events import wait_for_event
+from router_svc.durable.tasks.task_run import TaskDeps
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.dispatch.agents import KnownNames
@@ -44,7 +41,6 @@ from weft.durable.tasks import (
     task_being_deleted,
     task_not_found,
 )
-from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
@@ -126,89 +122,16 @@ def _progress(task: task_pb2.Task) -> tuple[bool, int, bool]:
     return is_terminal(task), task.attempt, task.state == task_pb2.TASK_STATE_PENDING
 
 
-class MonotonicTasks:
-    """The task store as submitters see it, with monotonic reads. Methods as in TaskStore, but NOT_FOUND is raised."""
-
-    def __init__(self, store: TaskStore) -> None:
-        self._store = store
-        self._shown = MonotonicReads()
-
-    async def submit(self, row: TaskRow) -> pb.SubmitTaskResponse:
-        """Stores a new task; see `TaskStore.submit`."""
-        with self._shown.reading():
-            return self._submitted(await self._store.submit(row))
-
-    async def submitted(self, row: TaskRow) -> pb.SubmitTaskResponse | None:
-        """Returns the task that has the idempotency key of `row`; None: there is none."""
-        with self._shown.reading():
-            found = await self._store.submitted(row)
-            return None if found is None else self._submitted(found)
-
-    async def get(self, tenant: str, task_id: str) -> task_pb2.Task:
-        """Returns a task."""
-        with self._shown.reading():
-            return self._found(tenant, task_id, await self._store.get(tenant, task_id))
-
-    async def details(self, tenant: str, task_id: str) -> pb.GetTaskResponse:
-        """Returns the task with its spec and attempts; raises SERVICE_UNAVAILABLE if it changes during every read."""
-        for _ in range(MAX_READINGS):
-            with self._shown.reading():
-                found = await self._store.details(tenant, task_id)
-                read = None if found is None else copy_of(found.task)
-                # The attempts belong to the state that was read with them: an overtaken pair is read again.
-                if self._found(tenant, task_id, read) is read and found is not None:
-                    return found
-        raise WeftError(
-            Reason.SERVICE_UNAVAILABLE, f"task {task_id} changes faster than it can be read", retry_after_seconds=1
-        )
-
-    async def list_page(self, tenant: str, request: pb.ListTasksRequest) -> pb.ListTasksResponse:
-        """Returns a page; a task that has left the requested states meanwhile is omitted."""
-        with self._shown.reading():
-            page = await self._store.list_page(tenant, request)
-            newest = [self._shown.show(task) for task in page.tasks]
-            states = request.states or task_pb2.TaskState.values()
-            kept = [task for task in newest if task is not None and task.state in states]
-            return pb.ListTasksResponse(tasks=kept, next_page_token=page.next_page_token, notice=page.notice)
-
-    async def cancel(self, tenant: str, task_id: str, now: float) -> task_pb2.Task:
-        """Cancels a task unless it is terminal; `owner` of the result names the router that ran it."""
-        with self._shown.reading():
-            ended = await self._store.cancel(tenant, task_id, now)
-            task = self._found(tenant, task_id, None if ended is None else copy_of(ended, owner=""))
-            return task if ended is None else copy_of(task, owner=ended.owner)
-
-    async def delete(self, tenant: str, task_id: str) -> None:
-        """Deletes a terminal task."""
-        with self._shown.reading():
-            self._found(tenant, task_id, await self._store.delete(tenant, task_id))
-            self._shown.show_gone(tenant, task_id)
-
-    def _submitted(self, submitted: pb.SubmitTaskResponse) -> pb.SubmitTaskResponse:
-        task = self._shown.show(submitted.task)
-        if task is None:
-            raise task_being_deleted()
-        return pb.SubmitTaskResponse(task=task, existed=submitted.existed)
-
-    def _found(self, tenant: str, task_id: str, task: task_pb2.Task | None) -> task_pb2.Task:
-        newest = None if task is None else self._shown.show(task)
-        if newest is None:
-            self._shown.show_gone(tenant, task_id)
-            raise task_not_found(task_id)
-        return newest
-
-
 class TaskWatcher:
     """Streams committed states and chunks of tasks to callers until each task is terminal."""
 
-    def __init__(
-        self, answers: MonotonicTasks, store: TaskReads, events: TaskEventBus, clock: Clock, limits: TaskLimits
-    ) -> None:
-        self._answers = answers
-        self._store = store
-        self._events = events
-        self._clock = clock
-        self._limits = limits
+    def __init__(self, deps: TaskDeps, read: Callable[[str, str], Awaitable[task_pb2.Task]]) -> None:
+        """`read` returns the task of a tenant with this id. Raises NOT_FOUND."""
+        self._read = read
+        self._store = deps.store
+        self._events = deps.events
+        self._clock = deps.database_clock.clock
+        self._limits = deps.limits
         self._watches = 0
 
     async def watch(self, tenant: str, task_id: str, after_event: int) -> AsyncGenerator[pb.WatchTaskResponse]:
@@ -219,7 +142,7 @@ class TaskWatcher:
             while True:
                 # Cleared before reading: an event that comes during the read causes another one.
                 event.clear()
-                task = await self._answers.get(tenant, task_id)
+                task = await self._read(tenant, task_id)
                 if shown is None or (_has_moved(shown, task) and not is_terminal(task)):
                     yield pb.WatchTaskResponse(task=task)
                 shown = task
@@ -268,27 +191,20 @@ _OF_NEW_TASKS = frozenset({Reason.TOO_MANY_RESOURCES, Reason.MODEL_NOT_FOUND})
 """Reasons that refuse new tasks only; a resubmission of a stored task is answered with that task."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalTasksDeps:
-    """What `LocalTasks` works with."""
-
-    answers: MonotonicTasks
-    events: TaskEventBus
-    engine: TaskEngine
-    counts: OpenTaskCounts
-    watcher: TaskWatcher
-    database_clock: DatabaseClock
-    limits: TaskLimits
-    failpoints: Failpoints
-    names: KnownNames | None = None
-    """Models, routes and agents that tasks may name; None: any name is accepted."""
-
-
 class LocalTasks(TaskPort):
-    """The TaskPort of the router that runs the tasks."""
+    """The TaskPort of the router that runs the tasks, with monotonic reads."""
 
-    def __init__(self, deps: LocalTasksDeps) -> None:
+    def __init__(
+        self, deps: TaskDeps, engine: TaskEngine, counts: OpenTaskCounts, names: KnownNames | None = None
+    ) -> None:
+        """`names`: models, routes and agents that tasks may name; None: any name is accepted."""
         self._deps = deps
+        self._store = deps.store
+        self._engine = engine
+        self._counts = counts
+        self._names = names
+        self._shown = MonotonicReads()
+        self._watcher = TaskWatcher(deps, self._get)
 
     @override
     async def submit(
@@ -298,70 +214,109 @@ class LocalTasks(TaskPort):
         checked = check_spec(request.spec, deps.limits, "spec")
         row = _row_of(tenant, request.idempotency_key, caller, checked, deps.database_clock.now())
         try:
-            if deps.names is not None and not request.spec.wait_for_model:
-                deps.names.require(checked.model, "spec.model")
-            await deps.counts.require(tenant)
+            if self._names is not None and not request.spec.wait_for_model:
+                self._names.require(checked.model, "spec.model")
+            await self._counts.require(tenant)
         except WeftError as error:
             # A resubmission adds nothing, and its sender may have lost the acknowledgement.
-            known = None if error.reason not in _OF_NEW_TASKS else await deps.answers.submitted(row)
+            known = None if error.reason not in _OF_NEW_TASKS else await self._submitted(self._store.submitted(row))
             if known is None:
                 raise
-            return pb.SubmitTaskResponse(task=self._with_waiting_reason(known.task), existed=known.existed)
-        submitted = await deps.answers.submit(row)
+            return known
+        submitted = await self._submitted(self._store.submit(row))
+        assert submitted is not None, "a submission is acknowledged or fails"
         task = submitted.task
         await deps.failpoints.reach(Failpoint.SUBMITTED, task.id)
         if not submitted.existed:
-            deps.counts.add(tenant)
+            self._counts.add(tenant)
             log.info("task accepted", task=task.id, tenant=tenant, model=task.model, caller=caller)
             deps.events.publish(LaneFilled(row.lane))
-        return pb.SubmitTaskResponse(task=self._with_waiting_reason(task), existed=submitted.existed)
+        return submitted
 
     @override
     async def get(self, tenant: str, task_id: str) -> task_pb2.Task:
-        return self._with_waiting_reason(await self._deps.answers.get(tenant, task_id))
+        return self._with_waiting_reason(await self._get(tenant, task_id))
 
     @override
     async def details(self, tenant: str, task_id: str) -> pb.GetTaskResponse:
-        found = await self._deps.answers.details(tenant, task_id)
-        found.task.waiting_for = self._waiting_reason(found.task)
-        return found
+        """As TaskPort.details. Raises SERVICE_UNAVAILABLE if the task changes during every read."""
+        for _ in range(MAX_READINGS):
+            with self._shown.reading():
+                found = await self._store.details(tenant, task_id)
+                read = None if found is None else copy_of(found.task)
+                # The attempts belong to the state that was read with them: an overtaken pair is read again.
+                if self._found(tenant, task_id, read) is read and found is not None:
+                    found.task.waiting_for = self._waiting_reason(found.task)
+                    return found
+        raise WeftError(
+            Reason.SERVICE_UNAVAILABLE, f"task {task_id} changes faster than it can be read", retry_after_seconds=1
+        )
 
     @override
     async def list_page(self, tenant: str, request: pb.ListTasksRequest) -> pb.ListTasksResponse:
+        """As TaskPort.list_page; a task that has left the requested states meanwhile is omitted."""
         if not 1 <= (request.page_size or DEFAULT_LISTED) <= MAX_LISTED:
             raise invalid_field("page_size", f"must be 1 to {MAX_LISTED}")
         if any(state not in _STATES for state in request.states):
             raise invalid_field("states", "must be states of tasks")
-        page = await self._deps.answers.list_page(tenant, request)
-        for task in page.tasks:
-            task.waiting_for = self._waiting_reason(task)
-        return page
+        with self._shown.reading():
+            page = await self._store.list_page(tenant, request)
+            newest = [self._shown.show(task) for task in page.tasks]
+            states = request.states or _STATES
+            kept = [self._with_waiting_reason(task) for task in newest if task is not None and task.state in states]
+            return pb.ListTasksResponse(tasks=kept, next_page_token=page.next_page_token, notice=page.notice)
 
     @override
     async def cancel(self, tenant: str, task_id: str) -> task_pb2.Task:
-        deps = self._deps
-        before = await deps.answers.get(tenant, task_id)
+        before = await self._get(tenant, task_id)
         if is_terminal(before):
-            return self._with_waiting_reason(before)
-        found = await deps.answers.cancel(tenant, task_id, deps.database_clock.now())
-        if found.state == task_pb2.TASK_STATE_CANCELLED:
-            log.info("task cancelled", task=task_id, attempt=found.attempt, owner=found.owner or None)
-        deps.engine.withdraw(task_id)
-        deps.events.publish(TaskChanged(task_id))
-        return copy_of(found, owner="")
+            return before
+        with self._shown.reading():
+            ended = await self._store.cancel(tenant, task_id, self._deps.database_clock.now())
+            task = self._found(tenant, task_id, None if ended is None else copy_of(ended, owner=""))
+        if task.state == task_pb2.TASK_STATE_CANCELLED:
+            owner = None if ended is None else ended.owner or None
+            log.info("task cancelled", task=task_id, attempt=task.attempt, owner=owner)
+        self._engine.withdraw(task_id)
+        self._deps.events.publish(TaskChanged(task_id))
+        return task
 
     @override
     async def delete(self, tenant: str, task_id: str) -> None:
-        await self._deps.answers.delete(tenant, task_id)
+        with self._shown.reading():
+            self._found(tenant, task_id, await self._store.delete(tenant, task_id))
+            self._shown.show_gone(tenant, task_id)
         self._deps.events.publish(TaskChanged(task_id))
 
     @override
     async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[pb.WatchTaskResponse]:
-        async with aclosing(self._deps.watcher.watch(tenant, task_id, after_event)) as watched:
+        async with aclosing(self._watcher.watch(tenant, task_id, after_event)) as watched:
             async for event in watched:
                 if event.HasField("task"):
                     event.task.waiting_for = self._waiting_reason(event.task)
                 yield event
+
+    async def _get(self, tenant: str, task_id: str) -> task_pb2.Task:
+        with self._shown.reading():
+            return self._found(tenant, task_id, await self._store.get(tenant, task_id))
+
+    async def _submitted(self, answer: Awaitable[pb.SubmitTaskResponse | None]) -> pb.SubmitTaskResponse | None:
+        with self._shown.reading():
+            submitted = await answer
+            if submitted is None:
+                return None
+            task = self._shown.show(submitted.task)
+            if task is None:
+                raise task_being_deleted()
+            return pb.SubmitTaskResponse(task=self._with_waiting_reason(task), existed=submitted.existed)
+
+    def _found(self, tenant: str, task_id: str, task: task_pb2.Task | None) -> task_pb2.Task:
+        """Returns the newest answered state of a task. Raises NOT_FOUND."""
+        newest = None if task is None else self._shown.show(task)
+        if newest is None:
+            self._shown.show_gone(tenant, task_id)
+            raise task_not_found(task_id)
+        return newest
 
     def _with_waiting_reason(self, task: task_pb2.Task) -> task_pb2.Task:
         """Returns the task with the reason why it waits."""
@@ -370,7 +325,7 @@ class LocalTasks(TaskPort):
 
     def _waiting_reason(self, task: task_pb2.Task) -> str:
         """Returns why a pending task waits, as far as this router knows it."""
-        return self._deps.engine.waiting_for(task) if task.state == task_pb2.TASK_STATE_PENDING else ""
+        return self._engine.waiting_for(task) if task.state == task_pb2.TASK_STATE_PENDING else ""
 
 
 _STATES = frozenset(task_pb2.TaskState.values()) - {task_pb2.TASK_STATE_UNSPECIFIED}

@@ -11,13 +11,14 @@ from typing_extensions import override
 from router_svc.call_metadata import metadata_of, tenant_of
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoints, NoFailpoints
-from router_svc.durable.tasks.local_tasks import LocalTasks, LocalTasksDeps, MonotonicTasks, TaskWatcher
+from router_svc.durable.tasks.local_tasks import LocalTasks
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import DatabaseClock, OpenableTaskStore
 from router_svc.durable.tasks.sweeper import OpenTaskCounts, TaskSweeper
 from router_svc.durable.tasks.task_call import CallMaker, DispatchedCalls
-from router_svc.durable.tasks.task_engine import EngineDeps, TaskEngine
+from router_svc.durable.tasks.task_engine import TaskEngine
 from router_svc.durable.tasks.task_events import TaskEventBus
+from router_svc.durable.tasks.task_run import TaskDeps
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_service_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
@@ -29,7 +30,7 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, new_id, require_token
 from weft.kernel.principal import MAY_LEAVE
-from weft.kernel.rpc import ChannelPool, answering
+from weft.kernel.rpc import ChannelPool, answering, answers
 from weft.kernel.rpc_auth import caller
 from weft.kernel.service import Service, start_restarting, stop_tasks
 from weft.kernel.telemetry import TRACEPARENT, valid_traceparent
@@ -48,35 +49,31 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         self._tasks = tasks
 
     @override
+    @answers
     async def SubmitTask(self, request: pb.SubmitTaskRequest, context: Context) -> pb.SubmitTaskResponse:
-        async with answering(context):
-            metadata = metadata_of(context)
-            spec = request.spec
-            if spec.options.allow_remote:
-                caller().require(MAY_LEAVE)
-            # Resubmissions with a key must have the same digest, so no trace is added to them.
-            if not spec.traceparent and not request.idempotency_key:
-                spec.traceparent = valid_traceparent(metadata.get(TRACEPARENT)) or ""
-            return await self._tasks.submit(tenant_of(metadata), request, caller=caller().name)
-        raise AssertionError("abort has raised")
+        metadata = metadata_of(context)
+        spec = request.spec
+        if spec.options.allow_remote:
+            caller().require(MAY_LEAVE)
+        # Resubmissions with a key must have the same digest, so no trace is added to them.
+        if not spec.traceparent and not request.idempotency_key:
+            spec.traceparent = valid_traceparent(metadata.get(TRACEPARENT)) or ""
+        return await self._tasks.submit(tenant_of(metadata), request, caller=caller().name)
 
     @override
+    @answers
     async def GetTask(self, request: pb.GetTaskRequest, context: Context) -> pb.GetTaskResponse:
-        async with answering(context):
-            return await self._tasks.details(_tenant(context), _id(request.id))
-        raise AssertionError("abort has raised")
+        return await self._tasks.details(_tenant(context), _id(request.id))
 
     @override
+    @answers
     async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
-        async with answering(context):
-            return await self._tasks.list_page(_tenant(context), request)
-        raise AssertionError("abort has raised")
+        return await self._tasks.list_page(_tenant(context), request)
 
     @override
+    @answers
     async def CancelTask(self, request: pb.CancelTaskRequest, context: Context) -> pb.CancelTaskResponse:
-        async with answering(context):
-            return pb.CancelTaskResponse(task=await self._tasks.cancel(_tenant(context), _id(request.id)))
-        raise AssertionError("abort has raised")
+        return pb.CancelTaskResponse(task=await self._tasks.cancel(_tenant(context), _id(request.id)))
 
     @override
     async def WatchTask(self, request: pb.WatchTaskRequest, context: Context) -> AsyncGenerator[pb.WatchTaskResponse]:
@@ -89,11 +86,10 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
                     yield each
 
     @override
+    @answers
     async def DeleteTask(self, request: pb.DeleteTaskRequest, context: Context) -> pb.DeleteTaskResponse:
-        async with answering(context):
-            await self._tasks.delete(_tenant(context), _id(request.id))
-            return pb.DeleteTaskResponse()
-        raise AssertionError("abort has raised")
+        await self._tasks.delete(_tenant(context), _id(request.id))
+        return pb.DeleteTaskResponse()
 
 
 def _tenant(context: Context) -> str:
@@ -156,33 +152,19 @@ class TaskService(Service):
         self._database_clock = database_clock
         self._limits = limits
         self._events = TaskEventBus()
-        self._engine = TaskEngine(
-            EngineDeps(
-                owner=new_id(OWNER_PREFIX),
-                store=store,
-                events=self._events,
-                database_clock=database_clock,
-                limits=limits,
-                calls=calls,
-                failpoints=failpoints,
-            )
+        deps = TaskDeps(
+            owner=new_id(OWNER_PREFIX),
+            store=store,
+            events=self._events,
+            database_clock=database_clock,
+            limits=limits,
+            calls=calls,
+            failpoints=failpoints,
         )
+        self._engine = TaskEngine(deps)
         self._counts = OpenTaskCounts(store, limits, clock)
-        self._sweeper = TaskSweeper(store, self._events, self._counts, database_clock, limits)
-        answers = MonotonicTasks(store)
-        self._tasks = LocalTasks(
-            LocalTasksDeps(
-                answers=answers,
-                events=self._events,
-                engine=self._engine,
-                counts=self._counts,
-                watcher=TaskWatcher(answers, store, self._events, clock, limits),
-                database_clock=database_clock,
-                limits=limits,
-                failpoints=failpoints,
-                names=names,
-            )
-        )
+        self._sweeper = TaskSweeper(deps, self._counts)
+        self._tasks = LocalTasks(deps, self._engine, self._counts, names)
         self._sweeping: asyncio.Task[None] | None = None
 
     @property

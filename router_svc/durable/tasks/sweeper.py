@@ -6,8 +6,8 @@ Times that lie too far in the future, because a clock was set back, are correcte
 import asyncio
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.store_port import DatabaseClock, ManyChanged, TaskChanged, TaskReads, TaskStore
-from router_svc.durable.tasks.task_events import TaskEventBus
+from router_svc.durable.tasks.store_port import ManyChanged, TaskChanged, TaskReads
+from router_svc.durable.tasks.task_run import TaskDeps
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import state_name
 from weft.kernel.clock import Clock
@@ -73,19 +73,12 @@ log = get_logger("weft.tasks")
 class TaskSweeper:
     """Sweeps in bounded batches, so that other writes run in between."""
 
-    def __init__(
-        self,
-        store: TaskStore,
-        events: TaskEventBus,
-        counts: OpenTaskCounts,
-        database_clock: DatabaseClock,
-        limits: TaskLimits,
-    ) -> None:
-        self._store = store
-        self._events = events
+    def __init__(self, deps: TaskDeps, counts: OpenTaskCounts) -> None:
+        self._store = deps.store
+        self._events = deps.events
         self._counts = counts
-        self._database_clock = database_clock
-        self._limits = limits
+        self._database_clock = deps.database_clock
+        self._limits = deps.limits
 
     async def run(self) -> None:
         """Sweeps until cancelled, the first time at once."""

@@ -6,28 +6,24 @@ the leases of this router's claims, detects lost ones, and takes back expired le
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.failpoints import Failpoints
+from typing_extensions import override
+
 from router_svc.durable.tasks.store_port import (
     LOST_LEASE,
     Claim,
-    DatabaseClock,
     ExpiredLease,
     LaneFilled,
     ManyChanged,
     PendingTask,
     StoreEvent,
     TaskChanged,
-    TaskStore,
 )
-from router_svc.durable.tasks.task_call import CallMaker
 from router_svc.durable.tasks.task_dispatcher import LaneState, TaskDispatcher
-from router_svc.durable.tasks.task_events import TaskEventBus, wait_for_event
-from router_svc.durable.tasks.task_run import RunDeps, StopReason, TaskRun
+from router_svc.durable.tasks.task_events import wait_for_event
+from router_svc.durable.tasks.task_run import RunHost, StopReason, TaskDeps, TaskRun
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.fleet import FleetView
 from weft.durable.tasks import state_name, task_error
@@ -56,44 +52,18 @@ DEBOUNCE_SECONDS = 0.05
 """Events that come within this time cause one renewal."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineDeps:
-    """What `TaskEngine` works with."""
-
-    owner: str
-    """Id of this router process, the owner of its claims."""
-    store: TaskStore
-    events: TaskEventBus
-    database_clock: DatabaseClock
-    limits: TaskLimits
-    calls: CallMaker
-    failpoints: Failpoints
-
-
-class TaskEngine:
+class TaskEngine(RunHost):
     """Offers and runs the tasks of one router, on one event loop."""
 
-    def __init__(self, deps: EngineDeps) -> None:
+    def __init__(self, deps: TaskDeps) -> None:
         self._deps = deps
         self._clock = deps.database_clock.clock
         self._dispatcher = TaskDispatcher(deps.limits)
-        self._lease_renewer = LeaseRenewer(deps.owner, deps.store, deps.database_clock, deps.limits, self)
+        self._lease_renewer = LeaseRenewer(deps, self)
         self._runs: dict[str, TaskRun] = {}
         """Every task that is offered or runs here, by id."""
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._running: set[str] = set()
-        self._run_deps = RunDeps(
-            owner=deps.owner,
-            store=deps.store,
-            events=deps.events,
-            database_clock=deps.database_clock,
-            limits=deps.limits,
-            calls=deps.calls,
-            failpoints=deps.failpoints,
-            admit=self._admit,
-            publish=self.publish,
-            on_claimed=self._note_claimed,
-        )
         self._work_signal = asyncio.Event()
         self._is_publishing = False
         self._cursor: Lane | None = None
@@ -162,8 +132,8 @@ class TaskEngine:
             return "" if run.is_running else run.waiting_reason or "a slot"
         return self._dispatcher.waiting_reason(task.model, task.tenant)
 
+    @override
     def publish(self, event: StoreEvent) -> None:
-        """Publishes a change that this engine itself has written."""
         self._is_publishing = True
         try:
             self._deps.events.publish(event)
@@ -282,17 +252,19 @@ class TaskEngine:
                 run.stop(StopReason.HALTED)
 
     def _offer(self, task: PendingTask) -> None:
-        run = self._runs[task.id] = TaskRun(self._run_deps, task)
+        run = self._runs[task.id] = TaskRun(self._deps, self, task)
         work = self._under_way[task.id] = start_task(run.go(), name=f"task-{task.id}")
         work.add_done_callback(_calling(self._note_end, run))
 
-    def _admit(self, run: TaskRun) -> bool:
+    @override
+    def admit(self, run: TaskRun) -> bool:
         if run.task.id not in self._running and len(self._running) >= self._deps.limits.max_running:
             return False
         self._running.add(run.task.id)
         return True
 
-    def _note_claimed(self, run: TaskRun) -> None:
+    @override
+    def note_claimed(self, run: TaskRun) -> None:
         self._running.add(run.task.id)
         self._dispatcher.claimed(run.task)
         self._work_signal.set()
@@ -368,38 +340,14 @@ def _calling(callback: Callable[[TaskRun], None], run: TaskRun) -> Callable[[obj
     return lambda _ended: callback(run)
 
 
-class ClaimHolder(Protocol):
-    """The engine that runs the claimed tasks."""
-
-    @property
-    def claims(self) -> frozenset[Claim]:
-        """The claims of the tasks that run here."""
-        ...
-
-    def is_claiming(self, task_id: str) -> bool:
-        """Whether a claim of the task is in progress."""
-        ...
-
-    def lose(self, claim: Claim) -> None:
-        """Stops the run whose claim is lost."""
-        ...
-
-    def publish(self, event: StoreEvent) -> None:
-        """Publishes a change that is written."""
-        ...
-
-
 class LeaseRenewer:
     """Renews all leases three times per lease length."""
 
-    def __init__(
-        self, owner: str, store: TaskStore, database_clock: DatabaseClock, limits: TaskLimits, claim_holder: ClaimHolder
-    ) -> None:
-        self._owner = owner
-        self._store = store
-        self._database_clock = database_clock
-        self._limits = limits
-        self._claim_holder = claim_holder
+    def __init__(self, deps: TaskDeps, engine: TaskEngine) -> None:
+        self._deps = deps
+        self._database_clock = deps.database_clock
+        self._store = deps.store
+        self._engine = engine
         self._renewal_requested = asyncio.Event()
 
     def renew_soon(self) -> None:
@@ -408,7 +356,7 @@ class LeaseRenewer:
 
     async def run(self) -> None:
         """Renews leases until cancelled."""
-        interval = self._limits.lease_seconds / 3
+        interval = self._deps.limits.lease_seconds / 3
         while True:
             self._renewal_requested.clear()
             pause = interval
@@ -427,12 +375,14 @@ class LeaseRenewer:
     async def renew(self) -> None:
         """Renews this router's leases first, then takes back expired ones. Raises SERVICE_UNAVAILABLE."""
         await self._database_clock.synchronize()
-        held = self._claim_holder.claims
-        renewed = await self._store.renew(self._owner, self._database_clock.now() + self._limits.lease_seconds)
+        held = self._engine.claims
+        renewed = await self._store.renew(
+            self._deps.owner, self._database_clock.now() + self._deps.limits.lease_seconds
+        )
         for claim in sorted(held - renewed):
-            self._claim_holder.lose(claim)
-        for claim in sorted(renewed - held - self._claim_holder.claims):
-            if not self._claim_holder.is_claiming(claim.task_id):
+            self._engine.lose(claim)
+        for claim in sorted(renewed - held - self._engine.claims):
+            if not self._engine.is_claiming(claim.task_id):
                 await self._revert_unknown(claim)
         await self._revert_expired()
 
@@ -445,14 +395,14 @@ class LeaseRenewer:
                 "task reverted", task=claim.task_id, attempt=claim.attempt, reason=Reason.LEASE_LOST.name, counts=False
             )
             # The claim does not name its lane; the next look at all lanes finds it.
-            self._claim_holder.publish(TaskChanged(claim.task_id))
+            self._engine.publish(TaskChanged(claim.task_id))
 
     async def _revert_expired(self) -> None:
         while True:
-            lost = await self._store.revert_expired(self._database_clock.now(), self._limits.sweep_batch)
+            lost = await self._store.revert_expired(self._database_clock.now(), self._deps.limits.sweep_batch)
             for lease in lost:
                 self._report_expired(lease)
-            if len(lost) < self._limits.sweep_batch:
+            if len(lost) < self._deps.limits.sweep_batch:
                 return
 
     def _report_expired(self, lease: ExpiredLease) -> None:
@@ -467,7 +417,7 @@ class LeaseRenewer:
                 state=state_name(lease.state),
                 reason=LOST_LEASE.name,
             )
-        self._claim_holder.lose(claim)
-        self._claim_holder.publish(TaskChanged(claim.task_id))
+        self._engine.lose(claim)
+        self._engine.publish(TaskChanged(claim.task_id))
         if lease.state == task_pb2.TASK_STATE_PENDING:
-            self._claim_holder.publish(LaneFilled(lease.lane))
+            self._engine.publish(LaneFilled(lease.lane))

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoint, Failpoints
@@ -181,29 +182,41 @@ class StopReason(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunDeps:
-    """What every `TaskRun` works with."""
+class TaskDeps:
+    """What the tasks of one router work with."""
 
     owner: str
+    """Id of this router process, the owner of its claims."""
     store: TaskStore
     events: TaskEventBus
     database_clock: DatabaseClock
     limits: TaskLimits
     calls: CallMaker
     failpoints: Failpoints
-    admit: Callable[["TaskRun"], bool]
-    """Returns whether one more attempt may run; if so, it is counted."""
-    publish: Callable[[StoreEvent], None]
-    """Publishes a committed change of a task that runs here."""
-    on_claimed: Callable[["TaskRun"], None]
-    """Called after the claim: another task can be offered instead."""
+
+
+class RunHost(Protocol):
+    """The engine that a task runs in."""
+
+    def admit(self, run: "TaskRun") -> bool:
+        """Returns whether one more attempt may run; if so, it is counted."""
+        ...
+
+    def publish(self, event: StoreEvent) -> None:
+        """Publishes a committed change of a task that runs here."""
+        ...
+
+    def note_claimed(self, run: "TaskRun") -> None:
+        """Called after the claim: another task can be offered instead."""
+        ...
 
 
 class TaskRun:
     """One task: offered until a slot is granted, then claimed and run to the end of the attempt."""
 
-    def __init__(self, deps: RunDeps, task: PendingTask) -> None:
+    def __init__(self, deps: TaskDeps, host: RunHost, task: PendingTask) -> None:
         self._deps = deps
+        self._host = host
         self.task = task
         self.claim: Claim | None = None
         """The claim of the attempt; None: the task is only offered."""
@@ -284,7 +297,7 @@ class TaskRun:
     async def _take(self) -> None:
         """Claims the task, once a slot is granted. Raises ClaimMissedError."""
         deps = self._deps
-        self.is_over_capacity = self._stop is None and not deps.admit(self)
+        self.is_over_capacity = self._stop is None and not self._host.admit(self)
         if self._stop is not None or self.is_over_capacity:
             raise ClaimMissedError
         claim = await self._claim()
@@ -313,8 +326,8 @@ class TaskRun:
             self.is_claiming = False
         if claim is not None:
             log.info("task claimed", task=claim.task_id, attempt=claim.attempt, owner=claim.owner)
-            deps.on_claimed(self)
-            deps.publish(TaskChanged(claim.task_id))
+            self._host.note_claimed(self)
+            self._host.publish(TaskChanged(claim.task_id))
         return claim
 
     async def _note_refusal(self, error: WeftError) -> None:
@@ -390,7 +403,7 @@ class TaskRun:
         await deps.failpoints.reach(Failpoint.ENDED, claim.task_id)
         reason = None if failure is None else reason_of(failure.reason).name
         log.info("task ended", task=claim.task_id, attempt=claim.attempt, state=state_name(state), reason=reason)
-        deps.publish(TaskChanged(claim.task_id))
+        self._host.publish(TaskChanged(claim.task_id))
 
     async def _revert(self, claim: Claim, failure: task_pb2.TaskError, again: TryAgain) -> None:
         deps, receipt, counts = self._deps, self._receipt(), again.counts
@@ -406,8 +419,8 @@ class TaskRun:
         self.ready_at = deps.database_clock.now() + again.pause_seconds
         reason = reason_of(failure.reason).name
         log.info("task reverted", task=claim.task_id, attempt=claim.attempt, reason=reason, counts=counts)
-        deps.publish(TaskChanged(claim.task_id))
-        deps.publish(LaneFilled(self.task.lane))
+        self._host.publish(TaskChanged(claim.task_id))
+        self._host.publish(LaneFilled(self.task.lane))
 
     async def _append(self, chunks: Sequence[NewChunk]) -> None:
         claim = self.claim
@@ -415,7 +428,7 @@ class TaskRun:
         if not await self._settle(claim, lambda: self._deps.store.append(claim, chunks)):
             self._stop = self._stop or StopReason.LOST
             raise ClaimMissedError
-        self._deps.publish(TaskChanged(claim.task_id))
+        self._host.publish(TaskChanged(claim.task_id))
 
     async def _settle(self, claim: Claim, write: Callable[[], Awaitable[bool]]) -> bool:
         """Writes under the claim and retries while the database is away. False: the claim is lost, or given up."""

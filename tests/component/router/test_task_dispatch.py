@@ -305,7 +305,7 @@ async def test_a_slot_that_was_granted_for_a_task_that_is_gone_is_free_at_once(t
                 while mesh.loop.waiting < 2:
                     await let_all_run()
             # As another router would do it: nobody tells this one.
-            store = tasks._deps.answers._store  # type: ignore[attr-defined]
+            store = tasks._deps.store  # type: ignore[attr-defined]
             assert await store.cancel(TENANT, gone, SystemClock().utc_now().timestamp()) is not None
         mesh.runner.say(FINISHED)
         task, _ = await end_of(tasks, next_one)
