@@ -1,14 +1,15 @@
-"""Stored responses, which a later request may continue: their table, the quotas of tenants, and the service."""
+"""Stored responses, which a later request may continue: their store, the quotas of tenants, and the service."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from sqlalchemy import Row, delete, func, insert, select, true, update
+from sqlalchemy import true
 from typing_extensions import override
 
+from router_svc.durable import statements
 from router_svc.durable.limits import ResponseLimits
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import responses
@@ -46,123 +47,11 @@ class Usage:
     """Bytes."""
 
 
-class ResponseTable:
-    """The table of responses. Every method raises SERVICE_UNAVAILABLE."""
-
-    def __init__(self, database: RouterDatabase) -> None:
-        self._database = database
-
-    async def save(self, response: pb.StoredResponse) -> Usage:
-        """Inserts or replaces a response; returns the change of the tenant's usage.
-
-        Raises ALREADY_EXISTS if the id belongs to another tenant.
-        """
-        values, size = _values(response), _size_of(response)
-        async with self._database.writing() as connection:
-            query = select(responses.c.tenant, responses.c.size).where(responses.c.id == response.id)
-            found = (await connection.execute(query)).first()
-            if found is None:
-                await connection.execute(insert(responses), values)
-                return Usage(1, size)
-            if found.tenant != response.tenant:
-                raise WeftError(Reason.ALREADY_EXISTS, "a response with this id exists")
-            await connection.execute(update(responses).where(responses.c.id == response.id), values)
-            return Usage(0, size - found.size)
-
-    async def size_of(self, tenant: str, response_id: str) -> int | None:
-        """Returns the bytes of a response; None: the tenant has none with this id."""
-        query = select(responses.c.size).where(responses.c.id == response_id, responses.c.tenant == tenant)
-        async with self._database.reading() as connection:
-            size: int | None = (await connection.execute(query)).scalar_one_or_none()
-            return size
-
-    async def get(self, tenant: str, response_id: str) -> pb.StoredResponse | None:
-        """Returns a response; None: the tenant has none with this id."""
-        query = select(responses).where(responses.c.id == response_id, responses.c.tenant == tenant)
-        async with self._database.reading() as connection:
-            found = (await connection.execute(query)).first()
-        return None if found is None else _response_of_row(found)
-
-    async def chain(self, tenant: str, response_id: str) -> Sequence[tuple[str, int]] | None:
-        """Returns ids and bytes of a response and its predecessors, newest first, at most MAX_CHAIN + 1.
-
-        None: one of them does not exist any more.
-        """
-        found: list[tuple[str, int]] = []
-        wanted = response_id
-        async with self._database.reading() as connection:
-            while wanted and len(found) <= MAX_CHAIN:
-                query = select(responses.c.previous_id, responses.c.size).where(
-                    responses.c.id == wanted, responses.c.tenant == tenant
-                )
-                row = (await connection.execute(query)).first()
-                if row is None:
-                    return None
-                found.append((wanted, row.size))
-                wanted = row.previous_id
-        return found
-
-    async def delete(self, tenant: str, response_id: str) -> int | None:
-        """Deletes a response; returns its bytes, None if there was none."""
-        query = select(responses.c.size).where(responses.c.id == response_id, responses.c.tenant == tenant)
-        async with self._database.writing() as connection:
-            size: int | None = (await connection.execute(query)).scalar_one_or_none()
-            if size is not None:
-                await connection.execute(delete(responses).where(responses.c.id == response_id))
-            return size
-
-    async def bring_back(self, now: datetime, limit: int) -> int:
-        """Moves creation times in the future, from before a clock was set back, to now; returns how many."""
-        made = BoundedMoment(key=responses.c.id, column=responses.c.created_at, latest=now, where=true())
-        async with self._database.writing() as connection:
-            return await bring_back(connection, [made], limit)
-
-    async def purge_before(self, moment: datetime) -> int:
-        """Deletes the responses created before a time; returns how many."""
-        async with self._database.writing() as connection:
-            done = await connection.execute(delete(responses).where(responses.c.created_at < moment))
-            return done.rowcount
-
-    async def usage(self) -> Mapping[str, Usage]:
-        """Returns the usage of each tenant."""
-        query = select(responses.c.tenant, func.count(), func.sum(responses.c.size)).group_by(responses.c.tenant)
-        async with self._database.reading() as connection:
-            return {tenant: Usage(count, int(size)) for tenant, count, size in await connection.execute(query)}
-
-
-def _values(response: pb.StoredResponse) -> dict[str, object]:
-    return {
-        "id": response.id,
-        "tenant": response.tenant,
-        "previous_id": response.previous_id,
-        "created_at": datetime_of(response.create_time),
-        "size": _size_of(response),
-        "body": response.body,
-        "items": response.items,
-    }
-
-
-def _size_of(response: pb.StoredResponse) -> int:
-    return len(response.body) + len(response.items)
-
-
-def _response_of_row(row: Row[tuple[object, ...]]) -> pb.StoredResponse:
-    return pb.StoredResponse(
-        id=row.id,
-        tenant=row.tenant,
-        previous_id=row.previous_id,
-        # SQLite stores no time zone: a datetime without one is UTC, as what was written.
-        create_time=stamp_of(row.created_at),
-        body=row.body,
-        items=row.items,
-    )
-
-
 class ResponseManager(ResponseStore):
     """The response store of a router, with its quotas."""
 
-    def __init__(self, table: ResponseTable, limits: ResponseLimits, clock: Clock) -> None:
-        self._table = table
+    def __init__(self, database: RouterDatabase, limits: ResponseLimits, clock: Clock) -> None:
+        self._database = database
         self._limits = limits
         self._clock = clock
         self._usage: dict[str, Usage] = {}
@@ -177,20 +66,26 @@ class ResponseManager(ResponseStore):
             raise WeftError(Reason.REQUEST_TOO_LARGE, f"a stored response has at most {self._limits.max_bytes} bytes")
         if self._refusal(response.tenant, Usage(1, size)):
             await self._require_replacement(response, size)
-        self._add(response.tenant, await self._table.save(response))
+        self._add(response.tenant, await self._write(response, size))
 
     @override
     async def get(self, tenant: str, response_id: str) -> pb.StoredResponse:
-        found = await self._table.get(tenant, response_id)
-        if found is None:
+        row = await self._database.first(statements.RESPONSE, the_id=response_id, the_tenant=tenant)
+        if row is None:
             raise response_not_found(response_id)
-        return found
+        return pb.StoredResponse(
+            id=row.id,
+            tenant=row.tenant,
+            previous_id=row.previous_id,
+            # SQLite stores no time zone: a datetime without one is UTC, as what was written.
+            create_time=stamp_of(row.created_at),
+            body=row.body,
+            items=row.items,
+        )
 
     async def chain(self, tenant: str, response_id: str) -> Sequence[pb.StoredResponse]:
         """Returns a conversation, oldest first. Also raises INVALID_ARGUMENT beyond `max_chain_bytes`."""
-        steps = await self._table.chain(tenant, response_id)
-        if steps is None:
-            raise response_not_found(response_id)
+        steps = await self._steps(tenant, response_id)
         if len(steps) > MAX_CHAIN:
             raise invalid_field("previous_response_id", f"continues more than {MAX_CHAIN} responses")
         if sum(size for _, size in steps) > self._limits.max_chain_bytes:
@@ -201,7 +96,11 @@ class ResponseManager(ResponseStore):
 
     @override
     async def delete(self, tenant: str, response_id: str) -> None:
-        size = await self._table.delete(tenant, response_id)
+        async with self._database.writing() as connection:
+            deleted = await connection.execute(
+                statements.DELETE_RESPONSE, {"the_id": response_id, "the_tenant": tenant}
+            )
+            size: int | None = deleted.scalar_one_or_none()
         if size is None:
             raise response_not_found(response_id)
         self._add(tenant, Usage(-1, -size))
@@ -209,16 +108,65 @@ class ResponseManager(ResponseStore):
     async def sweep(self) -> None:
         """Purges expired responses and counts the usage of all tenants."""
         now = self._clock.utc_now()
-        while await self._table.bring_back(now, SWEPT_AT_ONCE):
+        while await self._bring_back(now):
             pass
-        await self._table.purge_before(now - timedelta(seconds=self._limits.keep_seconds))
-        self._usage = dict(await self._table.usage())
+        expired = now - timedelta(seconds=self._limits.keep_seconds)
+        await self._database.change(statements.PURGE_RESPONSES, the_time=expired)
+        usages = await self._database.rows(statements.RESPONSE_USAGES)
+        self._usage = {row.tenant: Usage(row.number, int(row.bytes)) for row in usages}
         self._total_bytes = sum(usage.size for usage in self._usage.values())
+
+    async def _write(self, response: pb.StoredResponse, size: int) -> Usage:
+        """Inserts or replaces a response; returns the change of the tenant's usage.
+
+        Raises ALREADY_EXISTS if the id belongs to another tenant.
+        """
+        values = {
+            "tenant": response.tenant,
+            "previous_id": response.previous_id,
+            "created_at": datetime_of(response.create_time),
+            "size": size,
+            "body": response.body,
+            "items": response.items,
+        }
+        async with self._database.writing() as connection:
+            found = (await connection.execute(statements.RESPONSE_SIZE, {"the_id": response.id})).first()
+            if found is None:
+                await connection.execute(statements.ADD_RESPONSE, {"id": response.id, **values})
+                return Usage(1, size)
+            if found.tenant != response.tenant:
+                raise WeftError(Reason.ALREADY_EXISTS, "a response with this id exists")
+            await connection.execute(statements.REPLACE_RESPONSE, {"the_id": response.id, **values})
+            return Usage(0, size - found.size)
+
+    async def _steps(self, tenant: str, response_id: str) -> Sequence[tuple[str, int]]:
+        """Returns ids and bytes of a response and its predecessors, newest first, at most MAX_CHAIN + 1.
+
+        Raises NOT_FOUND if one of them does not exist any more.
+        """
+        found: list[tuple[str, int]] = []
+        wanted = response_id
+        async with self._database.reading() as connection:
+            while wanted and len(found) <= MAX_CHAIN:
+                values = {"the_id": wanted, "the_tenant": tenant}
+                row = (await connection.execute(statements.RESPONSE_STEP, values)).first()
+                if row is None:
+                    raise response_not_found(response_id)
+                found.append((wanted, row.size))
+                wanted = row.previous_id
+        return found
+
+    async def _bring_back(self, now: datetime) -> int:
+        """Moves creation times in the future, from before a clock was set back, to now; returns how many."""
+        made = BoundedMoment(key=responses.c.id, column=responses.c.created_at, latest=now, where=true())
+        async with self._database.writing() as connection:
+            return await bring_back(connection, [made], SWEPT_AT_ONCE)
 
     async def _require_replacement(self, response: pb.StoredResponse, size: int) -> None:
         """Raises TOO_MANY_RESOURCES, unless the response replaces one and the quota still holds."""
-        known = await self._table.size_of(response.tenant, response.id)
-        more = Usage(1, size) if known is None else Usage(0, size - known)
+        known = await self._database.first(statements.RESPONSE_SIZE, the_id=response.id)
+        is_new = known is None or known.tenant != response.tenant
+        more = Usage(1, size) if known is None or is_new else Usage(0, size - known.size)
         refusal = self._refusal(response.tenant, more)
         if refusal:
             raise WeftError(Reason.TOO_MANY_RESOURCES, refusal)
@@ -297,7 +245,7 @@ class ResponseService(Service):
         self._database = database
         self._limits = limits
         self._clock = clock
-        self._manager = ResponseManager(ResponseTable(database), limits, clock)
+        self._manager = ResponseManager(database, limits, clock)
         self._sweeping: asyncio.Task[None] | None = None
 
     @property

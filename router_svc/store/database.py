@@ -1,13 +1,13 @@
 """A router's database: a local SQLite file, or PostgreSQL, which several routers may share."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, make_url, text
+from sqlalchemy import URL, Executable, Row, make_url, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
@@ -173,6 +173,21 @@ class RouterDatabase:
         with self._transaction() as engine:
             async with lock, engine.begin() as connection:
                 yield connection
+
+    async def first(self, statement: Executable, **values: object) -> Row[tuple[Any, ...]] | None:
+        """Returns the first row of a read; None: there is none. Raises as `writing`."""
+        async with self.reading() as connection:
+            return (await connection.execute(statement, values)).first()
+
+    async def rows(self, statement: Executable, **values: object) -> Sequence[Row[tuple[Any, ...]]]:
+        """Returns the rows of a read. Raises as `writing`."""
+        async with self.reading() as connection:
+            return (await connection.execute(statement, values)).all()
+
+    async def change(self, statement: Executable, **values: object) -> int:
+        """Runs one statement in a write transaction of its own; returns how many rows it changed."""
+        async with self.writing() as connection:
+            return (await connection.execute(statement, values)).rowcount
 
     @asynccontextmanager
     async def dedicated(self) -> AsyncIterator[AsyncConnection]:

@@ -1,22 +1,23 @@
-"""Files: the table on SQL, and the manager with the quotas, uploads in chunks, and the removal of incomplete files.
+"""Files: the quotas of tenants, uploads in chunks, and the removal of incomplete files.
 
-Every method of the table raises SERVICE_UNAVAILABLE. An incomplete file is not visible: it is being uploaded, its
-upload failed, or it is being deleted.
+Every method raises SERVICE_UNAVAILABLE when the database fails. An incomplete file is not visible: it is being
+uploaded, its upload failed, or it is being deleted.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import Row, Select, delete, false, func, insert, or_, select, true, update
+from sqlalchemy import Row, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
+from router_svc.durable import statements
 from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS, Uploads, upload_timed_out
 from router_svc.durable.limits import BatchLimits
 from router_svc.store.database import RouterDatabase
-from router_svc.store.tables import file_pieces, files
+from router_svc.store.tables import files
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.durable.batches import (
     BATCH_INPUT,
@@ -55,155 +56,19 @@ class FileChunk(NamedTuple):
     data: bytes
 
 
-class FileTable:
-    """The tables of files."""
-
-    def __init__(self, database: RouterDatabase) -> None:
-        self._database = database
-
-    async def usage(self, tenant: str) -> Usage:
-        """Returns the count and the bytes of a tenant's files."""
-        async with self._database.reading() as connection:
-            return await _usage(connection, tenant)
-
-    async def begin(self, file_id: str, new: file_pb.File, now: float, expires_at: float) -> Usage:
-        """Inserts an incomplete file; returns the usage of its tenant, this file included."""
-        values = {
-            "id": file_id,
-            "tenant": new.tenant,
-            "name": new.name,
-            "purpose": new.purpose,
-            "size": 0,
-            "created_at": now,
-            "expires_at": expires_at,
-            "is_whole": False,
-        }
-        async with self._database.writing() as connection:
-            await connection.execute(insert(files), values)
-            return await _usage(connection, new.tenant)
-
-    async def append(self, file_id: str, chunk: FileChunk, *, is_last: bool) -> file_pb.File | None:
-        """Appends a chunk to an incomplete file; the last one completes it. None: the file was removed."""
-        async with self._database.writing() as connection:
-            done = await connection.execute(
-                update(files)
-                .where(files.c.id == file_id, files.c.is_whole == false())
-                .values(size=files.c.size + len(chunk.data), is_whole=is_last)
-            )
-            if not done.rowcount:
-                return None
-            if chunk.data:
-                values = {"file_id": file_id, "place": chunk.place, "data": chunk.data}
-                await connection.execute(insert(file_pieces), values)
-            found = (await connection.execute(select(files).where(files.c.id == file_id))).one()
-            return _file_of(found)
-
-    async def get(self, tenant: str, file_id: str) -> file_pb.File | None:
-        """Returns a complete file."""
-        async with self._database.reading() as connection:
-            found = (await connection.execute(_one(tenant, file_id))).first()
-        return None if found is None else _file_of(found)
-
-    async def list_page(self, tenant: str, purpose: str, after: str, limit: int) -> Sequence[file_pb.File] | None:
-        """Returns files, newest first, of a purpose (empty: any), older than `after` (empty: all).
-
-        None: the tenant has no file `after`.
-        """
-        query = select(files).where(files.c.tenant == tenant, files.c.is_whole == true())
-        async with self._database.reading() as connection:
-            if after:
-                place = (await connection.execute(_one(tenant, after))).first()
-                if place is None:
-                    return None
-                query = query.where(files.c.seq < place.seq)
-            if purpose:
-                query = query.where(files.c.purpose == purpose)
-            found = await connection.execute(query.order_by(files.c.seq.desc()).limit(limit))
-            return [_file_of(row) for row in found]
-
-    async def chunk(self, file_id: str, place: int) -> bytes | None:
-        """Returns a chunk of a file; None: there is none."""
-        query = select(file_pieces.c.data).where(file_pieces.c.file_id == file_id, file_pieces.c.place == place)
-        async with self._database.reading() as connection:
-            data: bytes | None = (await connection.execute(query)).scalar_one_or_none()
-            return data
-
-    async def hide(self, tenant: str, file_id: str) -> bool:
-        """Marks a file as incomplete, which hides it; returns whether it was there."""
-        async with self._database.writing() as connection:
-            done = await connection.execute(
-                update(files)
-                .where(files.c.id == file_id, files.c.tenant == tenant, files.c.is_whole == true())
-                .values(is_whole=False)
-            )
-            return done.rowcount > 0
-
-    async def bring_back(self, now: float, limit: int) -> int:
-        """Moves creation times in the future, from before a clock was set back, to now; returns how many."""
-        made = BoundedMoment(
-            key=files.c.seq, column=files.c.created_at, latest=now, where=true(), along=(files.c.expires_at,)
-        )
-        async with self._database.writing() as connection:
-            return await bring_back(connection, [made], limit)
-
-    async def hide_expired(self, now: float) -> int:
-        """Hides expired files; returns how many."""
-        async with self._database.writing() as connection:
-            done = await connection.execute(
-                update(files).where(files.c.expires_at <= now, files.c.is_whole == true()).values(is_whole=False)
-            )
-            return done.rowcount
-
-    async def incomplete(self, before: float, now: float, limit: int) -> Sequence[str]:
-        """Returns ids of incomplete files that were begun before a time or are expired, oldest first."""
-        query = (
-            select(files.c.id)
-            .where(files.c.is_whole == false(), or_(files.c.created_at < before, files.c.expires_at <= now))
-            .order_by(files.c.seq)
-            .limit(limit)
-        )
-        async with self._database.reading() as connection:
-            return [row.id for row in await connection.execute(query)]
-
-    async def remove(self, file_id: str) -> None:
-        """Deletes an incomplete file, some chunks at a time; a complete one stays."""
-        incomplete = select(files.c.id).where(files.c.id == file_id, files.c.is_whole == false())
-        some = (
-            select(file_pieces.c.place)
-            .where(file_pieces.c.file_id == file_id)
-            .order_by(file_pieces.c.place)
-            .limit(REMOVED_AT_ONCE)
-        )
-        more = True
-        while more:
-            async with self._database.writing() as connection:
-                if (await connection.execute(incomplete.with_for_update())).first() is None:
-                    return
-                done = await connection.execute(
-                    delete(file_pieces).where(file_pieces.c.file_id == file_id, file_pieces.c.place.in_(some))
-                )
-                more = done.rowcount == REMOVED_AT_ONCE
-                if not more:
-                    await connection.execute(delete(files).where(files.c.id == file_id))
-
-
 async def is_kept(connection: AsyncConnection, tenant: str, file_id: str, purpose: str) -> bool:
     """Whether a tenant has a file of this id and purpose."""
-    found = (await connection.execute(_one(tenant, file_id))).first()
+    found = (await connection.execute(statements.FILE, {"the_id": file_id, "the_tenant": tenant})).first()
     return found is not None and found.purpose == purpose
 
 
-def _one(tenant: str, file_id: str) -> Select[tuple[object, ...]]:
-    return select(files).where(files.c.id == file_id, files.c.tenant == tenant, files.c.is_whole == true())
+def _usage_of(row: Row[tuple[Any, ...]] | None, *, further: int = 0) -> Usage:
+    """Returns the usage of a tenant and `further` bytes."""
+    assert row is not None, "a count without groups is one row"
+    return Usage(row.number, int(row.bytes) + further)
 
 
-async def _usage(connection: AsyncConnection, tenant: str) -> Usage:
-    query = select(func.count(), func.coalesce(func.sum(files.c.size), 0)).where(files.c.tenant == tenant)
-    count, size = (await connection.execute(query)).one()
-    return Usage(count, int(size))
-
-
-def _file_of(row: Row[tuple[object, ...]]) -> file_pb.File:
+def _file_of(row: Row[tuple[Any, ...]]) -> file_pb.File:
     return file_pb.File(
         id=row.id,
         tenant=row.tenant,
@@ -225,8 +90,8 @@ _PURPOSES = (BATCH_INPUT, BATCH_OUTPUT)
 class FileManager(FilePort):
     """The file port of a router, with the quotas of tenants."""
 
-    def __init__(self, table: FileTable, limits: BatchLimits, clock: Clock) -> None:
-        self._table = table
+    def __init__(self, database: RouterDatabase, limits: BatchLimits, clock: Clock) -> None:
+        self._database = database
         self._limits = limits
         self._clock = clock
         self._uploads = Uploads("files", MAX_UPLOADS)
@@ -235,17 +100,13 @@ class FileManager(FilePort):
         """Stores a file. Also raises INVALID_ARGUMENT, and DEADLINE_EXCEEDED if the upload is not complete in time."""
         _check(new)
         file_id, now = new_id(FILE_PREFIX), self._now()
-        async with self._uploads.slot(lambda: self._table.remove(file_id)):
-            usage = await self._table.begin(file_id, new, now, now + self._limits.keep_file_seconds)
-            self._require_room(usage)
+        async with self._uploads.slot(lambda: self._remove(file_id)):
+            self._require_room(await self._begin(file_id, new, now))
             return await self._receive(new, file_id, content)
 
     @override
     async def get(self, tenant: str, file_id: str) -> file_pb.File:
-        found = await self._table.get(tenant, file_id) if is_token(file_id, MAX_REQUEST_ID_CHARS) else None
-        if found is None:
-            raise file_not_found(file_id)
-        return found
+        return _file_of(await self._row(tenant, file_id))
 
     async def list_page(
         self, tenant: str, *, purpose: str = "", after: str = "", limit: int = 100
@@ -255,28 +116,27 @@ class FileManager(FilePort):
             raise invalid_field("limit", f"must be 1 to {MAX_LISTED}")
         if purpose and purpose not in _PURPOSES:
             raise invalid_field("purpose", f"must be one of {', '.join(_PURPOSES)}")
-        if after and not is_token(after, MAX_REQUEST_ID_CHARS):
-            raise file_not_found(after)
-        found = await self._table.list_page(tenant, purpose, after, limit + 1)
-        if found is None:
-            raise file_not_found(after)
-        return file_pb.ListFilesResponse(files=found[:limit], has_more=len(found) > limit)
+        before = (await self._row(tenant, after)).seq if after else None
+        page = statements.files_page(before, purpose)
+        found = await self._database.rows(page, the_tenant=tenant, the_limit=limit + 1)
+        return file_pb.ListFilesResponse(files=map(_file_of, found[:limit]), has_more=len(found) > limit)
 
     async def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
         """Yields the content. NOT_FOUND may also come in the middle, if the file is deleted meanwhile."""
         left, place = (await self.get(tenant, file_id)).byte_count, 0
         while left > 0:
-            data = await self._table.chunk(file_id, place)
-            if not data:
+            piece = await self._database.first(statements.FILE_PIECE, the_id=file_id, the_place=place)
+            if piece is None or not piece.data:
                 raise file_not_found(file_id)
-            yield data
-            left, place = left - len(data), place + 1
+            yield piece.data
+            left, place = left - len(piece.data), place + 1
 
     async def delete(self, tenant: str, file_id: str) -> None:
         """Deletes a file: it is hidden at once, and its chunks are deleted in several transactions."""
-        if not is_token(file_id, MAX_REQUEST_ID_CHARS) or not await self._table.hide(tenant, file_id):
+        is_id = is_token(file_id, MAX_REQUEST_ID_CHARS)
+        if not is_id or not await self._database.change(statements.HIDE_FILE, the_id=file_id, the_tenant=tenant):
             raise file_not_found(file_id)
-        await self._table.remove(file_id)
+        await self._remove(file_id)
 
     async def sweep(self, *, all_incomplete: bool = False) -> None:
         """Purges expired and incomplete files.
@@ -284,15 +144,17 @@ class FileManager(FilePort):
         `all_incomplete`: every incomplete file is abandoned, because only this router uploads and it just started.
         """
         now = self._now()
-        while await self._table.bring_back(now, SWEPT_AT_ONCE):
+        while await self._bring_back(now):
             pass
-        await self._table.hide_expired(now)
+        await self._database.change(statements.HIDE_EXPIRED_FILES, the_time=now)
         before = now if all_incomplete else now - UPLOAD_LIMIT_SECONDS
         more = True
         while more:
-            found = await self._table.incomplete(before, now, SWEPT_AT_ONCE)
-            for file_id in found:
-                await self._table.remove(file_id)
+            found = await self._database.rows(
+                statements.INCOMPLETE_FILES, the_begin=before, the_time=now, the_limit=SWEPT_AT_ONCE
+            )
+            for row in found:
+                await self._remove(row.id)
             more = len(found) == SWEPT_AT_ONCE
 
     async def stop(self, grace_seconds: float) -> None:
@@ -307,13 +169,68 @@ class FileManager(FilePort):
                 if new.purpose == BATCH_INPUT:
                     # Result files are not limited: a batch whose results do not fit would never finish.
                     self._require_size(size)
-                usage = await self._table.usage(new.tenant)
-                self._require_room(Usage(usage.count, usage.size + len(chunk.data)))
-                file = await self._table.append(file_id, chunk, is_last=is_last)
-                if file is None:
-                    raise upload_timed_out("file")
+                usage = await self._database.first(statements.FILE_USAGE, the_tenant=new.tenant)
+                self._require_room(_usage_of(usage, further=len(chunk.data)))
+                file = await self._append(file_id, chunk, is_last=is_last)
         assert file is not None, "there is always a last chunk"
         return file
+
+    async def _row(self, tenant: str, file_id: str) -> Row[tuple[Any, ...]]:
+        """Returns the row of a complete file. Raises NOT_FOUND."""
+        found = None
+        if is_token(file_id, MAX_REQUEST_ID_CHARS):
+            found = await self._database.first(statements.FILE, the_id=file_id, the_tenant=tenant)
+        if found is None:
+            raise file_not_found(file_id)
+        return found
+
+    async def _begin(self, file_id: str, new: file_pb.File, now: float) -> Usage:
+        """Inserts an incomplete file; returns the usage of its tenant, this file included."""
+        values = {
+            "id": file_id,
+            "tenant": new.tenant,
+            "name": new.name,
+            "purpose": new.purpose,
+            "size": 0,
+            "created_at": now,
+            "expires_at": now + self._limits.keep_file_seconds,
+            "is_whole": False,
+        }
+        async with self._database.writing() as connection:
+            await connection.execute(statements.BEGIN_FILE, values)
+            return _usage_of((await connection.execute(statements.FILE_USAGE, {"the_tenant": new.tenant})).first())
+
+    async def _append(self, file_id: str, chunk: FileChunk, *, is_last: bool) -> file_pb.File:
+        """Appends a chunk to an incomplete file; the last one completes it. Raises DEADLINE_EXCEEDED if it is gone."""
+        values = {"the_id": file_id, "the_length": len(chunk.data), "the_end": is_last}
+        async with self._database.writing() as connection:
+            found = (await connection.execute(statements.EXTEND_FILE, values)).first()
+            if found is None:
+                raise upload_timed_out("file")
+            if chunk.data:
+                piece = {"file_id": file_id, "place": chunk.place, "data": chunk.data}
+                await connection.execute(statements.ADD_FILE_PIECE, piece)
+            return _file_of(found)
+
+    async def _remove(self, file_id: str) -> None:
+        """Deletes an incomplete file, some chunks at a time; a complete one stays."""
+        some = {"the_id": file_id, "the_limit": REMOVED_AT_ONCE}
+        more = True
+        while more:
+            async with self._database.writing() as connection:
+                if (await connection.execute(statements.LOCK_INCOMPLETE_FILE, {"the_id": file_id})).first() is None:
+                    return
+                more = (await connection.execute(statements.DELETE_FILE_PIECES, some)).rowcount == REMOVED_AT_ONCE
+                if not more:
+                    await connection.execute(statements.DELETE_FILE, {"the_id": file_id})
+
+    async def _bring_back(self, now: float) -> int:
+        """Moves creation times in the future, from before a clock was set back, to now; returns how many."""
+        made = BoundedMoment(
+            key=files.c.seq, column=files.c.created_at, latest=now, where=true(), along=(files.c.expires_at,)
+        )
+        async with self._database.writing() as connection:
+            return await bring_back(connection, [made], SWEPT_AT_ONCE)
 
     def _require_size(self, size: int) -> None:
         if size > self._limits.max_file_bytes:

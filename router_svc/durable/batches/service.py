@@ -10,7 +10,7 @@ from typing_extensions import override
 from router_svc.call_metadata import metadata_of, tenant_of
 from router_svc.durable.batches.batch_manager import BatchManager, BatchTables
 from router_svc.durable.batches.batch_sql import BatchTable, ItemTable
-from router_svc.durable.batches.files import FileManager, FileTable
+from router_svc.durable.batches.files import FileManager
 from router_svc.durable.batches.uploads import IDLE_SECONDS, incomplete_stream, with_idle_timeout
 from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.tasks.task_events import TaskEventBus
@@ -277,7 +277,7 @@ def build(
     `names`: models, routes and agents that items may name; None: any name is accepted.
     """
     chosen = clock or SystemClock()
-    files = FileManager(FileTable(database), limits, chosen)
+    files = FileManager(database, limits, chosen)
     tables = BatchTables(batches=BatchTable(database), items=ItemTable(database))
     batches = BatchManager(tables, limits, task_limits, events, chosen, names=names)
     return BatchService(database, files, batches, Sweeper(files, batches, limits, chosen))
