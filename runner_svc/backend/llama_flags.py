@@ -25,7 +25,7 @@ def hidden_devices(order: LoadOrder) -> dict[str, str]:
         return {VISIBLE_DEVICES: ""}
     if order.shares is None or not order.hides_devices:
         return {}
-    return {DEVICE_ORDER: BY_BUS, VISIBLE_DEVICES: ",".join(str(share.index) for share in order.shares)}
+    return {DEVICE_ORDER: BY_BUS, VISIBLE_DEVICES: ",".join(str(share.device_index) for share in order.shares)}
 
 
 def tensor_split(order: LoadOrder) -> list[int]:
@@ -36,10 +36,10 @@ def tensor_split(order: LoadOrder) -> list[int]:
     shares = order.shares or ()
     if len(shares) < 2:
         return []
-    parts = {share.index: max(1, share.bytes // MEBIBYTE) for share in shares}
+    parts = {share.device_index: max(1, share.bytes // MEBIBYTE) for share in shares}
     if order.hides_devices:
-        return [parts[share.index] for share in shares]
-    return [parts.get(index, 0) for index in range(shares[-1].index + 1)]
+        return [parts[share.device_index] for share in shares]
+    return [parts.get(index, 0) for index in range(shares[-1].device_index + 1)]
 
 
 MIN_CONTEXT_TOKENS = 16

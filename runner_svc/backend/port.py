@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from runner_svc.policy.load_plan import LoadParameter, LoadValue, check_parameters
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2, usage_pb2
+from weft.api.registry.v1 import lease_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError, invalid_field
@@ -70,20 +71,11 @@ class CacheIsolation(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceShare:
-    """The part of one device that a load may use."""
-
-    index: int
-    """Number of the device on the host, in the order of the PCI bus."""
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOrder:
     """The options of one start of a backend; the default is as configured."""
 
-    shares: tuple[DeviceShare, ...] | None = None
-    """Devices that it may use, in order of their index; None: the host has no memory ledger."""
+    shares: tuple[lease_pb2.DeviceBytes, ...] | None = None
+    """Its memory on each device that it may use, in order of their index; None: the host has no memory ledger."""
     hides_devices: bool = False
     """Whether other devices are hidden from it (CUDA_VISIBLE_DEVICES); False for declared devices."""
     parameters: Mapping[str, LoadValue] = field(default_factory=dict)

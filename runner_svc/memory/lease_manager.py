@@ -13,8 +13,7 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 from typing_extensions import override
 
-from runner_svc.backend.port import DeviceShare
-from runner_svc.memory.port import LeaseGrant, MemoryLedger, MemoryRequest, MemoryUser, OnWaiting
+from runner_svc.memory.port import MemoryLedger, MemoryUser, OnWaiting, leased_bytes
 from runner_svc.policy.backoff import retry_pause_seconds
 from runner_svc.waiting import event_within, within
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
@@ -80,7 +79,7 @@ class LeaseManagerConfig:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    grant: LeaseGrant
+    grant: lease_pb2.Lease
     user: MemoryUser
     good_until: float = float("-inf")
     """Local time until which the lease is valid, whatever the registry does."""
@@ -98,7 +97,7 @@ class _LeaseRequest:
     """One load's request for a lease."""
 
     request: pb.AcquireLeaseRequest
-    grant: LeaseGrant | None = None
+    grant: lease_pb2.Lease | None = None
 
 
 @dataclass(slots=True)
@@ -128,7 +127,7 @@ class LeaseManager(MemoryLedger):
         self._clock = clock
         self._jitter = jitter
         self._held: dict[str, _Held] = {}
-        self._releasing: dict[str, LeaseGrant] = {}
+        self._releasing: dict[str, lease_pb2.Lease] = {}
         self._request_slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
         self._renewing = asyncio.Lock()
         self._earlier_lock = asyncio.Lock()
@@ -142,7 +141,7 @@ class LeaseManager(MemoryLedger):
     @property
     def held_bytes(self) -> int:
         """Bytes that this runner has leased."""
-        return sum(held.grant.bytes for held in self._held.values())
+        return sum(leased_bytes(held.grant) for held in self._held.values())
 
     async def start(self, registry: "grpc.aio.Channel") -> None:
         """Start renewals, which also report the host's devices. Orphans of earlier incarnations must be gone."""
@@ -162,7 +161,9 @@ class LeaseManager(MemoryLedger):
             await within(self._clock, STOP_SECONDS, self._release_at_stop())
 
     @override
-    async def acquire(self, wanted: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
+    async def acquire(
+        self, wanted: pb.AcquireLeaseRequest, user: MemoryUser, on_waiting: OnWaiting
+    ) -> lease_pb2.Lease | None:
         pending = _LeaseRequest(pb.AcquireLeaseRequest())
         status = _WaitStatus(on_waiting)
         try:
@@ -176,7 +177,7 @@ class LeaseManager(MemoryLedger):
         return pending.grant
 
     @override
-    def is_good(self, grant: LeaseGrant) -> bool:
+    def is_good(self, grant: lease_pb2.Lease) -> bool:
         held = self._held.get(grant.lease_id)
         return held is not None and self._clock.monotonic() < held.good_until
 
@@ -185,7 +186,7 @@ class LeaseManager(MemoryLedger):
         self._nudged.set()
 
     @override
-    def release(self, grant: LeaseGrant) -> None:
+    def release(self, grant: lease_pb2.Lease) -> None:
         if self._held.pop(grant.lease_id, None) is not None:
             self._releasing[grant.lease_id] = grant
             self._release_asked.set()
@@ -194,18 +195,18 @@ class LeaseManager(MemoryLedger):
         if pending.grant is not None:
             self.release(pending.grant)
 
-    def _too_long(self, wanted: MemoryRequest, last: str) -> WeftError:
-        seconds, metadata = self._config.max_wait_seconds, {"model": wanted.model}
+    def _too_long(self, wanted: pb.AcquireLeaseRequest, last: str) -> WeftError:
+        seconds, metadata = self._config.max_wait_seconds, {"model": wanted.purpose}
         if last == NO_REGISTRY:
             return WeftError(
-                Reason.SERVICE_UNAVAILABLE, f"{wanted.model} waited {seconds:g} s for memory: no registry answered"
+                Reason.SERVICE_UNAVAILABLE, f"{wanted.purpose} waited {seconds:g} s for memory: no registry answered"
             )
         why = last.removeprefix(_WAITING)
-        words = f"{wanted.model} got no memory within {seconds:g} s" + (f": {why}" if why else "")
+        words = f"{wanted.purpose} got no memory within {seconds:g} s" + (f": {why}" if why else "")
         return WeftError(Reason.INSUFFICIENT_MEMORY, words, metadata=metadata, retry_after_seconds=_RETRY_AFTER_SECONDS)
 
     async def _wait_for(
-        self, wanted: MemoryRequest, user: MemoryUser, pending: _LeaseRequest, status: "_WaitStatus"
+        self, wanted: pb.AcquireLeaseRequest, user: MemoryUser, pending: _LeaseRequest, status: "_WaitStatus"
     ) -> None:
         """Fill in the grant of `pending`, or leave it empty where there are no devices."""
         deadline = self._clock.monotonic() + self._config.max_wait_seconds
@@ -222,14 +223,24 @@ class LeaseManager(MemoryLedger):
         async with self._request_slots:
             while True:
                 left = max(0.001, deadline - self._clock.monotonic())
-                pending.request = acquire_request(
-                    wanted, snapshot, device_indexes=self._config.device_indexes, max_wait_seconds=left
-                )
-                pending.request.request_id = new_id("lease")
+                pending.request = self._request(wanted, snapshot, left)
                 await self._request_until_granted(pending, user, snapshot.source, status)
                 if await self._is_confirmed(pending, status):
                     return
                 snapshot = await self._observer.look(fresh=True)
+
+    def _request(
+        self, wanted: pb.AcquireLeaseRequest, snapshot: HostSnapshot, max_wait_seconds: float
+    ) -> pb.AcquireLeaseRequest:
+        """Returns the request for a lease, without its holder."""
+        request = pb.AcquireLeaseRequest(
+            request_id=new_id("lease"),
+            sighting=snapshot_message(snapshot),
+            device_indexes=self._config.device_indexes,
+        )
+        request.MergeFrom(wanted)
+        request.max_wait.FromNanoseconds(int(max_wait_seconds * 1e9))
+        return request
 
     async def _first_snapshot(self, status: "_WaitStatus") -> HostSnapshot:
         """Returns the first snapshot that has devices, or certainly none."""
@@ -261,8 +272,11 @@ class LeaseManager(MemoryLedger):
                 snapshot = await self._observer.look(fresh=True)
                 pending.request.sighting.CopyFrom(snapshot_message(snapshot))
             else:
-                pending.grant = grant_from(lease, source)
-                self._held[pending.grant.lease_id] = _Held(pending.grant, user)
+                if not lease.shares or not lease.lease_id:
+                    raise WeftError(Reason.INTERNAL, "the registry granted a lease without memory")
+                self.hides_devices = source is not Source.DECLARED
+                pending.grant = lease
+                self._held[lease.lease_id] = _Held(lease, user)
                 return
 
     async def _request_once(self, request: pb.AcquireLeaseRequest, status: "_WaitStatus") -> "lease_pb2.Lease":
@@ -497,35 +511,6 @@ async def _errors() -> AsyncIterator[None]:
 
 MAX_PROCESSES = 256
 """Processes of one lease that are reported to the registry at most."""
-
-
-def acquire_request(
-    wanted: MemoryRequest, snapshot: HostSnapshot, *, device_indexes: tuple[int, ...], max_wait_seconds: float
-) -> pb.AcquireLeaseRequest:
-    """Builds the request for a lease, without the holder."""
-    request = pb.AcquireLeaseRequest(
-        purpose=wanted.model,
-        sighting=snapshot_message(snapshot),
-        bytes=wanted.bytes,
-        device_indexes=device_indexes,
-        priority=wanted.priority.wire,  # type: ignore[arg-type]  # same numbers
-        pinned=wanted.pinned,
-    )
-    request.max_wait.FromNanoseconds(int(max_wait_seconds * 1e9))
-    return request
-
-
-def grant_from(lease: lease_pb2.Lease, source: Source) -> LeaseGrant:
-    """Reads a granted lease. Raises INTERNAL for one without memory."""
-    shares = tuple(DeviceShare(index=share.device_index, bytes=share.bytes) for share in lease.shares)
-    if not shares or not lease.lease_id:
-        raise WeftError(Reason.INTERNAL, "the registry granted a lease without memory")
-    return LeaseGrant(
-        lease_id=lease.lease_id,
-        fencing_number=lease.fencing_number,
-        shares=shares,
-        hides_devices=source is not Source.DECLARED,
-    )
 
 
 def seen_bytes(processes: Collection[ProcessId], snapshot: HostSnapshot) -> int | None:

@@ -7,17 +7,17 @@ from typing_extensions import override
 
 from runner_svc.backend.port import Backend, LoadOrder
 from runner_svc.memory.port import (
-    LeaseGrant,
     MemoryForecast,
     MemoryLedger,
-    MemoryRequest,
     MemoryUser,
     OnWaiting,
+    leased_bytes,
 )
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import MemoryEstimate
 from runner_svc.request_records import RequestRecords
-from weft.api.registry.v1.lease_service_pb2 import LeaseUse
+from weft.api.registry.v1.lease_pb2 import Lease
+from weft.api.registry.v1.lease_service_pb2 import AcquireLeaseRequest, LeaseUse
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -49,7 +49,7 @@ class ModelMemory(MemoryUser):
         self._is_learned = False
         self.expected: MemoryEstimate | None = None
         """Forecast of the present or next load; None: unknown, or not requested yet."""
-        self.grant: LeaseGrant | None = None
+        self.grant: Lease | None = None
         self.lost = asyncio.Event()
         """Set when the lease was lost: processes that use it must be ended, and none may be started."""
         self.on_lost: Callable[[], None] = lambda: None
@@ -72,7 +72,7 @@ class ModelMemory(MemoryUser):
         """Memory that it holds: as observed, else as leased; 0: none."""
         if self.grant is None:
             return 0
-        return self.grant.bytes if self.seen_bytes is None else self.seen_bytes
+        return leased_bytes(self.grant) if self.seen_bytes is None else self.seen_bytes
 
     async def foresee(self, plan: LoadPlan) -> MemoryEstimate | None:
         """Forecast a load and keep the result in `expected`; None: unknown."""
@@ -99,8 +99,11 @@ class ModelMemory(MemoryUser):
         if self.grant is None:
             expected = await self.foresee(plan)
             if expected is not None and expected.bytes > 0:
-                wanted = MemoryRequest(
-                    model=self._model, bytes=expected.bytes, priority=self.priority, pinned=self.pinned
+                wanted = AcquireLeaseRequest(
+                    purpose=self._model,
+                    bytes=expected.bytes,
+                    priority=self.priority.wire,  # type: ignore[arg-type]  # same numbers
+                    pinned=self.pinned,
                 )
                 self.grant = await self._acquire(wanted, on_waiting)
         self._plan, self._filled, self._is_learned = plan, False, False
@@ -108,9 +111,11 @@ class ModelMemory(MemoryUser):
             # An engine that needs no device memory is shown no devices.
             shares = () if self.expected is not None and self.expected.bytes == 0 else None
             return LoadOrder(shares=shares, parameters=plan.parameters)
-        return LoadOrder(shares=self.grant.shares, hides_devices=self.grant.hides_devices, parameters=plan.parameters)
+        return LoadOrder(
+            shares=tuple(self.grant.shares), hides_devices=self._ledger.hides_devices, parameters=plan.parameters
+        )
 
-    async def _acquire(self, wanted: MemoryRequest, on_waiting: OnWaiting) -> LeaseGrant | None:
+    async def _acquire(self, wanted: AcquireLeaseRequest, on_waiting: OnWaiting) -> Lease | None:
         try:
             return await self._ledger.acquire(wanted, self, on_waiting)
         except WeftError as error:

@@ -1,47 +1,21 @@
 """The memory port: the calls of an instance to the ledger of accelerator memory, and the forecast of loads."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
-from runner_svc.backend.port import DeviceShare
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import MemoryEstimate
-from weft.api.registry.v1.lease_service_pb2 import LeaseUse
+from weft.api.registry.v1.lease_pb2 import Lease
+from weft.api.registry.v1.lease_service_pb2 import AcquireLeaseRequest, LeaseUse
 from weft.gpu.snapshot import ProcessId
-from weft.kernel.request import Priority
 
 OnWaiting = Callable[[str], None]
 """Called with a status text of the wait whenever it changes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRequest:
-    """A request for accelerator memory."""
-
-    model: str
-    bytes: int
-    """Bytes over all devices; more than 0."""
-    priority: Priority
-    """Models of a higher priority are not evicted for it."""
-    pinned: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseGrant:
-    """A granted lease on accelerator memory."""
-
-    lease_id: str
-    fencing_number: int
-    shares: tuple[DeviceShare, ...]
-    """Shares in order of the devices; at least one."""
-    hides_devices: bool
-    """Whether other devices are hidden from the engine; False for declared devices, which no driver knows."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes over all devices."""
-        return sum(share.bytes for share in self.shares)
+def leased_bytes(lease: Lease) -> int:
+    """Returns the bytes of a lease over all devices."""
+    return sum(share.bytes for share in lease.shares)
 
 
 class MemoryUser(Protocol):
@@ -67,11 +41,18 @@ class MemoryUser(Protocol):
 class MemoryLedger:
     """The ledger of one host's accelerator memory, as one runner uses it.
 
-    This class itself is that of a host without devices, where every request is granted without a lease.
+    This class itself is that of a host without devices, where every request is granted without a lease. Leases are
+    read-only.
     """
 
-    async def acquire(self, wanted: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
+    hides_devices = True
+    """Whether other devices than those of its lease are hidden from an engine; False for declared devices, which no
+    driver knows. Known once a lease was granted."""
+
+    async def acquire(self, wanted: AcquireLeaseRequest, user: MemoryUser, on_waiting: OnWaiting) -> Lease | None:
         """Wait for a lease, which is renewed from then on; None: this host has no devices, and nothing is leased.
+
+        `wanted` says for which model (`purpose`), how much, at which priority, and whether it is pinned.
 
         Raises INSUFFICIENT_MEMORY when the memory is never available or the wait timed out, SERVICE_UNAVAILABLE when
         the ledger was unreachable for as long. A cancelled caller holds nothing.
@@ -79,7 +60,7 @@ class MemoryLedger:
         del wanted, user, on_waiting
         return None
 
-    def is_good(self, grant: LeaseGrant) -> bool:
+    def is_good(self, grant: Lease) -> bool:
         """Whether a lease is certainly valid, by the local clock alone."""
         del grant
         return True
@@ -87,7 +68,7 @@ class MemoryLedger:
     def note_change(self) -> None:
         """Report the use of the leases to the ledger now."""
 
-    def release(self, grant: LeaseGrant) -> None:
+    def release(self, grant: Lease) -> None:
         """Release a lease whose processes have ended. Returns at once and never fails, also for a lost lease."""
 
 

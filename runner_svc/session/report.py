@@ -11,6 +11,7 @@ from runner_svc.instance.instance import Instance
 from runner_svc.instance.load_messages import duration_message, options_message, parameter_message
 from runner_svc.instance.settings import HibernationSettings, ServedModel
 from runner_svc.memory.model_memory import ModelMemory
+from runner_svc.memory.port import leased_bytes
 from runner_svc.policy.lifecycle import MAX_HOW_CHARS
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.redaction import redact_local_addresses
@@ -130,11 +131,11 @@ def _memory(memory: ModelMemory) -> runner_pb2.InstanceMemory | None:
     if grant is None and expected is None:
         return None
     return runner_pb2.InstanceMemory(
-        leased_bytes=0 if grant is None else grant.bytes,
+        leased_bytes=0 if grant is None else leased_bytes(grant),
         measured_bytes=memory.seen_bytes,
         estimated_bytes=0 if expected is None else expected.bytes,
         estimate_source="" if expected is None else expected.source.value,
-        device_indexes=[] if grant is None else [share.index for share in grant.shares],
+        device_indexes=[] if grant is None else [share.device_index for share in grant.shares],
     )
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner_svc.memory.lease_manager import LeaseManager, LeaseManagerConfig
-from runner_svc.memory.port import MemoryRequest
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.api.registry.v1 import lease_service_pb2_grpc
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
@@ -149,8 +148,9 @@ class Holder:
         self.seen.append(seen_bytes)
 
 
-def wish(model: str = "m", size: int = GIB) -> MemoryRequest:
-    return MemoryRequest(model=model, bytes=size, priority=Priority.NORMAL, pinned=False)
+def wish(model: str = "m", size: int = GIB) -> pb.AcquireLeaseRequest:
+    priority = Priority.NORMAL.wire
+    return pb.AcquireLeaseRequest(purpose=model, bytes=size, priority=priority)  # type: ignore[arg-type]  # same numbers
 
 
 @asynccontextmanager

@@ -18,7 +18,8 @@ from runner_svc.memory.lease_manager import (
     OWN_QUEUE,
     LeaseManager,
 )
-from runner_svc.memory.port import LeaseGrant
+from runner_svc.memory.port import leased_bytes
+from weft.api.registry.v1.lease_pb2 import Lease
 from weft.gpu.snapshot import ProcessId, Source
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
@@ -30,7 +31,7 @@ ENGINE = ProcessId(4242, 99)
 WORDS: list[str] = []
 
 
-async def _granted(keeper: LeaseManager, holder: Holder, words: list[str] | None = None) -> LeaseGrant:
+async def _granted(keeper: LeaseManager, holder: Holder, words: list[str] | None = None) -> Lease:
     heard = [] if words is None else words
     grant = await keeper.acquire(wish(), holder, heard.append)
     assert grant is not None
@@ -57,12 +58,13 @@ async def test_a_lease_is_asked_for_in_the_runners_name_and_renewed_before_it_is
         use = next(use for renewal in leases.renewals for use in renewal.leases if use.lease_id == grant.lease_id)
         assert (use.fencing_number, use.active_requests, use.pinned, use.filled) == (1, 2, True, False)
         assert keeper.is_good(grant)
-        assert (grant.bytes, grant.hides_devices) == (GIB, True)
+        assert (leased_bytes(grant), keeper.hides_devices) == (GIB, True)
 
 
 async def test_declared_devices_are_not_hidden_from_an_engine(tmp_path: Path) -> None:
     async with keeping(tmp_path, SeenHost(8 * GIB, source=Source.DECLARED), SystemClock()) as (keeper, _, _):
-        assert not (await _granted(keeper, Holder())).hides_devices
+        await _granted(keeper, Holder())
+        assert not keeper.hides_devices
 
 
 async def test_what_is_waited_for_is_told_as_it_changes(tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ async def test_wherever_a_wait_is_cancelled_no_lease_is_left_behind(tmp_path: Pa
                 await asyncio.sleep(0)
             waiting.cancel()
             outcome = (await asyncio.gather(waiting, return_exceptions=True))[0]
-            if isinstance(outcome, LeaseGrant):
+            if isinstance(outcome, Lease):
                 keeper.release(outcome)
             assert keeper.held_bytes == 0, f"cancelled after {turns} turns"
         confirmed = {use.lease_id for renewal in leases.renewals for use in renewal.leases}
@@ -211,7 +213,7 @@ async def test_devices_that_cannot_be_seen_yet_are_waited_for_and_not_taken_for_
         waiting = asyncio.create_task(_granted(keeper, Holder(), words))
         await until(lambda: words == [NO_SNAPSHOT])
         host.source, host.devices = Source.NVML, SeenHost(8 * GIB).devices
-        assert (await waiting).bytes == GIB
+        assert leased_bytes(await waiting) == GIB
 
 
 async def test_a_lease_that_is_given_up_while_the_registry_is_away_is_given_up_when_it_is_back(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from own_children import own_children
 from tiny_gguf import write_gguf
 
 from runner_svc.backend.engine_process import EnginePorts, PortRange
-from runner_svc.backend.port import BackendFacts, DeviceShare, LoadOrder
+from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend, LlamaCppPythonConfig
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command
@@ -71,7 +72,7 @@ def _free_ports(count: int) -> PortRange:
 
 
 async def test_an_engine_sees_the_devices_of_its_shares_and_no_other() -> None:
-    shares = (DeviceShare(index=2, bytes=3 * 2**30), DeviceShare(index=5, bytes=2**30))
+    shares = (DeviceBytes(device_index=2, bytes=3 * 2**30), DeviceBytes(device_index=5, bytes=2**30))
     order = LoadOrder(shares=shares, hides_devices=True, parameters={"flash_attention": "on"})
     async with _started(_backend(), order) as (_, process):
         environment, line = process.environ(), process.cmdline()
@@ -99,7 +100,7 @@ async def test_the_host_of_a_library_sees_its_devices_and_no_other_too(tmp_path:
             model_path=write_gguf(tmp_path / "tiny.gguf"), environment={"PYTHONPATH": str(library)}, graces=GRACES
         )
     )
-    shares = (DeviceShare(index=1, bytes=2**30), DeviceShare(index=7, bytes=2**31))
+    shares = (DeviceBytes(device_index=1, bytes=2**30), DeviceBytes(device_index=7, bytes=2**31))
     order = LoadOrder(shares=shares, hides_devices=True, parameters={"context_tokens": 512})
     try:
         async with asyncio.timeout(20.0):

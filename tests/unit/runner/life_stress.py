@@ -12,7 +12,6 @@ from runner_svc.backend.port import (
     Backend,
     BackendFacts,
     CallInfo,
-    DeviceShare,
     ExitReport,
     LoadOrder,
     ProcessSigns,
@@ -20,10 +19,8 @@ from runner_svc.backend.port import (
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
 from runner_svc.memory.port import (
-    LeaseGrant,
     MemoryForecast,
     MemoryLedger,
-    MemoryRequest,
     MemoryUser,
     OnWaiting,
 )
@@ -32,6 +29,8 @@ from runner_svc.policy.load_plan import LoadPlan, LoadSpec
 from runner_svc.policy.memory_estimate import EstimateSource, MemoryEstimate
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import chat_pb2
+from weft.api.registry.v1.lease_pb2 import DeviceBytes, Lease
+from weft.api.registry.v1.lease_service_pb2 import AcquireLeaseRequest
 from weft.api.registry.v1.wake_pb2 import WakeRecipe
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
@@ -154,25 +153,25 @@ class RandomLedger(MemoryLedger):
         self.granted = 0
         self.broken: list[str] = []
 
-    async def acquire(self, wish: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
+    async def acquire(self, wish: AcquireLeaseRequest, user: MemoryUser, on_waiting: OnWaiting) -> Lease | None:
         on_waiting("waiting for memory")
         await self._backend.dawdle()
         if self._backend.fails() and self._random.random() < 0.5:
             raise WeftError(self._random.choice((Reason.INSUFFICIENT_MEMORY, Reason.SERVICE_UNAVAILABLE)), "none left")
         self.granted += 1
-        shares = (DeviceShare(index=0, bytes=wish.bytes),)
-        grant = LeaseGrant(lease_id=f"l{self.granted}", fencing_number=self.granted, shares=shares, hides_devices=True)
+        shares = [DeviceBytes(device_index=0, bytes=wish.bytes)]
+        grant = Lease(lease_id=f"l{self.granted}", fencing_number=self.granted, shares=shares)
         self.held[grant.lease_id] = user
         self.most_held = max(self.most_held, len(self.held))
         return grant
 
-    def is_good(self, grant: LeaseGrant) -> bool:
+    def is_good(self, grant: Lease) -> bool:
         return grant.lease_id in self.held and (self._backend.failing == 0.0 or self._random.random() < 0.9)
 
     def note_change(self) -> None:
         pass
 
-    def release(self, grant: LeaseGrant) -> None:
+    def release(self, grant: Lease) -> None:
         if self._backend.process_count:
             self.broken.append("a lease was given up under a process")
         self.held.pop(grant.lease_id, None)

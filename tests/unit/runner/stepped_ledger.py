@@ -3,21 +3,19 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-from runner_svc.backend.port import DeviceShare
 from runner_svc.memory.port import (
-    LeaseGrant,
     MemoryForecast,
     MemoryLedger,
-    MemoryRequest,
     MemoryUser,
     OnWaiting,
 )
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import EstimateSource, MemoryEstimate
+from weft.api.registry.v1.lease_pb2 import DeviceBytes, Lease
+from weft.api.registry.v1.lease_service_pb2 import AcquireLeaseRequest
 
 if TYPE_CHECKING:
     from weft.kernel.errors import WeftError
-
 
 GIB = 1024**3
 WORDS = "waiting for memory: needs 2.0 GiB on host-a, held by qwen"
@@ -30,13 +28,13 @@ class SteppedLedger(MemoryLedger):
         self.go = asyncio.Event()
         self.go.set()
         self.error: WeftError | None = None
-        self.wishes: list[MemoryRequest] = []
+        self.wishes: list[AcquireLeaseRequest] = []
         self.held: dict[str, MemoryUser] = {}
         self.released: list[str] = []
         self.is_sure = True
         self.changes = 0
 
-    async def acquire(self, wish: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
+    async def acquire(self, wish: AcquireLeaseRequest, user: MemoryUser, on_waiting: OnWaiting) -> Lease | None:
         self.wishes.append(wish)
         if not self.go.is_set():
             on_waiting(WORDS)
@@ -44,22 +42,21 @@ class SteppedLedger(MemoryLedger):
         if self.error is not None:
             raise self.error
         number = len(self.wishes)
-        grant = LeaseGrant(
+        grant = Lease(
             lease_id=f"lease-{number}",
             fencing_number=number,
-            shares=(DeviceShare(index=0, bytes=wish.bytes),),
-            hides_devices=True,
+            shares=[DeviceBytes(device_index=0, bytes=wish.bytes)],
         )
         self.held[grant.lease_id] = user
         return grant
 
-    def is_good(self, grant: LeaseGrant) -> bool:
+    def is_good(self, grant: Lease) -> bool:
         return self.is_sure and grant.lease_id in self.held
 
     def note_change(self) -> None:
         self.changes += 1
 
-    def release(self, grant: LeaseGrant) -> None:
+    def release(self, grant: Lease) -> None:
         self.held.pop(grant.lease_id, None)
         self.released.append(grant.lease_id)
 

@@ -7,16 +7,17 @@ from instance_stage import Stage, living, outcome
 from kit.recipes import http_recipe
 from stepped_ledger import GIB, WORDS, SteppedLedger
 
-from runner_svc.backend.port import DeviceShare, LoadOrder
+from runner_svc.backend.port import LoadOrder
 from runner_svc.instance.settings import SleepSettings
 from runner_svc.policy.lifecycle import Command, Phase
 from runner_svc.policy.load_plan import LoadPlan, LoadSpec
+from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
 NEVER = WeftError(Reason.INSUFFICIENT_MEMORY, "needs 99 GiB; host-a has 24 GiB")
-ORDER = LoadOrder(shares=(DeviceShare(index=0, bytes=2 * GIB),), hides_devices=True)
+ORDER = LoadOrder(shares=(DeviceBytes(device_index=0, bytes=2 * GIB),), hides_devices=True)
 
 
 async def test_memory_is_had_before_the_engine_starts_and_the_wait_is_told() -> None:
@@ -29,7 +30,7 @@ async def test_memory_is_had_before_the_engine_starts_and_the_wait_is_told() -> 
         await stage.settle()
         assert stage.state == (Phase.READY, "")
         assert stage.backend.orders == [ORDER]
-        assert (book.wishes[0].model, book.wishes[0].bytes) == ("m", 2 * GIB)
+        assert (book.wishes[0].purpose, book.wishes[0].bytes) == ("m", 2 * GIB)
 
 
 async def test_a_lease_is_kept_over_a_crash_and_given_up_when_the_model_sleeps() -> None:

@@ -41,5 +41,5 @@ async def test_memory_is_asked_for_with_the_priority_of_the_request_that_waits_a
         await asyncio.gather(*wakes)
         await stage.instance.unload()
         await stage.instance.load()
-    asked = [wish.priority for wish in book.wishes]
+    asked = [Priority.from_wire(wish.priority) for wish in book.wishes]
     assert asked == [Priority.HIGH, Priority.LOW, Priority.HIGH, Priority.NORMAL, Priority.NORMAL]

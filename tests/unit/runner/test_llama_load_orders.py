@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runner_svc.backend.llama_flags import hidden_devices, tensor_split
-from runner_svc.backend.port import DeviceShare, LoadOrder
+from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_plan import check_parameters
 from runner_svc.runtimes.llama_cpp_python.arguments import LlamaCppPythonConfig
 from runner_svc.runtimes.llama_cpp_python.arguments import check_together as check_together_in_process
@@ -24,12 +24,13 @@ from runner_svc.runtimes.llama_server.arguments import (
 from runner_svc.runtimes.llama_server.backend import ServerProps, parse_props
 from runner_svc.runtimes.llama_server.xllamacpp_launcher import parse_arguments as parse_launcher_arguments
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
+from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.kernel.errors import FieldError
 
 GIBIBYTE = 2**30
 SERVER = LlamaServerConfig(command=("llama-server",), model_path=Path("m.gguf"), alias="m")
 IN_PROCESS = LlamaCppPythonConfig(model_path=Path("m.gguf"))
-EIGHT = tuple(DeviceShare(index=index, bytes=(10 + index) * GIBIBYTE) for index in range(8))
+EIGHT = tuple(DeviceBytes(device_index=index, bytes=(10 + index) * GIBIBYTE) for index in range(8))
 
 
 def _value(arguments: Sequence[str], flag: str) -> str:
@@ -104,7 +105,10 @@ def test_another_file_takes_the_place_of_the_configured_one() -> None:
 def test_every_single_device_of_eight_is_the_only_one_that_its_engine_sees() -> None:
     for share in EIGHT:
         order = LoadOrder(shares=(share,), hides_devices=True)
-        assert hidden_devices(order) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(share.index)}
+        assert hidden_devices(order) == {
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": str(share.device_index),
+        }
         assert "--tensor-split" not in SERVER.arguments(order)
 
 
@@ -130,7 +134,7 @@ def test_devices_that_are_not_hidden_are_left_out_of_the_split_by_a_zero() -> No
 
 
 def test_a_share_of_less_than_a_mebibyte_is_still_a_part() -> None:
-    tiny = (DeviceShare(index=0, bytes=1), DeviceShare(index=1, bytes=GIBIBYTE))
+    tiny = (DeviceBytes(device_index=0, bytes=1), DeviceBytes(device_index=1, bytes=GIBIBYTE))
     assert tensor_split(LoadOrder(shares=tiny, hides_devices=True)) == [1, 1024]
 
 
