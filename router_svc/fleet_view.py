@@ -5,9 +5,9 @@ from types import MappingProxyType
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.routes import Route
-from weft.api.registry.v1 import wake_pb2
+from weft.api.registry.v1 import route_pb2, wake_pb2
 from weft.dispatch.agents import members_of
-from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RouteView, RunnerView
+from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.kernel.clock import refused_words
 from weft.wake.recipes import max_wait_seconds, mesh_recipe
 
@@ -120,7 +120,7 @@ class MeshDiff:
         return MeshChange(
             candidates=tuple(candidate_of(view, model) for model in self._changed(last, view)),
             gone=tuple(last.models.keys() - view.models.keys()),
-            routes={name: _route(route) for name, route in view.routes.items()}
+            routes={name: _route(route.manifest) for name, route in view.routes.items()}
             if view.routes is not last.routes
             else None,
             cloud_fallback=view.settings.allow_cloud_fallback if view.settings is not last.settings else None,
@@ -146,11 +146,11 @@ class MeshDiff:
         ]
 
 
-def _route(route: RouteView) -> Route:
+def _route(route: route_pb2.RouteManifest) -> Route:
     return Route(
         name=route.name,
-        candidates=route.candidates,
-        budget_seconds=route.budget_seconds,
-        keep_alive_seconds=route.keep_alive_seconds,
+        candidates=tuple(route.candidates),
+        budget_seconds=route.budget.ToNanoseconds() / 1e9 if route.HasField("budget") else None,
+        keep_alive_seconds=route.keep_alive.ToNanoseconds() / 1e9 if route.HasField("keep_alive") else None,
         pin_primary=route.pin_primary,
     )

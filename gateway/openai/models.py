@@ -15,8 +15,9 @@ from gateway.deps import InferenceDeps
 from gateway.errors import Dialect
 from gateway.intake.query import whole_number
 from gateway.request_facts import facts_of
-from weft.dispatch.agents import AGENT_PREFIX, ROUTE_PREFIX, agent_name_of, members_of
-from weft.dispatch.fleet import AgentView, FleetView, ModelView, RouteView
+from weft.api.registry.v1 import agent_pb2, route_pb2
+from weft.dispatch.agents import AGENT_PREFIX, ROUTE_PREFIX, agent_name_of, members_of, target_of
+from weft.dispatch.fleet import FleetView, ModelView
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Skill
@@ -161,33 +162,35 @@ def _entry(name: str, members: list[ModelView], created: int | None = None, **ab
     }
 
 
-def _agent_entry(view: FleetView, agent: AgentView) -> dict[str, Any] | None:
+def _agent_entry(view: FleetView, agent: agent_pb2.Agent) -> dict[str, Any] | None:
     """Returns an agent as a model; None while no model can serve it."""
     members = [model for model in members_of(view, agent) if model.reachable]
-    if agent.runner_gone or not members:
+    if agent.HasField("inactive_time") or not members:
         return None
-    about = {"agent": True, "model": agent.target, "description": agent.description}
-    entry = _entry(AGENT_PREFIX + agent.name, members, agent.created_at_seconds, **about)
+    manifest = agent.manifest
+    about = {"agent": True, "model": target_of(manifest)[0], "description": manifest.description}
+    entry = _entry(AGENT_PREFIX + manifest.name, members, agent.create_time.seconds, **about)
     entry["meta"]["operations"] = ["chat"]
     return entry
 
 
-def _route_entry(view: FleetView, route: RouteView) -> dict[str, Any] | None:
+def _route_entry(view: FleetView, route: route_pb2.Route) -> dict[str, Any] | None:
     """Returns a route as a model; None while none of its candidates is reachable."""
     members = _rungs(view, route)
     if not members:
         return None
-    about = {"route": True, "candidates": list(route.candidates), "description": route.description}
-    return _entry(ROUTE_PREFIX + route.name, members, route.created_at_seconds, **about)
+    manifest = route.manifest
+    about = {"route": True, "candidates": list(manifest.candidates), "description": manifest.description}
+    return _entry(ROUTE_PREFIX + manifest.name, members, route.create_time.seconds, **about)
 
 
-def _rungs(view: FleetView, route: RouteView) -> list[ModelView]:
+def _rungs(view: FleetView, route: route_pb2.Route) -> list[ModelView]:
     """Returns the reachable models of a route: for each candidate the members of the pool, else the model alone.
 
     A fallback off the premises is left out unless the mesh's settings allow it.
     """
     found: dict[str, ModelView] = {}
-    for position, name in enumerate(route.candidates):
+    for position, name in enumerate(route.manifest.candidates):
         pool = [model for model in view.models.values() if model.pool == name]
         alone = [view.models[name]] if name in view.models else []
         for model in pool or alone:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from registry_svc.mesh.domain import Kind, Status
 from registry_svc.mesh.overlay import shown_route
 from registry_svc.mesh.policy.declarations import Candidate
-from registry_svc.mesh.records import Manifest, key_of, manifest_bytes, pool_name_of, target_of
+from registry_svc.mesh.records import Manifest, key_of, manifest_bytes, pool_name_of
 from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2
+from weft.dispatch.agents import target_of
 
 
 @dataclass(slots=True)

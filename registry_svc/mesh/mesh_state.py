@@ -10,10 +10,10 @@ from registry_svc.mesh.indexes import ManifestSizes, PoolIndex, RouteIndex, Targ
 from registry_svc.mesh.overlay import may_serve, public_agent, public_model, virtual_agent, virtual_model
 from registry_svc.mesh.policy.declarations import Target
 from registry_svc.mesh.policy.namespace import Claim, Owner
-from registry_svc.mesh.records import target_of
 from registry_svc.mesh.session_state import SessionState
 from weft.api.registry.v1 import agent_pb2, model_pb2, pool_pb2, route_pb2, runner_pb2
 from weft.api.registry.v1.registry_service_pb2 import Change
+from weft.dispatch.agents import target_of
 
 
 class ResourceIndex:

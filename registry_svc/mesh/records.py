@@ -24,6 +24,7 @@ from weft.api.registry.v1 import (
     route_pb2,
     runner_pb2,
 )
+from weft.dispatch.agents import target_of
 from weft.kernel.errors import invalid_field
 
 T = TypeVar("T")
@@ -59,12 +60,6 @@ def to_kind(kind: resource_kind_pb2.ResourceKind.ValueType, field: str) -> Kind:
 def pool_name_of(manifest: model_pb2.ModelManifest) -> str:
     """The effective pool of a model: the declared one, or its own name."""
     return manifest.pool_name or manifest.name
-
-
-def target_of(manifest: agent_pb2.AgentManifest) -> tuple[str, bool]:
-    """The model or the pool that answers for an agent, by name, and whether it is a pool."""
-    is_pool = manifest.WhichOneof("target") == "pool"
-    return (manifest.pool if is_pool else manifest.model), is_pool
 
 
 def name_of(declaration: declaration_service_pb2.Declaration) -> str:

@@ -10,10 +10,11 @@ from google.protobuf import json_format
 from sqlalchemy import Row
 
 from registry_svc.mesh.domain import JoinToken, Session, Standing
-from registry_svc.mesh.records import compact, moment_of, target_of
+from registry_svc.mesh.records import compact, moment_of
 from registry_svc.wire_values import duration_message, timestamp
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, runner_pb2, settings_pb2, wake_pb2
+from weft.dispatch.agents import target_of
 from weft.kernel.log import get_logger
 from weft.kernel.request import Operation, Skill
 from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS, max_wait_seconds, set_defaults

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2
-from weft.dispatch.fleet import AgentView, FleetSource, FleetView, ModelView
+from weft.api.registry.v1 import agent_pb2
+from weft.dispatch.fleet import FleetSource, FleetView, ModelView
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.names import close_names, require_name
@@ -80,18 +81,24 @@ def resolve(view: FleetView, context: RequestContext, payload: chat_pb2.ChatPayl
     target = _require_target(view, agent)
     return AgentRequest(
         context=replace(context, model=target, agent=name),
-        payload=with_agent(payload, agent),
-        behaviour=agent.behaviour,
+        payload=with_agent(payload, agent.manifest),
+        behaviour=agent.manifest.behaviour if agent.manifest.HasField("behaviour") else None,
     )
 
 
-def members_of(view: FleetView, agent: AgentView) -> list[ModelView]:
+def target_of(agent: agent_pb2.AgentManifest) -> tuple[str, bool]:
+    """Returns the model or the pool that answers for an agent, by name, and whether it is a pool."""
+    is_pool = agent.WhichOneof("target") == "pool"
+    return (agent.pool if is_pool else agent.model), is_pool
+
+
+def members_of(view: FleetView, agent: agent_pb2.Agent) -> list[ModelView]:
     """Returns the models that answer for an agent; empty: its target does not exist."""
-    target = _placing_name(view, agent)
+    target = _placing_name(view, agent.manifest)
     return [] if target is None else view.pool_members(target)
 
 
-def with_agent(payload: chat_pb2.ChatPayload, agent: AgentView) -> chat_pb2.ChatPayload:
+def with_agent(payload: chat_pb2.ChatPayload, agent: agent_pb2.AgentManifest) -> chat_pb2.ChatPayload:
     """Returns a copy of `payload` with the agent's system prompt first and its defaults for unset parameters."""
     prepared = chat_pb2.ChatPayload()
     prepared.CopyFrom(payload)
@@ -116,7 +123,7 @@ def fill_defaults(params: sampling_pb2.SamplingParams, defaults: sampling_pb2.Sa
     params.CopyFrom(filled)
 
 
-def _require_agent(view: FleetView, name: str) -> AgentView:
+def _require_agent(view: FleetView, name: str) -> agent_pb2.Agent:
     agent = view.agents.get(name)
     if agent is None and view.revision == 0:
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "no agent is known yet; try again in a moment")
@@ -126,7 +133,7 @@ def _require_agent(view: FleetView, name: str) -> AgentView:
             f"no agent is called {name}; there is: {_names(view)}",
             metadata={"agent": name, "field": "model"},
         )
-    if agent.runner_gone:
+    if agent.HasField("inactive_time"):
         raise WeftError(
             Reason.NO_RUNNER_AVAILABLE,
             f"agent {name} was published by a runner that is gone; it answers again when its runner is back",
@@ -135,23 +142,25 @@ def _require_agent(view: FleetView, name: str) -> AgentView:
     return agent
 
 
-def _require_target(view: FleetView, agent: AgentView) -> str:
-    target = _placing_name(view, agent)
+def _require_target(view: FleetView, agent: agent_pb2.Agent) -> str:
+    target = _placing_name(view, agent.manifest)
     if target is None:
-        noun = "pool" if agent.targets_pool else "model"
+        name, is_pool = target_of(agent.manifest)
+        noun = "pool" if is_pool else "model"
         raise WeftError(
             Reason.MODEL_NOT_FOUND,
-            f"agent {agent.name} answers with {noun} {agent.target}, which is not known to the mesh",
-            metadata={"agent": agent.name, "model": agent.target, "field": "model"},
+            f"agent {agent.manifest.name} answers with {noun} {name}, which is not known to the mesh",
+            metadata={"agent": agent.manifest.name, "model": name, "field": "model"},
         )
     return target
 
 
-def _placing_name(view: FleetView, agent: AgentView) -> str | None:
+def _placing_name(view: FleetView, agent: agent_pb2.AgentManifest) -> str | None:
     """Returns the target that exactly the agent's models answer; None: there is none."""
-    if agent.targets_pool:
-        return agent.target if _is_pool(view, agent.target) else None
-    model = view.models.get(agent.target)
+    name, is_pool = target_of(agent)
+    if is_pool:
+        return name if _is_pool(view, name) else None
+    model = view.models.get(name)
     if model is None:
         return None
     # A pool of unrelated models may have the model's name; then only its own pool's name leads to it.

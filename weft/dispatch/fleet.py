@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import grpc
+from google.protobuf.message import Message
 from typing_extensions import override
 
-from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import (
     agent_pb2,
     model_pb2,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 
 class Phase(Enum):
@@ -129,56 +130,6 @@ class ModelView:
         return self.active or self.hibernating
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentView:
-    """An agent as the mesh knows it."""
-
-    name: str
-    target: str
-    """The model or the pool that answers, by name."""
-    system_prompt: str
-    """Empty: none."""
-    default_params: sampling_pb2.SamplingParams
-    """Only ever read."""
-    description: str
-    created_at_seconds: int
-    """Unix time of its first declaration."""
-    targets_pool: bool = False
-    """Whether `target` names a pool; else a model, and with it the pool that it is in."""
-    runner_gone: bool = False
-    """Whether the runner that published it is inactive, so that it does not answer."""
-    behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
-    """Its behaviour around chats; None: none. Read-only."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteView:
-    """A route as the mesh knows it."""
-
-    name: str
-    candidates: tuple[str, ...]
-    """Models or pools, by name, best first."""
-    description: str
-    budget_seconds: float | None
-    """Time limit from arrival to the end of the answer; a request that cannot meet it is refused, a running one is not
-    stopped. None: the request's own deadline.
-    """
-    keep_alive_seconds: float | None
-    """How long the model stays loaded after a request; negative: until it is unloaded; None: as it is configured."""
-    pin_primary: bool
-    """Whether the first candidate is waited for as long as it is there at all."""
-    created_at_seconds: int
-    """Unix time of its first declaration."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingsView:
-    """Settings of the whole mesh, as far as they are known."""
-
-    allow_cloud_fallback: bool = False
-    """Whether a route may fall back to models off the premises; False until the registry has reported it."""
-
-
 class FleetSource(Protocol):
     """The source of the current FleetView; see `FleetWatcher`."""
 
@@ -190,14 +141,15 @@ class FleetSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """Everything, at one revision."""
+    """Everything, at one revision. Agents, routes and settings are messages that are never changed."""
 
     revision: int = 0
     runners: Mapping[str, RunnerView] = field(default_factory=dict)
     models: Mapping[str, ModelView] = field(default_factory=dict)
-    agents: Mapping[str, AgentView] = field(default_factory=dict)
-    routes: Mapping[str, RouteView] = field(default_factory=dict)
-    settings: SettingsView = SettingsView()
+    agents: Mapping[str, agent_pb2.Agent] = field(default_factory=dict)
+    routes: Mapping[str, route_pb2.Route] = field(default_factory=dict)
+    settings: settings_pb2.MeshSettings = field(default_factory=settings_pb2.MeshSettings)
+    """Nothing is allowed until the registry has said so."""
 
     def pool_members(self, model_or_pool: str) -> list[ModelView]:
         """Returns the models that answer for a name: of the pool, or of the model's pool.
@@ -219,8 +171,8 @@ def apply_watch(view: FleetView, response: registry_service_pb2.WatchResponse) -
             MappingProxyType({watched.runner.name: _runner(watched) for watched in response.snapshot.runners}),
             MappingProxyType({model.manifest.name: _model(model) for model in response.snapshot.models}),
             MappingProxyType({agent.manifest.name: _agent(agent) for agent in response.snapshot.agents}),
-            MappingProxyType({route.manifest.name: _route(route) for route in response.snapshot.routes}),
-            _settings(response.snapshot.settings),
+            MappingProxyType({route.manifest.name: _kept(route) for route in response.snapshot.routes}),
+            _kept(response.snapshot.settings),
         )
     return replace(view, revision=response.revision, **_changed(view, response.change))
 
@@ -236,9 +188,9 @@ def _changed(view: FleetView, change: registry_service_pb2.Change) -> dict[str, 
         case "agent":
             changed = {"agents": _with(view.agents, change.agent.manifest.name, _agent(change.agent))}
         case "route":
-            changed = {"routes": _with(view.routes, change.route.manifest.name, _route(change.route))}
+            changed = {"routes": _with(view.routes, change.route.manifest.name, _kept(change.route))}
         case "settings":
-            changed = {"settings": _settings(change.settings)}
+            changed = {"settings": _kept(change.settings)}
         case "deleted_runner" | "deleted_model" | "deleted_agent" | "deleted_route" as kind:
             part = f"{kind.removeprefix('deleted_')}s"
             changed = {part: _without(getattr(view, part), getattr(change, kind))}
@@ -317,36 +269,18 @@ def _skills(manifest: model_pb2.ModelManifest) -> frozenset[Skill] | None:
     return frozenset(skill for skill in Skill if skill.value in manifest.skills)
 
 
-def _route(route: route_pb2.Route) -> RouteView:
-    manifest = route.manifest
-    return RouteView(
-        name=manifest.name,
-        candidates=tuple(manifest.candidates),
-        description=manifest.description,
-        budget_seconds=manifest.budget.ToNanoseconds() / 1e9 if manifest.HasField("budget") else None,
-        keep_alive_seconds=manifest.keep_alive.ToNanoseconds() / 1e9 if manifest.HasField("keep_alive") else None,
-        pin_primary=manifest.pin_primary,
-        created_at_seconds=route.create_time.seconds,
-    )
+def _agent(agent: agent_pb2.Agent) -> agent_pb2.Agent:
+    """A copy without the time of the last heartbeat, which changes without being sent."""
+    kept = _kept(agent)
+    kept.ClearField("last_heartbeat_time")
+    return kept
 
 
-def _settings(settings: settings_pb2.MeshSettings) -> SettingsView:
-    return SettingsView(allow_cloud_fallback=settings.allow_cloud_fallback)
-
-
-def _agent(agent: agent_pb2.Agent) -> AgentView:
-    manifest = agent.manifest
-    return AgentView(
-        name=manifest.name,
-        target=manifest.pool or manifest.model,
-        system_prompt=manifest.system_prompt,
-        default_params=manifest.default_params,
-        description=manifest.description,
-        created_at_seconds=agent.create_time.seconds,
-        targets_pool=manifest.WhichOneof("target") == "pool",
-        runner_gone=agent.HasField("inactive_time"),
-        behaviour=manifest.behaviour if manifest.HasField("behaviour") else None,
-    )
+def _kept(message: M) -> M:
+    """A copy: a part of a message would keep the memory of all of it, such as a snapshot's."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
 
 
 log = get_logger("weft.fleet")
@@ -444,9 +378,9 @@ class ExpectedMesh:
     Each reader of the mesh has its own: what one reader has seen come, another may still wait for.
     """
 
-    def __init__(self, models: Iterable[ModelView] = (), agents: Iterable[AgentView] = ()) -> None:
+    def __init__(self, models: Iterable[ModelView] = (), agents: Iterable[agent_pb2.Agent] = ()) -> None:
         self._models = {model.name: model for model in models}
-        self._agents = {agent.name: agent for agent in agents}
+        self._agents = {agent.manifest.name: agent for agent in agents}
 
     def clear(self) -> None:
         """Ends the expectation: from now on a missing model is unknown."""
@@ -487,8 +421,8 @@ def _has_come(view: FleetView, model: ModelView | None) -> bool:
     return runner is not None and runner.active
 
 
-def _answers(agent: AgentView | None) -> bool:
-    return agent is not None and not agent.runner_gone
+def _answers(agent: agent_pb2.Agent | None) -> bool:
+    return agent is not None and not agent.HasField("inactive_time")
 
 
 def _with_expected(known: Mapping[str, T], expected: Mapping[str, T]) -> Mapping[str, T]:

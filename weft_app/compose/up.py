@@ -18,9 +18,9 @@ import router_svc.service
 from gateway.http.tls import server_context
 from router_svc.service import RouterService
 from runner_svc.settings import RunnerSettings
+from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import (
-    AgentView,
     ExpectedMesh,
     ExpectingFleet,
     FleetView,
@@ -313,26 +313,13 @@ def expected_mesh(runners: Iterable[RunnerSettings]) -> ExpectedMesh:
     """Returns the models and agents that these runners will publish. Raises INVALID_ARGUMENT naming the field."""
     runners = tuple(runners)
     models = [model for runner in runners for model in _models(runner)]
-    return ExpectedMesh(models, (agent for runner in runners for agent in _agents(runner)))
+    manifests = [manifest for runner in runners for manifest in published_agents(runner)]
+    return ExpectedMesh(models, [agent_pb2.Agent(manifest=manifest) for manifest in manifests])
 
 
 def _models(runner: RunnerSettings) -> Iterator[ModelView]:
     for model in with_replicas(runner, runner.published_models):
         yield expected_model(model.name, model.pool or "", runner.name)
-
-
-def _agents(runner: RunnerSettings) -> Iterator[AgentView]:
-    for agent in published_agents(runner):
-        yield AgentView(
-            name=agent.name,
-            target=agent.pool or agent.model,
-            system_prompt=agent.system_prompt,
-            default_params=agent.default_params,
-            description=agent.description,
-            created_at_seconds=0,
-            targets_pool=bool(agent.pool),
-            behaviour=agent.behaviour,
-        )
 
 
 def require_startable(config: WeftConfig, home: WeftHome) -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from google.protobuf.timestamp_pb2 import Timestamp
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from registry_script import ScriptedRegistry
 
@@ -19,8 +20,9 @@ from gateway.media import MediaSource
 from gateway.ports import RegistryPort
 from gateway.service import GatewayService, build
 from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, sampling_pb2, usage_pb2
+from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.call import Call, RequestDispatcher
-from weft.dispatch.fleet import AgentView, FleetSource, FleetView, ModelView
+from weft.dispatch.fleet import FleetSource, FleetView, ModelView
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, SpeechPiece
 from weft.dispatch.remote_router import RequestSource, RouterSource
 from weft.dispatch.request_trace import RequestContext
@@ -168,15 +170,15 @@ def model(
     )
 
 
-def agent(name: str, target: str = "tiny", *, prompt: str = "Be terse.", **defaults: float) -> AgentView:
-    return AgentView(
+def agent(name: str, target: str = "tiny", *, prompt: str = "Be terse.", **defaults: float) -> agent_pb2.Agent:
+    manifest = agent_pb2.AgentManifest(
         name=name,
-        target=target,
+        model=target,
         system_prompt=prompt,
         default_params=sampling_pb2.SamplingParams(**defaults),  # type: ignore[arg-type]
         description="Reviews code",
-        created_at_seconds=1_700_000_001,
     )
+    return agent_pb2.Agent(manifest=manifest, create_time=Timestamp(seconds=1_700_000_001))
 
 
 @dataclass
@@ -184,9 +186,11 @@ class FixedFleet:
     view: FleetView
 
     @classmethod
-    def of(cls, *models: ModelView, agents: Sequence[AgentView] = (), revision: int = 1) -> "FixedFleet":
+    def of(cls, *models: ModelView, agents: Sequence[agent_pb2.Agent] = (), revision: int = 1) -> "FixedFleet":
         return cls(
-            FleetView(revision, {}, {entry.name: entry for entry in models}, {entry.name: entry for entry in agents})
+            FleetView(
+                revision, {}, {entry.name: entry for entry in models}, {entry.manifest.name: entry for entry in agents}
+            )
         )
 
 

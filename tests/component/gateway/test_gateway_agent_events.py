@@ -1,7 +1,6 @@
 """An agent's request on its way to the runner, and the notices of its answers."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from gateway_script import (
     serving,
     started,
 )
+from kit.messages import changed
 from mesh_script import dispatching
 
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, signal_pb2, warning_pb2
@@ -29,7 +29,9 @@ MESSAGES = [{"role": "user", "content": "Say hello"}]
 
 
 def fleet() -> FixedFleet:
-    return FixedFleet.of(model("tiny"), agents=[replace(agent("coder"), behaviour=BEHAVIOUR), agent("plain")])
+    coder = agent("coder")
+    asking = changed(coder, manifest=changed(coder.manifest, behaviour=BEHAVIOUR))
+    return FixedFleet.of(model("tiny"), agents=[asking, agent("plain")])
 
 
 def answer_with_notices() -> list[Step]:

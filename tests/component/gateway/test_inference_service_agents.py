@@ -2,13 +2,13 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from gateway_script import FixedFleet, agent, delta, model
+from kit.messages import changed
 from mesh_script import AnsweringRunner, dispatching
 
 from router_svc.inference_servicer import InferenceServicer
@@ -37,7 +37,7 @@ BEHAVIOUR = agent_behaviour_pb2.AgentBehaviour(tools=["files.read"], platform_pr
 async def serving(
     folder: Path,
 ) -> AsyncIterator[tuple[Any, AnsweringRunner]]:
-    keeper = replace(agent("keeper"), behaviour=BEHAVIOUR)
+    keeper = changed(agent("keeper"), manifest=changed(agent("keeper").manifest, behaviour=BEHAVIOUR))
     fleet = FixedFleet.of(model("tiny"), agents=[agent("coder", temperature=0.25), keeper])
     async with dispatching(folder, fleet) as (dispatcher, _, runner):
         server = new_server()

@@ -1,14 +1,15 @@
 """What a request for an agent becomes."""
 
-from dataclasses import replace
-
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import strategies as st
 from kit.examples import given
+from kit.messages import changed
 
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2
+from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.agents import agent_name_of, fill_defaults, members_of, require_model_name, resolve, with_agent
-from weft.dispatch.fleet import AgentView, FleetView, ModelView
+from weft.dispatch.fleet import FleetView, ModelView
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -40,20 +41,18 @@ def _model(name: str, pool: str = "") -> ModelView:
     )
 
 
-def _agent(name: str = "coder", target: str = "m", *, pool: bool = False, prompt: str = "Be terse.") -> AgentView:
-    return AgentView(
-        name=name,
-        target=target,
-        system_prompt=prompt,
-        default_params=sampling_pb2.SamplingParams(temperature=0.2, stop=["END"]),
-        description="",
-        created_at_seconds=0,
-        targets_pool=pool,
-    )
+def _agent(name: str = "coder", target: str = "m", *, pool: bool = False, prompt: str = "Be terse.") -> agent_pb2.Agent:
+    defaults = sampling_pb2.SamplingParams(temperature=0.2, stop=["END"])
+    manifest = agent_pb2.AgentManifest(name=name, system_prompt=prompt, default_params=defaults)
+    if pool:
+        manifest.pool = target
+    else:
+        manifest.model = target
+    return agent_pb2.Agent(manifest=manifest)
 
 
-def _view(*agents: AgentView, models: tuple[ModelView, ...] = (_model("m"),)) -> FleetView:
-    return FleetView(1, {}, {model.name: model for model in models}, {agent.name: agent for agent in agents})
+def _view(*agents: agent_pb2.Agent, models: tuple[ModelView, ...] = (_model("m"),)) -> FleetView:
+    return FleetView(1, {}, {model.name: model for model in models}, {agent.manifest.name: agent for agent in agents})
 
 
 def _context(model: str, operation: Operation = Operation.CHAT) -> RequestContext:
@@ -76,7 +75,7 @@ USER = (chat_pb2.ROLE_USER, "Hi")
 
 def test_what_an_agent_asks_for_goes_beside_the_payload_and_not_into_it() -> None:
     behaviour = agent_behaviour_pb2.AgentBehaviour(tools=["files.read"], platform_prompt=True)
-    asking = replace(_agent(), behaviour=behaviour)
+    asking = changed(_agent(), manifest=changed(_agent().manifest, behaviour=behaviour))
     found = resolve(_view(asking), _context("agent/coder"), _conversation(USER))
     plain = resolve(_view(_agent()), _context("agent/coder"), _conversation(USER))
     assert found is not None
@@ -104,14 +103,14 @@ def test_an_agent_is_its_model_with_its_prompt_first_and_its_defaults() -> None:
 
 
 def test_an_agent_without_a_prompt_adds_no_message() -> None:
-    assert _turns(with_agent(_conversation(USER), _agent(prompt=""))) == [USER]
+    assert _turns(with_agent(_conversation(USER), _agent(prompt="").manifest)) == [USER]
 
 
 def test_everything_else_of_the_payload_stays() -> None:
     payload = _conversation(USER)
     payload.choice_count = 2
     payload.tools.add().function.name = "weather"
-    prepared = with_agent(payload, _agent())
+    prepared = with_agent(payload, _agent().manifest)
     assert (prepared.choice_count, prepared.tools) == (2, payload.tools)
 
 
@@ -133,7 +132,7 @@ def test_everything_else_of_the_payload_stays() -> None:
 def test_defaults_fill_what_is_left_out(
     given_params: sampling_pb2.SamplingParams, expected: sampling_pb2.SamplingParams
 ) -> None:
-    fill_defaults(given_params, _agent().default_params)
+    fill_defaults(given_params, _agent().manifest.default_params)
     assert given_params == expected
 
 
@@ -150,7 +149,7 @@ _params = st.builds(
 def test_defaults_never_override_what_the_caller_set(
     asked: sampling_pb2.SamplingParams, defaults: sampling_pb2.SamplingParams
 ) -> None:
-    agent = replace(_agent(), default_params=defaults)
+    agent = changed(_agent().manifest, default_params=defaults)
     payload = chat_pb2.ChatPayload(sampling=asked)
     payload_before, defaults_before = (
         payload.SerializeToString(deterministic=True),
@@ -200,7 +199,7 @@ def test_an_agent_whose_target_is_gone_says_which(pool: bool, noun: str) -> None
 
 
 def test_an_agent_whose_runner_is_gone_is_unavailable() -> None:
-    error = _refusal(_view(replace(_agent(), runner_gone=True)), _context("agent/coder"))
+    error = _refusal(_view(changed(_agent(), inactive_time=Timestamp(seconds=1))), _context("agent/coder"))
     assert error.reason is Reason.NO_RUNNER_AVAILABLE
     assert error.traits.http_status == 503
 

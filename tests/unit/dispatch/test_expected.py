@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from router_svc.fleet_view import candidate_of
 from router_svc.policy.endpoints.candidates import Readiness
-from weft.api.common.v1 import sampling_pb2
+from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.fleet import (
-    AgentView,
     ExpectedMesh,
     ExpectingFleet,
     FleetView,
@@ -37,16 +38,9 @@ def runner(*, active: bool = True) -> RunnerView:
     )
 
 
-def agent(*, runner_gone: bool = False) -> AgentView:
-    return AgentView(
-        name="a",
-        target="m",
-        system_prompt="Greet.",
-        default_params=sampling_pb2.SamplingParams(),
-        description="",
-        created_at_seconds=0,
-        runner_gone=runner_gone,
-    )
+def agent(*, runner_gone: bool = False) -> agent_pb2.Agent:
+    manifest = agent_pb2.AgentManifest(name="a", model="m", system_prompt="Greet.")
+    return agent_pb2.Agent(manifest=manifest, inactive_time=Timestamp(seconds=1) if runner_gone else None)
 
 
 def view(*, model_is_there: bool, runner_is_there: bool) -> FleetView:
@@ -59,7 +53,7 @@ def test_what_is_expected_is_known_and_takes_part_as_a_model_that_loads_and_does
     shown = ExpectedMesh([expected_model("m", "pool", "r")], [agent()]).shown(EMPTY)
     assert shown.models["m"].pool == "pool"
     assert not shown.models["m"].reachable, "the health of a gateway does not count it"
-    assert shown.agents["a"].system_prompt == "Greet."
+    assert shown.agents["a"].manifest.system_prompt == "Greet."
     candidate = candidate_of(shown, shown.models["m"])
     assert (candidate.readiness, candidate.detail) == (Readiness.LOADING, "its runner is being started")
     assert candidate.operations == frozenset(Operation)
@@ -76,7 +70,7 @@ def test_a_row_of_an_earlier_life_of_the_mesh_is_no_arrival_and_half_of_one_is_n
         seen = view(model_is_there=model_is_there, runner_is_there=runner_is_there)
         shown = expected.shown(replace(seen, agents={"a": agent(runner_gone=True)}))
         assert shown.models["m"].expected
-        assert not shown.agents["a"].runner_gone
+        assert not shown.agents["a"].HasField("inactive_time")
 
 
 def test_what_has_come_once_is_not_expected_again() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, route_pb2, runner_pb2, settings_pb2
+from weft.dispatch.agents import target_of
 from weft.dispatch.fleet import FleetView, Phase, apply_watch
 from weft.kernel.request import Operation, Skill
 
@@ -93,11 +94,11 @@ def test_agents_come_with_the_snapshot_and_change_and_go() -> None:
     snapshot = registry_service_pb2.Snapshot(agents=[_agent("coder", model="m", system_prompt="Be terse.")])
     view = apply_watch(FleetView(), registry_service_pb2.WatchResponse(revision=1, snapshot=snapshot))
     coder = view.agents["coder"]
-    assert (coder.target, coder.targets_pool, coder.system_prompt) == ("m", False, "Be terse.")
-    assert coder.default_params.HasField("temperature")
-    assert not coder.runner_gone
+    assert (*target_of(coder.manifest), coder.manifest.system_prompt) == ("m", False, "Be terse.")
+    assert coder.manifest.default_params.HasField("temperature")
+    assert not coder.HasField("inactive_time")
     view = apply_watch(view, _change(2, agent=_agent("coder", pool="p")))
-    assert (view.agents["coder"].target, view.agents["coder"].targets_pool) == ("p", True)
+    assert target_of(view.agents["coder"].manifest) == ("p", True)
     view = apply_watch(view, _change(3, deleted_agent="coder"))
     assert view.agents == {}
 
@@ -105,15 +106,15 @@ def test_agents_come_with_the_snapshot_and_change_and_go() -> None:
 def test_what_an_agent_asks_for_is_known() -> None:
     behaviour = agent_behaviour_pb2.AgentBehaviour(tools=["files.read"])
     view = apply_watch(FleetView(), _change(1, agent=_agent("coder", model="m", behaviour=behaviour)))
-    assert view.agents["coder"].behaviour == behaviour
+    assert view.agents["coder"].manifest.behaviour == behaviour
     view = apply_watch(view, _change(2, agent=_agent("coder", model="m")))
-    assert view.agents["coder"].behaviour is None
+    assert not view.agents["coder"].manifest.HasField("behaviour")
 
 
 def test_an_agent_whose_runner_is_gone_says_so() -> None:
     agent = _agent("coder", model="m")
     agent.inactive_time.GetCurrentTime()
-    assert apply_watch(FleetView(), _change(1, agent=agent)).agents["coder"].runner_gone
+    assert apply_watch(FleetView(), _change(1, agent=agent)).agents["coder"].HasField("inactive_time")
 
 
 @pytest.mark.parametrize(
@@ -164,16 +165,16 @@ def test_routes_come_with_the_snapshot_and_change_and_go() -> None:
     snapshot = registry_service_pb2.Snapshot(routes=[_route(description="Short")])
     view = apply_watch(FleetView(), registry_service_pb2.WatchResponse(revision=1, snapshot=snapshot))
     route = view.routes["sum"]
-    assert (route.candidates, route.description, route.created_at_seconds) == (("m", "p"), "Short", 7)
-    assert (route.budget_seconds, route.keep_alive_seconds, route.pin_primary) == (None, None, False)
+    manifest = route.manifest
+    assert (list(manifest.candidates), manifest.description, route.create_time.seconds) == (["m", "p"], "Short", 7)
+    assert (manifest.HasField("budget"), manifest.HasField("keep_alive"), manifest.pin_primary) == (False, False, False)
     changed = _route(pin_primary=True)
     changed.manifest.budget.FromMilliseconds(1_500)
     changed.manifest.keep_alive.FromSeconds(-1)
     view = apply_watch(view, _change(2, route=changed))
-    route = view.routes["sum"]
-    assert (route.budget_seconds, route.keep_alive_seconds, route.pin_primary) == (1.5, -1.0, True)
+    assert view.routes["sum"] == changed
     changed.manifest.keep_alive.FromSeconds(0)
-    assert apply_watch(view, _change(3, route=changed)).routes["sum"].keep_alive_seconds == 0.0
+    assert apply_watch(view, _change(3, route=changed)).routes["sum"].manifest.HasField("keep_alive")
     view = apply_watch(view, _change(3, deleted_route="sum"))
     assert (view.routes, view.revision) == ({}, 3)
 

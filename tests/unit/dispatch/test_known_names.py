@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from weft.api.registry.v1 import route_pb2
 from weft.dispatch.agents import KnownNames, known_names, no_such_model
-from weft.dispatch.fleet import FleetView, ModelView, RouteView
+from weft.dispatch.fleet import FleetView, ModelView
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -29,19 +30,11 @@ def model(name: str, pool: str, *, active: bool = True) -> ModelView:
     )
 
 
-def view_of(*models: ModelView, routes: Mapping[str, RouteView] | None = None, revision: int = 1) -> FleetView:
+def view_of(*models: ModelView, routes: Mapping[str, route_pb2.Route] | None = None, revision: int = 1) -> FleetView:
     return FleetView(revision, {}, {each.name: each for each in models}, routes=routes or {})
 
 
-ROUTE = RouteView(
-    name="sum",
-    candidates=("qwen",),
-    description="",
-    budget_seconds=None,
-    keep_alive_seconds=None,
-    pin_primary=False,
-    created_at_seconds=1,
-)
+ROUTE = route_pb2.Route(manifest=route_pb2.RouteManifest(name="sum", candidates=["qwen"]))
 VIEW = view_of(model("qwen-a", "qwen"), model("laptop", "laptop", active=False), routes={"sum": ROUTE})
 
 

@@ -1,8 +1,11 @@
 from dataclasses import replace
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from gateway.openai.models import model_entry, model_list
+from weft.api.registry.v1 import route_pb2, settings_pb2
 from weft.dispatch.agents import known_names
-from weft.dispatch.fleet import FleetView, ModelView, RouteView, SettingsView
+from weft.dispatch.fleet import FleetView, ModelView
 from weft.kernel.request import Operation, Skill
 
 
@@ -79,21 +82,14 @@ def test_an_unknown_context_does_not_hide_a_known_one() -> None:
     }
 
 
-def route(name: str, *candidates: str) -> RouteView:
-    return RouteView(
-        name=name,
-        candidates=candidates,
-        description="Short ones",
-        budget_seconds=None,
-        keep_alive_seconds=None,
-        pin_primary=False,
-        created_at_seconds=11,
-    )
+def route(name: str, *candidates: str) -> route_pb2.Route:
+    manifest = route_pb2.RouteManifest(name=name, candidates=candidates, description="Short ones")
+    return route_pb2.Route(manifest=manifest, create_time=Timestamp(seconds=11))
 
 
-def with_routes(view: FleetView, *routes: RouteView, cloud: bool = False) -> FleetView:
-    settings = SettingsView(allow_cloud_fallback=cloud)
-    return replace(view, routes={route.name: route for route in routes}, settings=settings)
+def with_routes(view: FleetView, *routes: route_pb2.Route, cloud: bool = False) -> FleetView:
+    settings = settings_pb2.MeshSettings(allow_cloud_fallback=cloud)
+    return replace(view, routes={route.manifest.name: route for route in routes}, settings=settings)
 
 
 def members(view: FleetView, name: str) -> object:

@@ -3,8 +3,8 @@
 from types import MappingProxyType
 
 from router_svc.fleet_view import view_of_runner
-from weft.api.common.v1 import sampling_pb2
-from weft.dispatch.fleet import AgentView, FleetView, ModelView, RunnerView
+from weft.api.registry.v1.agent_pb2 import Agent, AgentManifest
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.kernel.request import Operation
 
 
@@ -35,20 +35,14 @@ def runner(name: str) -> RunnerView:
     )
 
 
-def agent(name: str, target: str, *, targets_pool: bool = False) -> AgentView:
-    return AgentView(
-        name=name,
-        target=target,
-        system_prompt="",
-        default_params=sampling_pb2.SamplingParams(),
-        description="",
-        created_at_seconds=0,
-        targets_pool=targets_pool,
-    )
+def agent(name: str, target: str, *, targets_pool: bool = False) -> Agent:
+    if targets_pool:
+        return Agent(manifest=AgentManifest(name=name, pool=target))
+    return Agent(manifest=AgentManifest(name=name, model=target))
 
 
-def named(*views: ModelView | RunnerView | AgentView) -> dict[str, object]:
-    return {view.name: view for view in views}
+def named(*views: ModelView | RunnerView | Agent) -> dict[str, object]:
+    return {view.manifest.name if isinstance(view, Agent) else view.name: view for view in views}
 
 
 FLEET = FleetView(
