@@ -1,7 +1,6 @@
 """Validation of operation actions with every limit, and the models that an action concerns."""
 
 import math
-from dataclasses import dataclass
 
 from google.protobuf import duration_pb2
 
@@ -27,18 +26,8 @@ Scope = runner_service_pb2.FlushCacheRequest
 _SCOPES = frozenset({Scope.SCOPE_ALL, Scope.SCOPE_MODEL, Scope.SCOPE_TENANT, Scope.SCOPE_TAG})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedAction:
-    """An action within all limits."""
-
-    action: operation_pb2.OperationAction
-    """Must not be modified."""
-    data: bytes
-    """Its deterministic serialization, which is signed, stored and compared."""
-
-
-def checked_action(action: operation_pb2.OperationAction) -> CheckedAction:
-    """A valid action, on whatever names; raises INVALID_ARGUMENT naming the field."""
+def check_action(action: operation_pb2.OperationAction) -> None:
+    """Refuse an action beyond a limit, on whatever names; raises INVALID_ARGUMENT naming the field."""
     if action.ByteSize() > MAX_ACTION_BYTES:
         raise invalid_field("action", f"must be at most {MAX_ACTION_BYTES} bytes")
     _require_known_fields(action)
@@ -51,7 +40,11 @@ def checked_action(action: operation_pb2.OperationAction) -> CheckedAction:
             _check_flush(action.flush_cache, "action.flush_cache")
         case _:
             raise invalid_field("action", "must be load_model, unload_model or flush_cache")
-    return CheckedAction(action=action, data=action.SerializeToString(deterministic=True))
+
+
+def action_bytes(action: operation_pb2.OperationAction) -> bytes:
+    """Return the deterministic serialization of an action, which is stored and compared."""
+    return action.SerializeToString(deterministic=True)
 
 
 def action_summary(action: operation_pb2.OperationAction) -> str:

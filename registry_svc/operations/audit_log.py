@@ -4,6 +4,7 @@ import hashlib
 
 from google.protobuf import json_format
 
+from registry_svc.operations.actions import action_bytes
 from registry_svc.operations.audit_chain import detail_json, empty_head, entry_draft
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.policy.governance import Refused
@@ -63,7 +64,7 @@ class AuditLog:
             at=self._clock.utc_now(), event=event, actor=actor, operation=operation.name, detail=detail_json(detail)
         )
 
-    async def refused(self, refused: Refused, action: bytes, requested_by: str) -> None:
+    async def refused(self, refused: Refused, action: operation_pb2.OperationAction, requested_by: str) -> None:
         """Write down a refusal, or count it when there were too many. Raises SERVICE_UNAVAILABLE."""
         await self.close_window()
         why = refused.why[:MAX_WHY_CHARS]
@@ -73,7 +74,7 @@ class AuditLog:
             return
         detail = {
             "action": action_detail(action),
-            "action_sha256": action_hash(action),
+            "action_sha256": action_hash(action_bytes(action)),
             "proven_signers": list(refused.actors[:MAX_SIGNERS_NAMED]),
             "why": why,
         }
@@ -99,10 +100,9 @@ class AuditLog:
         self._head = await self._store.append_audit([draft])
 
 
-def action_detail(action: bytes) -> object:
+def action_detail(action: operation_pb2.OperationAction) -> object:
     """An action as JSON, by the names of the contract."""
-    message = operation_pb2.OperationAction.FromString(action)
-    detail: object = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    detail: object = json_format.MessageToDict(action, preserving_proto_field_name=True)
     return detail
 
 

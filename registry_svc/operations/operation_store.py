@@ -1,17 +1,16 @@
-"""The port through which operations, the audit log and spent nonces outlive the registry."""
+"""Stores operations, the audit log and spent nonces in the registry's database."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from sqlalchemy import Row, delete, exists, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
-from typing_extensions import override
 
 from registry_svc.operations.audit_chain import chained, empty_head, head_of
-from registry_svc.operations.governance import GovernanceMarks
+from registry_svc.operations.governance import Admission, GovernanceMarks
 from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
 from registry_svc.store.database import Transactions
 from registry_svc.store.schema import audit_entries, governance_marks, operations, used_nonces
@@ -24,24 +23,14 @@ _ENTRY_TEXTS = ("event", "actor", "operation", "detail", "previous_hash", "hash"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpentNonce:
-    """The nonce of an authorization, which may be used once."""
-
-    nonce: str
-    kept_until: datetime
-    """Until when it has to be remembered, UTC."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NewOperation:
     """Everything that one accepted operation leaves on disk."""
 
     operation: GovernedOperation
     """Its `number` is assigned by the store."""
     audit: tuple[AuditEntry, ...]
-    nonce: SpentNonce | None = None
-    mark: datetime | None = None
-    """Raises the mark of issue times; None: leaves it."""
+    admission: Admission
+    """Its nonce is remembered, and its mark raises the mark of issue times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,74 +62,18 @@ class Expired(NamedTuple):
     """Whether there are operations or nonces that may expire later."""
 
 
-class OperationStore(Protocol):
+class OperationStore:
     """Store of operations and their audit log, beside the tables of `Store`.
 
     Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
     database fails; then nothing was written. Audit entries are numbered and chained inside the writing transaction.
     """
 
-    async def load_marks(self) -> GovernanceMarks:
-        """Return what a gatekeeper must know of earlier runs; the audience is created at the first call."""
-        ...
-
-    async def load_unfinished(self) -> list[GovernedOperation]:
-        """Operations that have not ended, in order of acceptance."""
-        ...
-
-    async def get(self, operation_id: str) -> GovernedOperation | None:
-        """One operation."""
-        ...
-
-    async def of_request(self, request_id: str) -> GovernedOperation | None:
-        """The operation that a request created."""
-        ...
-
-    async def page(
-        self, *, before_number: int | None, size: int, unfinished_only: bool = False
-    ) -> list[GovernedOperation]:
-        """Return at most `size` operations, newest first; `before_number`: only those accepted before that one."""
-        ...
-
-    async def save_new(self, new: NewOperation) -> Saved | RequestKnown | NonceUsed:
-        """Save an operation with its audit entries, its nonce and its mark: all of it, or nothing."""
-        ...
-
-    async def update(self, operation: GovernedOperation, audit: Sequence[AuditEntry]) -> AuditHead:
-        """Replace the stored form of `operation`; raises NOT_FOUND when it was never saved.
-
-        An equal form writes nothing, so that a call whose answer was lost may be repeated.
-        """
-        ...
-
-    async def append_audit(self, audit: Sequence[AuditEntry]) -> AuditHead:
-        """Write entries that belong to no operation."""
-        ...
-
-    async def page_audit(self, *, after_sequence: int, size: int) -> list[AuditEntry]:
-        """At most `size` entries after that one, oldest first."""
-        ...
-
-    async def audit_head(self) -> AuditHead:
-        """The end of the log."""
-        ...
-
-    async def delete_expired(self, *, ended_before: datetime, now: datetime) -> Expired:
-        """Delete operations that ended before `ended_before`, and nonces that need not be kept at `now`.
-
-        Unfinished operations are never deleted, and nonces are kept until the time of the mark at least.
-        """
-        ...
-
-
-class SqlOperationStore(OperationStore):
-    """See OperationStore."""
-
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
 
-    @override
     async def load_marks(self) -> GovernanceMarks:
+        """Return what a gatekeeper must know of earlier runs; the audience is created at the first call."""
         async with self._transactions.transaction() as connection:
             row = (await connection.execute(select(governance_marks))).one_or_none()
             if row is not None:
@@ -150,26 +83,26 @@ class SqlOperationStore(OperationStore):
             await connection.execute(insert(governance_marks), values)
             return GovernanceMarks(audience=audience)
 
-    @override
     async def load_unfinished(self) -> list[GovernedOperation]:
+        """Operations that have not ended, in order of acceptance."""
         statement = select(operations).where(operations.c.ended_at.is_(None)).order_by(operations.c.number)
         async with self._transactions.transaction() as connection:
             return [_operation_of(row) for row in await connection.execute(statement)]
 
-    @override
     async def get(self, operation_id: str) -> GovernedOperation | None:
+        """One operation."""
         async with self._transactions.transaction() as connection:
             return await _found(connection, operations.c.id == operation_id)
 
-    @override
     async def of_request(self, request_id: str) -> GovernedOperation | None:
+        """The operation that a request created."""
         async with self._transactions.transaction() as connection:
             return await _found(connection, operations.c.request_id == request_id)
 
-    @override
     async def page(
         self, *, before_number: int | None, size: int, unfinished_only: bool = False
     ) -> list[GovernedOperation]:
+        """Return at most `size` operations, newest first; `before_number`: only those accepted before that one."""
         statement = select(operations).order_by(operations.c.number.desc()).limit(size)
         if before_number is not None:
             statement = statement.where(operations.c.number < before_number)
@@ -178,36 +111,35 @@ class SqlOperationStore(OperationStore):
         async with self._transactions.transaction() as connection:
             return [_operation_of(row) for row in await connection.execute(statement)]
 
-    @override
     async def save_new(self, new: NewOperation) -> Saved | RequestKnown | NonceUsed:
+        """Save an operation with its audit entries, its nonce and its mark: all of it, or nothing."""
         async with self._transactions.transaction() as connection:
             earlier = await _found(connection, operations.c.request_id == new.operation.request_id)
             if earlier is not None:
                 return RequestKnown(earlier)
-            if new.nonce is not None:
-                spent = select(used_nonces.c.nonce).where(used_nonces.c.nonce == new.nonce.nonce)
+            admission = new.admission
+            if admission.nonce:
+                spent = select(used_nonces.c.nonce).where(used_nonces.c.nonce == admission.nonce)
                 if (await connection.execute(spent)).one_or_none() is not None:
                     return NonceUsed()
             newest = (await connection.execute(select(func.max(operations.c.number)))).scalar()
             row = {**_operation_row(new.operation), "number": (newest or 0) + 1}
             await connection.execute(insert(operations), row)
-            if new.nonce is not None:
-                await connection.execute(
-                    insert(used_nonces),
-                    {
-                        "nonce": new.nonce.nonce,
-                        "operation_id": new.operation.id,
-                        "kept_until": new.nonce.kept_until,
-                    },
-                )
-            await _raise_mark(connection, new.mark)
+            if admission.nonce:
+                values = {"nonce": admission.nonce, "operation_id": new.operation.id}
+                kept_until = {"kept_until": admission.nonce_kept_until}
+                await connection.execute(insert(used_nonces), values | kept_until)
+            await _raise_mark(connection, admission.mark)
             head = await _append(connection, new.audit)
             saved = await _found(connection, operations.c.id == new.operation.id)
             assert saved is not None, "what was inserted can be read in the same transaction"
             return Saved(saved, head)
 
-    @override
     async def update(self, operation: GovernedOperation, audit: Sequence[AuditEntry]) -> AuditHead:
+        """Replace the stored form of `operation`; raises NOT_FOUND when it was never saved.
+
+        An equal form writes nothing, so that a call whose answer was lost may be repeated.
+        """
         async with self._transactions.transaction() as connection:
             stored = await _found(connection, operations.c.id == operation.id)
             if stored is None:
@@ -219,13 +151,13 @@ class SqlOperationStore(OperationStore):
             )
             return await _append(connection, audit)
 
-    @override
     async def append_audit(self, audit: Sequence[AuditEntry]) -> AuditHead:
+        """Write entries that belong to no operation."""
         async with self._transactions.transaction() as connection:
             return await _append(connection, audit)
 
-    @override
     async def page_audit(self, *, after_sequence: int, size: int) -> list[AuditEntry]:
+        """At most `size` entries after that one, oldest first."""
         statement = (
             select(audit_entries)
             .where(audit_entries.c.sequence > after_sequence)
@@ -235,13 +167,16 @@ class SqlOperationStore(OperationStore):
         async with self._transactions.transaction() as connection:
             return [_entry_of(row) for row in await connection.execute(statement)]
 
-    @override
     async def audit_head(self) -> AuditHead:
+        """The end of the log."""
         async with self._transactions.transaction() as connection:
             return await _head(connection)
 
-    @override
     async def delete_expired(self, *, ended_before: datetime, now: datetime) -> Expired:
+        """Delete operations that ended before `ended_before`, and nonces that need not be kept at `now`.
+
+        Unfinished operations are never deleted, and nonces are kept until the time of the mark at least.
+        """
         async with self._transactions.transaction() as connection:
             # A comparison with NULL is not true, so unfinished operations stay.
             ended = await connection.execute(delete(operations).where(operations.c.ended_at < ended_before))

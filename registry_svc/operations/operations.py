@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from registry_svc.config import OperationSettings
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.runner_calls import RunnerCalls
-from registry_svc.operations.actions import CheckedAction, action_summary, checked_action, require_known, subjects_of
+from registry_svc.operations.actions import action_bytes, action_summary, check_action, require_known, subjects_of
 from registry_svc.operations.audit_log import AuditLog, action_detail, action_hash
 from registry_svc.operations.executor import Executor
 from registry_svc.operations.governance import Admission, Gatekeeper
@@ -19,8 +18,6 @@ from registry_svc.operations.operation_store import (
     OperationStore,
     RequestKnown,
     Saved,
-    SpentNonce,
-    SqlOperationStore,
 )
 from registry_svc.operations.policy.governance import Refused
 from registry_svc.operations.policy.lifecycle import (
@@ -38,7 +35,12 @@ from registry_svc.operations.runner_presence import MeshRunnerDirectory, RunnerP
 from registry_svc.store.database import Transactions
 from registry_svc.writer import SingleWriter
 from weft.api.operations.v1 import operation_pb2
-from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead, GetGovernanceResponse
+from weft.api.operations.v1.operation_service_pb2 import (
+    AuditEntry,
+    AuditHead,
+    CreateOperationRequest,
+    GetGovernanceResponse,
+)
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -57,16 +59,6 @@ MAX_UNLOAD_WAIT_SECONDS = 110.0
 """How long a forced delete waits for an unload, which lets running requests finish."""
 _NOTHING_TO_UNLOAD = frozenset({Reason.UNSUPPORTED_OPERATION, Reason.MODEL_NOT_FOUND, Reason.WORKER_RESTARTED})
 """Answers of a runner that has nothing loaded, or that did not start the engine and so cannot stop it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperationRequest:
-    """A checked CreateOperation."""
-
-    request_id: str
-    action: CheckedAction
-    requested_by: str
-    authorization: str
 
 
 class Operations:
@@ -115,7 +107,7 @@ class Operations:
             log.warning("the count of refusals was lost")
         self.audit.tell_head()
 
-    async def create(self, request: OperationRequest) -> tuple[OperationView, bool]:
+    async def create(self, request: CreateOperationRequest) -> tuple[OperationView, bool]:
         """Accept an operation; returns it, and whether an earlier call with the same request id created it.
 
         Raises ALREADY_EXISTS, OPERATION_REFUSED, TOO_MANY_RESOURCES, QUEUE_FULL and SERVICE_UNAVAILABLE, and what
@@ -190,15 +182,15 @@ class Operations:
         expired = await self._store.delete_expired(ended_before=ended_before, now=now)
         self._may_expire = expired.is_any_left
 
-    async def _accept(self, request: OperationRequest) -> tuple[OperationView, bool]:
+    async def _accept(self, request: CreateOperationRequest) -> tuple[OperationView, bool]:
         self._require_open()
         live = self._table.of_request(request.request_id)
         earlier = live.operation if live is not None else await self._store.of_request(request.request_id)
         if earlier is not None:
-            require_same_action(earlier, request.action.data)
+            require_same_action(earlier, action_bytes(request.action))
             return self._adopted(earlier), True
         # Only now: a repeat is answered though its model is gone by then.
-        require_known(request.action.action, self._deps.directory)
+        require_known(request.action, self._deps.directory)
         admission = await self._admitted(request)
         require_place(len(self._table), self._settings.max_unfinished)
         self.audit.require_room(len(self._table))
@@ -211,48 +203,43 @@ class Operations:
                 self._executor.pump()
                 return view, False
             case RequestKnown(earlier):
-                require_same_action(earlier, request.action.data)
+                require_same_action(earlier, action_bytes(request.action))
                 return self._adopted(earlier), True
             case NonceUsed():
                 refused = Refused("its nonce was used before", actors=admission.signers)
                 raise await self._refusal(refused, request)
 
-    async def _admitted(self, request: OperationRequest) -> Admission:
-        action = request.action
+    async def _admitted(self, request: CreateOperationRequest) -> Admission:
         try:
-            return self._gatekeeper.admit(action.action, request.authorization, self._clock.utc_now())
+            return self._gatekeeper.admit(request.action, request.authorization, self._clock.utc_now())
         except Refused as refused:
             raise await self._refusal(refused, request) from None
 
-    async def _refusal(self, refused: Refused, request: OperationRequest) -> WeftError:
+    async def _refusal(self, refused: Refused, request: CreateOperationRequest) -> WeftError:
         """Why is for the audit log alone."""
-        await self.audit.refused(refused, request.action.data, request.requested_by)
+        await self.audit.refused(refused, request.action, request.requested_by)
         return WeftError(Reason.OPERATION_REFUSED, "refused")
 
-    def _new(self, request: OperationRequest, admission: Admission) -> NewOperation:
+    def _new(self, request: CreateOperationRequest, admission: Admission) -> NewOperation:
         now = self._clock.utc_now()
         operation = GovernedOperation(
             id=new_id("op"),
             request_id=request.request_id,
-            action=request.action.data,
+            action=action_bytes(request.action),
             requested_by=request.requested_by,
             signers=admission.signers,
             created_at=now,
         )
         detail: dict[str, object] = {
-            "action": action_detail(request.action.data),
-            "action_sha256": action_hash(request.action.data),
+            "action": action_detail(request.action),
+            "action_sha256": action_hash(operation.action),
             "request_id": request.request_id,
             "signers": list(admission.signers),
         }
         if admission.issued_at is not None:
             detail["issued_at"] = admission.issued_at.isoformat()
-        nonce = None
-        if admission.nonce:
-            assert admission.nonce_kept_until is not None, "a nonce says until when it is kept"
-            nonce = SpentNonce(nonce=admission.nonce, kept_until=admission.nonce_kept_until)
         accepted = self.audit.drafted("operation.accepted", operation, request.requested_by, **detail)
-        return NewOperation(operation=operation, audit=(accepted,), nonce=nonce, mark=admission.mark)
+        return NewOperation(operation=operation, audit=(accepted,), admission=admission)
 
     async def _cancel(self, operation_id: str, requested_by: str) -> OperationView:
         self._require_open()
@@ -334,9 +321,8 @@ class OperationUnloader:
                 metadata={"model": model},
             )
         action = operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model=model))
-        request = OperationRequest(
-            request_id=new_id("del"), action=checked_action(action), requested_by=requested_by, authorization=""
-        )
+        check_action(action)
+        request = CreateOperationRequest(request_id=new_id("del"), action=action, requested_by=requested_by)
         view, _ = await self._operations.create(request)
         try:
             async with asyncio.timeout(MAX_UNLOAD_WAIT_SECONDS):
@@ -427,7 +413,7 @@ class OperationService:
             times=LoadTimes(),
             presence=RunnerPresence(directory, core.clock),
         )
-        self.operations = Operations(SqlOperationStore(transactions), deps, gatekeeper, settings)
+        self.operations = Operations(OperationStore(transactions), deps, gatekeeper, settings)
         self.unloader = OperationUnloader(self.operations)
         """Unloads models that are deleted."""
         self._housekeeper = Housekeeper(self.operations, core.clock, settings.audit_head_interval_seconds)

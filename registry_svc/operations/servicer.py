@@ -10,9 +10,9 @@ import grpc
 from google.protobuf import timestamp_pb2
 from typing_extensions import override
 
-from registry_svc.operations.actions import checked_action
+from registry_svc.operations.actions import check_action
 from registry_svc.operations.live_operations import OperationView
-from registry_svc.operations.operations import OperationRequest, Operations
+from registry_svc.operations.operations import Operations
 from registry_svc.operations.policy.lifecycle import OPERATION_PREFIX, OperationState
 from registry_svc.wire_values import duration_message, require_count, to_actor
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
@@ -29,17 +29,16 @@ MAX_NUMBER = 2**63 - 1
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
 
 
-def to_operation_request(request: operation_service_pb2.CreateOperationRequest) -> OperationRequest:
-    """A valid CreateOperation, on whatever names; raises INVALID_ARGUMENT naming the field."""
-    request_id = require_request_id(request.request_id, "request_id")
+def valid_creation(
+    request: operation_service_pb2.CreateOperationRequest,
+) -> operation_service_pb2.CreateOperationRequest:
+    """A valid request, on whatever names, with its actor; raises INVALID_ARGUMENT naming the field."""
+    require_request_id(request.request_id, "request_id")
     if len(request.authorization) > MAX_AUTHORIZATION_CHARS:
         raise invalid_field("authorization", f"must be at most {MAX_AUTHORIZATION_CHARS} characters")
-    return OperationRequest(
-        request_id=request_id,
-        action=checked_action(request.action),
-        requested_by=to_actor(request.requested_by),
-        authorization=request.authorization,
-    )
+    check_action(request.action)
+    request.requested_by = to_actor(request.requested_by)
+    return request
 
 
 def to_operation_id(name: str) -> str:
@@ -126,7 +125,7 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
         self, request: operation_service_pb2.CreateOperationRequest, context: Context
     ) -> operation_service_pb2.CreateOperationResponse:
         async with answering(context):
-            view, existed = await self._operations.create(to_operation_request(request))
+            view, existed = await self._operations.create(valid_creation(request))
             return operation_service_pb2.CreateOperationResponse(operation=self._message(view), existed=existed)
 
     @override

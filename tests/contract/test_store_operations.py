@@ -10,13 +10,13 @@ from stored_values import ELSEWHERE, NOW, WORDS, stored
 
 from registry_svc.mesh.store import SqlStore
 from registry_svc.operations.audit_chain import AuditCheck, Damage, Fault, empty_head, entry_draft
+from registry_svc.operations.governance import Admission
 from registry_svc.operations.operation_store import (
     NewOperation,
     NonceUsed,
+    OperationStore,
     RequestKnown,
     Saved,
-    SpentNonce,
-    SqlOperationStore,
 )
 from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
 from registry_svc.store.schema import audit_entries
@@ -28,8 +28,8 @@ pytest_plugins = ("database_fixtures",)
 
 
 @pytest.fixture
-def operations(store: SqlStore) -> SqlOperationStore:
-    return SqlOperationStore(store)
+def operations(store: SqlStore) -> OperationStore:
+    return OperationStore(store)
 
 
 def operation(number: int = 1, **changes: object) -> GovernedOperation:
@@ -54,18 +54,19 @@ def entry(event: str = "operation.accepted", at: timedelta = timedelta(0)) -> Au
     )
 
 
-def new(number: int = 1, nonce: str = "", **changes: object) -> NewOperation:
-    spent = SpentNonce(nonce=nonce, kept_until=NOW + timedelta(minutes=6)) if nonce else None
-    return NewOperation(operation=operation(number, **changes), audit=(entry(),), nonce=spent)
+def new(number: int = 1, nonce: str = "", mark: datetime | None = None, **changes: object) -> NewOperation:
+    kept_until = NOW + timedelta(minutes=6) if nonce else None
+    admission = Admission(nonce=nonce, nonce_kept_until=kept_until, mark=mark)
+    return NewOperation(operation=operation(number, **changes), audit=(entry(),), admission=admission)
 
 
-async def saved(operations: SqlOperationStore, number: int = 1, nonce: str = "") -> GovernedOperation:
+async def saved(operations: OperationStore, number: int = 1, nonce: str = "") -> GovernedOperation:
     outcome = await operations.save_new(new(number, nonce))
     assert isinstance(outcome, Saved)
     return outcome.operation
 
 
-async def test_an_operation_comes_back_whole_and_numbered(operations: SqlOperationStore) -> None:
+async def test_an_operation_comes_back_whole_and_numbered(operations: OperationStore) -> None:
     first, second = await saved(operations), await saved(operations, 2)
     assert first == replace(operation(), number=1)
     assert (first.created_at.utcoffset(), second.number) == (timedelta(0), 2)
@@ -75,7 +76,7 @@ async def test_an_operation_comes_back_whole_and_numbered(operations: SqlOperati
     assert await operations.of_request("op-1") is None
 
 
-async def test_every_state_and_reason_comes_back(operations: SqlOperationStore) -> None:
+async def test_every_state_and_reason_comes_back(operations: OperationStore) -> None:
     first = await saved(operations)
     for state in OperationState:
         for reason in Reason:
@@ -84,15 +85,15 @@ async def test_every_state_and_reason_comes_back(operations: SqlOperationStore) 
             assert await operations.get("op-1") == changed
 
 
-async def test_a_request_id_makes_one_operation_and_a_repeat_writes_nothing(operations: SqlOperationStore) -> None:
+async def test_a_request_id_makes_one_operation_and_a_repeat_writes_nothing(operations: OperationStore) -> None:
     first = await saved(operations)
-    other = NewOperation(operation=operation(2, request_id="request-1"), audit=(entry(),))
+    other = new(2, request_id="request-1")
     assert await operations.save_new(other) == RequestKnown(first)
     assert await operations.get("op-2") is None
     assert (await operations.audit_head()).sequence == 1
 
 
-async def test_a_used_nonce_writes_nothing(operations: SqlOperationStore) -> None:
+async def test_a_used_nonce_writes_nothing(operations: OperationStore) -> None:
     await saved(operations, 1, nonce="n1")
     head = await operations.audit_head()
     assert await operations.save_new(new(2, nonce="n1")) == NonceUsed()
@@ -101,7 +102,7 @@ async def test_a_used_nonce_writes_nothing(operations: SqlOperationStore) -> Non
     assert isinstance(await operations.save_new(new(2, nonce="n2")), Saved)
 
 
-async def test_of_100_parallel_uses_of_one_nonce_exactly_one_wins(operations: SqlOperationStore) -> None:
+async def test_of_100_parallel_uses_of_one_nonce_exactly_one_wins(operations: OperationStore) -> None:
     outcomes = await asyncio.gather(*(operations.save_new(new(number, nonce="n1")) for number in range(1, 101)))
     assert sum(isinstance(outcome, Saved) for outcome in outcomes) == 1
     assert outcomes.count(NonceUsed()) == 99
@@ -110,21 +111,21 @@ async def test_of_100_parallel_uses_of_one_nonce_exactly_one_wins(operations: Sq
 
 
 async def test_a_nonce_is_used_for_the_next_owner_of_the_database_too(
-    store: SqlStore, operations: SqlOperationStore, database_url: str
+    store: SqlStore, operations: OperationStore, database_url: str
 ) -> None:
     await saved(operations, 1, nonce="n1")
     await store.close()
     again = SqlStore(database_url)
     await again.open()
-    assert await SqlOperationStore(again).save_new(new(2, nonce="n1")) == NonceUsed()
+    assert await OperationStore(again).save_new(new(2, nonce="n1")) == NonceUsed()
     await again.close()
 
 
-async def purged_nonces(operations: SqlOperationStore, now: datetime) -> int:
+async def purged_nonces(operations: OperationStore, now: datetime) -> int:
     return (await operations.delete_expired(ended_before=NOW, now=now)).nonces
 
 
-async def test_a_nonce_is_remembered_until_it_need_not_be(operations: SqlOperationStore) -> None:
+async def test_a_nonce_is_remembered_until_it_need_not_be(operations: OperationStore) -> None:
     await saved(operations, 1, nonce="n1")
     assert await purged_nonces(operations, NOW + timedelta(minutes=6)) == 0
     assert await purged_nonces(operations, NOW + timedelta(minutes=6, seconds=1)) == 1
@@ -132,24 +133,22 @@ async def test_a_nonce_is_remembered_until_it_need_not_be(operations: SqlOperati
 
 
 async def test_a_nonce_is_remembered_until_a_later_token_proves_that_its_time_is_over(
-    operations: SqlOperationStore,
+    operations: OperationStore,
 ) -> None:
     await operations.load_marks()
-    await operations.save_new(replace(new(1, nonce="n1"), mark=NOW))
+    await operations.save_new(new(1, nonce="n1", mark=NOW))
     long_after = NOW + timedelta(days=300)
     assert await purged_nonces(operations, long_after) == 0
-    await operations.save_new(replace(new(2, nonce="n2"), mark=NOW + timedelta(minutes=7)))
+    await operations.save_new(new(2, nonce="n2", mark=NOW + timedelta(minutes=7)))
     assert await purged_nonces(operations, long_after) == 2
     assert isinstance(await operations.save_new(new(3, nonce="n1")), Saved)
 
 
-async def test_a_refused_operation_leaves_neither_nonce_nor_entry(
-    store: SqlStore, operations: SqlOperationStore
-) -> None:
+async def test_a_refused_operation_leaves_neither_nonce_nor_entry(store: SqlStore, operations: OperationStore) -> None:
     async with store.transaction() as connection:
         await connection.execute(text("ALTER TABLE audit_entries RENAME TO away"))
     wanted = NewOperation(
-        operation=operation(1), audit=(entry(), entry()), nonce=SpentNonce(nonce="n1", kept_until=NOW)
+        operation=operation(1), audit=(entry(), entry()), admission=Admission(nonce="n1", nonce_kept_until=NOW)
     )
     with pytest.raises(WeftError) as failure:
         await operations.save_new(wanted)
@@ -161,7 +160,7 @@ async def test_a_refused_operation_leaves_neither_nonce_nor_entry(
     assert isinstance(await operations.save_new(new(1, nonce="n1")), Saved)
 
 
-async def test_pages_are_newest_first_and_meet_without_gap_or_repetition(operations: SqlOperationStore) -> None:
+async def test_pages_are_newest_first_and_meet_without_gap_or_repetition(operations: OperationStore) -> None:
     for number in range(1, 8):
         await saved(operations, number)
     await operations.update(replace(operation(4, ended_at=NOW), number=4), [])
@@ -176,7 +175,7 @@ async def test_pages_are_newest_first_and_meet_without_gap_or_repetition(operati
     assert [each.number for each in await operations.load_unfinished()] == [1, 2, 3, 5, 6, 7]
 
 
-async def test_only_what_has_ended_is_forgotten(operations: SqlOperationStore) -> None:
+async def test_only_what_has_ended_is_forgotten(operations: OperationStore) -> None:
     for number in (1, 2, 3):
         await saved(operations, number)
     await operations.update(replace(operation(1, ended_at=NOW), number=1), [])
@@ -187,7 +186,7 @@ async def test_only_what_has_ended_is_forgotten(operations: SqlOperationStore) -
     assert isinstance(await operations.save_new(new(9, request_id="request-1")), Saved)
 
 
-async def test_an_update_that_is_repeated_writes_no_second_entry(operations: SqlOperationStore) -> None:
+async def test_an_update_that_is_repeated_writes_no_second_entry(operations: OperationStore) -> None:
     first = await saved(operations)
     running = replace(first, state=OperationState.RUNNING, started_at=NOW)
     head = await operations.update(running, [entry("operation.started")])
@@ -195,7 +194,7 @@ async def test_an_update_that_is_repeated_writes_no_second_entry(operations: Sql
     assert head.sequence == 2
 
 
-async def test_an_operation_that_was_never_saved_cannot_be_updated(operations: SqlOperationStore) -> None:
+async def test_an_operation_that_was_never_saved_cannot_be_updated(operations: OperationStore) -> None:
     with pytest.raises(WeftError) as failure:
         await operations.update(operation(5), [entry()])
     assert failure.value.reason is Reason.NOT_FOUND
@@ -203,7 +202,7 @@ async def test_an_operation_that_was_never_saved_cannot_be_updated(operations: S
 
 
 async def test_entries_are_numbered_without_gaps_and_chained_however_they_are_written(
-    operations: SqlOperationStore,
+    operations: OperationStore,
 ) -> None:
     first = await saved(operations)
     running = replace(first, state=OperationState.RUNNING)
@@ -227,7 +226,7 @@ async def test_entries_are_numbered_without_gaps_and_chained_however_they_are_wr
 
 
 async def test_an_entry_that_somebody_changed_in_the_database_shows(
-    store: SqlStore, operations: SqlOperationStore
+    store: SqlStore, operations: OperationStore
 ) -> None:
     await operations.append_audit([entry(f"event-{number}") for number in range(5)])
     async with store.transaction() as connection:
@@ -239,25 +238,25 @@ async def test_an_entry_that_somebody_changed_in_the_database_shows(
 
 
 async def test_the_audience_is_made_once_and_the_mark_never_falls(
-    store: SqlStore, operations: SqlOperationStore, database_url: str
+    store: SqlStore, operations: OperationStore, database_url: str
 ) -> None:
     marks = await operations.load_marks()
     assert marks.audience.startswith("reg-")
     assert marks.newest_issued_at is None
     for number, mark in enumerate((NOW, NOW - timedelta(seconds=1), None), start=1):
-        await operations.save_new(replace(new(number), mark=mark))
+        await operations.save_new(new(number, mark=mark))
         assert (await operations.load_marks()).newest_issued_at == NOW
-    await operations.save_new(replace(new(9), mark=NOW + timedelta(seconds=1)))
+    await operations.save_new(new(9, mark=NOW + timedelta(seconds=1)))
     await store.close()
     again = SqlStore(database_url)
     await again.open()
-    later = await SqlOperationStore(again).load_marks()
+    later = await OperationStore(again).load_marks()
     assert (later.audience, later.newest_issued_at) == (marks.audience, NOW + timedelta(seconds=1))
     await again.close()
 
 
 async def test_transactions_of_different_stores_pass_one_after_the_other(
-    store: SqlStore, operations: SqlOperationStore
+    store: SqlStore, operations: OperationStore
 ) -> None:
     """Without a turn SQLite ends one that reads, then writes, after another one has written in between."""
     await asyncio.gather(

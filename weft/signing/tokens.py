@@ -19,6 +19,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 
 from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_NAME_CHARS, is_token
@@ -315,15 +316,6 @@ _RANDOM_NONCE = re.compile(r"[A-Za-z0-9_-]{22,128}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What a registry requires of signatures."""
-
-    audience: str
-    lifetime_seconds: int
-    policy_version: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
     """The signed claims. Times are in whole seconds since the epoch."""
 
@@ -336,19 +328,20 @@ class Claims:
     policy_version: str
 
 
-def make_payload(action: operation_pb2.OperationAction, terms: Terms, *, now: int) -> bytes:
-    """The bytes to sign for one use of `action` from `now` on, in seconds since the epoch."""
+def make_payload(action: operation_pb2.OperationAction, rules: GetGovernanceResponse, *, now: int) -> bytes:
+    """The bytes to sign for one use of `action` from `now` on, in seconds since the epoch, under a registry's rules."""
     return canonical_json(
         {
-            "aud": terms.audience,
+            "aud": rules.audience,
             "op": operation_word(action),
             "action": to_base64url(action.SerializeToString(deterministic=True)),
             "readable": readable(action),
             "nonce": secrets.token_urlsafe(NONCE_BYTES),
             "nbf": now,
-            "exp": now + terms.lifetime_seconds,
+            # Whole seconds, rounded down: the registry refuses a longer lifetime than its own limit.
+            "exp": now + rules.token_lifetime.seconds,
             "iat": now,
-            "policy": terms.policy_version,
+            "policy": rules.policy_version,
         }
     )
 

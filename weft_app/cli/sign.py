@@ -7,7 +7,6 @@ import json
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +24,6 @@ from weft.signing.tokens import (
     MAX_SIGNERS,
     MAX_TEXT_CHARS,
     Claims,
-    Terms,
     in_words,
     make_op_token,
     make_payload,
@@ -85,24 +83,10 @@ LifetimeOption = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SigningRules:
-    """A registry's rules for signatures, as far as known."""
-
-    terms: Terms
-    signers: tuple[str, ...] = ()
-    """Names whose signatures count; empty: unknown."""
-    required_signers: int = 0
-    """Signatures that an operation needs; 0: unknown."""
-
-    def require_signer(self, key_id: str) -> None:
-        """Raises INVALID_ARGUMENT when the signature is known not to count."""
-        if self.signers and key_id not in self.signers:
-            raise invalid_field("--as", f"{key_id} is no signer of this registry; they are {', '.join(self.signers)}")
-
-
-def signing_rules(home: Path, audience: str, policy: str, lifetime_seconds: int = MAX_LIFETIME_SECONDS) -> SigningRules:
-    """Returns the rules of the mesh on `home`, or those of the options.
+def signing_rules(
+    home: Path, audience: str, policy: str, lifetime_seconds: int = MAX_LIFETIME_SECONDS
+) -> pb.GetGovernanceResponse:
+    """Returns the rules of the mesh on `home`, or those of the options, which name no signers.
 
     Raises INVALID_ARGUMENT where only one of the options is given, and UNSUPPORTED_OPERATION when the registry takes no
     signatures.
@@ -111,25 +95,22 @@ def signing_rules(home: Path, audience: str, policy: str, lifetime_seconds: int 
         if bool(audience or policy) and not 0 < len(text) <= MAX_TEXT_CHARS:
             raise invalid_field(option, f"must be given with the other, 1 to {MAX_TEXT_CHARS} characters")
     if audience:
-        terms = Terms(audience=audience, lifetime_seconds=lifetime_seconds, policy_version=policy)
-        return SigningRules(terms=terms)
-    return _fetched_rules(home)
-
-
-def _fetched_rules(home: Path) -> SigningRules:
+        rules = pb.GetGovernanceResponse(audience=audience, policy_version=policy)
+        rules.token_lifetime.FromSeconds(lifetime_seconds)
+        return rules
     with registry_stub(home, OperationServiceStub) as stub:
         found = stub.GetGovernance(pb.GetGovernanceRequest(), timeout=CALL_TIMEOUT_SECONDS)
     if found.mode == pb.GetGovernanceResponse.MODE_SHARED_KEY:
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "the registry requires a shared key; sign with --shared-key")
     if found.mode != pb.GetGovernanceResponse.MODE_SIGNATURES:
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "the registry requires no signatures; there is nothing to sign")
-    terms = Terms(
-        audience=found.audience,
-        # Whole seconds, rounded down: the registry refuses a longer lifetime than its own limit.
-        lifetime_seconds=found.token_lifetime.seconds,
-        policy_version=found.policy_version,
-    )
-    return SigningRules(terms=terms, signers=tuple(found.signers), required_signers=found.required_signers)
+    return found
+
+
+def _require_signer(rules: pb.GetGovernanceResponse, key_id: str) -> None:
+    """Raises INVALID_ARGUMENT when the signature is known not to count."""
+    if rules.signers and key_id not in rules.signers:
+        raise invalid_field("--as", f"{key_id} is no signer of this registry; they are {', '.join(rules.signers)}")
 
 
 app = typer.Typer(
@@ -207,8 +188,8 @@ def _make_token(
         raise no_library() from error
     private = read_private_key(key, "--key")
     rules = signing_rules(home, audience, policy, lifetime)
-    rules.require_signer(key_id)
-    _hand_over(sign(make_payload(action, rules.terms, now=now), private, key_id).as_text(), out)
+    _require_signer(rules, key_id)
+    _hand_over(sign(make_payload(action, rules, now=now), private, key_id).as_text(), out)
     _say_what_is_missing(rules, out)
 
 
@@ -261,8 +242,8 @@ def _hand_over(text: str, out: Path | None) -> None:
         write_token_text(out, text, "--out")
 
 
-def _say_what_is_missing(rules: SigningRules, out: Path | None) -> None:
-    seconds, missing = rules.terms.lifetime_seconds, rules.required_signers - 1
+def _say_what_is_missing(rules: pb.GetGovernanceResponse, out: Path | None) -> None:
+    seconds, missing = rules.token_lifetime.seconds, rules.required_signers - 1
     if missing > 0:
         file = "FILE" if out is None else out
         note(f"{missing} more signatures are needed within {seconds} s: weft approve {file} --key KEY --as ID")
@@ -297,7 +278,7 @@ def approve(
         signed, claims = _read(file)
         private = read_private_key(key, "--key")
         rules = signing_rules(home, audience, policy)
-        rules.require_signer(require_name(key_id, "--as"))
+        _require_signer(rules, require_name(key_id, "--as"))
         signers = [signature.key_id for signature in signed.signatures]
         if key_id in signers:
             raise invalid_field("--as", f"{key_id} has signed it already; one signer counts once")
@@ -322,19 +303,19 @@ def _read(file: Path) -> "tuple[SignedBytes, Claims]":
         raise invalid_field("FILE", f"{file} {error}") from error
 
 
-def _require_good(claims: Claims, rules: SigningRules, now: int) -> None:
-    terms = rules.terms
-    if claims.audience != terms.audience:
+def _require_good(claims: Claims, rules: pb.GetGovernanceResponse, now: int) -> None:
+    lifetime_seconds = rules.token_lifetime.seconds
+    if claims.audience != rules.audience:
         raise invalid_field("FILE", "is for another registry than this one")
-    if claims.policy_version != terms.policy_version:
+    if claims.policy_version != rules.policy_version:
         raise invalid_field("FILE", "was made under another version of the policy; ask for a new one")
-    if claims.expires_at - claims.issued_at > terms.lifetime_seconds:
-        raise invalid_field("FILE", f"is valid for longer than the registry's {terms.lifetime_seconds} s")
+    if claims.expires_at - claims.issued_at > lifetime_seconds:
+        raise invalid_field("FILE", f"is valid for longer than the registry's {lifetime_seconds} s")
     if now >= claims.expires_at:
         raise invalid_field("FILE", f"expired {now - claims.expires_at} s ago; ask for a new one")
 
 
-def _show(claims: Claims, signers: list[str], rules: SigningRules, now: int) -> None:
+def _show(claims: Claims, signers: list[str], rules: pb.GetGovernanceResponse, now: int) -> None:
     until = datetime.fromtimestamp(claims.expires_at, UTC)
     needed = f" of {rules.required_signers}" if rules.required_signers else ""
     lines = [
@@ -345,7 +326,7 @@ def _show(claims: Claims, signers: list[str], rules: SigningRules, now: int) -> 
     say("".join(f"{safe_text(line)}\n" for line in lines))
 
 
-def _say_missing_signatures(agreed: int, rules: SigningRules) -> None:
+def _say_missing_signatures(agreed: int, rules: pb.GetGovernanceResponse) -> None:
     if rules.required_signers > agreed:
         say(f"signed; signatures that are still needed: {rules.required_signers - agreed}\n")
     else:

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from governed_script import AUDIENCE, POLICY, SHARED_KEY, GovernedRegistry, governed_registry
 from typer.testing import CliRunner
 
 from registry_svc.config import GovernanceMode
+from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft.documents.operation_actions import LoadSettings, load_action
 from weft.signing.signatures import public_text, read_private_key, read_signed, sign
-from weft.signing.tokens import Terms, make_payload, read_payload
+from weft.signing.tokens import make_payload, read_payload
 from weft_app.cli.main import app
 
 OPTIONS = (
@@ -181,7 +183,7 @@ def test_one_signer_does_not_approve_twice(registry: GovernedRegistry, token: Pa
 
 
 def test_a_token_that_expired_says_so(registry: GovernedRegistry, token: Path) -> None:
-    terms = Terms(audience=AUDIENCE, lifetime_seconds=300, policy_version=POLICY)
+    terms = GetGovernanceResponse(audience=AUDIENCE, token_lifetime=Duration(seconds=300), policy_version=POLICY)
     payload = make_payload(load_action("qwen", LoadSettings()), terms, now=int(time.time()) - 400)
     token.write_text(sign(payload, read_private_key(Path(registry.key("alice")), "--key"), "alice").as_text())
     result = registry.run("approve", str(token), "--key", registry.key("bob"), "--as", "bob", "--yes")
@@ -190,7 +192,7 @@ def test_a_token_that_expired_says_so(registry: GovernedRegistry, token: Path) -
 
 
 def test_names_in_a_token_cannot_steer_a_terminal(registry: GovernedRegistry, token: Path) -> None:
-    terms = Terms(audience=AUDIENCE, lifetime_seconds=300, policy_version=POLICY)
+    terms = GetGovernanceResponse(audience=AUDIENCE, token_lifetime=Duration(seconds=300), policy_version=POLICY)
     hostile = load_action("qwen\n  pin: no\x1b[2J", LoadSettings(pin=True))
     key = read_private_key(Path(registry.key("alice")), "--key")
     token.write_text(sign(make_payload(hostile, terms, now=int(time.time())), key, "ali\x1b[2Jce").as_text())

@@ -12,14 +12,14 @@ from typing import Any, cast
 
 from registry_svc.config import GovernanceMode, OperationSettings
 from registry_svc.mesh.store import SqlStore
-from registry_svc.operations.actions import CheckedAction
 from registry_svc.operations.governance import Gatekeeper, build_gate
 from registry_svc.operations.job import JobDeps
-from registry_svc.operations.operation_store import SqlOperationStore
-from registry_svc.operations.operations import OperationRequest, Operations
+from registry_svc.operations.operation_store import OperationStore
+from registry_svc.operations.operations import Operations
 from registry_svc.operations.policy.loads import LoadTimes, PoolMember
 from registry_svc.operations.runner_presence import RunnerPresence, RunnerSnapshot
 from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1.operation_service_pb2 import CreateOperationRequest
 from weft.kernel.clock import Clock, SystemClock
 
 DATABASE = "registry.db"
@@ -61,7 +61,7 @@ async def governed(folder: Path, gate: Gatekeeper, clock: Clock) -> AsyncIterato
         times=LoadTimes(),
         presence=RunnerPresence(directory, clock),
     )
-    operations = Operations(SqlOperationStore(store), tools, gate, OperationSettings())
+    operations = Operations(OperationStore(store), tools, gate, OperationSettings())
     await operations.start()
     try:
         yield operations
@@ -70,10 +70,9 @@ async def governed(folder: Path, gate: Gatekeeper, clock: Clock) -> AsyncIterato
         await store.close()
 
 
-def asked(action: operation_pb2.OperationAction, token: str, request_id: str) -> OperationRequest:
+def asked(action: operation_pb2.OperationAction, token: str, request_id: str) -> CreateOperationRequest:
     """A request within all limits."""
-    checked = CheckedAction(action=action, data=action.SerializeToString(deterministic=True))
-    return OperationRequest(request_id=request_id, action=checked, requested_by="a test", authorization=token)
+    return CreateOperationRequest(request_id=request_id, action=action, requested_by="a test", authorization=token)
 
 
 def _say(**facts: object) -> None:

@@ -9,17 +9,16 @@ from dataclasses import dataclass, field, replace
 from registry_svc.config import OperationSettings
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest
 from registry_svc.mesh.store import SqlStore
-from registry_svc.operations.actions import checked_action
 from registry_svc.operations.governance import Gatekeeper, OpenGate
 from registry_svc.operations.job import JobDeps
 from registry_svc.operations.live_operations import OperationView
-from registry_svc.operations.operation_store import OperationStore, SqlOperationStore
-from registry_svc.operations.operations import OperationRequest, Operations
+from registry_svc.operations.operation_store import OperationStore
+from registry_svc.operations.operations import Operations
 from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.policy.loads import LoadTimes, PoolMember
 from registry_svc.operations.runner_presence import RunnerPresence, RunnerSnapshot
 from weft.api.operations.v1 import operation_pb2
-from weft.api.operations.v1.operation_service_pb2 import AuditEntry
+from weft.api.operations.v1.operation_service_pb2 import AuditEntry, CreateOperationRequest
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.kernel.errors import WeftError
 from weft_testing.fake_clock import FakeClock
@@ -195,11 +194,11 @@ class Stage:
 
     def asked(
         self, action: Action, request_id: str = "", *, requested_by: str = "alice", authorization: str = ""
-    ) -> OperationRequest:
+    ) -> CreateOperationRequest:
         self._asked += 1
-        return OperationRequest(
+        return CreateOperationRequest(
             request_id=request_id or f"request-{self._asked}",
-            action=checked_action(action),
+            action=action,
             requested_by=requested_by,
             authorization=authorization,
         )
@@ -266,7 +265,7 @@ async def running_stage(
     database = SqlStore(url)
     await database.open()
     chosen = OperationSettings(**settings)  # type: ignore[arg-type]
-    stage = Stage(database, SqlOperationStore(database), gatekeeper=gatekeeper or OpenGate(), settings=chosen)
+    stage = Stage(database, OperationStore(database), gatekeeper=gatekeeper or OpenGate(), settings=chosen)
     await stage.start()
     try:
         yield stage

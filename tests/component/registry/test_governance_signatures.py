@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from governance_stage import (
     AUDIENCE,
     LIFETIME,
@@ -30,9 +31,10 @@ from joserfc.jwk import OKPKey
 from registry_svc.config import GovernanceMode, Signer
 from registry_svc.operations.policy.governance import Refused
 from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft.api.runner.v1 import load_pb2
 from weft.signing.signatures import new_key_file, read_private_key, sign
-from weft.signing.tokens import Terms, make_payload
+from weft.signing.tokens import make_payload
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def test_what_this_library_makes_passes(stage: Stage, tmp_path: Path) -> None:
     texts = [new_key_file(tmp_path / name, "--out") for name in ("a.pem", "b.pem")]
     signers = tuple(Signer(id=name, public_key=text) for name, text in zip("ab", texts, strict=True))
     stage = Stage(GovernanceMode.SIGNATURES, {"signers": signers})
-    terms = Terms(audience=AUDIENCE, lifetime_seconds=LIFETIME, policy_version=POLICY)
+    terms = GetGovernanceResponse(audience=AUDIENCE, token_lifetime=Duration(seconds=LIFETIME), policy_version=POLICY)
     payload = make_payload(load(context_tokens=512), terms, now=stage.now)
     signed = sign(payload, read_private_key(tmp_path / "a.pem", "--key"), "a")
     signed = sign(payload, read_private_key(tmp_path / "b.pem", "--key"), "b", beside=signed.signatures)

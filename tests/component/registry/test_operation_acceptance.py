@@ -18,7 +18,7 @@ from registry_svc.operations.audit_log import ENTRIES_PER_OPERATION
 from registry_svc.operations.executor import RESUME_PATIENCE_SECONDS
 from registry_svc.operations.governance import Admission, GovernanceMarks
 from registry_svc.operations.live_operations import MAX_WATCHERS, OperationView
-from registry_svc.operations.operation_store import Expired, SqlOperationStore
+from registry_svc.operations.operation_store import Expired, OperationStore
 from registry_svc.operations.operations import HOUSEKEEPING_INTERVAL_SECONDS, Housekeeper
 from registry_svc.operations.policy.governance import Refused
 from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
@@ -511,7 +511,7 @@ async def test_the_head_of_the_log_is_told_at_the_stop(stage: Stage) -> None:
     await stage.until_heard("load m1 on r1")
     with capture_logs() as logs:
         await stage.operations.stop(1.0)
-    head = await SqlOperationStore(stage.database).audit_head()
+    head = await OperationStore(stage.database).audit_head()
     told = [(each["sequence"], each["hash"]) for each in logs if each["event"] == "audit head"]
     assert told == [(head.sequence, head.hash)]
     assert head.sequence == 2

@@ -18,7 +18,7 @@ from registry_svc.config import OperationSettings, RegistryConfig
 from registry_svc.mesh.domain import Session
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, GrpcRunnerCalls
 from registry_svc.operations.governance import OpenGate
-from registry_svc.operations.operation_store import SqlOperationStore
+from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import OperationService
 from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.policy.loads import PoolMember
@@ -310,7 +310,7 @@ async def operating(stage: RunnerStage) -> AsyncIterator[Stage]:
     assert isinstance(store, GatedStore)
     desk = OperationService(stage.registry.core, store.inner, stage.calls, OpenGate(), OperationSettings())
     await desk.start()
-    operations = Stage(store.inner, SqlOperationStore(store.inner), clock=stage.runner.clock)
+    operations = Stage(store.inner, OperationStore(store.inner), clock=stage.runner.clock)
     operations.operations = desk.operations
     yield operations
     await desk.stop(1.0)
