@@ -7,10 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from types import FrameType, MappingProxyType, TracebackType
-from typing import Annotated, Any, Self
+from types import FrameType, MappingProxyType
+from typing import Annotated, Any
 
 import typer
 
@@ -69,7 +69,7 @@ def require_command(command: Sequence[str]) -> None:
 
 def run_under(lease: MemoryLease, command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Runs a command, forwards signals, returns its exit status. Ends it and raises LEASE_LOST for a lost lease."""
-    with _PassedOn() as signals, _Gate() as gate:
+    with closing(_PassedOn()) as signals, closing(_Gate()) as gate:
         process = gate.start(command, {**environment, **lease.environment(), LEASE_VARIABLE: lease.id})
         try:
             signals.begin(process)
@@ -94,14 +94,6 @@ class _Gate:
 
     def __init__(self) -> None:
         self._read_end, self._write_end = os.pipe()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Starts the process that becomes the command."""
@@ -175,20 +167,16 @@ def _gone(processes: Sequence[ProcessId], seconds: float) -> bool:
 
 
 class _PassedOn:
-    """Forwards signals to the command while the block runs; early ones are sent once it has started."""
+    """Forwards signals to the command until it is closed; early ones are sent once it has started."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._early: list[int] = []
         self._handlers = ExitStack()
-
-    def __enter__(self) -> Self:
         self._handlers.enter_context(_handled(_PASSED_ON, self._pass_on))
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Restores the handlers."""
         self._handlers.close()
 
     def begin(self, process: subprocess.Popen[bytes]) -> None:
@@ -327,10 +315,10 @@ def acquire(
         amount = parse_size(memory, "--memory")
         with (
             ending_on_signals(),
-            waiting,
+            closing(waiting),
             acquired_lease(amount, ProcessTree(), mesh_address(home, "registry"), options) as lease,
         ):
-            waiting.end()
+            waiting.close()
             note(_held(lease))
             status = run_under(lease, command, os.environ)
     raise typer.Exit(status)
@@ -372,14 +360,6 @@ class _Waiting:
     def __init__(self) -> None:
         self._is_open = False
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
-
     def show(self, words: str) -> None:
         """Shows the current state of the wait."""
         if sys.stderr.isatty():
@@ -389,7 +369,7 @@ class _Waiting:
         else:
             note(f"waiting: {safe_text(words)}")
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Ends the line on the terminal, where one is open."""
         if self._is_open:
             sys.stderr.write("\n")
