@@ -46,11 +46,11 @@ from gateway.errors import (
     shutting_down,
 )
 from gateway.http.event_watches import EventWatches
-from gateway.intake.headers import headers_of, request_id_of, validate_head
+from gateway.intake.headers import request_id_of, validate_head
 from gateway.media import MediaSource, NoMediaSource
 from gateway.metrics import GatewayMetrics
 from gateway.ports import RegistryPort
-from gateway.request_facts import FACTS_KEY, RequestFacts
+from gateway.request_facts import FACTS_KEY, RequestFacts, headers_of
 from gateway.responses.handlers import responses_deps
 from gateway.routing import EndpointApp, EndpointGroup
 from gateway.tasks.handlers import TaskDeps

@@ -20,6 +20,9 @@ class GatewayMetrics:
         self.registry = registry if registry is not None else CollectorRegistry()
         self._view: FleetView | None = None
         self._known: frozenset[str] = frozenset()
+        self._ends: dict[tuple[str, str, str, str], tuple[Counter, Histogram]] = {}
+        """Counters by their labels, as many as the registry itself has: looking labels up takes some 2 us."""
+        self._kinds: dict[tuple[str, str], Counter] = {}
         self._requests = Counter(
             "weft_gateway_requests",
             "Requests by API, model, HTTP status and how they ended ('completed' or the reason).",
@@ -57,8 +60,13 @@ class GatewayMetrics:
     def request_ended(self, facts: RequestFacts, seconds: float) -> None:
         """Count a request and its duration."""
         reason = _COMPLETED if facts.error is None else facts.error.reason.name.lower()
-        self._requests.labels(facts.surface, facts.model, str(facts.status), reason).inc()
-        self._duration.labels(facts.surface, facts.model).observe(seconds)
+        ends = facts.surface, facts.model, str(facts.status), reason
+        found = self._ends.get(ends)
+        if found is None:
+            found = self._ends[ends] = self._requests.labels(*ends), self._duration.labels(facts.surface, facts.model)
+        requests, duration = found
+        requests.inc()
+        duration.observe(seconds)
 
     def refused(self, status: int) -> None:
         """Count a request refused before routing: its head was not HTTP, too large or too slow."""
@@ -77,7 +85,10 @@ class GatewayMetrics:
             ("reasoning", usage.reasoning_tokens),
         ):
             if count:
-                self._tokens.labels(facts.model, kind).inc(count)
+                tokens = self._kinds.get((facts.model, kind))
+                if tokens is None:
+                    tokens = self._kinds[facts.model, kind] = self._tokens.labels(facts.model, kind)
+                tokens.inc(count)
 
     def stream_began(self) -> None:
         """Count a stream that begins."""

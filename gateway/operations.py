@@ -15,10 +15,9 @@ from typing_extensions import override
 
 from gateway.config import GatewayConfig
 from gateway.intake.body import read_json_body
-from gateway.intake.headers import headers_of
 from gateway.intake.json_guard import Model, parse
 from gateway.intake.query import begin_change
-from gateway.request_facts import facts_of
+from gateway.request_facts import facts_of, headers_of
 from gateway.resources.registry_client import RegistryCalls
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb

@@ -1,5 +1,6 @@
-"""Facts about one HTTP request in progress, for its metrics and log line."""
+"""Facts about one HTTP request in progress, for its metrics and log line, and its headers by name."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,6 +11,8 @@ from weft.kernel.errors import WeftError
 from weft.kernel.principal import LOCAL, Principal
 
 FACTS_KEY = "weft.facts"
+_HEADERS_KEY = "weft.headers"
+Headers = Mapping[bytes, bytes]
 UNKNOWN_MODEL = "unknown"
 
 
@@ -35,6 +38,14 @@ class RequestFacts:
     """The error format and headers of the answer."""
     task_id: str = ""
     """The request's durable task, once there is one; every answer then has its id."""
+
+
+def headers_of(scope: Scope) -> Headers:
+    """Returns the headers by lower-case name; of a repeated one the last. They are looked up some ten times."""
+    found: Headers | None = scope.get(_HEADERS_KEY)
+    if found is None:
+        found = scope[_HEADERS_KEY] = dict(scope["headers"])
+    return found
 
 
 def facts_of(scope: Scope) -> RequestFacts:

@@ -12,10 +12,10 @@ from gateway.answers.answer_builder import encode_json
 from gateway.answers.stream import EventStream
 from gateway.answers.unary import json_response
 from gateway.deps import GatewayDeps
-from gateway.intake.headers import headers_of, tenant_of
+from gateway.intake.headers import tenant_of
 from gateway.intake.query import begin_change, begin_read
 from gateway.operations import OPERATION_PREFIX, OperationsPort, idempotency_key, requester
-from gateway.request_facts import facts_of
+from gateway.request_facts import facts_of, headers_of
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.router.v1.request_service_pb2 import ListClientsResponse, ListRequestsResponse

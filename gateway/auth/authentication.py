@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 from starlette.types import Scope
 from typing_extensions import override
 
+from gateway.request_facts import headers_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KEY_PREFIX, LOCAL, Access, KeyRing, Principal, Role, authenticate, require_one_key
@@ -164,7 +165,7 @@ def _presented(scope: Scope) -> str | None:
     Raises MALFORMED_REQUEST where one of the headers is repeated, UNAUTHENTICATED for two different keys.
     """
     require_once(scope, _KEY_HEADERS)
-    headers = dict(scope["headers"])
+    headers = headers_of(scope)
     shown = []
     given: bytes | None = headers.get(b"authorization")
     if given is not None:

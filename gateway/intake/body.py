@@ -12,9 +12,9 @@ from starlette.types import Message, Receive, Scope
 from gateway.config import GatewayConfig, RequestLimits
 from gateway.errors import ClientGoneError, EdgeError
 from gateway.http.framing import DECLARED_BODY_KEY
-from gateway.intake.headers import Headers, headers_of
 from gateway.intake.json_guard import parse, require_few_members
 from gateway.intake.multipart import MultipartStream, Part, boundary_of
+from gateway.request_facts import Headers, headers_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.time_limit import within

@@ -20,9 +20,9 @@ from gateway.answers.stream import EventStream
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
 from gateway.deps import GatewayDeps
 from gateway.http.event_watches import EventWatches
-from gateway.intake.headers import headers_of, idempotency_key_of
+from gateway.intake.headers import idempotency_key_of
 from gateway.media import supply
-from gateway.request_facts import facts_of
+from gateway.request_facts import facts_of, headers_of
 from gateway.responses.history import items_to_store
 from gateway.responses.output import background_response_id, task_of
 from gateway.responses.payload import own_items

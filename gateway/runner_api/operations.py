@@ -18,7 +18,7 @@ from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import json_response
 from gateway.errors import ClientGoneError, DetailedError, EdgeError
 from gateway.http.disconnect import interrupt_on_disconnect
-from gateway.intake.headers import headers_of, timeout_seconds
+from gateway.intake.headers import timeout_seconds
 from gateway.intake.json_guard import Model
 from gateway.intake.query import begin_change, begin_read
 from gateway.operations import (
@@ -30,6 +30,7 @@ from gateway.operations import (
     read_body,
     requester,
 )
+from gateway.request_facts import headers_of
 from gateway.runner_api.capabilities import megabytes
 from gateway.runner_api.state import RunnerApiDeps
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2

@@ -23,10 +23,10 @@ from gateway.answers.unary import json_response
 from gateway.deps import GatewayDeps
 from gateway.errors import public_message
 from gateway.intake.body import read_model
-from gateway.intake.headers import headers_of, idempotency_key_of, tenant_of
+from gateway.intake.headers import idempotency_key_of, tenant_of
 from gateway.intake.query import Query, begin_owned, begin_read, whole_number
 from gateway.intake.request_model import JsonMap, StrictModel
-from gateway.request_facts import facts_of
+from gateway.request_facts import facts_of, headers_of
 from gateway.resources.handlers import API
 from gateway.tasks.task_apis import SpecContext, TaskApis, answer_of
 from weft.api.router.v1 import task_pb2

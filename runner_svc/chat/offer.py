@@ -93,7 +93,8 @@ def make_offer(
 
     Raises INVALID_ARGUMENT naming the field, TOOL_UNAVAILABLE for a tool or a signal that this runner does not have.
     """
-    check_message(behaviour, "behaviour")
+    if behaviour.ByteSize():
+        check_message(behaviour, "behaviour")
     caller = [tool.function.name for tool in payload.tools]
     iterations = settings.max_tool_iterations
     if behaviour.HasField("max_tool_iterations"):

@@ -24,9 +24,8 @@ class RequestLimit:
         self._max_requests = max_requests
         self._held = 0
 
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Counts a request for the length of the block. Raises NO_SLOT_AVAILABLE at once when the limit is reached."""
+    def take(self) -> None:
+        """Count a request. Raises NO_SLOT_AVAILABLE when the limit is reached."""
         if self._max_requests is not None and self._held >= self._max_requests:
             raise WeftError(
                 Reason.NO_SLOT_AVAILABLE,
@@ -34,10 +33,10 @@ class RequestLimit:
                 retry_after_seconds=BUSY_RETRY_SECONDS,
             )
         self._held += 1
-        try:
-            yield
-        finally:
-            self._held -= 1
+
+    def give_back(self) -> None:
+        """Count a request no longer."""
+        self._held -= 1
 
 
 class SlotTable:
@@ -71,12 +70,13 @@ class SlotTable:
                 f"all {self._total} slots are taken",
                 retry_after_seconds=BUSY_RETRY_SECONDS,
             )
-        with self._limit.hold():
-            self._holders.append(request_id)
-            try:
-                yield
-            finally:
-                self._holders.remove(request_id)
+        self._limit.take()
+        self._holders.append(request_id)
+        try:
+            yield
+        finally:
+            self._holders.remove(request_id)
+            self._limit.give_back()
 
 
 MIN_MEASURED_SECONDS = 0.05
@@ -97,10 +97,12 @@ OnFailure = Callable[[WeftError], None]
 class AdmittedRequest:
     """One admitted request: its record, its cache use, and the calls of the engine. Made by `Instance.admit`."""
 
-    def __init__(self, record: RequestRecord, backend: Backend, on_failure: OnFailure) -> None:
+    def __init__(
+        self, record: RequestRecord, backend: Backend, on_failure: OnFailure, cache: RequestCache | None = None
+    ) -> None:
+        """`cache`: None where the caches of tenants are not isolated."""
         self.record = record
-        self.cache: RequestCache | None = None
-        """Set before the first turn where the caches of tenants are isolated."""
+        self._cache = cache
         self._backend = backend
         self._on_failure = on_failure
 
@@ -144,9 +146,9 @@ class AdmittedRequest:
 
     def _caching(self, payload: GenerationPayload | None = None) -> AbstractAsyncContextManager[RunningTurn]:
         """The use of the prefix cache for the length of a turn, which generates where it has a payload."""
-        if self.cache is None:
+        if self._cache is None:
             return nullcontext(RunningTurn())
-        return self.cache.embedding() if payload is None else self.cache.generating(payload)
+        return self._cache.embedding() if payload is None else self._cache.generating(payload)
 
     @contextmanager
     def _judging(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner_svc.backend.port import Backend
+from runner_svc.cache.model_cache import RequestCache
 from runner_svc.instance.admission import AdmittedRequest, RequestLimit, SlotTable
 from runner_svc.instance.lifecycle_loop import LifecycleLoop
 from runner_svc.instance.settings import RunRecipe, ServedModel, no_recipes
@@ -144,11 +145,12 @@ class Instance:
         keep_alive_seconds: float | None = None,
         priority: Priority = Priority.NORMAL,
         takes_slot: bool = True,
+        cache: RequestCache | None = None,
     ) -> Iterator[AdmittedRequest]:
         """Admit one request for the length of the block: it holds a slot and has a record. For use within one task.
 
         `keep_alive_seconds` is how long the model stays loaded after it: negative is unlimited, None as configured.
-        `takes_slot`: False for what the engine does beside its work.
+        `takes_slot`: False for what the engine does beside its work. `cache`: None: the engine's own is not managed.
 
         Raises NO_SLOT_AVAILABLE, SHUTTING_DOWN while draining, BACKEND_NOT_READY in any other phase but ready. When the
         backend dies, stalls or is stopped the block is ended with the reason for that.
@@ -168,7 +170,7 @@ class Instance:
             try:
                 with self.records.keep(request_id) as record:
                     yield AdmittedRequest(
-                        record, self.backend, lambda error: self._lifecycle.note_failure(error, start)
+                        record, self.backend, lambda error: self._lifecycle.note_failure(error, start), cache
                     )
             finally:
                 self.memory.note_used(self._clock.utc_now())

@@ -233,7 +233,7 @@ class OpenAiHttp:
         decoder = SseDecoder()
         async with self._post(path, prepared.body, call) as response:
             await self._require_stream(response)
-            async for chunk in self._chunks(response):
+            while chunk := await self._chunk(response):
                 frames = reader.read(decoder.feed(chunk))
                 if reader.took_token:
                     call.on_token()
@@ -309,7 +309,7 @@ class OpenAiHttp:
     async def post_for_bytes(self, path: str, body: object, call: CallInfo) -> AsyncGenerator[tuple[str, bytes]]:
         """Yields the media type and each chunk of the answer to POST `path`. Raises as `generate`."""
         async with self._post(path, body, call) as response:
-            async for chunk in self._chunks(response):
+            while chunk := await self._chunk(response):
                 call.on_token()
                 yield response.content_type, chunk
 
@@ -370,21 +370,17 @@ class OpenAiHttp:
                 raise WeftError(Reason.HEADERS_TIMEOUT, f"the backend sent no response headers ({limit})") from error
         raise AssertionError("the second try returns or raises")
 
-    async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        """Yields what has arrived, chunk by chunk. Silence has no limit here: the watchdog limits it."""
-        content = response.content
-        while True:
-            try:
-                chunk = await content.readany()
-            except RuntimeError as error:
-                # aiohttp raises it for a read on a connection that `close` has closed.
-                if not self._session.closed:
-                    raise
-                raise await self._stopped() from error
-            if not chunk:
-                return
-            self.chunks_received += 1
-            yield chunk
+    async def _chunk(self, response: aiohttp.ClientResponse) -> bytes:
+        """Returns what has arrived, empty at the end. Silence has no limit here: the watchdog limits it."""
+        try:
+            chunk = await response.content.readany()
+        except RuntimeError as error:
+            # aiohttp raises it for a read on a connection that `close` has closed.
+            if not self._session.closed:
+                raise
+            raise await self._stopped() from error
+        self.chunks_received += bool(chunk)
+        return chunk
 
     async def _unanswered(self, error: aiohttp.ClientError) -> WeftError:
         """Returns the error of a request without an answer. Only CONNECT_FAILED concerns other requests too."""

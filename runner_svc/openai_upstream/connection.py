@@ -6,7 +6,6 @@ or a malicious one) would so answer another caller. Bytes that cross the next re
 distinguished from an answer to it: HTTP/1.1 has no identifier for that.
 """
 
-import asyncio
 import errno
 import os
 import select
@@ -19,8 +18,11 @@ from aiohttp.client_proto import ResponseHandler
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.time_limit import within
 
 if TYPE_CHECKING:
+    import asyncio
+
     from aiohttp.client_reqrep import ClientRequest, ConnectionKey
     from aiohttp.connector import Connection
     from aiohttp.tracing import Trace
@@ -165,11 +167,14 @@ def shown(header: str) -> str:
 
 async def drain(response: aiohttp.ClientResponse) -> None:
     """Read the rest of a body whose content is complete, so that its connection can be used again."""
-    left_bytes = MAX_DRAIN_BYTES
     with suppress(TimeoutError, aiohttp.ClientError):
-        async with asyncio.timeout(DRAIN_SECONDS):
-            while left_bytes > 0 and (chunk := await response.content.readany()):
-                left_bytes -= len(chunk)
+        await within(DRAIN_SECONDS, _read_rest(response))
+
+
+async def _read_rest(response: aiohttp.ClientResponse) -> None:
+    left_bytes = MAX_DRAIN_BYTES
+    while left_bytes > 0 and (chunk := await response.content.readany()):
+        left_bytes -= len(chunk)
 
 
 async def read_bounded(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:

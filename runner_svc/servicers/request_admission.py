@@ -1,9 +1,9 @@
 """Admission of data-plane requests: the ticket, the instance, the slot, and the runner's part of the receipt."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,6 @@ class RequestAdmission:
         self._clock = clock
         self.caches = caches
 
-    @contextmanager
     def hold(
         self,
         permit: Permit,
@@ -67,21 +66,19 @@ class RequestAdmission:
         options: serve_options_pb2.ServeOptions,
         *,
         takes_slot: bool = True,
-    ) -> Iterator[AdmittedRequest]:
+    ) -> AbstractContextManager[AdmittedRequest]:
         """Admit a permitted request to its instance for the length of the block. Raises as Instance.admit.
 
         Raises INVALID_ARGUMENT naming an option that is out of range.
         """
         handling = handling_of(options)
-        held = instance.admit(
+        return instance.admit(
             permit.request_id,
             keep_alive_seconds=handling.keep_alive_seconds,
             priority=granted_priority_of(options),
             takes_slot=takes_slot,
+            cache=self.caches.of_request(permit.model, permit.tenant, handling),
         )
-        with held as work:
-            work.cache = self.caches.of_request(permit.model, permit.tenant, handling)
-            yield work
 
     def admit(self, ticket: Any) -> tuple[Permit, Instance]:
         """Check a ticket; returns its permit and its instance.

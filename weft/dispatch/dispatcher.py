@@ -284,8 +284,13 @@ class _Attempt:
         method: Any = opens(
             rpc.path, request_serializer=rpc.request.SerializeToString, response_deserializer=rpc.response.FromString
         )
-        about = (("x-request-id", run.context.request_id), (TRACEPARENT, run.context.traceparent))
-        return method(request, timeout=run.seconds_left(grant), metadata=about + metadata_of(grant.address))
+        # Made here: gRPC takes 3 us to find out that a tuple is none.
+        metadata = grpc.aio.Metadata(
+            ("x-request-id", run.context.request_id),
+            (TRACEPARENT, run.context.traceparent),
+            *metadata_of(grant.address),
+        )
+        return method(request, timeout=run.seconds_left(grant), metadata=metadata)
 
     def _options(self) -> serve_options_pb2.ServeOptions:
         context, grant = self._run.context, self._grant

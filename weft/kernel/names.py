@@ -1,5 +1,6 @@
 """Names and ids: which texts are valid names, new ids, and suggestions for a misspelt name."""
 
+import os
 import re
 import secrets
 from collections.abc import Iterable
@@ -62,7 +63,7 @@ def require_request_id(text: str, field: str) -> str:
 
 def new_id(prefix: str) -> str:
     """A fresh id such as `req-9f2c...`: the prefix says what it names, 96 random bits make it unique."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+    return f"{prefix}-{os.urandom(12).hex()}"
 
 
 def new_key() -> bytes:

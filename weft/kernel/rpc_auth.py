@@ -89,8 +89,11 @@ class RpcGuard(ABC, grpc.aio.ServerInterceptor):
 
     def _answering(self, inner: Any, method: str) -> Any:
         async def call(request: Any, context: Context) -> Any:
-            async with answering(context):
+            try:
                 self.check(method, context)
+            except Exception:
+                async with answering(context):
+                    raise
             return await inner(request, context)
 
         return call

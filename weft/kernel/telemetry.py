@@ -16,7 +16,7 @@ from typing import Any, Literal, TextIO, cast
 
 import msgspec
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.trace import SpanContext, TraceFlags, format_span_id, format_trace_id, get_current_span
+from opentelemetry.trace import TraceFlags, format_span_id, format_trace_id, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from weft.kernel.log import structlog
@@ -26,6 +26,7 @@ TRACEPARENT = "traceparent"
 _USUAL_TRACEPARENT = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-0[01]")
 _propagator = TraceContextTextMapPropagator()
 _new_ids = RandomIdGenerator()
+_SAMPLED = f"{TraceFlags.SAMPLED:02x}"
 
 
 class BoundedLogFile:
@@ -156,13 +157,9 @@ def valid_traceparent(header: str | None) -> str | None:
 
 def new_traceparent() -> str:
     """A traceparent for a request that came without one; sampled."""
-    span = SpanContext(
-        trace_id=_new_ids.generate_trace_id(),
-        span_id=_new_ids.generate_span_id(),
-        is_remote=False,
-        trace_flags=TraceFlags(TraceFlags.SAMPLED),
+    return (
+        f"00-{format_trace_id(_new_ids.generate_trace_id())}-{format_span_id(_new_ids.generate_span_id())}-{_SAMPLED}"
     )
-    return f"00-{format_trace_id(span.trace_id)}-{format_span_id(span.span_id)}-{int(span.trace_flags):02x}"
 
 
 def trace_id_of(traceparent: str) -> str:
