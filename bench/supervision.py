@@ -17,8 +17,8 @@ from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.client import Mesh, WeftError, connect
 from weft.client.operations import connect_operations
 from weft.client.resources import connect_registry, describe_runner
-from weft.documents.document_base import ResourceKind
 from weft.documents.operation_actions import LoadSettings, load_action, unload_action
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import RunnerDocument
 
 MODEL = "smollm2-135m"

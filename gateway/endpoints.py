@@ -82,8 +82,8 @@ from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
 from weft.api.router.v1 import request_service_pb2
 from weft.api.router.v1.request_pb2 import RequestRecord
 from weft.dispatch.remote_router import RequestSource
-from weft.documents.document_base import ResourceKind
 from weft.documents.json_schema import record_schema
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.schemas import resource_schema
 from weft.durable.batches import BATCH_INPUT
 from weft.kernel.principal import Access, Resource, Role

@@ -11,8 +11,8 @@ from gateway.ports import AppliedResource, PoolMembers, ResourcePage
 from weft.api.registry.v1.event_pb2 import Event
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
 from weft.documents.codec import document_of
-from weft.documents.document_base import ResourceKind
 from weft.documents.json_schema import DocumentSchema, Schema, SchemaSet, built_schema, nullable, object_schema
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, plain
 from weft.documents.schemas import resource_list_schema, resource_schema
 from weft.documents.yaml_documents import MAX_DOCUMENTS

@@ -24,7 +24,7 @@ from gateway.resources.documents import (
     members_body,
     page_body,
 )
-from weft.documents.document_base import ResourceKind, parse_kind
+from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import AnyDocument, plain
 from weft.documents.yaml_documents import SourcedDocument, parse_document, read_documents, refuse_repeats
 from weft.kernel.errors import FieldError, WeftError, invalid_field

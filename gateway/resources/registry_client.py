@@ -1,8 +1,7 @@
 """The registry over gRPC, as `gateway.ports.RegistryPort`: translates documents to messages and back."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from types import MappingProxyType
 from typing import Any, Literal
 
 import grpc
@@ -22,19 +21,16 @@ from weft.api.registry.v1 import (
     settings_service_pb2_grpc,
 )
 from weft.dispatch.fleet import FleetSource
-from weft.documents.document_base import ResourceKind
 from weft.documents.field_names import declared_field, document_field
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
     AnyDocument,
     ModelDocument,
-    agent_document,
     declared_document,
     kind_from_number,
     kind_number,
     model_document,
-    pool_document,
-    route_document,
-    runner_document,
+    observed_document,
     to_declaration,
 )
 from weft.kernel.errors import FieldError, WeftError
@@ -93,15 +89,6 @@ _OUTCOMES: dict[int, Literal["created", "configured", "unchanged"]] = {
     declaration_service_pb2.ApplyResult.OUTCOME_UNCHANGED: "unchanged",
 }
 
-_TO_DOCUMENT: Mapping[ResourceKind, Callable[[Any], AnyDocument]] = MappingProxyType(
-    {
-        ResourceKind.AGENT: agent_document,
-        ResourceKind.RUNNER: runner_document,
-        ResourceKind.POOL: pool_document,
-        ResourceKind.ROUTE: route_document,
-    }
-)
-
 
 class RegistryClient(RegistryPort):
     """See `gateway.ports.RegistryPort`. `fleet` adds a model's state on its runner, which the registry has not."""
@@ -130,7 +117,7 @@ class RegistryClient(RegistryPort):
         return self._document(kind, getattr(found, kind.value))
 
     def _document(self, kind: ResourceKind, message: Any) -> AnyDocument:
-        return self._model(message) if kind is ResourceKind.MODEL else _TO_DOCUMENT[kind](message)
+        return self._model(message) if kind is ResourceKind.MODEL else observed_document(kind, message)
 
     @override
     async def members(self, model: str) -> PoolMembers:

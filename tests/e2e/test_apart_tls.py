@@ -14,7 +14,7 @@ from apart_mesh import Apart
 from mesh_process import POOL, WEFT, eventually, fake_runner, run_weft, running_mesh, user_environment, write_config
 
 from weft.client.resources import Registry
-from weft.documents.document_base import ResourceKind
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft_testing.certificates import Authority
 

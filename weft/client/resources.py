@@ -30,21 +30,19 @@ from weft.api.registry.v1 import (
 )
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.client._channel import ServiceClient, mesh_address, open_mesh_channel, registry_failure
-from weft.documents.document_base import ResourceKind
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
     AnyDocument,
     ModelDocument,
     PoolDocument,
     RunnerDocument,
-    agent_document,
     declared_document,
     instance_of,
     kind_from_number,
     kind_number,
     model_document,
+    observed_document,
     pool_document,
-    route_document,
-    runner_document,
     to_declaration,
 )
 from weft.kernel.address import metadata_of
@@ -114,21 +112,13 @@ class Registry(ServiceClient):
 
     def documents(self, kind: ResourceKind) -> list[AnyDocument]:
         """Returns the resources of one kind, by name."""
-        match kind:
-            case ResourceKind.MODEL:
-                runners = {runner.name: runner for runner in self._messages(ResourceKind.RUNNER)}
-                return [
-                    model_document(model, instance_of(model, runners.get(model.runner)))
-                    for model in self._messages(ResourceKind.MODEL)
-                ]
-            case ResourceKind.AGENT:
-                return [agent_document(agent) for agent in self._messages(kind)]
-            case ResourceKind.RUNNER:
-                return [runner_document(runner) for runner in self._messages(kind)]
-            case ResourceKind.POOL:
-                return [pool_document(pool) for pool in self._messages(kind)]
-            case ResourceKind.ROUTE:
-                return [route_document(route) for route in self._messages(kind)]
+        if kind is not ResourceKind.MODEL:
+            return [observed_document(kind, message) for message in self._messages(kind)]
+        runners = {runner.name: runner for runner in self._messages(ResourceKind.RUNNER)}
+        return [
+            model_document(model, instance_of(model, runners.get(model.runner)))
+            for model in self._messages(ResourceKind.MODEL)
+        ]
 
     def names(self, kind: ResourceKind) -> Iterator[str]:
         """Yields the names of the resources of one kind, fetched lazily."""
@@ -137,18 +127,12 @@ class Registry(ServiceClient):
 
     def document(self, kind: ResourceKind, name: str) -> AnyDocument:
         """Returns one resource. Raises NOT_FOUND or MODEL_NOT_FOUND."""
-        match kind:
-            case ResourceKind.MODEL:
-                model = self._call(self._stub.GetModel, pb.GetModelRequest(name=name)).model
-                return model_document(model, instance_of(model, self._runner_of(model.runner)))
-            case ResourceKind.AGENT:
-                return agent_document(self._call(self._stub.GetAgent, pb.GetAgentRequest(name=name)).agent)
-            case ResourceKind.RUNNER:
-                return runner_document(self._call(self._stub.GetRunner, pb.GetRunnerRequest(name=name)).runner)
-            case ResourceKind.POOL:
-                return pool_document(self._call(self._stub.GetPool, pb.GetPoolRequest(name=name)).pool)
-            case ResourceKind.ROUTE:
-                return route_document(self._call(self._stub.GetRoute, pb.GetRouteRequest(name=name)).route)
+        noun = kind.value.capitalize()
+        response = self._call(getattr(self._stub, f"Get{noun}"), getattr(pb, f"Get{noun}Request")(name=name))
+        message = getattr(response, kind.value)
+        if kind is not ResourceKind.MODEL:
+            return observed_document(kind, message)
+        return model_document(message, instance_of(message, self._runner_of(message.runner)))
 
     def members(self, model: str) -> PoolDocument:
         """Returns the pool of a model. Raises MODEL_NOT_FOUND."""
@@ -209,26 +193,15 @@ class Registry(ServiceClient):
 
     def _messages(self, kind: ResourceKind) -> Iterator[Any]:
         """Yields every resource of a kind, from all pages."""
-        call, request = self._list_call(kind)
+        plural = f"{kind.value.capitalize()}s"
+        call: Callable[..., Any] = getattr(self._stub, f"List{plural}")
+        request = getattr(pb, f"List{plural}Request")(page_size=PAGE_SIZE)
         while True:
             response = self._call(call, request)
             yield from getattr(response, kind.plural)
             if not response.next_page_token:
                 return
             request.page_token = response.next_page_token
-
-    def _list_call(self, kind: ResourceKind) -> tuple[Callable[..., Any], Any]:
-        match kind:
-            case ResourceKind.MODEL:
-                return self._stub.ListModels, pb.ListModelsRequest(page_size=PAGE_SIZE)
-            case ResourceKind.AGENT:
-                return self._stub.ListAgents, pb.ListAgentsRequest(page_size=PAGE_SIZE)
-            case ResourceKind.RUNNER:
-                return self._stub.ListRunners, pb.ListRunnersRequest(page_size=PAGE_SIZE)
-            case ResourceKind.POOL:
-                return self._stub.ListPools, pb.ListPoolsRequest(page_size=PAGE_SIZE)
-            case ResourceKind.ROUTE:
-                return self._stub.ListRoutes, pb.ListRoutesRequest(page_size=PAGE_SIZE)
 
     @override
     def _failure(self, error: grpc.RpcError) -> WeftError:

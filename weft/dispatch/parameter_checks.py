@@ -1,13 +1,11 @@
 """Bounds and checks of request parameters that HTTP, gRPC and declarations share.
 
-Sampling parameters, behaviour of agents, unknown parameters, sizes of rerank, image and audio calls, and the options of
-a request (cache, keep-alive, priority, client, session) as messages. The numbers are those of the proto comments;
-OpenAI's own where it has one.
+Unknown parameters, sizes of rerank, image and audio calls, and the options of a request (cache, keep-alive, priority,
+client, session) as messages. The numbers are those of the proto comments; OpenAI's own where it has one.
 """
 
 import json
 import math
-import re
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -74,21 +72,6 @@ def check_extra(extra: json_value_pb2.JsonObject, field: str) -> None:
         if not 0 < len(name) <= MAX_EXTRA_NAME_CHARS:
             raise invalid_field(f"{field}.fields[{index}].name", f"must be 1 to {MAX_EXTRA_NAME_CHARS} characters")
         left = take_bytes(left, name, value, f"{field}.{name}")
-
-
-MAX_AGENT_TOOLS = 64
-MAX_AGENT_SIGNALS = 64
-MAX_TOOL_ITERATIONS = 64
-MAX_SIGNAL_NAME_CHARS = 64
-SIGNAL_NAME_PATTERN = r"^[A-Z][A-Z0-9_]{0,63}$"
-SIGNAL_NAME_RULE = f"must be 1 to {MAX_SIGNAL_NAME_CHARS} capital letters, digits or '_', starting with a letter"
-
-_SIGNAL_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
-
-
-def is_signal_name(text: str) -> bool:
-    """Whether `text` may name a control signal."""
-    return _SIGNAL_NAME.fullmatch(text) is not None
 
 
 _NANOSECONDS = 1e9

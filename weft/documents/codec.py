@@ -46,10 +46,10 @@ def _without_defaults(descriptor: Descriptor, document: dict[str, Any]) -> dict[
     plans, found = _plans_by_key(descriptor), {}
     for key, value in document.items():
         plan = plans.get(key)
-        if plan is not None and plan.presence != pb.PRESENCE_REQUIRED and value == default_of(plan):
-            continue
         kind = plan.field.message_type if plan is not None and not plan.field.is_repeated else None
-        found[key] = _without_defaults(kind, value) if kind is not None and isinstance(value, dict) else value
+        part = _without_defaults(kind, value) if kind is not None and isinstance(value, dict) else value
+        if plan is None or plan.presence == pb.PRESENCE_REQUIRED or part != default_of(plan):
+            found[key] = part
     return found
 
 

@@ -102,6 +102,14 @@ _KEY_STATE = {
     "enum": ["good", "expired", "revoked"],
     "description": "Whether it is valid now.",
 }
+_ATTEMPTS = {"type": "array", "default": [], "description": "Every attempt in order, where one task was asked for."}
+_ERROR = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {"reason": {"type": "string"}, "message": {"type": "string"}},
+    "required": ["reason", "message"],
+    "description": "Why it failed; absent while it runs, and for the one that completed.",
+}
 _RESULT_NAMES = frozenset(name for names in _RESULT_FIELDS.values() for name in names) - {"models"}
 
 COMPUTED: Mapping[str, Computed] = MappingProxyType(
@@ -114,8 +122,8 @@ COMPUTED: Mapping[str, Computed] = MappingProxyType(
         ),
         operation_pb2.Operation.DESCRIPTOR.full_name: Computed(_operation),
         operation_pb2.OperationResult.DESCRIPTOR.full_name: Computed(_as_it_is, left_out=_RESULT_NAMES),
-        task_pb2.Task.DESCRIPTOR.full_name: Computed(_task, left_out=frozenset({"line"})),
-        task_pb2.TaskAttempt.DESCRIPTOR.full_name: Computed(_task_attempt),
+        task_pb2.Task.DESCRIPTOR.full_name: Computed(_task, {"attempts": _ATTEMPTS}, left_out=frozenset({"line"})),
+        task_pb2.TaskAttempt.DESCRIPTOR.full_name: Computed(_task_attempt, {"error": _nullable(_ERROR)}),
     }
 )
 """What is different in documents, by the full name of the message."""

@@ -1,6 +1,5 @@
-"""The base of all documents (camelCase names, unknown fields refused, strings bounded) and the kinds of resources."""
+"""The base of bodies and answers that follow from no message: camelCase names, unknown fields refused."""
 
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler
@@ -8,49 +7,8 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from weft.kernel.errors import invalid_field
 from weft.kernel.field_docstrings import field_docstrings
 from weft.kernel.names import MAX_NAME_CHARS, is_name
-
-
-class ResourceKind(StrEnum):
-    """A kind of thing with a name; the value is its name in documents and in `KIND/NAME`."""
-
-    MODEL = "model"
-    AGENT = "agent"
-    RUNNER = "runner"
-    POOL = "pool"
-    ROUTE = "route"
-
-    @property
-    def plural(self) -> str:
-        """As in `weft get models` and `/api/v1/models`."""
-        return f"{self.value}s"
-
-    @property
-    def list_kind(self) -> str:
-        """The `kind` of a document with several of them, such as "ModelList"."""
-        return f"{self.value.capitalize()}List"
-
-
-ALIASES = {"llm": ResourceKind.MODEL, "llms": ResourceKind.MODEL}
-"""Other words for a kind, besides its singular and its plural."""
-
-
-def kind_words() -> dict[str, ResourceKind]:
-    """Every word that names a kind."""
-    singular = {kind.value: kind for kind in ResourceKind}
-    return singular | {kind.plural: kind for kind in ResourceKind} | ALIASES
-
-
-def parse_kind(word: str, field: str = "KIND") -> ResourceKind:
-    """The kind that `word` names, in any case. Raises INVALID_ARGUMENT naming `field` and the kinds there are."""
-    kind = kind_words().get(word.lower())
-    if kind is None:
-        known = ", ".join(kind.plural for kind in ResourceKind)
-        raise invalid_field(field, f"{word[:64]!r} is not a kind of resource; there are {known}")
-    return kind
-
 
 MAX_INT32 = 2**31 - 1
 

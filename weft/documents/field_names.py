@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from weft.documents.codec import camel, document_path
-from weft.documents.document_base import ResourceKind
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import DOCUMENT_TYPES
 from weft.kernel.field_rules import MapKey, path_text
 

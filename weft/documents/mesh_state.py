@@ -1,19 +1,12 @@
 """The state of a watcher: resources from the snapshot and changes of RegistryService.Watch."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from weft.api.registry.v1 import agent_pb2, model_pb2, pool_pb2, registry_service_pb2, route_pb2, runner_pb2
-from weft.documents.document_base import ResourceKind
-from weft.documents.resources import (
-    AnyDocument,
-    agent_document,
-    instance_of,
-    model_document,
-    pool_document,
-    route_document,
-    runner_document,
-)
+from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import AnyDocument, instance_of, model_document, observed_document, pool_document
 
 Key = tuple[ResourceKind, str]
 
@@ -50,21 +43,20 @@ class MeshState:
     def document(self, key: Key) -> AnyDocument | None:
         """Returns the current document of a resource; None: it does not exist."""
         kind, name = key
-        match kind:
-            case ResourceKind.RUNNER:
-                return runner_document(self.runners[name]) if name in self.runners else None
-            case ResourceKind.AGENT:
-                return agent_document(self.agents[name]) if name in self.agents else None
-            case ResourceKind.ROUTE:
-                return route_document(self.routes[name]) if name in self.routes else None
-            case ResourceKind.MODEL:
-                model = self.models.get(name)
-                return (
-                    None if model is None else model_document(model, instance_of(model, self.runners.get(model.runner)))
-                )
-            case ResourceKind.POOL:
-                members = [self.models[member] for member in self._of_pool.get(name, ())]
-                return pool_document(pool_message(name, members)) if members else None
+        if kind is ResourceKind.POOL:
+            members = [self.models[member] for member in self._of_pool.get(name, ())]
+            return pool_document(pool_message(name, members)) if members else None
+        if kind is ResourceKind.MODEL:
+            model = self.models.get(name)
+            runner = None if model is None else self.runners.get(model.runner)
+            return None if model is None else model_document(model, instance_of(model, runner))
+        messages: Mapping[ResourceKind, Mapping[str, Any]] = {
+            ResourceKind.RUNNER: self.runners,
+            ResourceKind.AGENT: self.agents,
+            ResourceKind.ROUTE: self.routes,
+        }
+        message = messages[kind].get(name)
+        return None if message is None else observed_document(kind, message)
 
     def documents(self, kind: ResourceKind) -> list[AnyDocument]:
         """Returns the resources of one kind, by name."""

@@ -4,7 +4,7 @@ Names may be written in lowerCamelCase or snake_case. Types are checked first, t
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import Message
 
 from weft.api.common.v1 import document_pb2 as pb
-from weft.documents.codec import FieldPlan, camel, document_path, is_map, is_of, is_text, is_typed, oneof_words, plan_of
+from weft.documents.codec import camel, document_path, is_map, is_of, is_text, is_typed, oneof_words, plan_of
 from weft.documents.computed import CHECKS
 from weft.kernel.errors import FieldError
 from weft.kernel.field_rules import DURATION, MapKey, RuleError, check_rules, enum_words
@@ -43,54 +43,42 @@ def read_message(value: Any, kind: type[MessageT]) -> MessageT:
 def _read(value: Any, message: Any) -> None:
     if not isinstance(value, dict):
         raise RuleError("must be a mapping of names to values")
-    descriptor = message.DESCRIPTOR
-    typed = next((oneof for oneof in descriptor.oneofs if is_typed(oneof)), None)
-    if typed is not None:
-        _read_typed(typed, value, message)
+    plan = _reading_plan(message.DESCRIPTOR)
+    if plan.typed is not None:
+        _read_typed(plan.typed, value, message)
         return
-    readers = _readers(descriptor)
-    given = _read_given(readers, value, message)
-    absent = [reader for reader in readers.values() if reader.plan.key not in given]
-    for reader in absent:
-        reader.leave_out(message)
-    _check_oneofs(readers, given)
-    for reader in readers.values():
-        reader.clear_if_empty(message)
-    check = CHECKS.get(descriptor.full_name)
-    problem = check(message) if check is not None else ""
+    given = _read_given(plan, value, message)
+    for reader in plan.filled:
+        if reader.key not in given:
+            reader.fill(message)
+    for names in plan.alternatives:
+        if len(names & given.keys()) > 1:
+            *others, last = sorted(names)
+            raise RuleError(f"needs exactly one of {', '.join(others)} and {last}")
+    for parent in plan.parents:
+        if message.HasField(parent) and not getattr(message, parent).ListFields():
+            message.ClearField(parent)
+    problem = plan.check(message) if plan.check is not None else ""
     if problem:
         raise RuleError(problem)
 
 
-def _read_given(readers: Mapping[str, "_Reader"], value: dict[Any, Any], message: Any) -> set[str]:
-    """Reads what a mapping has; returns the names of the fields."""
+def _read_given(plan: "_ReadingPlan", value: dict[Any, Any], message: Any) -> dict[str, str]:
+    """Reads what a mapping has; returns how each field of it is spelled."""
     given: dict[str, str] = {}
     for key, part in value.items():
-        reader = readers.get(key) if isinstance(key, str) else None
+        reader = plan.readers.get(key) if isinstance(key, str) else None
         if reader is None:
             raise RuleError("there is no such field", key if isinstance(key, str | int) else str(key))
-        if reader.plan.key in given:
-            raise RuleError(f"is given twice, as {given[reader.plan.key]} as well", key)
-        given[reader.plan.key] = key
+        if reader.key in given:
+            raise RuleError(f"is given twice, as {given[reader.key]} as well", key)
+        given[reader.key] = key
         try:
             reader.read(part, message)
         except RuleError as error:
             error.steps.append(key)
             raise
-    return set(given)
-
-
-def _check_oneofs(readers: Mapping[str, "_Reader"], given: set[str]) -> None:
-    """Raises RuleError where two fields of one oneof are given."""
-    seen: set[str] = set()
-    for reader in readers.values():
-        oneof = reader.plan.field.containing_oneof
-        if oneof is None or reader.plan.key not in given or reader.plan.key in seen:
-            continue
-        of_oneof = [each.name for each in oneof.fields]
-        if len(of_oneof) > 1 and sum(camel(name) in given for name in of_oneof) > 1:
-            raise RuleError(f"needs exactly one of {', '.join(of_oneof[:-1])} and {of_oneof[-1]}")
-        seen.add(reader.plan.key)
+    return given
 
 
 def _read_typed(oneof: OneofDescriptor, value: dict[str, Any], message: Any) -> None:
@@ -107,54 +95,87 @@ def _read_typed(oneof: OneofDescriptor, value: dict[str, Any], message: Any) -> 
 class _Reader:
     """Reads one field of a document into a message."""
 
-    plan: FieldPlan
+    key: str
+    """Its name in documents."""
+    name: str
     parents: tuple[str, ...]
     """The inline messages around the field."""
     decode: Callable[[Any, Any, str], None]
     """Sets a field of a message; raises RuleError."""
+    is_required: bool
+    is_nullable: bool
+    default: Any
+    """What stands for a value that is not given; None: nothing does."""
+    is_optional: bool
+    """Whether a message in which it is not set has the default too."""
 
     def read(self, value: Any, message: Any) -> None:
         """Reads a value that is given."""
-        if value is None and self.plan.nullable:
+        if value is None and self.is_nullable:
             return
         for parent in self.parents:
             message = getattr(message, parent)
-        if not self._is_optional or value != self.plan.default:
-            self.decode(value, message, self.plan.field.name)
+        if not self.is_optional or value != self.default:
+            self.decode(value, message, self.name)
 
-    def leave_out(self, message: Any) -> None:
-        """Sets what stands for a value that is not given."""
-        if self.plan.presence == pb.PRESENCE_REQUIRED:
-            raise RuleError("is missing", self.plan.key)
-        if self.plan.default is not None and not self._is_optional:
-            self.read(self.plan.default, message)
+    def fill(self, message: Any) -> None:
+        """Sets what stands for a value that is not given. Raises RuleError where nothing does."""
+        if self.is_required:
+            raise RuleError("is missing", self.key)
+        self.read(self.default, message)
 
-    @property
-    def _is_optional(self) -> bool:
-        """Whether the default of the field stands for one that is not set in the message as well."""
-        return self.plan.default is not None and self.plan.field.has_presence and self.plan.field.message_type is None
 
-    def clear_if_empty(self, message: Any) -> None:
-        """Unsets inline messages in which nothing is set."""
-        for parent in self.parents:
-            if not getattr(message, parent).ListFields():
-                message.ClearField(parent)
-                return
-            message = getattr(message, parent)
+@dataclass(frozen=True, slots=True)
+class _ReadingPlan:
+    """How documents of a message type are read."""
+
+    readers: Mapping[str, _Reader]
+    """The readers of fields by both spellings, those of inline messages among them."""
+    filled: tuple[_Reader, ...]
+    """Those that do something where a field is not given."""
+    alternatives: tuple[frozenset[str], ...]
+    """Names of fields of which one at most may be given."""
+    parents: tuple[str, ...]
+    """The inline messages."""
+    typed: OneofDescriptor | None
+    """The oneof whose type word says which message it is."""
+    check: Callable[[Any], str] | None
 
 
 @cache
-def _readers(descriptor: Descriptor, parents: tuple[str, ...] = ()) -> Mapping[str, _Reader]:
-    """Returns the readers of a message's fields by both spellings, those of inline messages among them."""
-    found: dict[str, _Reader] = {}
+def _reading_plan(descriptor: Descriptor) -> _ReadingPlan:
+    readers = dict(_readers(descriptor, ()))
+    own = {reader.key: reader for reader in readers.values()}.values()
+    oneofs = [frozenset(camel(field.name) for field in oneof.fields) for oneof in descriptor.oneofs]
+    return _ReadingPlan(
+        readers=readers,
+        filled=tuple(each for each in own if each.is_required or (each.default is not None and not each.is_optional)),
+        alternatives=tuple(names for names in oneofs if len(names) > 1),
+        parents=tuple(plan.field.name for plan in plan_of(descriptor).fields if plan.inline),
+        typed=next((oneof for oneof in descriptor.oneofs if is_typed(oneof)), None),
+        check=CHECKS.get(descriptor.full_name),
+    )
+
+
+def _readers(descriptor: Descriptor, parents: tuple[str, ...]) -> Iterator[tuple[str, _Reader]]:
     for plan in plan_of(descriptor).fields:
+        field = plan.field
         if plan.inline:
-            assert plan.field.message_type is not None
-            found |= _readers(plan.field.message_type, (*parents, plan.field.name))
+            assert field.message_type is not None
+            yield from _readers(field.message_type, (*parents, field.name))
             continue
-        reader = _Reader(plan, parents, _decoder(plan.field))
-        found[plan.key] = found[plan.other_key] = reader
-    return found
+        reader = _Reader(
+            key=plan.key,
+            name=field.name,
+            parents=parents,
+            decode=_decoder(field),
+            is_required=plan.presence == pb.PRESENCE_REQUIRED,
+            is_nullable=plan.nullable,
+            default=plan.default,
+            is_optional=plan.default is not None and field.has_presence and field.message_type is None,
+        )
+        yield plan.key, reader
+        yield plan.other_key, reader
 
 
 def _decoder(field: FieldDescriptor) -> Callable[[Any, Any, str], None]:
@@ -173,13 +194,13 @@ def _decoder(field: FieldDescriptor) -> Callable[[Any, Any, str], None]:
         return decode_message
     decode = _value_decoder(field)
 
-    def decode_value(value: Any, message: Any, name: str) -> None:
-        if is_of(field, DURATION):
-            getattr(message, name).FromNanoseconds(decode(value))
-        else:
-            setattr(message, name, decode(value))
+    def decode_duration(value: Any, message: Any, name: str) -> None:
+        getattr(message, name).FromNanoseconds(decode(value))
 
-    return decode_value
+    def decode_value(value: Any, message: Any, name: str) -> None:
+        setattr(message, name, decode(value))
+
+    return decode_duration if is_of(field, DURATION) else decode_value
 
 
 def _list_decoder(field: FieldDescriptor) -> Callable[[Any, Any, str], None]:

@@ -1,6 +1,6 @@
 """Resources as documents: what is declared, which `apply` takes, and `status`, what is true now, which it ignores."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
@@ -28,8 +28,8 @@ from weft.documents.conditions import (
     route_conditions,
     runner_conditions,
 )
-from weft.documents.document_base import ResourceKind
 from weft.documents.reader import read_message
+from weft.documents.resource_kinds import ResourceKind
 
 DeclaredT = TypeVar("DeclaredT", bound=Message)
 ObservedT = TypeVar("ObservedT", bound=Message)
@@ -223,6 +223,22 @@ def pool_document(pool: Pool) -> PoolDocument:
 def route_document(route: Route) -> RouteDocument:
     """Returns a route."""
     return RouteDocument(declared=route.manifest, observed=route)
+
+
+_OBSERVED: Mapping[ResourceKind, Callable[[Any], AnyDocument]] = MappingProxyType(
+    {
+        ResourceKind.MODEL: model_document,
+        ResourceKind.AGENT: agent_document,
+        ResourceKind.RUNNER: runner_document,
+        ResourceKind.POOL: pool_document,
+        ResourceKind.ROUTE: route_document,
+    }
+)
+
+
+def observed_document(kind: ResourceKind, message: Model | Agent | Runner | Pool | Route) -> AnyDocument:
+    """Returns a resource as the registry knows it; a model is without its state on its runner."""
+    return _OBSERVED[kind](message)
 
 
 def declared_document(declaration: Declaration) -> AnyDocument | None:

@@ -12,7 +12,6 @@ from weft.api.registry.v1.pool_pb2 import Pool
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
 from weft.api.registry.v1.route_pb2 import Route
 from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
-from weft.documents.document_base import ResourceKind
 from weft.documents.json_schema import (
     DocumentSchema,
     Schema,
@@ -23,6 +22,7 @@ from weft.documents.json_schema import (
     record_schema,
     schema_name,
 )
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import DOCUMENT_TYPES, MEMBER_FIELDS
 
 _OBSERVED: dict[ResourceKind, type[Any]] = {

@@ -16,7 +16,7 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from weft.documents.codec import camel
-from weft.documents.document_base import ResourceKind, parse_kind
+from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import AnyDocument, PoolDocument, declared, read_document
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.field_rules import RuleError

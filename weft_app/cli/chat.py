@@ -20,7 +20,7 @@ from weft.client._channel import mesh_address
 from weft.client.resources import Registry, connect_registry
 from weft.client.tasks import connect_tasks
 from weft.documents.codec import word_of
-from weft.documents.document_base import ResourceKind
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AgentDocument, AnyDocument, ModelDocument, PoolDocument, RouteDocument
 from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, invalid_field
 from weft.kernel.json_objects import plain_object

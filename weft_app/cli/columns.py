@@ -7,7 +7,7 @@ from weft.api.registry.v1.agent_pb2 import AgentManifest
 from weft.api.registry.v1.event_pb2 import Event
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.documents.codec import document_of, moment_of, seconds_of, word_of
-from weft.documents.document_base import ResourceKind
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ModelDocument
 from weft_app.cli.output import Column, seconds_ago
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from weft.documents.document_base import ResourceKind, kind_words
+from weft.documents.resource_kinds import ResourceKind, kind_words
 from weft.kernel.errors import WeftError
 from weft_app.cli.options import DEFAULT_HOME
 from weft_app.cli.targets import CLIENT_WORDS, REQUEST_WORDS, TASK_WORDS

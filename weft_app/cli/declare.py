@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from weft.client.resources import Applied, Outcome, Registry, connect_registry
-from weft.documents.document_base import ResourceKind
 from weft.documents.field_names import declared_field
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, declared, plain
 from weft.documents.yaml_documents import (
     MAX_DOCUMENTS,

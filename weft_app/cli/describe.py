@@ -6,7 +6,7 @@ import typer
 
 from weft.api.registry.v1.event_pb2 import Event
 from weft.client.resources import Registry, connect_registry, describe_runner
-from weft.documents.document_base import ResourceKind
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
     AgentDocument,
     AnyDocument,

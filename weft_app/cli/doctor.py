@@ -27,7 +27,7 @@ from weft.client._channel import mesh_address
 from weft.client._lease_renewal import LeaseClient
 from weft.client.resources import connect_registry
 from weft.documents.codec import seconds_of
-from weft.documents.document_base import ResourceKind
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ModelDocument, RunnerDocument
 from weft.gpu.nvml import Health, NvmlReader
 from weft.kernel.clock import offset_words

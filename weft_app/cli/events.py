@@ -8,7 +8,7 @@ from weft.api.registry.v1.event_pb2 import Event
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
 from weft.client.resources import connect_registry
 from weft.documents.codec import document_of
-from weft.documents.document_base import ResourceKind
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.yaml_documents import yaml_text
 from weft.kernel.errors import invalid_field
 from weft_app.cli.columns import EVENT_COLUMNS, resource

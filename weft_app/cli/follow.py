@@ -6,8 +6,8 @@ from pathlib import Path
 
 from weft.api.registry.v1.event_pb2 import Event
 from weft.client.resources import connect_registry
-from weft.documents.document_base import ResourceKind
 from weft.documents.mesh_state import Key, MeshState
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.options import note

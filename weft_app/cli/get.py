@@ -11,8 +11,8 @@ from weft.api.router.v1.request_service_pb2 import ListClientsResponse, ListRequ
 from weft.client.requests import Requests, connect_requests
 from weft.client.resources import connect_registry
 from weft.documents.codec import document_of, moment_of, seconds_of, word_of
-from weft.documents.document_base import ResourceKind
 from weft.documents.mesh_state import Key, MeshState
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, declared, plain
 from weft.documents.yaml_documents import to_yaml, yaml_text
 from weft.kernel.errors import WeftError, invalid_field

@@ -8,7 +8,7 @@ from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.client.resources import connect_registry, describe_runner
 from weft.documents.codec import moment_of, word_of
-from weft.documents.document_base import ResourceKind
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import RunnerDocument
 from weft.kernel.units import size_words
 from weft_app.cli.description import until_text

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weft.documents.document_base import ResourceKind, parse_kind
+from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import close_names, require_name
 from weft.kernel.reasons import Reason

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from weft.client.resources import CALL_TIMEOUT_SECONDS, connect_registry
-from weft.documents.document_base import ResourceKind
 from weft.documents.mesh_state import MeshState
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from gateway.ports import AppliedResource, EventFilter, MeshSettings, PoolMembers, ResourcePage
 from weft.api.registry.v1 import resource_kind_pb2
 from weft.api.registry.v1.event_pb2 import Event, EventReason
-from weft.documents.document_base import ResourceKind
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, ModelDocument
 from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import WeftError

@@ -9,7 +9,7 @@ from registry_script import ScriptedRegistry, event
 
 from gateway.config import GatewayConfig
 from gateway.ports import EventFilter
-from weft.documents.document_base import ResourceKind
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

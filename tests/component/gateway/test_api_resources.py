@@ -7,7 +7,7 @@ from gateway_script import RawResponse, serving
 from registry_script import ScriptedRegistry
 
 from gateway.config import GatewayConfig
-from weft.documents.document_base import ResourceKind
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 

@@ -30,7 +30,7 @@ from weft.api.registry.v1 import (
 )
 from weft.dispatch.fleet import FleetView, InstanceView, Phase, RunnerView
 from weft.documents.codec import document_of
-from weft.documents.document_base import ResourceKind
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AgentDocument, ModelDocument, PoolDocument, RouteDocument, RunnerDocument, plain
 from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import FieldError, WeftError, invalid_field

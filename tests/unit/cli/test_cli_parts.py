@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_command
 
 from weft.api.registry.v1.model_pb2 import Model, ModelManifest
-from weft.documents.document_base import ResourceKind
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ModelDocument, model_document
 from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import FieldError

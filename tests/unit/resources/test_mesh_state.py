@@ -4,8 +4,8 @@ from resource_samples import some_agent, some_model, some_route, some_runner
 
 from weft.api.registry.v1 import model_pb2
 from weft.api.registry.v1.registry_service_pb2 import Change, Snapshot, WatchedRunner, WatchResponse
-from weft.documents.document_base import ResourceKind
 from weft.documents.mesh_state import MeshState
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import PoolDocument
 
 MODEL, AGENT, RUNNER, POOL = ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, ResourceKind.POOL

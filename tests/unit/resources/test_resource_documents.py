@@ -12,7 +12,7 @@ from resource_samples import some_agent, some_event, some_model, some_pool, some
 
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2
 from weft.documents.codec import document_of
-from weft.documents.document_base import ResourceKind, parse_kind
+from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import (
     AgentDocument,
     AnyDocument,

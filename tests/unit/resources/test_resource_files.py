@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from weft.documents.document_base import ResourceKind
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AgentDocument
 from weft.documents.yaml_documents import MAX_DOCUMENTS, MAX_FILE_BYTES, parse_document, read_documents, refuse_repeats
 from weft.kernel.errors import FieldError, WeftError

@@ -6,7 +6,7 @@ from resource_samples import some_event, some_route
 from registry_svc.mesh.manifests import valid_route
 from weft.api.registry.v1 import model_pb2, resource_kind_pb2, route_pb2
 from weft.documents.codec import document_of, seconds_of
-from weft.documents.document_base import parse_kind
+from weft.documents.resource_kinds import parse_kind
 from weft.documents.resources import (
     ModelDocument,
     RouteDocument,
