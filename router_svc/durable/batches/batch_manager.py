@@ -5,10 +5,9 @@ The intake validates the items of a new batch as they arrive, and turns each int
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from hashlib import blake2b
 
-from router_svc.durable.batches.batch_sql import CHANGED_AT_ONCE, BatchTable, Item, ItemContent, ItemTable, ItemTally
+from router_svc.durable.batches.batch_sql import CHANGED_AT_ONCE, BatchStore, Item, ItemContent, ItemTally
 from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS, Uploads, upload_timed_out
 from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.tasks.spec_validation import CheckedSpec, check_spec
@@ -229,20 +228,12 @@ SETTLED_AT_ONCE = 10
 """Batches whose items a sweep counts at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchTables:
-    """The tables of batches and of their items."""
-
-    batches: BatchTable
-    items: ItemTable
-
-
 class BatchManager:
     """The batch port of a router."""
 
     def __init__(
         self,
-        tables: BatchTables,
+        store: BatchStore,
         limits: BatchLimits,
         task_limits: TaskLimits,
         events: TaskEventBus,
@@ -250,8 +241,7 @@ class BatchManager:
         *,
         names: KnownNames | None = None,
     ) -> None:
-        self._batches = tables.batches
-        self._items = tables.items
+        self._store = store
         self._limits = limits
         self._task_limits = task_limits
         self._events = events
@@ -265,7 +255,7 @@ class BatchManager:
         """Creates a batch. Also raises DEADLINE_EXCEEDED if the items do not arrive in time."""
         now = self._now()
         batch = accepted(new, now, self._limits.max_window_seconds)
-        if await self._batches.kept(batch.tenant) >= self._limits.max_batches_per_tenant:
+        if await self._store.count(batch.tenant) >= self._limits.max_batches_per_tenant:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
                 f"the tenant has {self._limits.max_batches_per_tenant} batches, its limit "
@@ -274,15 +264,15 @@ class BatchManager:
         if batch.errors:
             async for _ in lines:
                 raise invalid_field("lines", "a batch with errors has none")
-            await self._batches.begin(batch, now)
+            await self._store.begin(batch, now)
             return batch
-        async with self._creations.slot(lambda: self._items.drop(batch.id)):
+        async with self._creations.slot(lambda: self._store.drop(batch.id)):
             batch.total_count = await self._receive(batch, caller, lines)
         return batch
 
     async def get(self, tenant: str, batch_id: str) -> batch_pb.Batch:
         """Returns a batch. The first read after the last item ended stores the final counts."""
-        found = await self._batches.get(tenant, batch_id) if is_token(batch_id, MAX_REQUEST_ID_CHARS) else None
+        found = await self._store.get(tenant, batch_id) if is_token(batch_id, MAX_REQUEST_ID_CHARS) else None
         if found is None:
             raise batch_not_found(batch_id)
         return (await self._with_counts([found]))[0]
@@ -293,7 +283,7 @@ class BatchManager:
             raise invalid_field("limit", f"must be 1 to {MAX_LISTED}")
         if after and not is_token(after, MAX_REQUEST_ID_CHARS):
             raise batch_not_found(after)
-        found = await self._batches.list_page(tenant, after, limit + 1)
+        found = await self._store.list_page(tenant, after, limit + 1)
         if found is None:
             raise batch_not_found(after)
         return batch_pb.ListBatchesResponse(batches=await self._with_counts(found[:limit]), has_more=len(found) > limit)
@@ -301,7 +291,7 @@ class BatchManager:
     async def cancel(self, tenant: str, batch_id: str) -> batch_pb.Batch:
         """Cancels a batch. One whose items have all ended stays as it is."""
         batch = await self.get(tenant, batch_id)
-        if batch.state != batch_pb.BATCH_STATE_IN_PROGRESS or not await self._batches.mark_cancelled(
+        if batch.state != batch_pb.BATCH_STATE_IN_PROGRESS or not await self._store.mark_cancelled(
             batch_id, self._now()
         ):
             return batch
@@ -312,9 +302,9 @@ class BatchManager:
         """Yields the results of a batch, without items whose tasks were deleted or purged."""
         await self.get(tenant, batch_id)
         after = -1
-        while page := await self._items.page(batch_id, after, READ_AT_ONCE):
+        while page := await self._store.page(batch_id, after, READ_AT_ONCE):
             for some in _read_groups(page):
-                contents = await self._items.contents(some)
+                contents = await self._store.contents(some)
                 for line in some:
                     content = contents.get(line.task.id)
                     if content is not None:
@@ -332,7 +322,7 @@ class BatchManager:
         for name, file_id in results.items():
             if file_id and not is_token(file_id, MAX_REQUEST_ID_CHARS):
                 raise invalid_field(name, "must be the id of a file")
-        missing = await self._batches.finish(tenant, batch_id, results, self._now())
+        missing = await self._store.finish(tenant, batch_id, results, self._now())
         if missing:
             raise invalid_field(missing, f"there is no result file {results[missing]}")
         return await self.get(tenant, batch_id)
@@ -344,12 +334,12 @@ class BatchManager:
         started.
         """
         now = self._now()
-        while await self._batches.bring_back(now, SWEPT_AT_ONCE):
+        while await self._store.bring_back(now, SWEPT_AT_ONCE):
             pass
         await self._drop_incomplete(now if all_incomplete else now - UPLOAD_LIMIT_SECONDS)
         await self._count_open_batches()
         over = now - self._limits.keep_batch_seconds
-        while await self._batches.purge_ended(over, SWEPT_AT_ONCE) == SWEPT_AT_ONCE:
+        while await self._store.purge_ended(over, SWEPT_AT_ONCE) == SWEPT_AT_ONCE:
             pass
 
     async def stop(self, grace_seconds: float) -> None:
@@ -358,15 +348,15 @@ class BatchManager:
 
     async def _receive(self, batch: batch_pb.Batch, caller: str, lines: AsyncIterator[batch_pb.BatchLine]) -> int:
         room = await self._room(batch.tenant)
-        await self._batches.begin(batch, datetime_of(batch.create_time).timestamp())
+        await self._store.begin(batch, datetime_of(batch.create_time).timestamp())
         intake = ItemIntake(batch, caller, room, (self._limits, self._task_limits), self._names)
         async with aclosing(intake.chunks(lines)) as chunks:
             async for rows in chunks:
-                if not await self._items.add(batch.id, rows):
+                if not await self._store.add(batch.id, rows):
                     raise upload_timed_out("batch")
         intake.require_room_for_all(await self._room(batch.tenant))
         events = intake.events
-        if not await self._items.activate(batch.id, intake.count, events):
+        if not await self._store.activate(batch.id, intake.count, events):
             raise upload_timed_out("batch")
         for each in events:
             self._events.publish(each)
@@ -374,12 +364,12 @@ class BatchManager:
 
     async def _room(self, tenant: str) -> int:
         """Returns how many more open tasks a tenant may have."""
-        return self._task_limits.max_open_per_tenant - await self._items.open_count(tenant)
+        return self._task_limits.max_open_per_tenant - await self._store.open_count(tenant)
 
     async def _with_counts(self, found: Sequence[batch_pb.Batch]) -> Sequence[batch_pb.Batch]:
         """Sets the current counts of batches as read; stores the final counts of those whose items have all ended."""
         unended = {batch.id: batch for batch in found if batch.state == batch_pb.BATCH_STATE_IN_PROGRESS}
-        tallies = await self._items.tallies(list(unended)) if unended else {}
+        tallies = await self._store.tallies(list(unended)) if unended else {}
         for batch_id, tally in tallies.items():
             batch = unended[batch_id]
             for field, count in tally.counts.items():
@@ -395,15 +385,15 @@ class BatchManager:
         if tally.open:
             return None
         ended_at = self._now() if tally.last_ended_at is None else tally.last_ended_at
-        await self._batches.store_counts(batch_id, tally, ended_at)
+        await self._store.store_counts(batch_id, tally, ended_at)
         return ended_at
 
     async def _cancel_items(self, batch_id: str) -> None:
         now = self._now()
         try:
-            while await self._items.cancel_some(batch_id, now, CHANGED_AT_ONCE):
+            while await self._store.cancel_some(batch_id, now, CHANGED_AT_ONCE):
                 pass
-            while await self._items.cancel_next(batch_id, now):
+            while await self._store.cancel_next(batch_id, now):
                 pass
         finally:
             # The engines of items that run now stop their calls.
@@ -412,19 +402,19 @@ class BatchManager:
     async def _drop_incomplete(self, before: float) -> None:
         more = True
         while more:
-            found = await self._batches.incomplete(before, SWEPT_AT_ONCE)
+            found = await self._store.incomplete(before, SWEPT_AT_ONCE)
             for batch_id in found:
-                await self._items.drop(batch_id)
+                await self._store.drop(batch_id)
             more = len(found) == SWEPT_AT_ONCE
 
     async def _count_open_batches(self) -> None:
         """Stores the final counts of batches without readers, before their items are purged."""
         after = 0
-        while found := await self._batches.open_batches(after, SETTLED_AT_ONCE):
+        while found := await self._store.open_batches(after, SETTLED_AT_ONCE):
             for batch in found:
-                if batch.is_cancelled:
+                if batch.cancelled_at is not None:
                     await self._cancel_items(batch.id)
-            for batch_id, tally in (await self._items.tallies([batch.id for batch in found])).items():
+            for batch_id, tally in (await self._store.tallies([batch.id for batch in found])).items():
                 await self._store_counts(batch_id, tally)
             after = found[-1].seq
 

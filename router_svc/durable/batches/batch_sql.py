@@ -1,4 +1,4 @@
-"""The tables of batches and of their items on SQL; decisions are in `batch_manager`. Items are rows of the task table.
+"""The store of batches and of their items, which are rows of the task table; decisions are in `batch_manager`.
 
 Every method raises SERVICE_UNAVAILABLE. Batches that are being received or deleted are not visible.
 """
@@ -6,222 +6,28 @@ Every method raises SERVICE_UNAVAILABLE. Batches that are being received or dele
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Row, Select, and_, case, delete, func, insert, literal, or_, select, true, update
+from sqlalchemy import Executable, Row, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from router_svc.durable import statements
 from router_svc.durable.batches.files import is_kept
-from router_svc.durable.tasks.sql_rows import READY_NOW, STAGED, insert_rows, task_of
+from router_svc.durable.tasks.sql_rows import STAGED, insert_rows, task_of
 from router_svc.durable.tasks.store_port import ManyChanged, StoreEvent, TaskRow
 from router_svc.durable.tasks.task_events import notify_routers
 from router_svc.store.database import RouterDatabase
-from router_svc.store.tables import batches, task_attempts, task_pieces, task_specs, tasks
+from router_svc.store.tables import batches
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import BATCH_OUTPUT
-from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import datetime_of, optional_stamp, stamp_of
 from weft.sql.moments import BoundedMoment, bring_back
-
-RECEIVING = 0
-"""State of a batch whose items are being received."""
-DELETING = -1
-"""State of an incomplete batch whose items are being deleted; no item is added any more."""
-_COUNT_COLUMNS = ("total_count", "completed_count", "failed_count", "cancelled_count", "expired_count")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenBatch:
-    """A batch whose final counts are not stored."""
-
-    seq: int
-    tenant: str
-    id: str
-    is_cancelled: bool
-
-
-class BatchTable:
-    """The table of batches."""
-
-    def __init__(self, database: RouterDatabase) -> None:
-        self._database = database
-
-    async def kept(self, tenant: str) -> int:
-        """Returns the number of a tenant's batches, including those being received."""
-        query = select(func.count()).where(batches.c.tenant == tenant)
-        async with self._database.reading() as connection:
-            return int((await connection.execute(query)).scalar_one())
-
-    async def begin(self, batch: batch_pb.Batch, now: float) -> None:
-        """Inserts a batch without items, or a failed one if it has errors."""
-        values = {
-            "id": batch.id,
-            "tenant": batch.tenant,
-            "state": batch_pb.BATCH_STATE_FAILED if batch.errors else RECEIVING,
-            "endpoint": batch.endpoint,
-            "input_file": batch.input_file,
-            "output_file": "",
-            "error_file": "",
-            "metadata": json.dumps(dict(batch.metadata)).encode(),
-            "errors": json.dumps([_error_json(error) for error in batch.errors]).encode(),
-            **dict.fromkeys(_COUNT_COLUMNS, 0),
-            "created_at": now,
-            "window_ends_at": datetime_of(batch.window_end_time).timestamp(),
-            "ended_at": now if batch.errors else None,
-        }
-        async with self._database.writing() as connection:
-            await connection.execute(insert(batches), values)
-
-    async def get(self, tenant: str, batch_id: str) -> batch_pb.Batch | None:
-        """Returns a batch; the counts of ended items are set only once all have ended."""
-        async with self._database.reading() as connection:
-            found = (await connection.execute(_one(tenant, batch_id))).first()
-        return None if found is None else _batch_of(found)
-
-    async def list_page(self, tenant: str, after: str, limit: int) -> Sequence[batch_pb.Batch] | None:
-        """Returns batches, newest first, older than `after` (empty: all); None: the tenant has no batch `after`."""
-        query = select(batches).where(batches.c.tenant == tenant, batches.c.state > RECEIVING)
-        async with self._database.reading() as connection:
-            if after:
-                place = (await connection.execute(_one(tenant, after))).first()
-                if place is None:
-                    return None
-                query = query.where(batches.c.seq < place.seq)
-            found = await connection.execute(query.order_by(batches.c.seq.desc()).limit(limit))
-            return [_batch_of(row) for row in found]
-
-    async def mark_cancelled(self, batch_id: str, now: float) -> bool:
-        """Stores the time of a cancellation; False: all items had ended already."""
-        async with self._database.writing() as connection:
-            done = await connection.execute(
-                update(batches)
-                .where(batches.c.id == batch_id, batches.c.state == batch_pb.BATCH_STATE_IN_PROGRESS)
-                .values(cancelled_at=func.coalesce(batches.c.cancelled_at, now))
-            )
-            return done.rowcount > 0
-
-    async def store_counts(self, batch_id: str, tally: "ItemTally", lines_ended_at: float) -> None:
-        """Stores the final counts of a batch whose items have all ended. Written once."""
-        async with self._database.writing() as connection:
-            await connection.execute(
-                update(batches)
-                .where(batches.c.id == batch_id, batches.c.state == batch_pb.BATCH_STATE_IN_PROGRESS)
-                .values(
-                    state=batch_pb.BATCH_STATE_FINALIZING,
-                    lines_ended_at=lines_ended_at,
-                    **tally.counts,
-                )
-            )
-
-    async def finish(self, tenant: str, batch_id: str, results: dict[str, str], now: float) -> str:
-        """Stores the result files of a batch, by column, unless they are stored already.
-
-        Returns the column of a file that the tenant does not have; empty: all exist.
-        """
-        async with self._database.writing() as connection:
-            state = await _locked_state(connection, batch_id)
-            if state != batch_pb.BATCH_STATE_FINALIZING:
-                return ""
-            for column, file_id in results.items():
-                if file_id and not await is_kept(connection, tenant, file_id, BATCH_OUTPUT):
-                    return column
-            values = {"state": batch_pb.BATCH_STATE_FINISHED, "ended_at": now, **results}
-            await connection.execute(update(batches).where(batches.c.id == batch_id).values(values))
-            return ""
-
-    async def open_batches(self, after_seq: int, limit: int) -> Sequence[OpenBatch]:
-        """Returns batches of all tenants without final counts, oldest first."""
-        query = (
-            select(batches.c.seq, batches.c.tenant, batches.c.id, batches.c.cancelled_at)
-            .where(batches.c.seq > after_seq, batches.c.state == batch_pb.BATCH_STATE_IN_PROGRESS)
-            .order_by(batches.c.seq)
-            .limit(limit)
-        )
-        async with self._database.reading() as connection:
-            return [
-                OpenBatch(seq=row.seq, tenant=row.tenant, id=row.id, is_cancelled=row.cancelled_at is not None)
-                for row in await connection.execute(query)
-            ]
-
-    async def bring_back(self, now: float, limit: int) -> int:
-        """Moves creation and end times in the future, from before a clock was set back, to now; returns how many."""
-        c = batches.c
-        over = (c.lines_ended_at, c.ended_at)
-        moments = [
-            BoundedMoment(key=c.seq, column=c.created_at, latest=now, where=true(), along=(c.window_ends_at,)),
-            *(BoundedMoment(key=c.seq, column=column, latest=now, where=true()) for column in over),
-        ]
-        async with self._database.writing() as connection:
-            return await bring_back(connection, moments, limit)
-
-    async def incomplete(self, before: float, limit: int) -> Sequence[str]:
-        """Returns ids of incomplete batches that were begun before a time, oldest first."""
-        query = (
-            select(batches.c.id)
-            .where(batches.c.state <= RECEIVING, batches.c.created_at < before)
-            .order_by(batches.c.seq)
-            .limit(limit)
-        )
-        async with self._database.reading() as connection:
-            return [row.id for row in await connection.execute(query)]
-
-    async def purge_ended(self, before: float, limit: int) -> int:
-        """Deletes batches that ended before a time, or whose items did without written results; returns how many."""
-        over = (
-            select(batches.c.seq)
-            .where(
-                or_(
-                    batches.c.ended_at < before,
-                    and_(batches.c.state == batch_pb.BATCH_STATE_FINALIZING, batches.c.lines_ended_at < before),
-                )
-            )
-            .order_by(batches.c.seq)
-            .limit(limit)
-        )
-        async with self._database.writing() as connection:
-            return (await connection.execute(delete(batches).where(batches.c.seq.in_(over)))).rowcount
-
-
-async def _locked_state(connection: AsyncConnection, batch_id: str) -> int | None:
-    query = select(batches.c.state).where(batches.c.id == batch_id).with_for_update()
-    state: int | None = (await connection.execute(query)).scalar_one_or_none()
-    return state
-
-
-def _one(tenant: str, batch_id: str) -> Select[tuple[object, ...]]:
-    return select(batches).where(batches.c.id == batch_id, batches.c.tenant == tenant, batches.c.state > RECEIVING)
-
-
-def _batch_of(row: Row[tuple[object, ...]]) -> batch_pb.Batch:
-    return batch_pb.Batch(
-        id=row.id,
-        tenant=row.tenant,
-        state=row.state,
-        endpoint=row.endpoint,
-        input_file=row.input_file,
-        output_file=row.output_file,
-        error_file=row.error_file,
-        errors=[batch_pb.BatchLineError(**error) for error in json.loads(row.errors)],
-        metadata=json.loads(row.metadata),
-        create_time=stamp_of(row.created_at),
-        window_end_time=stamp_of(row.window_ends_at),
-        cancel_time=optional_stamp(row.cancelled_at),
-        lines_end_time=optional_stamp(row.lines_ended_at),
-        end_time=optional_stamp(row.ended_at),
-        **{name: getattr(row, name) for name in _COUNT_COLUMNS},
-    )
-
-
-def _error_json(error: batch_pb.BatchLineError) -> dict[str, object]:
-    return {"code": error.code, "message": error.message, "line": error.line, "field": error.field}
-
 
 CHANGED_AT_ONCE = 1_000
 """Items that one transaction changes or deletes; other writes run in between."""
 ORIGIN = "batches"
 """Origin of batch events: the id of no listener, so that the engine of this very router receives them too."""
-CANCELLED_MESSAGE = "its batch was cancelled"
-_OPEN = (task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,13 +44,8 @@ class ItemTally:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The counts of ended items, by their columns, which are the fields of a batch too."""
-        return {
-            "completed_count": self.completed,
-            "failed_count": self.failed,
-            "cancelled_count": self.cancelled,
-            "expired_count": self.expired,
-        }
+        """The counts of ended items, by `statements.COUNT_COLUMNS`."""
+        return {name: getattr(self, name.removesuffix("_count")) for name in statements.COUNT_COLUMNS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,174 +67,217 @@ class ItemContent:
     """Chunks of the answer, if completed."""
 
 
-class ItemTable:
-    """The task tables, restricted to items of batches."""
+class BatchStore:
+    """The batches of a router and their items."""
 
     def __init__(self, database: RouterDatabase) -> None:
         self._database = database
 
+    # -- batches
+
+    async def count(self, tenant: str) -> int:
+        """Returns the number of a tenant's batches, including those being received."""
+        return await self._number(statements.BATCH_COUNT, tenant)
+
+    async def begin(self, batch: batch_pb.Batch, now: float) -> None:
+        """Inserts a batch without items, or a failed one if it has errors."""
+        values = {
+            "id": batch.id,
+            "tenant": batch.tenant,
+            "state": batch_pb.BATCH_STATE_FAILED if batch.errors else statements.RECEIVING,
+            "endpoint": batch.endpoint,
+            "input_file": batch.input_file,
+            "output_file": "",
+            "error_file": "",
+            "metadata": json.dumps(dict(batch.metadata)).encode(),
+            "errors": json.dumps([_error_json(error) for error in batch.errors]).encode(),
+            "total_count": 0,
+            **dict.fromkeys(statements.COUNT_COLUMNS, 0),
+            "created_at": now,
+            "window_ends_at": datetime_of(batch.window_end_time).timestamp(),
+            "ended_at": now if batch.errors else None,
+        }
+        await self._database.change(statements.BEGIN_BATCH, **values)
+
+    async def get(self, tenant: str, batch_id: str) -> batch_pb.Batch | None:
+        """Returns a batch; the counts of ended items are set only once all have ended."""
+        found = await self._database.first(statements.BATCH, the_id=batch_id, the_tenant=tenant)
+        return None if found is None else _batch_of(found)
+
+    async def list_page(self, tenant: str, after: str, limit: int) -> Sequence[batch_pb.Batch] | None:
+        """Returns batches, newest first, older than `after` (empty: all); None: the tenant has no batch `after`."""
+        place = await self._database.first(statements.BATCH, the_id=after, the_tenant=tenant) if after else None
+        if after and place is None:
+            return None
+        page = statements.batches_page(None if place is None else place.seq)
+        return [_batch_of(row) for row in await self._database.rows(page, the_tenant=tenant, the_limit=limit)]
+
+    async def mark_cancelled(self, batch_id: str, now: float) -> bool:
+        """Stores the time of a cancellation; False: all items had ended already."""
+        return await self._database.change(statements.CANCEL_BATCH, the_id=batch_id, the_time=now) > 0
+
+    async def store_counts(self, batch_id: str, tally: ItemTally, lines_ended_at: float) -> None:
+        """Stores the final counts of a batch whose items have all ended. Written once."""
+        counts = {f"the_{name}": count for name, count in tally.counts.items()}
+        await self._database.change(statements.END_BATCH_ITEMS, the_id=batch_id, the_time=lines_ended_at, **counts)
+
+    async def finish(self, tenant: str, batch_id: str, results: dict[str, str], now: float) -> str:
+        """Stores the result files of a batch, by column, unless they are stored already.
+
+        Returns the column of a file that the tenant does not have; empty: all exist.
+        """
+        async with self._database.writing() as connection:
+            found = (await connection.execute(statements.LOCK_BATCH, {"the_id": batch_id})).first()
+            if found is None or found.state != batch_pb.BATCH_STATE_FINALIZING:
+                return ""
+            for column, file_id in results.items():
+                if file_id and not await is_kept(connection, tenant, file_id, BATCH_OUTPUT):
+                    return column
+            files = {f"the_{column}": file_id for column, file_id in results.items()}
+            await connection.execute(statements.FINISH_BATCH, {"the_id": batch_id, "the_time": now, **files})
+            return ""
+
+    async def open_batches(self, after_seq: int, limit: int) -> Sequence[Row[tuple[Any, ...]]]:
+        """Returns `seq`, `id` and `cancelled_at` of batches of all tenants without final counts, oldest first."""
+        return await self._database.rows(statements.OPEN_BATCHES, the_seq=after_seq, the_limit=limit)
+
+    async def incomplete(self, before: float, limit: int) -> Sequence[str]:
+        """Returns ids of incomplete batches that were begun before a time, oldest first."""
+        found = await self._database.rows(statements.INCOMPLETE_BATCHES, the_time=before, the_limit=limit)
+        return [row.id for row in found]
+
+    async def purge_ended(self, before: float, limit: int) -> int:
+        """Deletes batches that ended before a time, or whose items did without written results; returns how many."""
+        return await self._database.change(statements.PURGE_BATCHES, the_time=before, the_limit=limit)
+
+    async def bring_back(self, now: float, limit: int) -> int:
+        """Moves creation and end times in the future, from before a clock was set back, to now; returns how many."""
+        c = batches.c
+        over = (c.lines_ended_at, c.ended_at)
+        moments = [
+            BoundedMoment(key=c.seq, column=c.created_at, latest=now, where=true(), along=(c.window_ends_at,)),
+            *(BoundedMoment(key=c.seq, column=column, latest=now, where=true()) for column in over),
+        ]
+        async with self._database.writing() as connection:
+            return await bring_back(connection, moments, limit)
+
+    # -- items
+
     async def open_count(self, tenant: str) -> int:
         """Returns the number of pending and running tasks of a tenant."""
-        # Literals, so that SQLite uses the partial index of pending tasks.
-        states = [tasks.c.state == literal(int(state), literal_execute=True) for state in _OPEN]
-        async with self._database.reading() as connection:
-            found = [
-                await connection.execute(select(func.count()).where(tasks.c.tenant == tenant, state))
-                for state in states
-            ]
-        return sum(int(each.scalar_one()) for each in found)
+        return sum([await self._number(statement, tenant) for statement in statements.OPEN_TASK_COUNTS])
 
     async def add(self, batch_id: str, rows: Sequence[TaskRow]) -> bool:
         """Adds items to a batch that is being received. False: it is not any more."""
         async with self._database.writing() as connection:
-            if not await _is_receiving(connection, batch_id):
+            if (await connection.execute(statements.LOCK_RECEIVING_BATCH, {"the_id": batch_id})).first() is None:
                 return False
             await insert_rows(connection, rows, state=STAGED)
             return True
 
     async def activate(self, batch_id: str, total: int, events: Sequence[StoreEvent]) -> bool:
         """Makes all items pending and notifies other routers. False: the batch was removed."""
+        values = {"the_id": batch_id, "the_total": total}
         async with self._database.writing() as connection:
-            done = await connection.execute(
-                update(batches)
-                .where(batches.c.id == batch_id, batches.c.state == RECEIVING)
-                .values(state=batch_pb.BATCH_STATE_IN_PROGRESS, total_count=total)
-            )
-            if not done.rowcount:
+            if not (await connection.execute(statements.ACTIVATE_BATCH, values)).rowcount:
                 return False
-            await connection.execute(
-                update(tasks)
-                .where(tasks.c.batch_id == batch_id, tasks.c.state == STAGED)
-                .values(state=task_pb2.TASK_STATE_PENDING, ready_at=READY_NOW)
-            )
+            await connection.execute(statements.ACTIVATE_ITEMS, {"the_id": batch_id})
             await self._publish(connection, events)
             return True
 
     async def drop(self, batch_id: str) -> None:
         """Deletes an incomplete batch with its items, some at a time; a complete one stays."""
-        async with self._database.writing() as connection:
-            await connection.execute(
-                update(batches).where(batches.c.id == batch_id, batches.c.state == RECEIVING).values(state=DELETING)
-            )
-        going = select(batches.c.seq).where(batches.c.id == batch_id, batches.c.state == DELETING)
-        some = (
-            select(tasks.c.seq)
-            .where(tasks.c.batch_id == batch_id, tasks.c.state == STAGED)
-            .order_by(tasks.c.line)
-            .limit(CHANGED_AT_ONCE)
-        )
+        this = {"the_id": batch_id}
+        await self._database.change(statements.ABANDON_BATCH, **this)
         more = True
         while more:
             async with self._database.writing() as connection:
-                if (await connection.execute(going)).first() is None:
+                if (await connection.execute(statements.ABANDONED_BATCH, this)).first() is None:
                     return
-                more = (await connection.execute(delete(tasks).where(tasks.c.seq.in_(some)))).rowcount > 0
+                some = {**this, "the_limit": CHANGED_AT_ONCE}
+                more = (await connection.execute(statements.DELETE_ITEMS, some)).rowcount > 0
                 if not more:
-                    await connection.execute(delete(batches).where(batches.c.id == batch_id))
+                    await connection.execute(statements.DELETE_BATCH, this)
 
     async def tallies(self, batch_ids: Sequence[str]) -> Mapping[str, ItemTally]:
         """Returns the item counts of some batches."""
-        # Expired: failed by and after the end of the window, whether or not it had started before.
-        is_expired = and_(
-            tasks.c.error_reason == Reason.DEADLINE_EXCEEDED.value, tasks.c.ended_at >= tasks.c.window_ends_at
-        )
-        end = case(
-            (tasks.c.state == task_pb2.TASK_STATE_COMPLETED, "completed"),
-            (tasks.c.state == task_pb2.TASK_STATE_CANCELLED, "cancelled"),
-            (and_(tasks.c.state == task_pb2.TASK_STATE_FAILED, is_expired), "expired"),
-            (tasks.c.state == task_pb2.TASK_STATE_FAILED, "failed"),
-            else_="open",
-        ).label("end_kind")
-        inner = select(tasks.c.batch_id, end, tasks.c.ended_at).where(tasks.c.batch_id.in_(batch_ids)).subquery()
-        query = select(
-            inner.c.batch_id, inner.c.end_kind, func.count().label("number"), func.max(inner.c.ended_at).label("last")
-        ).group_by(inner.c.batch_id, inner.c.end_kind)
         found: dict[str, dict[str, int]] = {batch_id: {} for batch_id in batch_ids}
         last: dict[str, float] = {}
-        async with self._database.reading() as connection:
-            for row in await connection.execute(query):
-                found[row.batch_id][row.end_kind] = row.number
-                if row.last is not None:
-                    last[row.batch_id] = max(row.last, last.get(row.batch_id, row.last))
+        for row in await self._database.rows(statements.ITEM_TALLIES, the_ids=batch_ids):
+            found[row.batch_id][row.end_kind] = row.number
+            if row.last is not None:
+                last[row.batch_id] = max(row.last, last.get(row.batch_id, row.last))
         return {batch_id: ItemTally(**ends, last_ended_at=last.get(batch_id)) for batch_id, ends in found.items()}
 
     async def cancel_some(self, batch_id: str, now: float, limit: int) -> int:
         """Cancels some open items, except rows that are locked by another transaction; returns how many."""
-        some = (
-            select(tasks.c.id)
-            .where(tasks.c.batch_id == batch_id, tasks.c.state.in_(_OPEN))
-            .order_by(tasks.c.line)
-            .limit(limit)
-            # Other bulk changes lock rows in another order: waiting for them could deadlock.
-            .with_for_update(skip_locked=True)
-        )
         async with self._database.writing() as connection:
-            return await self._cancel(connection, [row.id for row in await connection.execute(some)], now)
+            found = await connection.execute(statements.OPEN_ITEMS, {"the_id": batch_id, "the_limit": limit})
+            return await self._cancel(connection, [row.id for row in found], now)
 
     async def cancel_next(self, batch_id: str, now: float) -> bool:
         """Cancels one item, waiting for its lock; False: every item has ended."""
-        one = select(tasks.c.id).where(tasks.c.batch_id == batch_id, tasks.c.state.in_(_OPEN)).limit(1)
         async with self._database.writing() as connection:
-            found = [row.id for row in await connection.execute(one)]
-            await self._cancel(connection, found, now)
-            return bool(found)
+            found = await connection.execute(statements.ONE_OPEN_ITEM, {"the_id": batch_id})
+            ids = [row.id for row in found]
+            await self._cancel(connection, ids, now)
+            return bool(ids)
 
     async def page(self, batch_id: str, after_line: int, limit: int) -> Sequence[Item]:
         """Returns items after a line number, in order."""
-        query = (
-            select(tasks, func.length(task_specs.c.spec).label("spec_size"))
-            .join(task_specs, task_specs.c.task_id == tasks.c.id)
-            .where(tasks.c.batch_id == batch_id, tasks.c.line > after_line, tasks.c.state != STAGED)
-            .order_by(tasks.c.line)
-            .limit(limit)
-        )
-        async with self._database.reading() as connection:
-            return [
-                Item(task=task_of(row), custom_id=row.custom_id, size=row.spec_size + row.result_size)
-                for row in await connection.execute(query)
-            ]
+        found = await self._database.rows(statements.ITEMS, the_id=batch_id, the_line=after_line, the_limit=limit)
+        return [Item(task=task_of(row), custom_id=row.custom_id, size=row.spec_size + row.result_size) for row in found]
 
-    async def contents(self, lines: Sequence[Item]) -> Mapping[str, ItemContent]:
+    async def contents(self, items: Sequence[Item]) -> Mapping[str, ItemContent]:
         """Returns specs and answers of items, by task id, without those that were purged meanwhile."""
-        completed = [line.task.id for line in lines if line.task.state == task_pb2.TASK_STATE_COMPLETED]
-        chunks = (
-            select(task_pieces.c.task_id, task_pieces.c.output)
-            .join(tasks, and_(tasks.c.id == task_pieces.c.task_id, tasks.c.attempt == task_pieces.c.attempt))
-            .where(task_pieces.c.task_id.in_(completed))
-            .order_by(task_pieces.c.task_id, task_pieces.c.first_index)
-        )
-        specs = select(task_specs).where(task_specs.c.task_id.in_([line.task.id for line in lines]))
+        completed = [item.task.id for item in items if item.task.state == task_pb2.TASK_STATE_COMPLETED]
         outputs: dict[str, list[bytes]] = {task_id: [] for task_id in completed}
         async with self._database.reading() as connection:
-            for row in await connection.execute(chunks):
+            for row in await connection.execute(statements.ITEM_OUTPUTS, {"the_ids": completed}):
                 outputs[row.task_id].append(row.output)
             # After the chunks: a task that still has its spec had all its chunks then.
-            return {
-                row.task_id: ItemContent(spec=row.spec, outputs=outputs.get(row.task_id, ()))
-                for row in await connection.execute(specs)
-            }
+            specs = await connection.execute(statements.ITEM_SPECS, {"the_ids": [item.task.id for item in items]})
+            return {row.task_id: ItemContent(spec=row.spec, outputs=outputs.get(row.task_id, ())) for row in specs}
 
     async def _cancel(self, connection: AsyncConnection, task_ids: Sequence[str], now: float) -> int:
         if not task_ids:
             return 0
-        done = await connection.execute(
-            update(tasks)
-            .where(tasks.c.id.in_(task_ids), tasks.c.state.in_(_OPEN))
-            .values(state=task_pb2.TASK_STATE_CANCELLED, ended_at=now, owner="", lease_until=None)
-        )
-        await connection.execute(
-            update(task_attempts)
-            .where(task_attempts.c.task_id.in_(task_ids), task_attempts.c.ended_at.is_(None))
-            .values(ended_at=now, reason=Reason.CANCELLED.value, message=CANCELLED_MESSAGE)
-        )
+        values = {"the_ids": task_ids, "the_time": now}
+        done = await connection.execute(statements.CANCEL_ITEMS, values)
+        await connection.execute(statements.CANCEL_ATTEMPTS, values)
         await self._publish(connection, [ManyChanged()])
         return done.rowcount
+
+    async def _number(self, statement: Executable, tenant: str) -> int:
+        found = await self._database.first(statement, the_tenant=tenant)
+        assert found is not None, "a count without groups is one row"
+        return int(found.number)
 
     async def _publish(self, connection: AsyncConnection, events: Sequence[StoreEvent]) -> None:
         if self._database.is_shared:
             await notify_routers(connection, ORIGIN, events)
 
 
-async def _is_receiving(connection: AsyncConnection, batch_id: str) -> bool:
-    query = select(batches.c.seq).where(batches.c.id == batch_id, batches.c.state == RECEIVING).with_for_update()
-    return (await connection.execute(query)).first() is not None
+def _batch_of(row: Row[tuple[object, ...]]) -> batch_pb.Batch:
+    return batch_pb.Batch(
+        id=row.id,
+        tenant=row.tenant,
+        state=row.state,
+        endpoint=row.endpoint,
+        input_file=row.input_file,
+        output_file=row.output_file,
+        error_file=row.error_file,
+        errors=[batch_pb.BatchLineError(**error) for error in json.loads(row.errors)],
+        metadata=json.loads(row.metadata),
+        create_time=stamp_of(row.created_at),
+        window_end_time=stamp_of(row.window_ends_at),
+        cancel_time=optional_stamp(row.cancelled_at),
+        lines_end_time=optional_stamp(row.lines_ended_at),
+        end_time=optional_stamp(row.ended_at),
+        total_count=row.total_count,
+        **{name: getattr(row, name) for name in statements.COUNT_COLUMNS},
+    )
+
+
+def _error_json(error: batch_pb.BatchLineError) -> dict[str, object]:
+    return {"code": error.code, "message": error.message, "line": error.line, "field": error.field}

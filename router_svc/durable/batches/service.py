@@ -8,8 +8,8 @@ import grpc
 from typing_extensions import override
 
 from router_svc.call_metadata import metadata_of, tenant_of
-from router_svc.durable.batches.batch_manager import BatchManager, BatchTables
-from router_svc.durable.batches.batch_sql import BatchTable, ItemTable
+from router_svc.durable.batches.batch_manager import BatchManager
+from router_svc.durable.batches.batch_sql import BatchStore
 from router_svc.durable.batches.files import FileManager
 from router_svc.durable.batches.uploads import IDLE_SECONDS, incomplete_stream, with_idle_timeout
 from router_svc.durable.limits import BatchLimits, TaskLimits
@@ -278,8 +278,7 @@ def build(
     """
     chosen = clock or SystemClock()
     files = FileManager(database, limits, chosen)
-    tables = BatchTables(batches=BatchTable(database), items=ItemTable(database))
-    batches = BatchManager(tables, limits, task_limits, events, chosen, names=names)
+    batches = BatchManager(BatchStore(database), limits, task_limits, events, chosen, names=names)
     return BatchService(database, files, batches, Sweeper(files, batches, limits, chosen))
 
 
