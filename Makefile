@@ -69,6 +69,7 @@ verify: $(PROTOS_VENV)/.done ## regenerate into a scratch folder and compare wit
 docs: $(VENV)/.dev ## write the pages of docs that are made from code
 	@$(BIN)/python -m weft_app.config.reference docs
 	@$(BIN)/python -m weft.documents.schemas docs/schemas
+	@$(BIN)/python -m weft.documents.field_tables docs
 
 bench: $(VENV)/.dev ## measure, and write the table to bench/results
 	@$(BIN)/python -m bench $(ARGS)

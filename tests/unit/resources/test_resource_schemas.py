@@ -9,6 +9,7 @@ from jsonschema import Draft202012Validator, ValidationError
 from resource_samples import some_agent, some_event, some_model, some_pool, some_route, some_runner
 
 from weft.documents.codec import document_of
+from weft.documents.field_tables import PAGE, page
 from weft.documents.resources import (
     agent_document,
     declared,
@@ -38,6 +39,10 @@ def test_the_published_schemas_are_those_of_the_code() -> None:
     published = {path.name: path.read_text("utf-8") for path in FOLDER.glob("*.json")}
     expected = {name: text_of(schema) for name, schema in schemas().items()}
     assert published == expected, "run python -m weft.documents.schemas"
+
+
+def test_the_tables_of_fields_are_those_of_the_code() -> None:
+    assert (FOLDER.parent / PAGE).read_text("utf-8") == page(), "run make docs"
 
 
 def test_the_writer_writes_what_is_published(tmp_path: Path) -> None:
