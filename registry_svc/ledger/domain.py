@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from registry_svc.ledger.policy.device_memory import DeviceAccount
 from registry_svc.ledger.policy.leases import Holder, Lease
-from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, Source
+from weft.gpu.snapshot import HostSnapshot, ProcessId
 from weft.kernel.request import Priority
 
 
@@ -66,19 +65,6 @@ class Renewed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """Status message of a request in the wait queue."""
-
-    detail: str
-    needed: int
-    """Bytes."""
-    free: int
-    """Bytes, on the devices in question."""
-    holders: tuple[str, ...]
-    """Purposes of the leases that hold the memory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
     """The memory."""
 
@@ -87,24 +73,3 @@ class Granted:
     """Memory that its processes were observed to hold, in bytes; None: unknown."""
     unowned: bool = False
     """Whether no runner of the mesh answers for it: its holder is silent, or does not publish the model any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
-    """One device as last observed, and its account."""
-
-    snapshot: DeviceSnapshot
-    account: DeviceAccount
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostMemory:
-    """The devices of one host, and the leases on them."""
-
-    host: str
-    source: Source
-    seen_at: datetime
-    devices: tuple[DeviceMemory, ...]
-    leases: tuple[Granted, ...]
-    """In order of their fencing numbers."""
-    waiting_count: int

@@ -7,14 +7,12 @@ from dataclasses import replace
 from registry_svc.config import LedgerConfig
 from registry_svc.ledger.domain import (
     AcquireRequest,
-    DeviceMemory,
     Granted,
-    HostMemory,
     LeaseUse,
     Renewal,
     Renewed,
-    Waiting,
 )
+from registry_svc.ledger.host_view import HostMemoryView
 from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.lease_table import (
     HolderSessions,
@@ -42,6 +40,7 @@ from registry_svc.ledger.wait_queue import Waiter, WaitQueue, require_place, req
 from registry_svc.mesh.policy.unowned import UnownedModel
 from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.writer import SingleWriter
+from weft.api.registry.v1 import lease_service_pb2
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
@@ -123,7 +122,7 @@ class Ledger:
         await self._writer.drain(grace_seconds)
         await self._evictor.stop()
 
-    async def acquire(self, call: AcquireRequest) -> AsyncGenerator[Waiting | Granted]:
+    async def acquire(self, call: AcquireRequest) -> AsyncGenerator[lease_service_pb2.WaitingForMemory | Granted]:
         """Yield status messages while the request waits, then the lease. See AcquireLease.
 
         Must be iterated to its end: a lease whose caller stops before that is released, unless it was renewed. Raises
@@ -213,7 +212,7 @@ class Ledger:
         holders = (lease.grant.holder for lease in self._table)
         return sum(holder.kind is HolderKind.RUNNER and holder.name == runner for holder in holders)
 
-    def hosts(self, only: str = "") -> list[HostMemory]:
+    def hosts(self, only: str = "") -> list[lease_service_pb2.HostMemory]:
         """Hosts with devices, by name, as last seen; `only` one of them if it is named."""
         self._require_running()
         self._table.forget_hosts(self._clock.monotonic())
@@ -386,44 +385,3 @@ def _is_earlier_incarnation(holder: Holder, present: Holder) -> bool:
 
 def _not_running() -> WeftError:
     return WeftError(Reason.SHUTTING_DOWN, "the registry is not running", retry_after_seconds=1.0)
-
-
-class HostMemoryView:
-    """Reads hosts and leases from the lease table and the wait queue."""
-
-    def __init__(self, table: LeaseTable, queue: WaitQueue, owns_model: OwnsModel) -> None:
-        self._table = table
-        self._queue = queue
-        self._owns_model = owns_model
-
-    def host(self, name: str) -> HostMemory | None:
-        """Return one host as last observed; None when no devices were seen on it."""
-        seen, account = self._table.host(name), self._table.open(name)
-        if seen is None or account is None or not seen.snapshot.devices:
-            return None
-        return HostMemory(
-            host=name,
-            source=seen.snapshot.source,
-            seen_at=seen.seen_at,
-            devices=tuple(
-                DeviceMemory(snapshot=device, account=account.devices[device.index]) for device in seen.snapshot.devices
-            ),
-            leases=tuple(
-                Granted(lease=each, seen=account.seen[each.grant.id], unowned=self.is_unowned(each))
-                for each in self._table.leases_on(name)
-            ),
-            waiting_count=len(self._queue.on(name)),
-        )
-
-    def granted(self, lease: Lease) -> Granted:
-        """Return a lease with the memory that its processes were observed to hold."""
-        account = self._table.open(lease.grant.host)
-        seen = None if account is None else account.seen.get(lease.grant.id)
-        return Granted(lease=lease, seen=seen, unowned=self.is_unowned(lease))
-
-    def is_unowned(self, lease: Lease) -> bool:
-        """Return whether no runner answers for a lease: its holder is silent, or no longer publishes the model."""
-        holder = lease.grant.holder
-        if lease.state is LeaseState.HELD and holder.kind is HolderKind.RUNNER:
-            return not self._owns_model(holder.name, lease.grant.purpose)
-        return lease.state is LeaseState.ORPHANED

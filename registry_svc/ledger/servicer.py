@@ -12,14 +12,12 @@ from typing_extensions import override
 from registry_svc.config import LedgerConfig
 from registry_svc.ledger.domain import (
     AcquireRequest,
-    DeviceMemory,
     Granted,
-    HostMemory,
     LeaseUse,
     Renewal,
     Renewed,
-    Waiting,
 )
+from registry_svc.ledger.host_view import lease_message
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Holder, HolderKind
 from registry_svc.store.schema import MAX_PURPOSE_CHARS
@@ -33,7 +31,6 @@ from registry_svc.wire_values import (
 )
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
-from weft.gpu.snapshot import DeviceSnapshot
 from weft.gpu.snapshot_messages import MAX_DEVICE_BYTES, MAX_DEVICES, MAX_HOST_CHARS, process_id_from, snapshot_from
 from weft.kernel.clock import Clock
 from weft.kernel.errors import invalid_field
@@ -198,13 +195,12 @@ def _require_once(items: Sequence[object], field: str, member: str) -> None:
         seen.add(item)
 
 
-def acquire_message(status: Waiting | Granted, config: LedgerConfig) -> lease_service_pb2.AcquireLeaseResponse:
+def acquire_message(
+    status: lease_service_pb2.WaitingForMemory | Granted, config: LedgerConfig
+) -> lease_service_pb2.AcquireLeaseResponse:
     """Return a status message or the granted lease, for the wire."""
-    if isinstance(status, Waiting):
-        waiting = lease_service_pb2.WaitingForMemory(
-            detail=status.detail, needed_bytes=status.needed, free_bytes=status.free, holders=status.holders
-        )
-        return lease_service_pb2.AcquireLeaseResponse(waiting=waiting)
+    if isinstance(status, lease_service_pb2.WaitingForMemory):
+        return lease_service_pb2.AcquireLeaseResponse(waiting=status)
     granted = lease_service_pb2.GrantedLease(
         lease=lease_message(status),
         time_to_live=duration_message(config.lease_time_to_live_seconds),
@@ -219,70 +215,6 @@ def renewed_message(renewed: Renewed) -> lease_service_pb2.RenewLeasesResponse:
         lost_lease_ids=renewed.lost_lease_ids,
         watched_processes=[lease_pb2.ProcessId(pid=each.pid, start_ticks=each.start_ticks) for each in renewed.watched],
         next_within=duration_message(renewed.next_within_seconds),
-    )
-
-
-def host_message(host: HostMemory) -> lease_service_pb2.HostMemory:
-    """One host."""
-    sighting_time = timestamp_pb2.Timestamp()
-    sighting_time.FromDatetime(host.seen_at)
-    return lease_service_pb2.HostMemory(
-        host=host.host,
-        source=lease_pb2.HostSighting.Source.ValueType(host.source.value),
-        sighting_time=sighting_time,
-        devices=[_device_memory_message(device) for device in host.devices],
-        leases=[lease_message(lease) for lease in host.leases],
-        waiting_count=host.waiting_count,
-    )
-
-
-def lease_message(granted: Granted) -> lease_pb2.Lease:
-    """One lease."""
-    lease, grant = granted.lease, granted.lease.grant
-    message = lease_pb2.Lease(
-        lease_id=grant.id,
-        fencing_number=grant.fencing_number,
-        host=grant.host,
-        holder=_holder_message(grant.holder),
-        purpose=grant.purpose,
-        shares=[lease_pb2.DeviceBytes(device_index=index, bytes=size) for index, size in grant.shares],
-        state=lease_pb2.Lease.State.ValueType(lease.state.value),
-        priority=priority_pb2.Priority.ValueType(lease.priority.wire),
-        pinned=lease.pinned,
-        active_requests=lease.active_requests,
-        seen_bytes=granted.seen,
-        unowned=granted.unowned,
-    )
-    message.create_time.FromDatetime(grant.created_at)
-    if lease.last_used_at is not None:
-        message.last_used_time.FromDatetime(lease.last_used_at)
-    return message
-
-
-def _holder_message(holder: Holder) -> lease_pb2.LeaseHolder:
-    return lease_pb2.LeaseHolder(
-        kind=lease_pb2.LeaseHolder.Kind.ValueType(holder.kind.value), name=holder.name, incarnation=holder.incarnation
-    )
-
-
-def _device_memory_message(device: DeviceMemory) -> lease_service_pb2.DeviceMemory:
-    return lease_service_pb2.DeviceMemory(
-        device=_device_message(device.snapshot),
-        booked_bytes=device.account.booked,
-        foreign_bytes=device.account.foreign,
-        free_bytes=device.account.free,
-        margin_bytes=device.account.margin,
-    )
-
-
-def _device_message(device: DeviceSnapshot) -> lease_pb2.Device:
-    return lease_pb2.Device(
-        index=device.index,
-        id=device.id,
-        name=device.name,
-        total_bytes=device.total_bytes,
-        used_bytes=device.used_bytes,
-        utilization=device.utilization,
     )
 
 
@@ -343,7 +275,7 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
         async with answering(context):
             hosts = self._ledger.hosts(host_filter_of(request))
             return lease_service_pb2.ListHostMemoryResponse(
-                hosts=[host_message(host) for host in hosts],
+                hosts=hosts,
                 mesh_time=None if self._mesh_clock is None else timestamp(self._mesh_clock.utc_now()),
             )
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from registry_svc.ledger.domain import Waiting
 from registry_svc.ledger.policy.device_memory import HostAccount, largest_lease
 from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseState, MemoryRequest
+from weft.api.registry.v1.lease_service_pb2 import WaitingForMemory
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
@@ -17,11 +17,11 @@ class Waiter:
     """One waiting call, with its newest status and its outcome."""
 
     request: MemoryRequest
-    status: Waiting | None = None
+    status: WaitingForMemory | None = None
     outcome: Lease | WeftError | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def set_status(self, status: Waiting) -> None:
+    def set_status(self, status: WaitingForMemory) -> None:
         """Set the status; wakes the call when it is new."""
         if status != self.status:
             self.status = status
@@ -94,7 +94,7 @@ MAX_LEASES_PER_HOLDER = 1_024
 _RETRY_AFTER_SECONDS = 5.0
 
 
-def wait_status(request: MemoryRequest, account: HostAccount, leases: Sequence[Lease], ahead: int) -> Waiting:
+def wait_status(request: MemoryRequest, account: HostAccount, leases: Sequence[Lease], ahead: int) -> WaitingForMemory:
     """Return the status of `request` with `ahead` requests before it in the queue."""
     among = request.devices_among(account.devices)
     devices = [account.devices[index] for index in sorted(among)]
@@ -106,15 +106,15 @@ def wait_status(request: MemoryRequest, account: HostAccount, leases: Sequence[L
     free = sum(device.free for device in devices)
     rest = f", held by {', '.join(holds)}" if holds else ""
     place = f"; {ahead} ahead of it in the queue" if ahead else ""
-    return Waiting(
+    return WaitingForMemory(
         detail=f"needs {size_words(request.size)} on {request.host}, {size_words(free)} free{rest}{place}",
-        needed=request.size,
-        free=free,
-        holders=tuple(lease.grant.purpose for lease in holders),
+        needed_bytes=request.size,
+        free_bytes=free,
+        holders=[lease.grant.purpose for lease in holders],
     )
 
 
-def wait_timeout(request: MemoryRequest, status: Waiting | None) -> WeftError:
+def wait_timeout(request: MemoryRequest, status: WaitingForMemory | None) -> WeftError:
     """The error of a wait that became too long."""
     detail = f"needs {size_words(request.size)} on {request.host}" if status is None else status.detail
     return WeftError(

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from registry_svc.config import LedgerConfig
-from registry_svc.ledger.domain import HostMemory
 from registry_svc.ledger.lease_store import SqlLeaseStore
 from registry_svc.ledger.ledger import Ledger
+from registry_svc.ledger.policy.leases import LeaseState
 from registry_svc.ledger.servicer import LeaseServicer
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest
 from registry_svc.mesh.store import SqlStore
 from weft.api.registry.v1 import lease_service_pb2_grpc
+from weft.api.registry.v1.lease_service_pb2 import HostMemory
 from weft.kernel.clock import SystemClock
 from weft.kernel.rpc import new_server
 
@@ -89,7 +90,11 @@ class LedgerHome:
     def leases(self) -> list[tuple[str, str, dict[int, int]]]:
         """(purpose, state, bytes by device) of every lease."""
         return [
-            (one.lease.grant.purpose, one.lease.state.name, dict(one.lease.grant.shares))
+            (
+                one.purpose,
+                LeaseState(one.state).name,
+                {each.device_index: each.bytes for each in one.shares},
+            )
             for host in self.hosts()
             for one in host.leases
         ]

@@ -8,11 +8,12 @@ from itertools import count
 from typing import Any, Self
 
 from registry_svc.config import LedgerConfig
-from registry_svc.ledger.domain import AcquireRequest, Granted, LeaseUse, Renewal, Renewed, Waiting
+from registry_svc.ledger.domain import AcquireRequest, Granted, LeaseUse, Renewal, Renewed
 from registry_svc.ledger.lease_store import LeaseStore, StoredLedger
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind, Lease
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest
+from weft.api.registry.v1.lease_service_pb2 import WaitingForMemory
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -158,12 +159,12 @@ class ScriptedCalls:
 class Acquisition:
     """One AcquireLease call in the background."""
 
-    words: list[Waiting] = field(default_factory=list)
+    words: list[WaitingForMemory] = field(default_factory=list)
     granted: Granted | None = None
     error: WeftError | None = None
     task: "asyncio.Task[None] | None" = None
 
-    async def run(self, words: AsyncGenerator[Waiting | Granted]) -> None:
+    async def run(self, words: AsyncGenerator[WaitingForMemory | Granted]) -> None:
         try:
             async with aclosing(words):
                 async for word in words:

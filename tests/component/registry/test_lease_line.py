@@ -20,7 +20,7 @@ async def test_two_that_race_for_the_last_gigabyte_do_not_both_get_it() -> None:
         racers = [stage.acquire(stage.runner(name), GIB, purpose=name) for name in ("r1", "r2")]
         await stage.pass_time(2.0)
         assert [racer.granted is not None for racer in racers] == [True, False]
-        assert racers[1].words[-1].holders == ("m1", "r1")
+        assert racers[1].words[-1].holders == ["m1", "r1"]
 
 
 async def test_a_wait_that_becomes_too_long_ends_with_who_holds_the_memory() -> None:
@@ -239,15 +239,15 @@ async def test_hosts_show_books_leases_and_who_waits() -> None:
         stage.acquire(stage.runner("r2"), 10 * GIB)
         await stage.look()
         (host,) = stage.ledger.hosts()
-        assert (host.host, host.source, host.waiting_count) == ("host-a", Source.NVML, 1)
-        account = host.devices[0].account
-        assert (account.booked, account.foreign, account.free, account.margin) == (
+        assert (host.host, Source(host.source), host.waiting_count) == ("host-a", Source.NVML, 1)
+        account = host.devices[0]
+        assert (account.booked_bytes, account.foreign_bytes, account.free_bytes, account.margin_bytes) == (
             20 * GIB,
             GIB,
             3 * GIB - MARGIN,
             MARGIN,
         )
-        assert [(each.lease.grant.id, each.seen) for each in host.leases] == [(lease.grant.id, 20 * GIB)]
+        assert [(each.lease_id, each.seen_bytes) for each in host.leases] == [(lease.grant.id, 20 * GIB)]
         assert stage.ledger.hosts("elsewhere") == []
 
 
@@ -268,13 +268,13 @@ async def test_who_sees_no_devices_gets_none_and_hides_none_from_others() -> Non
         await stage.settle()
         assert refused.error is not None
         assert refused.error.reason is Reason.NOT_FOUND
-        assert stage.ledger.hosts()[0].devices[0].account.booked == GIB
+        assert stage.ledger.hosts()[0].devices[0].booked_bytes == GIB
         await stage.pass_time(60.0)
         stage.acquire(stage.runner("r2"), GIB, snapshot=blind)
         await stage.settle()
         assert stage.ledger.hosts() == []
         await stage.renew(stage.runner(), use(lease, process))
-        assert stage.ledger.hosts()[0].devices[0].account.booked == GIB
+        assert stage.ledger.hosts()[0].devices[0].booked_bytes == GIB
 
 
 async def test_who_waits_in_an_earlier_life_waits_no_more() -> None:

@@ -2,13 +2,12 @@
 
 from lease_stage import GIB, Stage, program, use
 
-from registry_svc.ledger.servicer import host_message
 from registry_svc.mesh.policy.unowned import UnownedModel
 from weft_app.cli.doctor import unowned_text
 
 
 def unowned(stage: Stage) -> dict[str, bool]:
-    return {lease.lease.grant.purpose: lease.unowned for host in stage.ledger.hosts() for lease in host.leases}
+    return {lease.purpose: lease.unowned for host in stage.ledger.hosts() for lease in host.leases}
 
 
 async def test_a_lease_of_a_model_that_its_runner_does_not_publish_any_more_is_unowned() -> None:
@@ -21,7 +20,7 @@ async def test_a_lease_of_a_model_that_its_runner_does_not_publish_any_more_is_u
         stage.withdrawn.add(("r1", "m1"))
         assert unowned(stage) == {"m1": True, "m2": False, "training": False}
         assert stage.ledger.unowned_models() == [UnownedModel("r1", "m1")]
-        (message,) = map(host_message, stage.ledger.hosts())
+        (message,) = stage.ledger.hosts()
         assert [lease.purpose for lease in message.leases if lease.unowned] == ["m1"]
         assert unowned_text([message]) == "1 GiB on host-a for m1 of r1"
 

@@ -17,11 +17,11 @@ import psutil
 import yaml
 
 from registry_svc.config import LedgerConfig, RegistryConfig
-from registry_svc.ledger.domain import HostMemory
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.store import SqlStore
 from registry_svc.service import RegistryService
 from runner_svc.policy.lifecycle import Phase
+from weft.api.registry.v1.lease_service_pb2 import HostMemory
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1 import runner_service_pb2_grpc
 from weft.kernel.clock import SystemClock
@@ -159,11 +159,10 @@ class LeasedWorld:
         host = self.host()
         devices, leases = ((), ()) if host is None else (host.devices, host.leases)
         for device in devices:
-            booked = sum(
-                amount for each in leases for index, amount in each.lease.grant.shares if index == device.snapshot.index
-            )
+            index = device.device.index
+            booked = sum(share.bytes for each in leases for share in each.shares if share.device_index == index)
             if booked > CARD_BYTES - MARGIN_BYTES:
-                self._note(f"card {device.snapshot.index} is booked with {booked} bytes")
+                self._note(f"card {index} is booked with {booked} bytes")
         held = self.cards.held_bytes()
         self.most_held = max(self.most_held, *held)
         for card, amount in enumerate(held):

@@ -20,8 +20,8 @@ pytestmark = [
 def leases(world: LeasedWorld) -> dict[str, tuple[int, LeaseState]]:
     """Fencing numbers and states by purpose."""
     host = world.host()
-    found = [] if host is None else [each.lease for each in host.leases]
-    return {lease.grant.purpose: (lease.grant.fencing_number, lease.state) for lease in found}
+    found = [] if host is None else host.leases
+    return {lease.purpose: (lease.fencing_number, LeaseState(lease.state)) for lease in found}
 
 
 async def started(world: LeasedWorld, *runners: str) -> None:

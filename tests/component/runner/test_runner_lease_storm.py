@@ -130,4 +130,4 @@ async def test_a_registry_that_was_away_for_long_finds_every_lease_as_it_was_and
 def _leases(world: LeasedWorld) -> dict[str, int]:
     """Fencing numbers by purpose."""
     host = world.host()
-    return {each.lease.grant.purpose: each.lease.grant.fencing_number for each in host.leases} if host else {}
+    return {each.purpose: each.fencing_number for each in host.leases} if host else {}

@@ -1,0 +1,89 @@
+"""The memory of hosts and the leases on it as callers see them: messages."""
+
+from registry_svc.ledger.domain import Granted
+from registry_svc.ledger.lease_table import LeaseTable, OwnsModel
+from registry_svc.ledger.policy.device_memory import DeviceAccount
+from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseState
+from registry_svc.ledger.wait_queue import WaitQueue
+from registry_svc.wire_values import timestamp
+from weft.api.common.v1 import priority_pb2
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2
+from weft.gpu.snapshot import DeviceSnapshot
+from weft.gpu.snapshot_messages import bytes_messages, device_message
+
+
+class HostMemoryView:
+    """Reads hosts and leases from the lease table and the wait queue."""
+
+    def __init__(self, table: LeaseTable, queue: WaitQueue, owns_model: OwnsModel) -> None:
+        self._table = table
+        self._queue = queue
+        self._owns_model = owns_model
+
+    def host(self, name: str) -> lease_service_pb2.HostMemory | None:
+        """Return one host as last observed; None when no devices were seen on it."""
+        seen, account = self._table.host(name), self._table.open(name)
+        if seen is None or account is None or not seen.snapshot.devices:
+            return None
+        return lease_service_pb2.HostMemory(
+            host=name,
+            source=lease_pb2.HostSighting.Source.ValueType(seen.snapshot.source),
+            sighting_time=timestamp(seen.seen_at),
+            devices=[_device_memory(device, account.devices[device.index]) for device in seen.snapshot.devices],
+            leases=[
+                lease_message(Granted(lease=each, seen=account.seen[each.grant.id], unowned=self.is_unowned(each)))
+                for each in self._table.leases_on(name)
+            ],
+            waiting_count=len(self._queue.on(name)),
+        )
+
+    def granted(self, lease: Lease) -> Granted:
+        """Return a lease with the memory that its processes were observed to hold."""
+        account = self._table.open(lease.grant.host)
+        seen = None if account is None else account.seen.get(lease.grant.id)
+        return Granted(lease=lease, seen=seen, unowned=self.is_unowned(lease))
+
+    def is_unowned(self, lease: Lease) -> bool:
+        """Return whether no runner answers for a lease: its holder is silent, or no longer publishes the model."""
+        holder = lease.grant.holder
+        if lease.state is LeaseState.HELD and holder.kind is HolderKind.RUNNER:
+            return not self._owns_model(holder.name, lease.grant.purpose)
+        return lease.state is LeaseState.ORPHANED
+
+
+def lease_message(granted: Granted) -> lease_pb2.Lease:
+    """One lease."""
+    lease, grant = granted.lease, granted.lease.grant
+    return lease_pb2.Lease(
+        lease_id=grant.id,
+        fencing_number=grant.fencing_number,
+        host=grant.host,
+        holder=_holder_message(grant.holder),
+        purpose=grant.purpose,
+        shares=bytes_messages(grant.shares),
+        state=lease_pb2.Lease.State.ValueType(lease.state.value),
+        priority=priority_pb2.Priority.ValueType(lease.priority.wire),
+        pinned=lease.pinned,
+        active_requests=lease.active_requests,
+        seen_bytes=granted.seen,
+        create_time=timestamp(grant.created_at),
+        last_used_time=timestamp(lease.last_used_at),
+        unowned=granted.unowned,
+    )
+
+
+def _holder_message(holder: Holder) -> lease_pb2.LeaseHolder:
+    return lease_pb2.LeaseHolder(
+        kind=lease_pb2.LeaseHolder.Kind.ValueType(holder.kind.value), name=holder.name, incarnation=holder.incarnation
+    )
+
+
+def _device_memory(device: DeviceSnapshot, account: DeviceAccount) -> lease_service_pb2.DeviceMemory:
+    """One device as last observed, and its account."""
+    return lease_service_pb2.DeviceMemory(
+        device=device_message(device),
+        booked_bytes=account.booked,
+        foreign_bytes=account.foreign,
+        free_bytes=account.free,
+        margin_bytes=account.margin,
+    )
