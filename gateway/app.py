@@ -51,7 +51,7 @@ from gateway.media import MediaSource, NoMediaSource
 from gateway.metrics import GatewayMetrics
 from gateway.ports import RegistryPort
 from gateway.request_facts import FACTS_KEY, RequestFacts, headers_of
-from gateway.responses.handlers import responses_deps
+from gateway.responses.handlers import responses_of
 from gateway.routing import EndpointApp, EndpointGroup
 from gateway.tasks.handlers import TaskDeps
 from gateway.tasks.task_apis import task_apis_of
@@ -130,7 +130,7 @@ def create_app(
     app = bare_app("weft gateway", deps, GATEWAY_GROUPS)
     for group in (OPENAI, ANTHROPIC):
         app.add_group(group, deps)
-    app.add_group(RESPONSES, responses_deps(deps, ports.responses, tasks))
+    app.add_group(RESPONSES, responses_of(deps, ports.responses, tasks))
     for own in (RESOURCES, SETTINGS, HEALTH):
         app.add_group(own, deps)
     _add_management(app, deps, ports)

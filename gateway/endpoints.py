@@ -59,13 +59,13 @@ from gateway.resources.handlers import APPLY_PARAMETERS, apply_resources, put_re
 from gateway.responses.handlers import (
     LIST_PARAMETERS,
     STREAM_PARAMETERS,
-    ResponsesDeps,
     cancel_response,
     create_response,
     delete_response,
     get_response,
     list_input_items,
 )
+from gateway.responses.retrieval import Responses
 from gateway.responses.schema import DeletedResponse, ResponseItemList, ResponseObject, ResponsesRequest
 from gateway.routing import DepsT, Endpoint, EndpointApp, EndpointGroup, get_openapi
 from gateway.runner_api import operations as runner_operations
@@ -165,7 +165,7 @@ ANTHROPIC: EndpointGroup[InferenceDeps] = EndpointGroup(
     ),
 )
 _RESPONSE = "/v1/responses/{response_id}"
-RESPONSES: EndpointGroup[ResponsesDeps] = EndpointGroup(
+RESPONSES: EndpointGroup[Responses] = EndpointGroup(
     tag="openai",
     endpoints=(
         _post("/v1/responses", _USE, create_response, json_body(ResponsesRequest)),

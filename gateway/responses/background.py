@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
-from typing_extensions import override
 
 from gateway.answers.generation import Work
 from gateway.answers.stream import EventStream
@@ -82,6 +81,7 @@ def origin_of(
     return msgspec.json.encode(_Origin(body=msgspec.Raw(raw), items=items, warnings=encoded))
 
 
+_FIELD = "previous_response_id"
 _STORED_STATES = frozenset({task_pb2.TASK_STATE_COMPLETED, task_pb2.TASK_STATE_CANCELLED})
 """States whose responses are stored; as elsewhere, failed ones are not stored beyond their task."""
 
@@ -117,23 +117,36 @@ class StreamPosition:
 class BackgroundResponses:
     """Background responses over the task port and the response store."""
 
-    def __init__(self, tasks: TaskPort, store: ResponseStore, clock: Clock, *, timeout_seconds: float) -> None:
+    def __init__(
+        self, tasks: TaskPort, store: ResponseStore, clock: Clock, watches: EventWatches, *, timeout_seconds: float
+    ) -> None:
         """`tasks` has its own timeouts; `timeout_seconds` bounds reading one complete response."""
+        self.watches = watches
+        """The limit of their open streams."""
         self._tasks = tasks
         self._store = store
         self._clock = clock
         self._timeout_seconds = timeout_seconds
 
-    async def submit(
-        self, tenant: str, request: task_service_pb2.SubmitTaskRequest, *, caller: str
-    ) -> BackgroundResponse:
-        """Submit one; it is then durable. Raises as `TaskPort.submit`."""
+    async def submit(self, work: Work, origin: bytes) -> BackgroundResponse:
+        """Submit a translated request; it is then durable. Raises as `gateway.media.supply` and `TaskPort.submit`."""
+        context, payload = work.context, work.payload
+        assert isinstance(payload, chat_pb2.ChatPayload)
+        if work.media is not None:
+            await supply(payload, work.media, work.deps.media)
+        key = idempotency_key_of(headers_of(work.scope))
+        spec = task_spec(context, payload, origin=origin, origin_kind=ORIGIN_KIND)
+        if key:
+            # The trace context differs each time that the request is sent.
+            spec.traceparent = ""
+        request = task_service_pb2.SubmitTaskRequest(spec=spec, idempotency_key=key)
         try:
-            submitted = await self._tasks.submit(tenant, request, caller=caller)
+            submitted = await self._tasks.submit(context.tenant, request, caller=context.caller)
         except WeftError as error:
             raise of_request(error) from None
         log.info("submitted", response_id=background_response_id(submitted.task.id), existed=submitted.existed)
-        return _response_of(submitted.task, request.spec.origin)
+        facts_of(work.scope).task_id = submitted.task.id
+        return _response_of(submitted.task, origin)
 
     async def find(self, tenant: str, response_id: str) -> BackgroundResponse:
         """Returns a response of the tenant. Raises NOT_FOUND."""
@@ -166,18 +179,41 @@ class BackgroundResponses:
             raise WeftError(Reason.RESOURCE_IN_USE, f"response {found.id} is running; cancel it first")
         await self._tasks.delete(found.task.tenant, found.task.id)
 
-    async def ended(self, tenant: str, response_id: str, field: str) -> StoredResponse:
+    async def get(self, tenant: str, response_id: str) -> StoredResponse:
+        """Returns a response of any kind to be continued. Raises NOT_FOUND, also where it cannot be continued."""
+        stored = await found_or_none(self._store.get(tenant, response_id))
+        if stored is not None:
+            return stored
+        try:
+            return await self._ended(tenant, response_id)
+        except WeftError as error:
+            if error.reason is Reason.INVALID_ARGUMENT:
+                raise response_not_found(response_id) from None
+            raise
+
+    async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
+        """Returns the chain of a response of any kind; see `ResponseStore.chain`.
+
+        Raises INVALID_ARGUMENT for one in the background that cannot be continued.
+        """
+        stored = await found_or_none(self._store.chain(tenant, response_id))
+        if stored is not None:
+            return stored
+        # Earlier responses were stored when this one was submitted: only the last can be missing.
+        await self._ended(tenant, response_id)
+        return await self._store.chain(tenant, response_id)
+
+    async def _ended(self, tenant: str, response_id: str) -> StoredResponse:
         """Returns an ended response to be continued; stores it first.
 
-        Raises NOT_FOUND, INVALID_ARGUMENT naming `field` for one that is running or failed, and as
-        `ResponseStore.save`.
+        Raises NOT_FOUND, INVALID_ARGUMENT for one that is running or failed, and as `ResponseStore.save`.
         """
         found = await self.find(tenant, response_id)
         task, body = await self._rendered(found)
         if not is_terminal(task):
-            raise invalid_field(field, f"names {response_id}, which is still running; wait for its end")
+            raise invalid_field(_FIELD, f"names {response_id}, which is still running; wait for its end")
         if task.state not in _STORED_STATES:
-            raise invalid_field(field, f"names {response_id}, which failed and cannot be continued")
+            raise invalid_field(_FIELD, f"names {response_id}, which failed and cannot be continued")
         stored = _stored(found, task, body)
         await self._save(stored, task)
         return stored
@@ -301,112 +337,31 @@ def _stored(found: BackgroundResponse, task: task_pb2.Task, body: bytes) -> Stor
     )
 
 
-_FIELD = "previous_response_id"
+def answered(background: BackgroundResponses, work: Work, origin: bytes) -> Response:
+    """Returns a response in the background once its task is durable."""
+
+    async def produce() -> JsonAnswer:
+        return JsonAnswer(await background.body(await background.submit(work, origin)), [])
+
+    return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(work.deps, work.context))
 
 
-class ContinuedResponses(ResponseStore):
-    """A ResponseStore that stores an ended background response when it is requested."""
+def followed(background: BackgroundResponses, deps: GatewayDeps, work: Work, origin: bytes) -> Response:
+    """Returns the event stream of a new response in the background. A disconnect does not cancel it."""
+    position = StreamPosition()
 
-    def __init__(self, store: ResponseStore, background: BackgroundResponses) -> None:
-        self._store = store
-        self._background = background
+    async def events() -> AsyncGenerator[bytes]:
+        found = await background.submit(work, origin)
+        async with aclosing(background.follow(found, position, is_new=True)) as events:
+            async for data in events:
+                yield data
 
-    @override
-    async def save(self, response: StoredResponse) -> None:
-        await self._store.save(response)
-
-    @override
-    async def get(self, tenant: str, response_id: str) -> StoredResponse:
-        """NOT_FOUND for one that cannot be continued."""
-        stored = await found_or_none(self._store.get(tenant, response_id))
-        if stored is not None:
-            return stored
-        try:
-            return await self._background.ended(tenant, response_id, _FIELD)
-        except WeftError as error:
-            if error.reason is Reason.INVALID_ARGUMENT:
-                raise response_not_found(response_id) from None
-            raise
-
-    @override
-    async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
-        """Raises INVALID_ARGUMENT for one in the background that cannot be continued."""
-        stored = await found_or_none(self._store.chain(tenant, response_id))
-        if stored is not None:
-            return stored
-        # Earlier responses were stored when this one was submitted: only the last can be missing.
-        await self._background.ended(tenant, response_id, _FIELD)
-        return await self._store.chain(tenant, response_id)
-
-    @override
-    async def delete(self, tenant: str, response_id: str) -> None:
-        await self._store.delete(tenant, response_id)
+    return EventStream(deps, events(), watches=background.watches, failure=position.broken_off)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackgroundDeps:
-    """Collaborators of background responses."""
-
-    deps: GatewayDeps
-    responses: BackgroundResponses
-    watches: EventWatches
-    """The limit of their open streams."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """A translated request for a background response."""
-
-    work: Work
-    origin: bytes
-    background: BackgroundDeps
-
-    def unary(self) -> Response:
-        """Returns the response once its task is durable."""
-
-        async def produce() -> JsonAnswer:
-            found = await self._submitted()
-            return JsonAnswer(await self.background.responses.body(found), [])
-
-        return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(self.work.deps, self.work.context))
-
-    def streamed(self) -> Response:
-        """Returns its event stream from the first event. A disconnect does not cancel it."""
-        position = StreamPosition()
-
-        async def events() -> AsyncGenerator[bytes]:
-            found = await self._submitted()
-            async with aclosing(self.background.responses.follow(found, position, is_new=True)) as followed:
-                async for data in followed:
-                    yield data
-
-        return EventStream(self.background.deps, events(), watches=self.background.watches, failure=position.broken_off)
-
-    async def _submitted(self) -> BackgroundResponse:
-        work, context = self.work, self.work.context
-        payload = work.payload
-        assert isinstance(payload, chat_pb2.ChatPayload)
-        if work.media is not None:
-            await supply(payload, work.media, work.deps.media)
-        key = idempotency_key_of(headers_of(work.scope))
-        spec = task_spec(context, payload, origin=self.origin, origin_kind=ORIGIN_KIND)
-        if key:
-            # The trace context differs each time that the request is sent.
-            spec.traceparent = ""
-        request = task_service_pb2.SubmitTaskRequest(spec=spec, idempotency_key=key)
-        found = await self.background.responses.submit(context.tenant, request, caller=context.caller)
-        facts_of(work.scope).task_id = found.task.id
-        return found
-
-
-def require_background(
-    params: ResponsesRequest, context: RequestContext, background: BackgroundDeps | None
-) -> BackgroundDeps:
+def require_possible(params: ResponsesRequest, context: RequestContext) -> None:
     """Raises INVALID_ARGUMENT naming the field where a request cannot run in the background."""
-    if background is None:
-        raise invalid_field("background", "must be false: background responses are not available")
     if params.store is False:
         raise invalid_field("store", "must not be false with 'background': background responses are stored")
     if context.journal is not None:
         raise invalid_field("durable", "must not be combined with 'background', which is always durable")
-    return background

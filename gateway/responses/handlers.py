@@ -1,6 +1,6 @@
 """/v1/responses: create, retrieve, cancel and delete responses, and list their input items."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from starlette.requests import Request
@@ -17,20 +17,19 @@ from gateway.intake.query import Query, begin_owned
 from gateway.openai.sampling import wants_events
 from gateway.request_facts import facts_of
 from gateway.responses.background import (
-    BackgroundDeps,
     BackgroundResponses,
-    ContinuedResponses,
     StreamPosition,
-    Submission,
+    answered,
+    followed,
     origin_of,
-    require_background,
+    require_possible,
 )
 from gateway.responses.document import ResponseDocument
 from gateway.responses.history import conversation_of, items_to_store
 from gateway.responses.output import new_response_id
 from gateway.responses.payload import Conversation, own_items, to_response_request
 from gateway.responses.replay import FROM_THE_START
-from gateway.responses.retrieval import ResponseRetrieval, not_streamed_again
+from gateway.responses.retrieval import Responses, not_streamed_again
 from gateway.responses.running import LiveResponse, RunningResponses
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer, ResponsesStream
@@ -44,48 +43,25 @@ from weft.kernel.time_limit import time_limited
 SURFACE = "responses"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponsesDeps:
-    """Collaborators of the endpoints of responses."""
-
-    deps: GatewayDeps
-    store: ResponseStore | None
-    """None: no responses are stored."""
-    retrieval: ResponseRetrieval
-    running: RunningResponses
-    keeps: KeepResponses = KeepResponses.BY_DEFAULT
-    background: BackgroundDeps | None = None
-    """None: there are no background responses."""
-
-    @property
-    def continued(self) -> ResponseStore | None:
-        """The store for responses that are continued."""
-        if self.store is None or self.background is None:
-            return self.store
-        return ContinuedResponses(self.store, self.background.responses)
-
-
-def responses_deps(deps: GatewayDeps, store: ResponseStore | None, tasks: TaskPort | None) -> ResponsesDeps:
+def responses_of(deps: GatewayDeps, store: ResponseStore | None, tasks: TaskPort | None) -> Responses:
     """Returns the collaborators of one gateway over the response store and the task port."""
     config = deps.config
     timeout, most = config.response_store_timeout_seconds, config.max_running_responses
     bounded = None if store is None else time_limited(store, timeout, "response store")
     background = None
     if bounded is not None and tasks is not None:
-        found = BackgroundResponses(tasks, bounded, deps.clock, timeout_seconds=timeout)
-        background = BackgroundDeps(deps=deps, responses=found, watches=deps.watches.beside(most))
-    running = RunningResponses(most)
-    return ResponsesDeps(
+        watches = deps.watches.beside(most)
+        background = BackgroundResponses(tasks, bounded, deps.clock, watches, timeout_seconds=timeout)
+    return Responses(
         deps=deps,
         store=bounded,
-        retrieval=ResponseRetrieval(bounded, running, None if background is None else background.responses),
-        running=running,
+        running=RunningResponses(most),
         keeps=config.keep_responses,
         background=background,
     )
 
 
-async def create_response(responses: ResponsesDeps, request: Request) -> Response:
+async def create_response(responses: Responses, request: Request) -> Response:
     """Creates a response: as one answer, as a stream of server-sent events, or in the background."""
     deps, scope = responses.deps, request.scope
     raw = await read_json_body(scope, request.receive, deps.config)
@@ -95,7 +71,7 @@ async def create_response(responses: ResponsesDeps, request: Request) -> Respons
     keeps = None if background is not None else _keeps(params, responses)
     items, most = own_items(params), deps.config.limits.max_json_members
     conversation = await conversation_of(
-        responses.continued, context.tenant, items, params.previous_response_id, max_members=most
+        responses.background or responses.store, context.tenant, items, params.previous_response_id, max_members=most
     )
     media = deps.request_media(params)
     made = to_response_request(params, conversation, media, deps.config.limits)
@@ -103,12 +79,11 @@ async def create_response(responses: ResponsesDeps, request: Request) -> Respons
     if background is None:
         return await _live(responses, work, params, keeps, conversation)
     origin = origin_of(raw, items, conversation.items, made.warnings)
-    submission = Submission(work=work, origin=origin, background=background)
-    return submission.streamed() if params.stream else submission.unary()
+    return followed(background, deps, work, origin) if params.stream else answered(background, work, origin)
 
 
 async def _live(
-    responses: ResponsesDeps,
+    responses: Responses,
     work: Work,
     params: ResponsesRequest,
     keeps: ResponseStore | None,
@@ -139,14 +114,17 @@ async def _live(
     return streamed(replace(_cancellable(work, live), layers=(live,)), encoder)
 
 
-def _background(params: ResponsesRequest, context: RequestContext, responses: ResponsesDeps) -> BackgroundDeps:
+def _background(params: ResponsesRequest, context: RequestContext, responses: Responses) -> BackgroundResponses:
     """Raises INVALID_ARGUMENT naming the field where the response cannot run in the background."""
     if responses.keeps is KeepResponses.NEVER:
         raise invalid_field("background", "must be false: this gateway stores no responses")
-    return require_background(params, context, responses.background)
+    if responses.background is None:
+        raise invalid_field("background", "must be false: background responses are not available")
+    require_possible(params, context)
+    return responses.background
 
 
-def _keeps(params: ResponsesRequest, responses: ResponsesDeps) -> ResponseStore | None:
+def _keeps(params: ResponsesRequest, responses: Responses) -> ResponseStore | None:
     """Returns the store for the response; None: it is not stored. Raises INVALID_ARGUMENT for an impossible `store`."""
     if params.store and (responses.store is None or responses.keeps is KeepResponses.NEVER):
         raise invalid_field("store", "must be false: this gateway stores no responses")
@@ -177,7 +155,7 @@ MAX_SEQUENCE_NUMBER = 2**53
 """Above it, clients that only have doubles lose precision."""
 
 
-async def get_response(responses: ResponsesDeps, request: Request) -> Response:
+async def get_response(responses: Responses, request: Request) -> Response:
     """Returns a stored or running response; one in the background also as its stream, from any event on."""
     tenant, response_id = begin_owned(request, SURFACE, "response_id")
     # Clients send parameters that are not known here, and some twice, as lists.
@@ -187,33 +165,33 @@ async def get_response(responses: ResponsesDeps, request: Request) -> Response:
     if not _wants_stream(query):
         if is_resumed:
             raise invalid_field("starting_after", "is only allowed with stream=true")
-        return _json(await responses.retrieval.body(tenant, response_id))
+        return _json(await responses.body(tenant, response_id))
     background = responses.background
     if background is None:
         raise not_streamed_again()
     position = StreamPosition(max(0, starting_after))
-    events = await responses.retrieval.events(tenant, response_id, position, starting_after)
+    events = await responses.events(tenant, response_id, position, starting_after)
     return EventStream(responses.deps, events, watches=background.watches, failure=position.broken_off)
 
 
-async def delete_response(responses: ResponsesDeps, request: Request) -> Response:
+async def delete_response(responses: Responses, request: Request) -> Response:
     """Deletes a response."""
     tenant, response_id = begin_owned(request, SURFACE, "response_id")
-    await responses.retrieval.delete(tenant, response_id)
+    await responses.delete(tenant, response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
-async def cancel_response(responses: ResponsesDeps, request: Request) -> Response:
+async def cancel_response(responses: Responses, request: Request) -> Response:
     """Cancels a streamed or background response; the content generated so far is stored."""
     tenant, response_id = begin_owned(request, SURFACE, "response_id")
-    return _json(await responses.retrieval.cancel(tenant, response_id))
+    return _json(await responses.cancel(tenant, response_id))
 
 
-async def list_input_items(responses: ResponsesDeps, request: Request) -> Response:
+async def list_input_items(responses: Responses, request: Request) -> Response:
     """Lists the input of a stored response, last item first."""
     tenant, response_id = begin_owned(request, SURFACE, "response_id")
     query = Query(request.scope, known=None)
-    items = await responses.retrieval.input_items(tenant, response_id)
+    items = await responses.input_items(tenant, response_id)
     ordered = items if query.is_ascending() else items[::-1]
     limit = query.count("limit", MAX_ITEMS) or DEFAULT_ITEMS
     after = query.text("after") if "after" in query else None

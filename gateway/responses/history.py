@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 from pydantic import TypeAdapter, ValidationError
@@ -14,7 +15,6 @@ from gateway.responses.output import input_item_id, response_of
 from gateway.responses.payload import Conversation
 from gateway.responses.schema import InputItem, Items
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
-from weft.durable.responses import ResponseStore
 from weft.kernel.errors import WeftError, found_or_none, invalid_field
 from weft.kernel.names import is_token
 from weft.kernel.reasons import Reason
@@ -32,8 +32,20 @@ _READABLE = frozenset({"message", "function_call", "function_call_output", "reas
 _REFERENCE = "item_reference"
 
 
+class StoredResponses(Protocol):
+    """Reads responses that can be continued; see `ResponseStore`."""
+
+    async def get(self, tenant: str, response_id: str) -> StoredResponse:
+        """Returns one response. Raises NOT_FOUND."""
+        ...
+
+    async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
+        """Returns the response and all those it continues, oldest first. Raises as `ResponseStore.chain`."""
+        ...
+
+
 async def conversation_of(
-    store: ResponseStore | None,
+    store: StoredResponses | None,
     tenant: str,
     items: Sequence[InputItem],
     previous_id: str | None,
@@ -75,7 +87,7 @@ class _Reader:
         return exchange_of(response)
 
 
-async def _chain(store: ResponseStore | None, tenant: str, response_id: str) -> Sequence[StoredResponse]:
+async def _chain(store: StoredResponses | None, tenant: str, response_id: str) -> Sequence[StoredResponse]:
     if store is None:
         raise _not_found("this gateway stores no responses")
     if not is_token(response_id, MAX_ID_CHARS):
@@ -96,7 +108,7 @@ def _not_found(why: str) -> WeftError:
 
 
 async def _resolved(
-    store: ResponseStore | None,
+    store: StoredResponses | None,
     tenant: str,
     items: Sequence[InputItem],
     known: dict[str, dict[str, InputItem]],

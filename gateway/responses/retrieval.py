@@ -1,9 +1,12 @@
 """Retrieval of responses by id: running on this gateway, stored, or in the background."""
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
+from gateway.config import KeepResponses
+from gateway.deps import GatewayDeps
 from gateway.responses.background import BackgroundResponse, BackgroundResponses, StreamPosition
 from gateway.responses.document import CANCELLED
 from gateway.responses.history import items_to_store
@@ -21,16 +24,17 @@ class _Body(msgspec.Struct):
     background: bool | None = None
 
 
-class ResponseRetrieval:
-    """All responses that one gateway can retrieve."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Responses:
+    """All responses of one gateway, and the collaborators of their endpoints."""
 
-    def __init__(
-        self, store: ResponseStore | None, running: RunningResponses, background: BackgroundResponses | None
-    ) -> None:
-        """`store`, `background`: None where there are no such responses."""
-        self._store = store
-        self._running = running
-        self._background = background
+    deps: GatewayDeps
+    store: ResponseStore | None
+    """None: no responses are stored."""
+    running: RunningResponses
+    keeps: KeepResponses = KeepResponses.BY_DEFAULT
+    background: BackgroundResponses | None = None
+    """None: there are no background responses."""
 
     async def body(self, tenant: str, response_id: str) -> bytes:
         """Returns the current response as JSON. Raises NOT_FOUND, as all methods."""
@@ -54,13 +58,13 @@ class ResponseRetrieval:
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Delete it. Raises RESOURCE_IN_USE for one that is running."""
-        if self._running.find(tenant, response_id) is not None:
+        if self.running.find(tenant, response_id) is not None:
             raise WeftError(Reason.RESOURCE_IN_USE, f"response {response_id} is being streamed; cancel it first")
         had_task = await found_or_none(self._delete_task(tenant, response_id))
-        if self._store is None:
+        if self.store is None:
             raise response_not_found(response_id)
         try:
-            await self._store.delete(tenant, response_id)
+            await self.store.delete(tenant, response_id)
         except WeftError as error:
             # An ended background response may not be stored yet.
             if not (had_task and error.reason is Reason.NOT_FOUND):
@@ -90,10 +94,10 @@ class ResponseRetrieval:
         return items
 
     async def _find(self, tenant: str, response_id: str) -> LiveResponse | StoredResponse | BackgroundResponse:
-        live = self._running.find(tenant, response_id)
+        live = self.running.find(tenant, response_id)
         if live is not None:
             return live
-        stored = None if self._store is None else await found_or_none(self._store.get(tenant, response_id))
+        stored = None if self.store is None else await found_or_none(self.store.get(tenant, response_id))
         return await self._in_background(tenant, response_id) if stored is None else stored
 
     async def _delete_task(self, tenant: str, response_id: str) -> bool:
@@ -105,9 +109,9 @@ class ResponseRetrieval:
         return await self._require_background(response_id).find(tenant, response_id)
 
     def _require_background(self, response_id: str) -> BackgroundResponses:
-        if self._background is None:
+        if self.background is None:
             raise response_not_found(response_id)
-        return self._background
+        return self.background
 
 
 def _is_cancelled_in_background(stored: StoredResponse) -> bool:
