@@ -165,6 +165,7 @@ class TlsSource:
     ) -> None:
         """`interval_seconds`: minimum time between checks of the files. Raises INVALID_ARGUMENT naming a wrong file."""
         self._files = files
+        self._has_files = bool(files.paths)
         self._interval_seconds = interval_seconds
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -180,8 +181,7 @@ class TlsSource:
 
     def current(self) -> tuple[int, TlsMaterial]:
         """The content in use, and a number that grows with every change of it. Raises nothing."""
-        now = self._monotonic()
-        if self._files.paths and now - self._looked >= self._interval_seconds:
+        if self._has_files and (now := self._monotonic()) - self._looked >= self._interval_seconds:
             with self._lock:
                 self._looked = now
                 self._look()

@@ -5,6 +5,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -65,7 +66,7 @@ class ChannelOpener:
         if not follows_files and not key:
             return connect(TlsMaterial())
         extra = ((KEY_HEADER, f"Bearer {key}"),) if key else ()
-        return secured(self._source if follows_files else TlsSource(TlsFiles()), connect, extra)
+        return secured(self._source if follows_files else None, connect, extra)
 
 
 def _credentials(material: TlsMaterial) -> grpc.ChannelCredentials:
@@ -87,9 +88,9 @@ class _Connections:
     """
 
     def __init__(
-        self, source: TlsSource, connect: Connect, close: Callable[[Any], None], *, closes_at_end: bool
+        self, source: TlsSource | None, connect: Connect, close: Callable[[Any], None], *, closes_at_end: bool
     ) -> None:
-        """`connect` and `close` open and close a channel.
+        """`connect` and `close` open and close a channel; without `source` there is one only.
 
         `closes_at_end`: whether a retired one is closed at the end of its last call, rather than with the next call.
         """
@@ -98,7 +99,7 @@ class _Connections:
         self._close = close
         self._closes_at_end = closes_at_end
         self._lock = threading.Lock()
-        self._version, material = source.current()
+        self._version, material = (0, TlsMaterial()) if source is None else source.current()
         self._newest = _Connection(connect(material))
         self.retired: list[_Connection] = []
 
@@ -111,23 +112,22 @@ class _Connections:
     def enter(self) -> _Connection:
         """Returns the connection for a new call, which must leave it when it ends."""
         with self._lock:
-            version, material = self._source.current()
-            if version != self._version:
-                self._version = version
-                self.retired.append(self._newest)
-                self._newest = _Connection(self._connect(material))
+            if self._source is not None:
+                self._follow(self._source)
             connection = self._newest
             connection.calls += 1
-            ended = self._take_ended()
-        self._close_all(ended)
+            ended = self._take_ended() if self.retired else ()
+        for one in ended:
+            self._close_connection(one)
         return connection
 
-    def leave(self, connection: _Connection) -> None:
-        """Counts a call that has ended."""
+    def leave(self, connection: _Connection, _: object = None) -> None:
+        """Counts a call that has ended, as a callback of it."""
         with self._lock:
             connection.calls -= 1
-            ended = self._take_ended() if self._closes_at_end else []
-        self._close_all(ended)
+            ended = self._take_ended() if self.retired and self._closes_at_end else ()
+        for one in ended:
+            self._close_connection(one)
 
     def take_all(self) -> list[Any]:
         """Returns every channel, for the owner to close; no retired one is kept."""
@@ -135,18 +135,24 @@ class _Connections:
             retired, self.retired = self.retired, []
             return [connection.channel for connection in (*retired, self._newest)]
 
+    def _follow(self, source: TlsSource) -> None:
+        """Retires the newest connection where the certificate has changed since."""
+        version, material = source.current()
+        if version != self._version:
+            self._version = version
+            self.retired.append(self._newest)
+            self._newest = _Connection(self._connect(material))
+
     def _take_ended(self) -> list[_Connection]:
         surplus = len(self.retired) - MAX_RETIRED
         ended = [one for place, one in enumerate(self.retired) if one.calls == 0 or place < surplus]
-        if ended:
-            self.retired = [one for one in self.retired if one not in ended]
+        self.retired = [one for one in self.retired if one not in ended]
         return ended
 
-    def _close_all(self, ended: list[_Connection]) -> None:
-        for connection in ended:
-            if connection.calls:
-                log.warning("calls on a connection of an old certificate are cut", kept=MAX_RETIRED)
-            self._close(connection.channel)
+    def _close_connection(self, connection: _Connection) -> None:
+        if connection.calls:
+            log.warning("calls on a connection of an old certificate are cut", kept=MAX_RETIRED)
+        self._close(connection.channel)
 
 
 class _Method:
@@ -174,7 +180,7 @@ class _Method:
             if channel.extra:
                 metadata = (*(metadata or ()), *channel.extra)
             call = method(*arguments, metadata=metadata, **options)
-            is_watched = channel.watch(self._kind, call, lambda *_: channel.connections.leave(connection))
+            is_watched = channel.watch(self._kind, call, partial(channel.connections.leave, connection))
             return call
         finally:
             if not is_watched:
@@ -189,7 +195,7 @@ class _SecuredChannel(ABC):
 
     _closes_at_end: bool
 
-    def __init__(self, source: TlsSource, connect: Connect, extra: Metadata) -> None:
+    def __init__(self, source: TlsSource | None, connect: Connect, extra: Metadata) -> None:
         """`extra` is metadata of every call."""
         self.extra = extra
         self.connections = _Connections(source, connect, self._close_retired, closes_at_end=self._closes_at_end)
@@ -224,7 +230,7 @@ class SecuredChannel(_SecuredChannel, grpc.aio.Channel):
 
     _closes_at_end = True
 
-    def __init__(self, source: TlsSource, connect: Connect, extra: Metadata) -> None:
+    def __init__(self, source: TlsSource | None, connect: Connect, extra: Metadata) -> None:
         """`extra` is metadata of every call."""
         self.closing: set[asyncio.Task[None]] = set()
         super().__init__(source, connect, extra)
