@@ -3,18 +3,16 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from google.protobuf.duration_pb2 import Duration
-
 from runner_svc.backend.port import Backend
 from runner_svc.model_files.gguf import read_gguf_header
 from runner_svc.policy.load_plan import LoadParameter, LoadPlan, LoadSpec, LoadValue, check_parameters
 from weft.api.runner.v1 import load_pb2 as pb
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_NAME_CHARS
+from weft.kernel.timestamps import duration_of, seconds_of
 from weft.kernel.units import FOR_EVER, MAX_DURATION_SECONDS
 
 MAX_BUDGET_BYTES = 2**50
-NANOSECONDS = 1_000_000_000
 
 
 def wish_from(
@@ -59,7 +57,7 @@ def options_message(plan: LoadPlan, keep_alive_seconds: float | None, *, pin: bo
         pin=pin,
     )
     if keep_alive_seconds is not None:
-        message.keep_alive.CopyFrom(duration_message(keep_alive_seconds))
+        message.keep_alive.CopyFrom(duration_of(keep_alive_seconds))
     return message
 
 
@@ -77,13 +75,6 @@ def parameter_message(parameter: LoadParameter) -> pb.LoadParameter:
     )
 
 
-def duration_message(seconds: float) -> Duration:
-    """A duration as a message."""
-    duration = Duration()
-    duration.FromNanoseconds(round(seconds * NANOSECONDS))
-    return duration
-
-
 def _quantization(name: str, known: Mapping[str, Path], own: str) -> str:
     if name in known:
         return name
@@ -96,7 +87,7 @@ def _quantization(name: str, known: Mapping[str, Path], own: str) -> str:
 def _keep_alive(options: pb.LoadOptions) -> float:
     if not options.HasField("keep_alive"):
         return FOR_EVER
-    seconds = options.keep_alive.ToNanoseconds() / NANOSECONDS
+    seconds = seconds_of(options.keep_alive)
     if seconds > MAX_DURATION_SECONDS:
         raise invalid_field("options.keep_alive", f"must be at most {MAX_DURATION_SECONDS:.0f} s; negative: no limit")
     return max(seconds, FOR_EVER)

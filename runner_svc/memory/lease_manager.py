@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 from typing_extensions import override
 
 from runner_svc.memory.port import MemoryLedger, MemoryUser, OnWaiting, leased_bytes
@@ -27,6 +26,7 @@ from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
 from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.timestamps import duration_of, seconds_of
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
@@ -237,9 +237,9 @@ class LeaseManager(MemoryLedger):
             request_id=new_id("lease"),
             sighting=snapshot_message(snapshot),
             device_indexes=self._config.device_indexes,
+            max_wait=duration_of(max_wait_seconds),
         )
         request.MergeFrom(wanted)
-        request.max_wait.FromNanoseconds(int(max_wait_seconds * 1e9))
         return request
 
     async def _first_snapshot(self, status: "_WaitStatus") -> HostSnapshot:
@@ -522,8 +522,3 @@ def seen_bytes(processes: Collection[ProcessId], snapshot: HostSnapshot) -> int 
     if any(seen is None or seen.memory_unknown for seen in found):
         return None
     return sum(held for seen in found if seen is not None for _, held in seen.bytes_by_device)
-
-
-def seconds_of(duration: Duration) -> float:
-    """A duration message in seconds."""
-    return duration.ToNanoseconds() / 1e9

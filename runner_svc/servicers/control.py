@@ -9,7 +9,7 @@ import grpc
 from typing_extensions import override
 
 from runner_svc.instance.instance import Instance
-from runner_svc.instance.load_messages import duration_message, own_quantization, wish_from
+from runner_svc.instance.load_messages import own_quantization, wish_from
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadSpec
 from runner_svc.session.report import RunnerReport, request_record_message
@@ -24,6 +24,7 @@ from weft.kernel.names import MAX_NAME_CHARS
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.rpc import answering
+from weft.kernel.timestamps import duration_of
 
 MAX_LOG_LINES = 1000
 
@@ -230,7 +231,7 @@ def _progress(instance: Instance, redact: Callable[[str], str]) -> pb.LoadProgre
     eta_seconds = instance.load_eta_seconds
     if eta_seconds is not None:
         # In whole seconds, so that the passage of time alone causes few messages.
-        progress.eta.CopyFrom(duration_message(float(round(eta_seconds))))
+        progress.eta.CopyFrom(duration_of(float(round(eta_seconds))))
     return progress
 
 
@@ -238,6 +239,6 @@ def _result(instance: Instance, *, was_loaded: bool, load_seconds: float) -> pb.
     return pb.LoadResult(
         memory_bytes=instance.memory.held_bytes,
         memory_measured=instance.memory.seen_bytes is not None,
-        load_time=duration_message(0.0 if was_loaded else load_seconds),
+        load_time=duration_of(0.0 if was_loaded else load_seconds),
         was_loaded=was_loaded,
     )

@@ -1,14 +1,13 @@
 """The reports of a runner about itself: to the registry with every heartbeat, to people through Describe."""
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from runner_svc.config import RunnerConfig
 from runner_svc.instance.instance import Instance
-from runner_svc.instance.load_messages import duration_message, options_message, parameter_message
+from runner_svc.instance.load_messages import options_message, parameter_message
 from runner_svc.instance.settings import HibernationSettings, ServedModel
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.memory.port import leased_bytes
@@ -21,6 +20,7 @@ from weft import __version__
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2, wake_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.kernel.timestamps import duration_of, optional_duration, optional_stamp
 from weft.wake.recipes import MAX_WAIT_SECONDS, set_defaults
 
 MAX_TOLD_TOOLS = 1_024
@@ -56,7 +56,7 @@ class RunnerReport:
         """The present capability of the runner: its instances, slots, tools, clock offset."""
         offset = self.clock_offset
         return runner_pb2.Capability(
-            clock_offset=duration_message(offset.seconds) if offset is not None and offset.is_notable else None,
+            clock_offset=duration_of(offset.seconds) if offset is not None and offset.is_notable else None,
             clock_refused=offset is not None and offset.is_refused,
             instances=[self._instance_state(instance) for instance in self._instances],
             draining=self.draining,
@@ -109,7 +109,7 @@ class RunnerReport:
             context_tokens=instance.loader.context_tokens,
             detail=self.redact(instance.detail),
             memory=_memory(instance.memory),
-            unload_time=timestamp_message(instance.unload_at),
+            unload_time=optional_stamp(instance.unload_at),
             pinned=instance.memory.pinned,
             load_eta=optional_duration(instance.load_eta_seconds),
             usual_load=optional_duration(instance.loader.usual_seconds),
@@ -187,7 +187,7 @@ def instance_description(
         restarts=[_redacted(restart, redact) for restart in instance.restart_log.all],
         requests=map(request_record_message, instance.records.all),
         last_crash_lines=map(redact, crash_lines),
-        last_ready_time=timestamp_message(instance.restart_log.last_ready_at),
+        last_ready_time=optional_stamp(instance.restart_log.last_ready_at),
         containment=instance.backend.containment,
         timeouts=_timeouts(instance.config.timeouts),
         load_parameters=map(parameter_message, instance.backend.load_parameters),
@@ -205,9 +205,7 @@ def request_record_message(record: RequestRecord) -> pb.RequestRecord:
 
     def at(seconds: float | None) -> Timestamp | None:
         return (
-            None
-            if seconds is None
-            else timestamp_message(record.started_at + timedelta(seconds=seconds - record.started))
+            None if seconds is None else optional_stamp(record.started_at + timedelta(seconds=seconds - record.started))
         )
 
     return pb.RequestRecord(
@@ -242,17 +240,3 @@ def _timeouts(profile: TimeoutProfile) -> pb.TimeoutProfile:
         absolute=optional_duration(profile.absolute_seconds),
         probe_interval=optional_duration(profile.probe_interval_seconds),
     )
-
-
-def timestamp_message(at: datetime | None) -> Timestamp | None:
-    """A point in time as a message; None: not set."""
-    if at is None:
-        return None
-    stamp = Timestamp()
-    stamp.FromDatetime(at)
-    return stamp
-
-
-def optional_duration(seconds: float | None) -> Duration | None:
-    """A duration as a message; None: not set."""
-    return None if seconds is None else duration_message(seconds)

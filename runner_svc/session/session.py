@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 
 from runner_svc.policy.backoff import retry_pause_seconds
 from runner_svc.session.report import RunnerReport
@@ -24,6 +23,7 @@ from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
 from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.timestamps import seconds_of
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.runner_session_service_pb2_grpc import RunnerSessionServiceAsyncStub
@@ -182,14 +182,14 @@ class RunnerSession:
             raise failure from error
         self._open_request_id = ""
         if (offset := self._report.clock_offset) is not None:
-            offset.allow(_seconds(response.max_clock_offset) if response.HasField("max_clock_offset") else None)
+            offset.allow(seconds_of(response.max_clock_offset) if response.HasField("max_clock_offset") else None)
         self._note_time(response, began)
         for gate in self._gates:
             gate.use_key(response.ticket_key)
         self._file.keep(response.session_id)
         self._times = _no_report_yet(
-            _seconds(response.heartbeat_interval) or DEFAULT_HEARTBEAT_INTERVAL_SECONDS,
-            _seconds(response.report_interval) or DEFAULT_REPORT_INTERVAL_SECONDS,
+            seconds_of(response.heartbeat_interval) or DEFAULT_HEARTBEAT_INTERVAL_SECONDS,
+            seconds_of(response.report_interval) or DEFAULT_REPORT_INTERVAL_SECONDS,
         )
         self._told = None
         self._session_id = response.session_id
@@ -245,7 +245,3 @@ def _no_report_yet(heartbeat_interval_seconds: float, report_interval_seconds: f
         heartbeat_interval_seconds=heartbeat_interval_seconds,
         report_interval_seconds=report_interval_seconds,
     )
-
-
-def _seconds(duration: Duration) -> float:
-    return duration.ToNanoseconds() / 1e9

@@ -1,9 +1,12 @@
-"""Conversions between UTC datetimes and protobuf timestamps."""
+"""Conversions of protobuf's timestamps to and from UTC datetimes, and of its durations to and from seconds."""
 
 from datetime import UTC, datetime
 from typing import Any
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
+
+NANOSECONDS = 1_000_000_000
 
 
 def stamp_of(moment: datetime | float) -> Timestamp:
@@ -26,3 +29,20 @@ def datetime_of(stamp: Timestamp) -> datetime:
 def optional_datetime(message: Any, field: str) -> datetime | None:
     """Returns a timestamp field of a message as a UTC datetime; None: it is not set."""
     return datetime_of(getattr(message, field)) if message.HasField(field) else None
+
+
+def duration_of(seconds: float) -> Duration:
+    """Returns a number of seconds as a duration."""
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * NANOSECONDS))
+    return duration
+
+
+def optional_duration(seconds: float | None) -> Duration | None:
+    """Returns the duration of a number of seconds; None leaves a field of a new message unset."""
+    return None if seconds is None else duration_of(seconds)
+
+
+def seconds_of(duration: Duration) -> float:
+    """Returns a duration in seconds."""
+    return duration.ToNanoseconds() / NANOSECONDS
