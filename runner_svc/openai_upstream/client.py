@@ -36,6 +36,7 @@ from runner_svc.openai_upstream.request import (
     completion_body,
     embedding_body,
     expected_choices,
+    model_field,
 )
 from runner_svc.openai_upstream.sse import SseDecoder
 from runner_svc.openai_upstream.stream import Count, Place, StreamReader
@@ -286,9 +287,7 @@ class OpenAiHttp:
 
     async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
         """Scores documents; see Backend.rerank. llama.cpp and vLLM have the route after Jina's and Cohere's."""
-        body: Json = {"query": payload.query, "documents": list(payload.documents)}
-        if self._model:
-            body["model"] = self._model
+        body: Json = {"query": payload.query, "documents": list(payload.documents), **model_field(self._model)}
         if payload.HasField("top_n"):
             body["top_n"] = payload.top_n
         add_cache_use(body, call.cache, has_slots=False)

@@ -20,7 +20,7 @@ from runner_svc.openai_upstream.client import (
     OpenAiHttp,
 )
 from runner_svc.openai_upstream.errors import read_json
-from runner_svc.openai_upstream.request import Json, json_object
+from runner_svc.openai_upstream.request import Json, json_object, model_field
 from runner_svc.openai_upstream.stream import Count
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, usage_pb2
 from weft.kernel.errors import WeftError
@@ -66,9 +66,8 @@ class _TranscriptionReply(msgspec.Struct):
 
 async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, call: CallInfo) -> ImageResult:
     """See Backend.generate_images."""
-    fields: Json = {"prompt": payload.prompt, "n": payload.count if payload.HasField("count") else 1}
-    if http.endpoint.model:
-        fields["model"] = http.endpoint.model
+    count = payload.count if payload.HasField("count") else 1
+    fields: Json = {"prompt": payload.prompt, "n": count, **model_field(http.endpoint.model)}
     for name in ("size", "quality", "output_format"):
         if value := getattr(payload, name):
             fields[name] = value
@@ -96,9 +95,8 @@ async def transcribe(
     http: OpenAiHttp, payload: audio_pb2.TranscriptionPayload, call: CallInfo
 ) -> audio_pb2.Transcription:
     """See Backend.transcribe."""
-    fields: Json = {"response_format": "verbose_json" if payload.with_segments else "json"}
-    if http.endpoint.model:
-        fields["model"] = http.endpoint.model
+    answer = "verbose_json" if payload.with_segments else "json"
+    fields: Json = {"response_format": answer, **model_field(http.endpoint.model)}
     for name in ("language", "prompt"):
         if value := getattr(payload, name):
             fields[name] = value
@@ -121,9 +119,7 @@ async def transcribe(
 
 async def speak(http: OpenAiHttp, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
     """See Backend.speak."""
-    body: Json = {"input": payload.input, "voice": payload.voice}
-    if http.endpoint.model:
-        body["model"] = http.endpoint.model
+    body: Json = {"input": payload.input, "voice": payload.voice, **model_field(http.endpoint.model)}
     if payload.format:
         body["response_format"] = payload.format
     if payload.HasField("speed"):

@@ -164,7 +164,7 @@ def completion_body(payload: completion_pb2.CompletionPayload, model: str, profi
 
 def embedding_body(payload: embedding_pb2.EmbeddingPayload, model: str = "") -> Json:
     """Builds the body of POST /v1/embeddings."""
-    body: Json = {**_model(model), "input": [_prompt(item) for item in payload.inputs], "encoding_format": "float"}
+    body: Json = {**model_field(model), "input": [_prompt(item) for item in payload.inputs], "encoding_format": "float"}
     if payload.HasField("dimensions"):
         body["dimensions"] = payload.dimensions
     return body
@@ -229,13 +229,13 @@ def _thinking(payload: chat_pb2.ChatPayload, arguments: Json, profile: Parameter
     return profile.thinking
 
 
-def _model(name: str) -> Json:
-    # llama-server has one model and needs no name; servers with several models do.
+def model_field(name: str) -> Json:
+    """Returns the field with the model's name; empty for llama-server, which has one model and needs no name."""
     return {"model": name} if name else {}
 
 
 def _stream_body(sampling: sampling_pb2.SamplingParams, model: str) -> Json:
-    body: Json = {**_model(model), "stream": True, "stream_options": {"include_usage": True}}
+    body: Json = {**model_field(model), "stream": True, "stream_options": {"include_usage": True}}
     for name in _SCALARS:
         if sampling.HasField(name):  # type: ignore[arg-type]  # the names are fields, see _SCALARS
             body[name] = getattr(sampling, name)

@@ -11,7 +11,7 @@ import msgspec
 from runner_svc.backend.port import CallInfo
 from runner_svc.openai_upstream.client import APPLY_TEMPLATE, TOKENIZE, OpenAiHttp
 from runner_svc.openai_upstream.errors import read_json
-from runner_svc.openai_upstream.request import chat_body
+from runner_svc.openai_upstream.request import chat_body, model_field
 from runner_svc.policy.parameters import TEMPLATE_ARGUMENTS
 from weft.api.common.v1 import chat_pb2, tokenize_pb2
 from weft.kernel.errors import WeftError, invalid_field
@@ -80,8 +80,7 @@ async def _text(
     }
     if not http.endpoint.is_llama_server:
         body |= {"prompt": text, "add_special_tokens": add_special, "return_token_strs": with_pieces}
-        if http.endpoint.model:
-            body["model"] = http.endpoint.model
+        body |= model_field(http.endpoint.model)
     return _result(await _post_tokenize(http, body, call), with_pieces=with_pieces)
 
 
