@@ -64,7 +64,7 @@ class RunnerService(Service):
         limit = RequestLimit(config.max_requests)
         make_tag = config.leftovers.begin if config.leftovers is not None else untracked_tag
         self._tools = build_tool_box(config.tools, where=f"runners.{config.name}.tools", make_tag=make_tag)
-        self._leases = self._keeper(config)
+        self._leases = self._lease_manager(config)
         self._instances = {model.name: self._instance(model, limit) for model in config.models}
         self._caches = CacheManager.over(self._instances.values(), config.session_file.parent)
         self._gate = TicketGate(runner=config.name, incarnation=incarnation)
@@ -95,7 +95,7 @@ class RunnerService(Service):
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
-        desk = RequestAdmission(
+        admission = RequestAdmission(
             identity=RunnerIdentity(runner=self._config.name, incarnation=self._incarnation, host=self._config.host),
             gate=self._gate,
             instances=self._instances,
@@ -105,7 +105,7 @@ class RunnerService(Service):
             clock_offset=self._clock_offset,
         )
         chats = {model.name: self._chat_setup(model) for model in self._config.models}
-        DataPlane(desk, chats).add_to_server(server)
+        DataPlane(admission, chats).add_to_server(server)
         runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
 
     async def start(self) -> None:
@@ -176,7 +176,7 @@ class RunnerService(Service):
             model, model.make_backend(), self._clock, self._note_change, self._run_recipe, limit=limit, ledger=ledger
         )
 
-    def _keeper(self, config: RunnerConfig) -> LeaseManager | None:
+    def _lease_manager(self, config: RunnerConfig) -> LeaseManager | None:
         if config.observer is None or not any(not model.hibernation.attached for model in config.models):
             return None
         settings = LeaseManagerConfig(

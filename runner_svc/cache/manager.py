@@ -114,7 +114,7 @@ def _cache_of(model: CachedModel, state_folder: Path | None) -> ModelCache:
     async def token_size() -> int | None:
         return await kv_bytes_per_token(model.model_path, model.plan.parameters)
 
-    return ModelCache(model.model, model.backend, salt_book=_salts(model, state_folder), token_size=token_size)
+    return ModelCache(model.model, model.backend, salts=_salts(model, state_folder), token_size=token_size)
 
 
 def _salts(model: CachedModel, folder: Path | None) -> SaltStore | None:

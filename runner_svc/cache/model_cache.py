@@ -61,16 +61,16 @@ class ModelCache:
         model: str,
         backend: Backend,
         *,
-        salt_book: "SaltStore | None" = None,
+        salts: "SaltStore | None" = None,
         token_size: TokenSize = _unknown,
     ) -> None:
-        """`salt_book` is needed where the backend's isolation is SALT; `token_size` is called with every flush."""
+        """`salts` is needed where the backend's isolation is SALT; `token_size` is called with every flush."""
         self.model = model
         self.figures = runner_service_pb2.CacheFigures()
         """Hits, misses and tokens of answered requests, by the engine's own figures."""
         self.token_size = token_size
         self._backend = backend
-        self._salt_book = salt_book or SaltStore(None)
+        self._salts = salts or SaltStore(None)
         self._incarnation: tuple[int | None, int] = (None, 0)
         self._directory: CacheDirectory | None = None
         self._erasing: set[asyncio.Task[None]] = set()
@@ -121,7 +121,7 @@ class ModelCache:
         """
         isolation = self._backend.cache_isolation
         if isolation is CacheIsolation.SALT:
-            self._salt_book.forget(tenant, tag)
+            self._salts.forget(tenant, tag)
             return ErasedCache(entry_count=0)
         directory = self._present_directory()
         if directory is None:
@@ -158,7 +158,7 @@ class ModelCache:
 
     def _unplaced(self, partition: Partition | None) -> RunningTurn:
         if self._backend.cache_isolation is CacheIsolation.SALT:
-            return RunningTurn(CacheUse(salt=self._salt_book.salt_of(partition)))
+            return RunningTurn(CacheUse(salt=self._salts.salt_of(partition)))
         return RunningTurn(CacheUse(fresh=partition is None), [_cannot_isolate()] if partition is None else [])
 
     @asynccontextmanager

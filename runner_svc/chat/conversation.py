@@ -25,7 +25,7 @@ from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 _GOES_ON = (NextStep.RUN_TOOLS, NextStep.GO_ON)
-MAX_TOLD_CHARS = 64 * 1024
+MAX_EVENT_CHARS = 64 * 1024
 """Maximum content of a `tool_result` event. The model may receive more."""
 NOTED = "noted"
 """Result that a model receives for its signal in a further turn."""
@@ -129,8 +129,8 @@ class CheckedCall:
     def answered(self, outcome: ToolOutcome) -> event_pb2.InferenceEvent:
         """Returns the event of the result."""
         content = outcome.content
-        if len(content) > MAX_TOLD_CHARS:
-            content = f"{content[:MAX_TOLD_CHARS]}\n[cut: the model was told {len(content)} characters]"
+        if len(content) > MAX_EVENT_CHARS:
+            content = f"{content[:MAX_EVENT_CHARS]}\n[cut: the model was told {len(content)} characters]"
         return event_pb2.InferenceEvent(
             tool_result=event_pb2.ToolResult(id=self.id, content=content, failed=outcome.failed)
         )

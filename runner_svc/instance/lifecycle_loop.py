@@ -406,14 +406,14 @@ class IdleTimer:
         """Idle time after which it goes to sleep; None: never by itself."""
         if not self._settings.sleeps_by_itself:
             return None
-        wishes = replace(
+        settings = replace(
             self._settings.keep_alive_settings,
             request_seconds=self._request_seconds,
             load_seconds=self.load_seconds,
             holds_devices=self._memory.holds_devices,
             pinned=self._memory.pinned,
         )
-        limit = keep_alive(wishes)
+        limit = keep_alive(settings)
         return FIRST_REQUEST_SECONDS if limit == 0 and not self._has_served else limit
 
     @property

@@ -15,7 +15,7 @@ from weft.kernel.units import FOR_EVER, MAX_DURATION_SECONDS
 MAX_BUDGET_BYTES = 2**50
 
 
-def wish_from(
+def load_spec_from(
     options: pb.LoadOptions, backend: Backend, quantizations: Mapping[str, Path], own_quantization: str = ""
 ) -> LoadSpec:
     """Returns the checked options of a load. `own_quantization` is that of the configured file; empty: unknown.

@@ -29,14 +29,14 @@ class KeepAliveSettings:
     pinned: bool = False
 
 
-def keep_alive(wishes: KeepAliveSettings) -> float | None:
+def keep_alive(settings: KeepAliveSettings) -> float | None:
     """Returns the idle time after which it goes to sleep; None: never."""
-    if wishes.pinned:
+    if settings.pinned:
         return None
-    for seconds in (wishes.request_seconds, wishes.load_seconds, wishes.model_seconds):
+    for seconds in (settings.request_seconds, settings.load_seconds, settings.model_seconds):
         if seconds is not None:
             return None if seconds < 0 else seconds
-    return CATEGORY_SECONDS[wishes.category] if wishes.holds_devices else None
+    return CATEGORY_SECONDS[settings.category] if settings.holds_devices else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

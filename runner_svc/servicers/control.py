@@ -9,7 +9,7 @@ import grpc
 from typing_extensions import override
 
 from runner_svc.instance.instance import Instance
-from runner_svc.instance.load_messages import own_quantization, wish_from
+from runner_svc.instance.load_messages import load_spec_from, own_quantization
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadSpec
 from runner_svc.session.report import RunnerReport, request_record_message
@@ -81,8 +81,8 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         async with answering(context):
             self._permitted(request.permit, Action.LOAD, request.model)
             instance = self._instance(request.model)
-            wish = await self._wish(instance, request.options)
-            async with aclosing(follow_load(instance, wish, self._clock, self._report.redact)) as responses:
+            spec = await self._load_spec(instance, request.options)
+            async with aclosing(follow_load(instance, spec, self._clock, self._report.redact)) as responses:
                 async for response in responses:
                     await context.write(response)
 
@@ -166,11 +166,11 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
     def _permitted(self, permit: permit_pb2.OperationPermit, action: Action, model: str) -> None:
         self._permits.admit(permit, action, model=model, now=self._clock.utc_now().timestamp())
 
-    async def _wish(self, instance: Instance, options: load_pb2.LoadOptions) -> LoadSpec:
+    async def _load_spec(self, instance: Instance, options: load_pb2.LoadOptions) -> LoadSpec:
         own = ""
         if options.quantization and options.quantization not in instance.config.quantizations:
             own = await asyncio.to_thread(own_quantization, instance.model_path)
-        return wish_from(options, instance.backend, instance.config.quantizations, own)
+        return load_spec_from(options, instance.backend, instance.config.quantizations, own)
 
     def _instance(self, model: str) -> Instance:
         instance = self._instances.get(model)
@@ -199,11 +199,11 @@ LOOK_SECONDS = 0.25
 
 
 async def follow_load(
-    instance: Instance, wish: LoadSpec, clock: Clock, redact: Callable[[str], str]
+    instance: Instance, spec: LoadSpec, clock: Clock, redact: Callable[[str], str]
 ) -> AsyncGenerator[pb.LoadResponse]:
     """Load a model; yields its progress and last its result. Closing the generator cancels Instance.load."""
     began = clock.monotonic()
-    loading = asyncio.create_task(instance.load(wish))
+    loading = asyncio.create_task(instance.load(spec))
     told = pb.LoadProgress()
     try:
         while not loading.done():

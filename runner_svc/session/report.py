@@ -23,7 +23,7 @@ from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.timestamps import duration_of, optional_duration, optional_stamp
 from weft.wake.recipes import MAX_WAIT_SECONDS, set_defaults
 
-MAX_TOLD_TOOLS = 1_024
+MAX_REPORTED_TOOLS = 1_024
 """Tools that are reported to the mesh, the first by name; requests for others are not routed here on purpose."""
 
 
@@ -61,7 +61,7 @@ class RunnerReport:
             instances=[self._instance_state(instance) for instance in self._instances],
             draining=self.draining,
             max_requests=self._config.max_requests or 0,
-            tool_names=self._tool_names()[:MAX_TOLD_TOOLS],
+            tool_names=self._tool_names()[:MAX_REPORTED_TOOLS],
         )
 
     def runner(self) -> runner_pb2.Runner:

@@ -98,7 +98,7 @@ class GuardedEngine(asyncio.Protocol):
         *lines, self._unread = (self._unread + data).split(b"\n")
         self._unread = self._unread[:MAX_LINE_BYTES]
         for line in lines:
-            self._hear(line.decode("ascii", "replace").split())
+            self._read_report(line.decode("ascii", "replace").split())
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -155,7 +155,7 @@ class GuardedEngine(asyncio.Protocol):
             with suppress(OSError):
                 os.write(self._transport.get_extra_info("socket").fileno(), KILL_ALL)
 
-    def note_unheard(self) -> None:
+    def note_unconnected(self) -> None:
         """Record that the connection was not made: uvloop may report its begin without its end."""
         self._transport = None
 
@@ -174,7 +174,7 @@ class GuardedEngine(asyncio.Protocol):
         if self._transport is None:
             self._closed.set()  # it never connected
 
-    def _hear(self, words: list[str]) -> None:
+    def _read_report(self, words: list[str]) -> None:
         match words:
             case ["started", pid, entering]:
                 self.pid = int(pid)
@@ -279,7 +279,7 @@ async def start_guarded(system: System, start: EngineStart) -> GuardedEngine:
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=ours)
         except BaseException:
-            engine.note_unheard()
+            engine.note_unconnected()
             raise
         await engine.until_started(command)
     except BaseException as error:

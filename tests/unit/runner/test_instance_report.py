@@ -10,7 +10,7 @@ from stepped_ledger import GIB, SteppedLedger
 from runner_svc.config import RunnerConfig
 from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadSpec
 from runner_svc.servicers.control import LOOK_SECONDS, follow_load
-from runner_svc.session.report import MAX_TOLD_TOOLS, RunnerReport
+from runner_svc.session.report import MAX_REPORTED_TOOLS, RunnerReport
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 
@@ -122,12 +122,12 @@ async def test_what_a_load_waits_for_is_told_without_saying_twice_that_it_waits(
 
 
 async def test_the_tools_that_can_be_called_now_are_told_up_to_a_bound() -> None:
-    names = [f"files.tool-{number:04}" for number in range(MAX_TOLD_TOOLS)]
+    names = [f"files.tool-{number:04}" for number in range(MAX_REPORTED_TOOLS)]
     config = RunnerConfig(name="r1", host="h", address="", registry_address="", session_file=Path("unused"), models=())
     report = RunnerReport(config, "life-1", [], tool_names=lambda: tuple(names))
     assert list(report.capability().tool_names) == names
     names.append("web.search")
-    assert len(report.capability().tool_names) == MAX_TOLD_TOOLS
+    assert len(report.capability().tool_names) == MAX_REPORTED_TOOLS
     names.clear()
     assert not report.capability().tool_names
 

@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from instance_stage import StepBackend
 
-from runner_svc.instance.load_messages import options_message, wish_from
+from runner_svc.instance.load_messages import load_spec_from, options_message
 from runner_svc.policy.load_plan import STAY_LOADED, LoadParameter, LoadPlan, LoadSpec
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend, LlamaCppPythonConfig
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
@@ -26,7 +26,7 @@ class _Backend(StepBackend):
 
 
 def _wish(options: LoadOptions, own: str = "Q4_K_M") -> LoadSpec:
-    return wish_from(options, cast("Any", _Backend()), VARIANTS, own)
+    return load_spec_from(options, cast("Any", _Backend()), VARIANTS, own)
 
 
 def _options(name: str, value: LoadValue) -> LoadOptions:
@@ -105,5 +105,5 @@ def test_options_that_do_not_go_together_are_refused_before_anything_is_unloaded
         (LoadOptions(parameters={"batch_tokens": LoadValue(integer=0)}), "options.parameters.batch_tokens"),
     ):
         with pytest.raises(FieldError) as refused:
-            wish_from(options, make(config), {})
+            load_spec_from(options, make(config), {})
         assert refused.value.field == field
