@@ -1,15 +1,13 @@
 """Carries out operations: a limited number at once, those on one model one after the other."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-
-from typing_extensions import override
 
 from registry_svc.config import OperationSettings
 from registry_svc.operations.actions import action_summary
 from registry_svc.operations.audit_log import AuditLog
-from registry_svc.operations.job import Job, JobCancelled, JobDeps, ProgressReporter
+from registry_svc.operations.job import Job, JobCancelled, JobDeps, JobReport
 from registry_svc.operations.live_operations import LiveOperation, OperationTable
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.policy.lifecycle import (
@@ -198,7 +196,7 @@ class Executor:
             self._deps,
             live.operation.id,
             live.action,
-            _Report(self, live),
+            self._report(live),
             begun=begun,
             patient_until=self._clock.monotonic() + RESUME_PATIENCE_SECONDS if live.resumed else 0.0,
         )
@@ -226,36 +224,30 @@ class Executor:
             await self._clock.sleep(pause)
             pause = min(pause * 2, MAX_SAVE_PAUSE_SECONDS)
 
-    async def keep(self, live: LiveOperation, step: Step) -> None:
+    async def _keep(self, live: LiveOperation, step: Step) -> None:
         """Take a step that no audit entry is about. Raises SERVICE_UNAVAILABLE."""
         await self._writer.run(lambda: self.change(live, step))
 
+    def _report(self, live: LiveOperation) -> JobReport:
+        """Return what records the reports of a job in the table of operations."""
 
-class _Report(ProgressReporter):
-    """Reports of a job, recorded in the table of operations."""
+        def progressed(progress: OperationProgress) -> None:
+            if live.operation.ended:
+                return
+            share = progress.share if progress.share is not None and 0.0 <= progress.share <= 1.0 else None
+            stage = "cancelling" if live.cancel_requested.is_set() else _cleaned(progress.stage)[:MAX_STAGE_CHARS]
+            live.progress = replace(progress, stage=stage, detail=_cleaned(progress.detail), share=share)
+            live.publish()
 
-    def __init__(self, executor: Executor, live: LiveOperation) -> None:
-        self._executor = executor
-        self._live = live
+        def begun(models: Sequence[str]) -> Awaitable[None]:
+            partial = operation_pb2.OperationResult(models=models).SerializeToString(deterministic=True)
+            return self._keep(live, lambda operation: replace(operation, result=partial))
 
-    @override
-    def progress(self, progress: OperationProgress) -> None:
-        live = self._live
-        if live.operation.ended:
-            return
-        share = progress.share if progress.share is not None and 0.0 <= progress.share <= 1.0 else None
-        stage = "cancelling" if live.cancel_requested.is_set() else _cleaned(progress.stage)[:MAX_STAGE_CHARS]
-        live.progress = replace(progress, stage=stage, detail=_cleaned(progress.detail), share=share)
-        live.publish()
-
-    @override
-    async def assigned(self, runner: str) -> None:
-        await self._executor.keep(self._live, lambda operation: assigned(operation, runner))
-
-    @override
-    async def begun(self, models: Sequence[str]) -> None:
-        partial = operation_pb2.OperationResult(models=models).SerializeToString(deterministic=True)
-        await self._executor.keep(self._live, lambda operation: replace(operation, result=partial))
+        return JobReport(
+            progress=progressed,
+            assigned=lambda runner: self._keep(live, lambda operation: assigned(operation, runner)),
+            begun=begun,
+        )
 
 
 def _cleaned(text: str) -> str:

@@ -1,10 +1,9 @@
 """The work of one operation: calls to runners, one after the other, that can be cancelled and undone."""
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
 
 from google.protobuf import duration_pb2
 
@@ -56,20 +55,15 @@ class JobCancelled(Exception):  # noqa: N818 - an outcome, which is no error of 
     """The job was cancelled and none of its calls continues; what it loaded is still there, see Job.undo."""
 
 
-class ProgressReporter(Protocol):
-    """Receives the progress of a job."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """Where a job reports to."""
 
-    def progress(self, progress: OperationProgress) -> None:
-        """Report progress."""
-        ...
-
-    def assigned(self, runner: str) -> Awaitable[None]:
-        """One runner carries it out; kept when this returns."""
-        ...
-
-    def begun(self, models: Sequence[str]) -> Awaitable[None]:
-        """These loads have been begun, or are about to be; kept when this returns."""
-        ...
+    progress: Callable[[OperationProgress], None]
+    assigned: Callable[[str], Awaitable[None]]
+    """One runner carries it out; kept when this returns."""
+    begun: Callable[[Sequence[str]], Awaitable[None]]
+    """These loads have been begun, or are about to be; kept when this returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +89,7 @@ class Job:
         deps: JobDeps,
         operation_id: str,
         action: operation_pb2.OperationAction,
-        report: ProgressReporter,
+        report: JobReport,
         *,
         begun: Sequence[str] = (),
         patient_until: float = 0.0,
