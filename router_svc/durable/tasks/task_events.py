@@ -140,20 +140,8 @@ class PostgresEvents:
         await driver.add_listener(CHANNEL, lambda *notice: self._pass_on(notice[-1], on_event))
         self._pause_seconds = FIRST_PAUSE_SECONDS
         on_event(ManyChanged())
-        while not await self._is_gone(gone):
+        while not await wait_for_event(gone, self._clock, PROBE_SECONDS):
             await driver.execute("SELECT 1", timeout=PROBE_TIMEOUT_SECONDS)
-
-    async def _is_gone(self, gone: asyncio.Event) -> bool:
-        """Waits for the next probe, or until the connection is lost; returns which."""
-        napping = asyncio.ensure_future(self._clock.sleep(PROBE_SECONDS))
-        waiting = asyncio.ensure_future(gone.wait())
-        try:
-            await asyncio.wait((napping, waiting), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            napping.cancel()
-            waiting.cancel()
-            await asyncio.gather(napping, waiting, return_exceptions=True)
-        return gone.is_set()
 
     def _pass_on(self, payload: str, on_event: Callable[[StoreEvent], None]) -> None:
         origin, events = _parsed(payload)
