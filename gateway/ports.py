@@ -2,9 +2,10 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
-from weft.api.registry.v1 import event_pb2
+from weft.api.registry.v1 import event_pb2, settings_pb2
+from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, ModelDocument
 
@@ -40,26 +41,6 @@ class EventFilter:
     """Empty: all resources; otherwise `kind` is set."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedResource:
-    """The outcome for one document."""
-
-    kind: ResourceKind
-    name: str
-    outcome: Literal["created", "configured", "unchanged"]
-    before: AnyDocument | None
-    """None when it did not exist."""
-    after: AnyDocument | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshSettings:
-    """Settings of the whole mesh."""
-
-    allow_cloud_fallback: bool
-    """Whether routes may fall back to models off the premises."""
-
-
 class RegistryPort(Protocol):
     """The registry's resources; see `gateway.resources.registry_client.RegistryClient`.
 
@@ -87,7 +68,7 @@ class RegistryPort(Protocol):
         """Yields new events until it is closed."""
         ...
 
-    async def apply(self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool) -> Sequence[AppliedResource]:
+    async def apply(self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool) -> Sequence[ApplyResult]:
         """Brings all resources to their declared state, or none."""
         ...
 
@@ -95,10 +76,10 @@ class RegistryPort(Protocol):
         """Removes a resource; `force`: unload its loaded models first."""
         ...
 
-    async def settings(self) -> MeshSettings:
+    async def settings(self) -> settings_pb2.MeshSettings:
         """Returns the mesh's settings."""
         ...
 
-    async def update_settings(self, settings: MeshSettings) -> MeshSettings:
+    async def update_settings(self, settings: settings_pb2.MeshSettings) -> settings_pb2.MeshSettings:
         """Updates the mesh's settings; returns them once they are stored."""
         ...

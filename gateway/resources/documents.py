@@ -7,13 +7,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from gateway.intake.request_model import StopAtFirstError
-from gateway.ports import AppliedResource, PoolMembers, ResourcePage
+from gateway.ports import PoolMembers, ResourcePage
+from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.event_pb2 import Event
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
 from weft.documents.codec import document_of
 from weft.documents.json_schema import DocumentSchema, Schema, SchemaSet, built_schema, nullable, object_schema
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import AnyDocument, plain
+from weft.documents.resources import applied_document, plain
 from weft.documents.schemas import resource_list_schema, resource_schema
 from weft.documents.yaml_documents import MAX_DOCUMENTS
 
@@ -129,15 +130,6 @@ def events_body(events: Sequence[Event]) -> JsonObject:
     return document_of(ListEventsResponse(events=events))
 
 
-def applied_body(results: Sequence[AppliedResource], *, dry_run: bool) -> JsonObject:
+def applied_body(results: Sequence[ApplyResult], *, dry_run: bool) -> JsonObject:
     """Returns the outcome for each document."""
-    return {"kind": "ApplyAnswer", "dryRun": dry_run, "results": [_result(result) for result in results]}
-
-
-def _result(result: AppliedResource) -> JsonObject:
-    body: JsonObject = {"kind": result.kind.value, "name": result.name, "outcome": result.outcome}
-    return body | _state("before", result.before) | _state("after", result.after)
-
-
-def _state(name: str, document: AnyDocument | None) -> JsonObject:
-    return {} if document is None else {name: plain(document)}
+    return {"kind": "ApplyAnswer", "dryRun": dry_run, "results": [applied_document(result) for result in results]}

@@ -14,7 +14,7 @@ from gateway.intake.body import read_json_or_yaml_body, read_model
 from gateway.intake.headers import require_local_caller
 from gateway.intake.json_guard import parse, parse_json
 from gateway.intake.query import Query, begin_read
-from gateway.ports import AppliedResource, EventFilter, MeshSettings
+from gateway.ports import EventFilter
 from gateway.request_facts import facts_of
 from gateway.resources.documents import (
     ApplyRequest,
@@ -24,6 +24,9 @@ from gateway.resources.documents import (
     members_body,
     page_body,
 )
+from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
+from weft.api.registry.v1.settings_pb2 import MeshSettings
+from weft.documents.codec import word_of
 from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import AnyDocument, plain
 from weft.documents.yaml_documents import SourcedDocument, parse_document, read_documents, refuse_repeats
@@ -159,7 +162,7 @@ async def put_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) 
     if document.name != name:
         raise invalid_field("name", f"must be {name}, as in the path")
     results = await _apply(request, deps, [document], dry_run=dry_run, adopt=adopt)
-    is_new = not dry_run and any(result.outcome == "created" for result in results)
+    is_new = not dry_run and any(result.outcome == ApplyResult.OUTCOME_CREATED for result in results)
     return json_response(applied_body(results, dry_run=dry_run), 201 if is_new else 200)
 
 
@@ -171,9 +174,13 @@ async def _body_of(request: Request, deps: GatewayDeps) -> tuple[bytes, bool]:
 
 async def _apply(
     request: Request, deps: GatewayDeps, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool
-) -> Sequence[AppliedResource]:
+) -> Sequence[ApplyResult]:
     results = await deps.registry.apply(documents, dry_run=dry_run, adopt=adopt)
-    changed = [f"{result.kind}/{result.name}" for result in results if result.outcome != "unchanged"]
+    changed = [
+        f"{word_of(result, 'kind')}/{result.name}"
+        for result in results
+        if result.outcome != ApplyResult.OUTCOME_UNCHANGED
+    ]
     if changed and not dry_run:
         request_id = facts_of(request.scope).request_id
         log.info("resources applied", request_id=request_id, count=len(changed), first=changed[0])

@@ -2,12 +2,12 @@
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any
 
 import grpc
 from typing_extensions import override
 
-from gateway.ports import AppliedResource, EventFilter, MeshSettings, PoolMembers, RegistryPort, ResourcePage
+from gateway.ports import EventFilter, PoolMembers, RegistryPort, ResourcePage
 from weft.api.registry.v1 import (
     declaration_service_pb2,
     declaration_service_pb2_grpc,
@@ -16,18 +16,17 @@ from weft.api.registry.v1 import (
     registry_service_pb2,
     registry_service_pb2_grpc,
     runner_pb2,
-    settings_pb2,
     settings_service_pb2,
     settings_service_pb2_grpc,
 )
+from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
+from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.dispatch.fleet import FleetSource
 from weft.documents.field_names import declared_field, document_field
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
     AnyDocument,
     ModelDocument,
-    declared_document,
-    kind_from_number,
     kind_number,
     model_document,
     observed_document,
@@ -83,11 +82,7 @@ class RegistryCalls:
 
 FORCED_DELETE_TIMEOUT_SECONDS = 120.0
 """Longest forced delete: the registry waits less than this for the requests of the model to end."""
-_OUTCOMES: dict[int, Literal["created", "configured", "unchanged"]] = {
-    declaration_service_pb2.ApplyResult.OUTCOME_CREATED: "created",
-    declaration_service_pb2.ApplyResult.OUTCOME_CONFIGURED: "configured",
-    declaration_service_pb2.ApplyResult.OUTCOME_UNCHANGED: "unchanged",
-}
+_OUTCOMES = frozenset(ApplyResult.Outcome.values()) - {ApplyResult.OUTCOME_UNSPECIFIED}
 
 
 class RegistryClient(RegistryPort):
@@ -146,12 +141,12 @@ class RegistryClient(RegistryPort):
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
 
     @override
-    async def apply(self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool) -> Sequence[AppliedResource]:
+    async def apply(self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool) -> Sequence[ApplyResult]:
         request = declaration_service_pb2.ApplyRequest(
             declarations=[to_declaration(document) for document in documents], dry_run=dry_run, adopt=adopt
         )
         answer = await self._calls.call(self._declarations.Apply, request)
-        return [_applied(result) for result in answer.results]
+        return [_known(result) for result in answer.results]
 
     @override
     async def delete(self, kind: ResourceKind, name: str, *, force: bool) -> None:
@@ -162,12 +157,14 @@ class RegistryClient(RegistryPort):
     @override
     async def settings(self) -> MeshSettings:
         request = settings_service_pb2.GetSettingsRequest()
-        return _settings((await self._calls.call(self._settings.GetSettings, request)).settings)
+        found: MeshSettings = (await self._calls.call(self._settings.GetSettings, request)).settings
+        return found
 
     @override
     async def update_settings(self, settings: MeshSettings) -> MeshSettings:
         request = settings_service_pb2.UpdateSettingsRequest(allow_cloud_fallback=settings.allow_cloud_fallback)
-        return _settings((await self._calls.call(self._settings.UpdateSettings, request)).settings)
+        updated: MeshSettings = (await self._calls.call(self._settings.UpdateSettings, request)).settings
+        return updated
 
     def _model(self, model: model_pb2.Model) -> ModelDocument:
         return model_document(model, self._instance_of(model))
@@ -197,25 +194,14 @@ class RegistryClient(RegistryPort):
         return state
 
 
-def _settings(settings: settings_pb2.MeshSettings) -> MeshSettings:
-    return MeshSettings(allow_cloud_fallback=settings.allow_cloud_fallback)
-
-
 def _event_filter(events: EventFilter) -> dict[str, Any]:
     return {"kind": 0 if events.kind is None else kind_number(events.kind), "name": events.name}
 
 
-def _applied(result: declaration_service_pb2.ApplyResult) -> AppliedResource:
-    outcome = _OUTCOMES.get(result.outcome)
-    if outcome is None:
+def _known(result: ApplyResult) -> ApplyResult:
+    if result.outcome not in _OUTCOMES:
         raise WeftError(Reason.INTERNAL, "the registry returned an unknown outcome; it may have another version")
-    return AppliedResource(
-        kind=kind_from_number(result.kind),
-        name=result.name,
-        outcome=outcome,
-        before=declared_document(result.before),
-        after=declared_document(result.after),
-    )
+    return result
 
 
 def _callers_field(field: str) -> str:

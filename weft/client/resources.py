@@ -8,8 +8,6 @@ with connect_registry() as registry:
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,10 +22,11 @@ from weft.api.registry.v1 import (
     registry_service_pb2_grpc,
     resource_kind_pb2,
     runner_pb2,
-    settings_pb2,
     settings_service_pb2,
     settings_service_pb2_grpc,
 )
+from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
+from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.client._channel import ServiceClient, mesh_address, open_mesh_channel, registry_failure
 from weft.documents.resource_kinds import ResourceKind
@@ -36,9 +35,7 @@ from weft.documents.resources import (
     ModelDocument,
     PoolDocument,
     RunnerDocument,
-    declared_document,
     instance_of,
-    kind_from_number,
     kind_number,
     model_document,
     observed_document,
@@ -57,38 +54,6 @@ FORCED_DELETE_TIMEOUT_SECONDS = 120.0
 PAGE_SIZE = 1000
 
 pb = registry_service_pb2
-
-
-class Outcome(Enum):
-    """The outcome of apply for one document."""
-
-    CREATED = "created"
-    CONFIGURED = "configured"
-    UNCHANGED = "unchanged"
-    UNKNOWN = "unknown"
-    """From a registry of another version."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """The result of apply for one document."""
-
-    kind: ResourceKind
-    name: str
-    outcome: Outcome
-    before: AnyDocument | None
-    """The previous document, declared or published; None: it did not exist."""
-    after: AnyDocument | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshSettings:
-    """Settings of the whole mesh."""
-
-    allow_cloud_fallback: bool
-    """Whether routes may fall back to models off the premises."""
-    revision: int
-    """Increases with every change."""
 
 
 def connect_registry(
@@ -139,13 +104,15 @@ class Registry(ServiceClient):
         response = self._call(self._stub.GetModelMembers, pb.GetModelMembersRequest(name=model))
         return pool_document(response.pool)
 
-    def apply(self, documents: Iterable[AnyDocument], *, dry_run: bool = False, adopt: bool = False) -> list[Applied]:
+    def apply(
+        self, documents: Iterable[AnyDocument], *, dry_run: bool = False, adopt: bool = False
+    ) -> list[ApplyResult]:
         """Declares all of `documents`, or none if one is refused; `adopt` takes over what runners published."""
         request = declaration_service_pb2.ApplyRequest(
             declarations=[to_declaration(document) for document in documents], dry_run=dry_run, adopt=adopt
         )
         response = self._call(self._declarations.Apply, request, APPLY_TIMEOUT_SECONDS)
-        return [_applied(result) for result in response.results]
+        return list(response.results)
 
     def delete(self, kind: ResourceKind, name: str, *, force: bool = False) -> None:
         """Deletes a resource; `force` unloads it first. Raises NOT_FOUND, MODEL_NOT_FOUND or RESOURCE_IN_USE."""
@@ -155,12 +122,14 @@ class Registry(ServiceClient):
     def settings(self) -> MeshSettings:
         """Returns the settings of the mesh."""
         response = self._call(self._settings.GetSettings, settings_service_pb2.GetSettingsRequest())
-        return _settings(response.settings)
+        found: MeshSettings = response.settings
+        return found
 
     def update_settings(self, *, allow_cloud_fallback: bool | None = None) -> MeshSettings:
         """Changes the settings that are not None; returns the new settings."""
         request = settings_service_pb2.UpdateSettingsRequest(allow_cloud_fallback=allow_cloud_fallback)
-        return _settings(self._call(self._settings.UpdateSettings, request).settings)
+        updated: MeshSettings = self._call(self._settings.UpdateSettings, request).settings
+        return updated
 
     def events(self, kind: ResourceKind | None = None, name: str = "", limit: int = 0) -> list[event_pb2.Event]:
         """Returns recent events of one resource, one kind, or all, oldest first."""
@@ -257,19 +226,3 @@ class RunnerOfModel(ServiceClient):
 
 def _scope(kind: ResourceKind | None) -> "resource_kind_pb2.ResourceKind.ValueType":
     return kind_number(kind) if kind is not None else resource_kind_pb2.RESOURCE_KIND_UNSPECIFIED
-
-
-def _settings(settings: settings_pb2.MeshSettings) -> MeshSettings:
-    return MeshSettings(allow_cloud_fallback=settings.allow_cloud_fallback, revision=settings.revision)
-
-
-def _applied(result: declaration_service_pb2.ApplyResult) -> Applied:
-    names = {number: name for name, number in declaration_service_pb2.ApplyResult.Outcome.items() if number}
-    word = names.get(result.outcome, "OUTCOME_UNKNOWN").removeprefix("OUTCOME_").lower()
-    return Applied(
-        kind=kind_from_number(result.kind),
-        name=result.name,
-        outcome=Outcome(word),
-        before=declared_document(result.before),
-        after=declared_document(result.after),
-    )

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from weft.api.registry.v1 import resource_kind_pb2
 from weft.api.registry.v1.agent_pb2 import Agent, AgentManifest
 from weft.api.registry.v1.declaration_service_pb2 import (
+    ApplyResult,
     Declaration,
     ModelDeclaration,
     PoolDeclaration,
@@ -274,11 +275,13 @@ def declared(document: AnyDocument) -> dict[str, Any]:
     return {"kind": document.kind.value} | without_defaults(document.declared)
 
 
+def applied_document(result: ApplyResult) -> dict[str, Any]:
+    """Returns what `apply` did with one document as JSON types, as `/api/v1/apply` answers."""
+    found = {name: word_of(result, name) for name in ("kind", "outcome")} | {"name": result.name}
+    states = {name: declared_document(getattr(result, name)) for name in ("before", "after")}
+    return found | {name: plain(document) for name, document in states.items() if document is not None}
+
+
 def kind_number(kind: ResourceKind) -> "resource_kind_pb2.ResourceKind.ValueType":
     """Returns the number of a kind."""
     return resource_kind_pb2.ResourceKind.Value(f"RESOURCE_KIND_{kind.name}")
-
-
-def kind_from_number(number: "resource_kind_pb2.ResourceKind.ValueType") -> ResourceKind:
-    """Returns the kind of a number. Raises ValueError for an unset or unknown one."""
-    return ResourceKind(resource_kind_pb2.ResourceKind.Name(number).removeprefix("RESOURCE_KIND_").lower())

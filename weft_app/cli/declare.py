@@ -4,14 +4,16 @@ import sys
 from collections.abc import Iterable, Iterator
 from difflib import unified_diff
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from weft.client.resources import Applied, Outcome, Registry, connect_registry
+from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
+from weft.client.resources import Registry, connect_registry
+from weft.documents.codec import word_of
 from weft.documents.field_names import declared_field
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import AnyDocument, declared, plain
+from weft.documents.resources import AnyDocument, applied_document, declared, declared_document
 from weft.documents.yaml_documents import (
     MAX_DOCUMENTS,
     MAX_FILE_BYTES,
@@ -75,7 +77,7 @@ def diff(files: FilesOption, adopt: AdoptOption = False, home: HomeOption = DEFA
         changed = [
             (result, sourced)
             for result, sourced in zip(submit(documents, home, dry_run=True, adopt=adopt), documents, strict=True)
-            if result.outcome is not Outcome.UNCHANGED
+            if result.outcome != ApplyResult.OUTCOME_UNCHANGED
         ]
         for result, sourced in changed:
             say(difference(result, sourced.where))
@@ -94,7 +96,7 @@ def read_files(files: Iterable[Path]) -> tuple[SourcedDocument, ...]:
     return tuple(documents)
 
 
-def submit(documents: tuple[SourcedDocument, ...], home: Path, *, dry_run: bool, adopt: bool) -> list[Applied]:
+def submit(documents: tuple[SourcedDocument, ...], home: Path, *, dry_run: bool, adopt: bool) -> list[ApplyResult]:
     """Applies documents; a refusal names its document. An empty list is applied without an error."""
     if not documents:
         note("there is nothing to apply")
@@ -106,10 +108,10 @@ def submit(documents: tuple[SourcedDocument, ...], home: Path, *, dry_run: bool,
         raise _placed(error, documents) from error
 
 
-def difference(result: Applied, where: str) -> str:
+def difference(result: ApplyResult, where: str) -> str:
     """Returns a unified diff between a resource as declared in the mesh and as `where` declares it."""
-    name = f"{result.kind.value}/{result.name}"
-    before, after = _lines(result.before), _lines(result.after)
+    name = _label(result)
+    before, after = _lines(declared_document(result.before)), _lines(declared_document(result.after))
     if before == after:
         return f"# {name}: published by a runner now, declared then\n"
     return "".join(unified_diff(before, after, f"{name} (mesh)", f"{name} ({where})"))
@@ -119,20 +121,17 @@ def _lines(document: AnyDocument | None) -> list[str]:
     return yaml_text(declared(document)).splitlines(keepends=True) if document is not None else []
 
 
-def _render(applied: list[Applied], output: str, *, dry_run: bool) -> str:
+def _render(applied: list[ApplyResult], output: str, *, dry_run: bool) -> str:
     if output == "json":
-        results = [_result(result) for result in applied]
+        results = [applied_document(result) for result in applied]
         return json_text({"kind": "ApplyAnswer", "dryRun": dry_run, "results": results})
     suffix = " (dry run)" if dry_run else ""
-    words = (f" {result.outcome.value}{suffix}" if output == "table" else "" for result in applied)
-    return "".join(f"{result.kind.value}/{result.name}{word}\n" for result, word in zip(applied, words, strict=True))
+    words = (f" {word_of(result, 'outcome')}{suffix}" if output == "table" else "" for result in applied)
+    return "".join(f"{_label(result)}{word}\n" for result, word in zip(applied, words, strict=True))
 
 
-def _result(result: Applied) -> dict[str, Any]:
-    """Returns the result for one document, in the format of `/api/v1/apply`."""
-    states = {"before": result.before, "after": result.after}
-    shown = {name: plain(document) for name, document in states.items() if document is not None}
-    return {"kind": result.kind.value, "name": result.name, "outcome": result.outcome.value, **shown}
+def _label(result: ApplyResult) -> str:
+    return f"{word_of(result, 'kind')}/{result.name}"
 
 
 def _placed(error: WeftError, documents: tuple[SourcedDocument, ...]) -> WeftError:

@@ -14,7 +14,7 @@ from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputF
 from weft_app.cli.output import Column, print_document, print_table, say
 
 if TYPE_CHECKING:
-    from weft.client.resources import MeshSettings
+    from weft.api.registry.v1.settings_pb2 import MeshSettings
 
 app = typer.Typer(help="Show what weft.yaml means; show and change settings of the whole mesh.", no_args_is_help=True)
 

@@ -5,11 +5,13 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gateway.ports import AppliedResource, EventFilter, MeshSettings, PoolMembers, ResourcePage
+from gateway.ports import EventFilter, PoolMembers, ResourcePage
 from weft.api.registry.v1 import resource_kind_pb2
+from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.event_pb2 import Event, EventReason
+from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import AnyDocument, ModelDocument
+from weft.documents.resources import AnyDocument, ModelDocument, kind_number, to_declaration
 from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -98,7 +100,7 @@ class ScriptedRegistry:
         finally:
             self.was_closed.set()
 
-    async def apply(self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool) -> Sequence[AppliedResource]:
+    async def apply(self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool) -> Sequence[ApplyResult]:
         self._note("apply", [f"{entry.kind}/{entry.name}" for entry in documents], dry_run, adopt)
         return [self._applied(entry) for entry in documents]
 
@@ -119,12 +121,13 @@ class ScriptedRegistry:
         if self.failure is not None:
             raise self.failure
 
-    def _applied(self, wanted: AnyDocument) -> AppliedResource:
+    def _applied(self, wanted: AnyDocument) -> ApplyResult:
         before = next((entry for entry in self.documents if entry.name == wanted.name), None)
-        return AppliedResource(
-            kind=wanted.kind,
+        outcome = "CREATED" if before is None else "UNCHANGED" if before == wanted else "CONFIGURED"
+        return ApplyResult(
+            kind=kind_number(wanted.kind),
             name=wanted.name,
-            outcome="created" if before is None else "unchanged" if before == wanted else "configured",
-            before=before,
-            after=wanted,
+            outcome=ApplyResult.Outcome.Value(f"OUTCOME_{outcome}"),
+            before=None if before is None else to_declaration(before),
+            after=to_declaration(wanted),
         )

@@ -6,7 +6,7 @@ import pytest
 from gateway_script import RawResponse, serving
 from registry_script import ScriptedRegistry
 
-from gateway.ports import MeshSettings
+from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
