@@ -294,7 +294,7 @@ class BatchCreator:
         return BatchLines(surface.endpoint, to_spec, self._config.batches, max_depth=max_depth)
 
     async def _tasks(self, new: batch_pb.Batch, lines: BatchLines) -> AsyncGenerator[batch_pb.BatchLine]:
-        """Yields every line as a task, up to the first invalid one. Raises WrongLinesError once all are validated."""
+        """Yields every line as a task, up to the first invalid one. Raises InvalidLinesError once all are validated."""
         bounds, breather = self._config.batches, EventLoopYielder()
         content = each_in_time(self._files.read(new.tenant, new.input_file), bounds.store_timeout_seconds)
         async with aclosing(content), aclosing(raw_lines(content, bounds.max_line_bytes)) as found:
