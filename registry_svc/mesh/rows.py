@@ -376,7 +376,7 @@ def _default_params(row: Row[Any]) -> sampling_pb2.SamplingParams | None:
     try:
         params = json.loads(row.default_params or "{}")
         message = json_format.ParseDict(params, sampling_pb2.SamplingParams(), ignore_unknown_fields=True)
-    except (ValueError, json_format.ParseError):
+    except (ValueError, TypeError, AttributeError, RecursionError, json_format.ParseError):
         # As with wake plans. Without its defaults the agent answers with those of its model.
         log.warning("agent's default parameters cannot be read, apply or publish the agent again", agent=row.name)
         return None

@@ -101,3 +101,23 @@ async def test_a_damaged_behaviour_costs_an_agent_its_tools_and_nobody_the_mesh(
     await store.close()
     assert [each.manifest.behaviour for each in mesh.agents] == [NO_BEHAVIOUR, BEHAVIOUR]
     assert [entry["agent"] for entry in logs] == ["a1"]
+
+
+async def test_damaged_default_parameters_cost_an_agent_its_defaults_and_nobody_the_mesh(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}/registry.db"
+    store = SqlStore(url)
+    await store.open()
+    await store.save_declarations([], [declared_agent("a1"), declared_agent("a2"), declared_agent("a3")])
+    await store.close()
+    engine = create_async_engine(url)
+    async with engine.begin() as connection:
+        damaged = "UPDATE declared_agents SET default_params = '{}' WHERE name = '{}'"
+        for name, text in (("a1", "{"), ("a2", "[1]")):
+            await connection.exec_driver_sql(damaged.format(text, name))
+    await engine.dispose()
+    await store.open()
+    with structlog.testing.capture_logs() as logs:
+        mesh = await store.load()
+    await store.close()
+    assert [each.manifest.HasField("default_params") for each in mesh.agents] == [False, False, True]
+    assert [entry["agent"] for entry in logs] == ["a1", "a2"]

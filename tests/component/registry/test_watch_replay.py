@@ -37,7 +37,7 @@ from weft.api.registry.v1.route_pb2 import RouteManifest
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.api.registry.v1.wake_pb2 import Wake, WakeOnLanAction, WakeRecipe
-from weft.dispatch.fleet import FleetView, apply_watch
+from weft.dispatch.fleet import FleetView, ModelView, apply_watch
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -214,10 +214,10 @@ async def assert_told(world: World) -> None:
 def assert_statuses_of_routes(view: FleetView, snapshot: Snapshot) -> None:
     """A route is as well as the best that its names stand for: pools first, then models."""
     for route in snapshot.routes:
-        found = set()
+        found: list[ModelView] = []
         for name in route.manifest.candidates:
             pool = [model for model in view.models.values() if model.pool == name]
-            found |= {*pool} if pool else {model for model in view.models.values() if model.name == name}
+            found += pool or [model for model in view.models.values() if model.name == name]
         best = Status.INACTIVE
         if any(model.hibernating for model in found):
             best = Status.HIBERNATING
