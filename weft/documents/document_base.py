@@ -10,8 +10,6 @@ from pydantic_core import CoreSchema
 from weft.kernel.field_docstrings import field_docstrings
 from weft.kernel.names import MAX_NAME_CHARS, is_name
 
-MAX_INT32 = 2**31 - 1
-
 
 def _name(text: str) -> str:
     if not is_name(text):
@@ -26,26 +24,10 @@ Name = Annotated[
     AfterValidator(_name),
     Field(json_schema_extra={"pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]*$", "minLength": 1, "maxLength": MAX_NAME_CHARS}),
 ]
-Count = Annotated[int, Field(ge=0, le=MAX_INT32)]
 
 
-class DescribedModel(BaseModel):
-    """A model whose JSON schema has the docstrings of its fields as descriptions."""
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        made = handler(core_schema)
-        properties = handler.resolve_ref_schema(made).get("properties", {})
-        for name, text in field_docstrings(cls).items():
-            field = cls.model_fields.get(name)
-            shown = properties.get(name) or properties.get("" if field is None else field.alias)
-            if shown is not None:
-                shown["description"] = text
-        return made
-
-
-class DocumentPart(DescribedModel):
-    """A mapping inside a document. Code uses the Python names, documents the camelCase ones."""
+class DocumentPart(BaseModel):
+    """A body or a part of one: camelCase names in JSON, Python names in code, descriptions from the docstrings."""
 
     model_config = ConfigDict(
         defer_build=True,
@@ -58,3 +40,14 @@ class DocumentPart(DescribedModel):
         validate_by_alias=True,
         hide_input_in_errors=True,
     )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        made = handler(core_schema)
+        properties = handler.resolve_ref_schema(made).get("properties", {})
+        for name, text in field_docstrings(cls).items():
+            field = cls.model_fields.get(name)
+            shown = properties.get(name) or properties.get("" if field is None else field.alias)
+            if shown is not None:
+                shown["description"] = text
+        return made
