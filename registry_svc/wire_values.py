@@ -3,10 +3,6 @@
 import math
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import overload
-
-from google.protobuf import duration_pb2, timestamp_pb2
 
 from weft.kernel.errors import invalid_field
 from weft.kernel.rpc_auth import caller
@@ -73,26 +69,3 @@ def to_actor(requested_by: str) -> str:
     # A caller that may not act for others is identified by its own name.
     said = requested_by if known.names_tenants else known.name
     return _LINES.sub(" ", cleaned_multiline(said, "requested_by", MAX_ACTOR_CHARS))
-
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@overload
-def timestamp(moment: datetime) -> timestamp_pb2.Timestamp: ...
-@overload
-def timestamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None: ...
-def timestamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None:
-    """Return a moment as a message; None stays None."""
-    if moment is None:
-        return None
-    # By hand: `FromDatetime` takes four times as long, and every heartbeat is answered with two moments.
-    since = moment - _EPOCH
-    return timestamp_pb2.Timestamp(seconds=since.days * 86_400 + since.seconds, nanos=since.microseconds * 1_000)
-
-
-def duration_message(seconds: float) -> duration_pb2.Duration:
-    """Return a length of time in seconds as a message, to the nanosecond."""
-    duration = duration_pb2.Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration

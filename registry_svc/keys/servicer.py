@@ -14,7 +14,7 @@ from registry_svc.keys.join_tokens import JoinTokens
 from registry_svc.keys.key_store import ApiKey, KeyChange, KeyChanged, KeyRemoved, KeyRequest
 from registry_svc.mesh.domain import JoinToken
 from registry_svc.mesh.records import converted
-from registry_svc.wire_values import require_text, timestamp
+from registry_svc.wire_values import require_text
 from weft.api.registry.v1 import join_token_service_pb2, join_token_service_pb2_grpc, key_service_pb2_grpc
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.errors import invalid_field
@@ -22,6 +22,7 @@ from weft.kernel.names import DEFAULT_TENANT, MAX_TENANT_CHARS, require_name, re
 from weft.kernel.principal import DEFAULT_SCOPES, parse_scopes
 from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
+from weft.kernel.timestamps import optional_stamp, stamp_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -33,20 +34,20 @@ def key_message(key: ApiKey) -> pb.Key:
         description=key.description,
         tenant=key.tenant,
         scopes=key.scopes,
-        create_time=timestamp(key.created_at),
-        expire_time=timestamp(key.expires_at),
-        revoke_time=timestamp(key.revoked_at),
-        rotate_time=timestamp(key.rotated_at),
+        create_time=stamp_of(key.created_at),
+        expire_time=optional_stamp(key.expires_at),
+        revoke_time=optional_stamp(key.revoked_at),
+        rotate_time=optional_stamp(key.rotated_at),
     )
 
 
 def verifier_message(key: ApiKey) -> pb.KeyVerifier:
     """Return what is needed to check a key, without its description."""
     return pb.KeyVerifier(
-        key=pb.Key(id=key.id, tenant=key.tenant, scopes=key.scopes, expire_time=timestamp(key.expires_at)),
+        key=pb.Key(id=key.id, tenant=key.tenant, scopes=key.scopes, expire_time=optional_stamp(key.expires_at)),
         digest=key.digest,
         previous_digest=key.previous_digest,
-        previous_expire_time=timestamp(key.previous_expires_at),
+        previous_expire_time=optional_stamp(key.previous_expires_at),
     )
 
 
@@ -69,8 +70,8 @@ def token_message(token: JoinToken) -> join_token_service_pb2.JoinToken:
     return join_token_service_pb2.JoinToken(
         id=token.id,
         description=token.description,
-        create_time=timestamp(token.created_at),
-        expire_time=timestamp(token.expires_at),
+        create_time=stamp_of(token.created_at),
+        expire_time=optional_stamp(token.expires_at),
     )
 
 
@@ -151,7 +152,7 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
         async with answering(context):
             grace = to_grace(request, self._config)
             key, text = await self._keys.rotate(require_name(request.id, "id"), grace, caller())
-            until = timestamp(key.previous_expires_at or key.rotated_at)
+            until = optional_stamp(key.previous_expires_at or key.rotated_at)
             return pb.RotateKeyResponse(key=key_message(key), text=text, old_expire_time=until)
 
     # See RegistryServicer.Watch for why it is a coroutine.

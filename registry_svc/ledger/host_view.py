@@ -5,11 +5,11 @@ from registry_svc.ledger.lease_table import LeaseTable, OwnsModel
 from registry_svc.ledger.policy.device_memory import DeviceAccount
 from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseState
 from registry_svc.ledger.wait_queue import WaitQueue
-from registry_svc.wire_values import timestamp
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.gpu.snapshot import DeviceSnapshot
 from weft.gpu.snapshot_messages import bytes_messages, device_message
+from weft.kernel.timestamps import optional_stamp, stamp_of
 
 
 class HostMemoryView:
@@ -28,7 +28,7 @@ class HostMemoryView:
         return lease_service_pb2.HostMemory(
             host=name,
             source=lease_pb2.HostSighting.Source.ValueType(seen.snapshot.source),
-            sighting_time=timestamp(seen.seen_at),
+            sighting_time=stamp_of(seen.seen_at),
             devices=[_device_memory(device, account.devices[device.index]) for device in seen.snapshot.devices],
             leases=[
                 lease_message(Granted(lease=each, seen=account.seen[each.grant.id], unowned=self.is_unowned(each)))
@@ -66,8 +66,8 @@ def lease_message(granted: Granted) -> lease_pb2.Lease:
         pinned=lease.pinned,
         active_requests=lease.active_requests,
         seen_bytes=granted.seen,
-        create_time=timestamp(grant.created_at),
-        last_used_time=timestamp(lease.last_used_at),
+        create_time=stamp_of(grant.created_at),
+        last_used_time=optional_stamp(lease.last_used_at),
         unowned=granted.unowned,
     )
 

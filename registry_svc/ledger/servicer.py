@@ -21,14 +21,7 @@ from registry_svc.ledger.host_view import lease_message
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Holder, HolderKind
 from registry_svc.store.schema import MAX_PURPOSE_CHARS
-from registry_svc.wire_values import (
-    duration_message,
-    require_at_most,
-    require_count,
-    require_range,
-    require_text,
-    timestamp,
-)
+from registry_svc.wire_values import require_at_most, require_count, require_range, require_text
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
 from weft.gpu.snapshot_messages import MAX_DEVICE_BYTES, MAX_DEVICES, MAX_HOST_CHARS, process_id_from, snapshot_from
@@ -39,6 +32,7 @@ from weft.kernel.principal import MESH_ACCESS
 from weft.kernel.request import CALLER_BANDS, Priority
 from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
+from weft.kernel.timestamps import duration_of, stamp_of
 
 MAX_ID_CHARS = 128
 MAX_LEASES_PER_RENEWAL = 1_024
@@ -203,8 +197,8 @@ def acquire_message(
         return lease_service_pb2.AcquireLeaseResponse(waiting=status)
     granted = lease_service_pb2.GrantedLease(
         lease=lease_message(status),
-        time_to_live=duration_message(config.lease_time_to_live_seconds),
-        renew_interval=duration_message(config.renew_interval_seconds),
+        time_to_live=duration_of(config.lease_time_to_live_seconds),
+        renew_interval=duration_of(config.renew_interval_seconds),
     )
     return lease_service_pb2.AcquireLeaseResponse(granted=granted)
 
@@ -214,7 +208,7 @@ def renewed_message(renewed: Renewed) -> lease_service_pb2.RenewLeasesResponse:
     return lease_service_pb2.RenewLeasesResponse(
         lost_lease_ids=renewed.lost_lease_ids,
         watched_processes=[lease_pb2.ProcessId(pid=each.pid, start_ticks=each.start_ticks) for each in renewed.watched],
-        next_within=duration_message(renewed.next_within_seconds),
+        next_within=duration_of(renewed.next_within_seconds),
     )
 
 
@@ -276,7 +270,7 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
             hosts = self._ledger.hosts(host_filter_of(request))
             return lease_service_pb2.ListHostMemoryResponse(
                 hosts=hosts,
-                mesh_time=None if self._mesh_clock is None else timestamp(self._mesh_clock.utc_now()),
+                mesh_time=None if self._mesh_clock is None else stamp_of(self._mesh_clock.utc_now()),
             )
 
 

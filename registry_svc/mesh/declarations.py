@@ -19,7 +19,6 @@ from registry_svc.mesh.policy.events import events_for
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import require_free
 from registry_svc.mesh.records import is_loaded, kind_number, name_of, pool_name_of, to_kind
-from registry_svc.wire_values import timestamp
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, route_pb2
 from weft.api.registry.v1.declaration_service_pb2 import (
     ApplyRequest,
@@ -32,6 +31,7 @@ from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import stamp_of
 
 log = get_logger("weft.registry")
 
@@ -101,7 +101,7 @@ class Declarations:
     def _planned(self, request: ApplyRequest) -> _Plan:
         models = [each.model.manifest for each in request.declarations if each.HasField("model")]
         plan = _Plan(
-            now=timestamp(self._core.clock.utc_now()),
+            now=stamp_of(self._core.clock.utc_now()),
             adopt=request.adopt,
             arriving={manifest.name: pool_name_of(manifest) for manifest in models},
         )

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.records import name_of
-from registry_svc.wire_values import duration_message, require_at_most
+from registry_svc.wire_values import require_at_most
 from weft.api.common.v1 import agent_behaviour_pb2
 from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, route_pb2, wake_pb2
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.field_rules import check_message
+from weft.kernel.timestamps import duration_of
 from weft.kernel.units import keep_alive_seconds
 from weft.wake.recipes import set_defaults
 
@@ -58,7 +59,7 @@ def valid_route(manifest: route_pb2.RouteManifest, field: str) -> route_pb2.Rout
         manifest.budget.FromNanoseconds(manifest.budget.ToNanoseconds())
     if manifest.HasField("keep_alive"):
         seconds = keep_alive_seconds(manifest.keep_alive.ToNanoseconds() / 1e9, f"{field}.keep_alive")
-        manifest.keep_alive.CopyFrom(duration_message(seconds))
+        manifest.keep_alive.CopyFrom(duration_of(seconds))
     return manifest
 
 

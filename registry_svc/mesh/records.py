@@ -13,7 +13,6 @@ from typing import Protocol, TypeVar
 from google.protobuf.message import Message
 
 from registry_svc.mesh.domain import EventDraft, Kind
-from registry_svc.wire_values import timestamp
 from weft.api.registry.v1 import (
     agent_pb2,
     declaration_service_pb2,
@@ -26,6 +25,7 @@ from weft.api.registry.v1 import (
 )
 from weft.dispatch.agents import target_of
 from weft.kernel.errors import invalid_field
+from weft.kernel.timestamps import stamp_of
 
 T = TypeVar("T")
 M = TypeVar("M")
@@ -79,7 +79,7 @@ def event_message(draft: EventDraft, sequence: int, now: datetime) -> event_pb2.
     """Return an event that is recorded at `now`."""
     return event_pb2.Event(
         sequence=sequence,
-        time=timestamp(now),
+        time=stamp_of(now),
         kind=resource_kind_pb2.RESOURCE_KIND_UNSPECIFIED if draft.kind is None else kind_number(draft.kind),
         name=draft.name,
         reason=event_pb2.EventReason.ValueType(draft.reason),

@@ -11,12 +11,12 @@ from sqlalchemy import Row
 
 from registry_svc.mesh.domain import JoinToken, Session, Standing
 from registry_svc.mesh.records import compact, moment_of
-from registry_svc.wire_values import duration_message, timestamp
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, runner_pb2, settings_pb2, wake_pb2
 from weft.dispatch.agents import target_of
 from weft.kernel.log import get_logger
 from weft.kernel.request import Operation, Skill
+from weft.kernel.timestamps import duration_of, stamp_of
 from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS, max_wait_seconds, set_defaults
 
 
@@ -252,25 +252,25 @@ def join_token_row(token: JoinToken) -> Values:
 
 def publication_of(row: Row[Any]) -> model_pb2.Model:
     """Read a row of `models`."""
-    kind, created = model_pb2.Model.KIND_VIRTUAL, timestamp(row.created_at)
+    kind, created = model_pb2.Model.KIND_VIRTUAL, stamp_of(row.created_at)
     return compact(model_pb2.Model(manifest=_manifest(row), runner=row.runner, kind=kind, create_time=created))
 
 
 def declared_model_of(row: Row[Any]) -> model_pb2.Model:
     """Read a row of `declared_models`."""
-    kind, created = model_pb2.Model.KIND_PUBLIC, timestamp(row.created_at)
+    kind, created = model_pb2.Model.KIND_PUBLIC, stamp_of(row.created_at)
     return model_pb2.Model(manifest=_manifest(row), declared_runner=row.runner, kind=kind, create_time=created)
 
 
 def agent_publication_of(row: Row[Any]) -> agent_pb2.Agent:
     """Read a row of `agents`."""
-    kind, created = agent_pb2.Agent.KIND_VIRTUAL, timestamp(row.created_at)
+    kind, created = agent_pb2.Agent.KIND_VIRTUAL, stamp_of(row.created_at)
     return compact(agent_pb2.Agent(manifest=_agent_manifest(row), runner=row.runner, kind=kind, create_time=created))
 
 
 def declared_agent_of(row: Row[Any]) -> agent_pb2.Agent:
     """Read a row of `declared_agents`."""
-    kind, created = agent_pb2.Agent.KIND_PUBLIC, timestamp(row.created_at)
+    kind, created = agent_pb2.Agent.KIND_PUBLIC, stamp_of(row.created_at)
     return agent_pb2.Agent(manifest=_agent_manifest(row), kind=kind, create_time=created)
 
 
@@ -280,11 +280,11 @@ def declared_route_of(row: Row[Any]) -> route_pb2.Route:
         name=row.name,
         description=row.description,
         candidates=row.candidates.split(","),
-        budget=None if row.budget_seconds is None else duration_message(row.budget_seconds),
-        keep_alive=None if row.keep_alive_seconds is None else duration_message(row.keep_alive_seconds),
+        budget=None if row.budget_seconds is None else duration_of(row.budget_seconds),
+        keep_alive=None if row.keep_alive_seconds is None else duration_of(row.keep_alive_seconds),
         pin_primary=row.pin_primary,
     )
-    return route_pb2.Route(manifest=manifest, create_time=timestamp(row.created_at))
+    return route_pb2.Route(manifest=manifest, create_time=stamp_of(row.created_at))
 
 
 def settings_of(row: Row[Any]) -> settings_pb2.MeshSettings:

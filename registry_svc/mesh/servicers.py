@@ -17,7 +17,7 @@ from registry_svc.mesh.records import to_kind
 from registry_svc.mesh.requests import event_limit, events_of, page_of, page_token, valid_heartbeat, valid_opening
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.watch import Snapshot, Watcher, change_message, concerns
-from registry_svc.wire_values import duration_message, timestamp, to_actor
+from registry_svc.wire_values import to_actor
 from weft.api.registry.v1 import (
     agent_pb2,
     declaration_service_pb2,
@@ -40,6 +40,7 @@ from weft.kernel.principal import MESH_ACCESS, Access, Resource, Role
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
+from weft.kernel.timestamps import duration_of, stamp_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -321,14 +322,14 @@ class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionService
         async with answering(context):
             session, config = await self._roster.open_session(valid_opening(request, self._config)), self._config
             # A dial-out runner may have any clock: it is not a machine of the operator.
-            max_offset = None if request.runner.dial_out else duration_message(config.max_clock_offset_seconds)
+            max_offset = None if request.runner.dial_out else duration_of(config.max_clock_offset_seconds)
             return runner_session_service_pb2.OpenSessionResponse(
                 session_id=session.id,
                 ticket_key=session.ticket_key,
-                heartbeat_interval=duration_message(config.heartbeat_interval_seconds),
-                report_interval=duration_message(config.report_interval_seconds),
-                mesh_time=timestamp(self._mesh_clock.utc_now()),
-                registry_time=timestamp(self._clock.utc_now()),
+                heartbeat_interval=duration_of(config.heartbeat_interval_seconds),
+                report_interval=duration_of(config.report_interval_seconds),
+                mesh_time=stamp_of(self._mesh_clock.utc_now()),
+                registry_time=stamp_of(self._clock.utc_now()),
                 max_clock_offset=max_offset,
             )
 
@@ -339,7 +340,7 @@ class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionService
         async with answering(context):
             await self._roster.heartbeat(valid_heartbeat(request, self._config))
             return runner_session_service_pb2.HeartbeatResponse(
-                mesh_time=timestamp(self._mesh_clock.utc_now()), registry_time=timestamp(self._clock.utc_now())
+                mesh_time=stamp_of(self._mesh_clock.utc_now()), registry_time=stamp_of(self._clock.utc_now())
             )
 
     @override

@@ -9,8 +9,8 @@ from registry_svc.mesh.overlay import Publisher
 from registry_svc.mesh.policy.heartbeat import Holder, Pulse, heard, lost, share_of
 from registry_svc.mesh.records import detail_bytes, is_loaded
 from registry_svc.mesh.rows import StoredPulse, StoredSession
-from registry_svc.wire_values import timestamp
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
+from weft.kernel.timestamps import optional_stamp, stamp_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,9 +81,9 @@ class SessionState:
         runner = watched.runner
         runner.status = runner_pb2.Runner.STATUS_ACTIVE if self.pulse.active else runner_pb2.Runner.STATUS_INACTIVE
         runner.capability.CopyFrom(self.capability)
-        runner.last_heartbeat_time.CopyFrom(timestamp(self.last_heartbeat_at))
+        runner.last_heartbeat_time.CopyFrom(stamp_of(self.last_heartbeat_at))
         if self.inactive_since is not None:
-            runner.inactive_time.CopyFrom(timestamp(self.inactive_since))
+            runner.inactive_time.CopyFrom(stamp_of(self.inactive_since))
         return watched
 
     def publisher(self) -> Publisher:
@@ -93,8 +93,8 @@ class SessionState:
                 name=self.profile.name,
                 active=self.pulse.active,
                 sleeping=self.sleeping,
-                last_heartbeat_time=timestamp(self.last_heartbeat_at),
-                inactive_time=timestamp(self.inactive_since),
+                last_heartbeat_time=stamp_of(self.last_heartbeat_at),
+                inactive_time=optional_stamp(self.inactive_since),
             )
         return self._publisher
 

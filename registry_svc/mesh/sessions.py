@@ -23,11 +23,11 @@ from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import Claim
 from registry_svc.mesh.records import compact, kept, pool_name_of, unowned_in
 from registry_svc.mesh.session_state import SessionState, profile_of
-from registry_svc.wire_values import timestamp
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id, new_key
+from weft.kernel.timestamps import stamp_of
 
 log = get_logger("weft.registry")
 
@@ -178,13 +178,13 @@ class SessionManager:
 
     def _publication(self, manifest: model_pb2.ModelManifest, runner: str, now: datetime) -> model_pb2.Model:
         earlier = self._core.mesh.published_model(manifest.name)
-        created = timestamp(now) if earlier is None else earlier[0].create_time
+        created = stamp_of(now) if earlier is None else earlier[0].create_time
         kind = model_pb2.Model.KIND_VIRTUAL
         return compact(model_pb2.Model(manifest=manifest, runner=runner, kind=kind, create_time=created))
 
     def _agent_publication(self, manifest: agent_pb2.AgentManifest, runner: str, now: datetime) -> agent_pb2.Agent:
         earlier = self._core.mesh.published_agent(manifest.name)
-        created = timestamp(now) if earlier is None else earlier[0].create_time
+        created = stamp_of(now) if earlier is None else earlier[0].create_time
         kind = agent_pb2.Agent.KIND_VIRTUAL
         return compact(agent_pb2.Agent(manifest=manifest, runner=runner, kind=kind, create_time=created))
 

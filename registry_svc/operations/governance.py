@@ -25,12 +25,12 @@ from registry_svc.operations.policy.governance import (
     marks_at_start,
     nonce_kept_until,
 )
-from registry_svc.wire_values import duration_message
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft.kernel.clock import Clock
 from weft.kernel.errors import invalid_field
 from weft.kernel.log import get_logger
+from weft.kernel.timestamps import duration_of
 from weft.signing.strict_json import MalformedToken
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class GovernanceGate(Gatekeeper):
             required_signers=self._quorum.required,
             signers=sorted(self._quorum.counted),
             audience=self._audience,
-            token_lifetime=duration_message(self._limits.lifetime),
+            token_lifetime=duration_of(self._limits.lifetime),
             policy_version=self._config.policy_version,
         )
 

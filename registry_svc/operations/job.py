@@ -12,12 +12,12 @@ from registry_svc.operations.actions import is_single, models_named, models_to_u
 from registry_svc.operations.policy.lifecycle import OperationProgress
 from registry_svc.operations.policy.loads import LoadTimes, plan_pool
 from registry_svc.operations.runner_presence import RunnerDirectory, RunnerPresence
-from registry_svc.wire_values import duration_message
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import duration_of
 
 MAX_AMOUNT = 2**50
 """Of bytes, tokens and entries, also of all together: 1 PiB, more than any mesh holds."""
@@ -239,7 +239,7 @@ class Job:
         total.memory_bytes = amount_of_all((total.memory_bytes, result.memory_bytes))
         total.models.append(model)
         if result.HasField("load_time"):
-            total.load_time.CopyFrom(duration_message(seconds_of(total.load_time) + seconds_of(result.load_time)))
+            total.load_time.CopyFrom(duration_of(seconds_of(total.load_time) + seconds_of(result.load_time)))
 
     async def _unload_named(self, name: str) -> None:
         models = models_to_unload(name, self._deps.directory)

@@ -14,12 +14,13 @@ from registry_svc.operations.actions import check_action
 from registry_svc.operations.live_operations import OperationView
 from registry_svc.operations.operations import Operations
 from registry_svc.operations.policy.lifecycle import OPERATION_PREFIX, OperationState
-from registry_svc.wire_values import duration_message, require_count, to_actor
+from registry_svc.wire_values import require_count, to_actor
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.kernel.clock import Clock
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_NAME_CHARS, is_name, require_request_id
 from weft.kernel.rpc import answering
+from weft.kernel.timestamps import duration_of
 
 MAX_AUTHORIZATION_CHARS = 16 * 1024
 DEFAULT_PAGE_SIZE = 100
@@ -100,7 +101,7 @@ def operation_message(view: OperationView, now: float) -> operation_pb2.Operatio
         message.progress = progress.share
     # An operation that takes longer than expected has no known end.
     if progress.ends_at is not None and progress.ends_at > now:
-        message.eta.CopyFrom(duration_message(progress.ends_at - now))
+        message.eta.CopyFrom(duration_of(progress.ends_at - now))
     return message
 
 

@@ -4,10 +4,10 @@ from datetime import UTC, datetime, timedelta, timezone
 
 from registry_svc.mesh.domain import JoinToken, Session, Standing
 from registry_svc.mesh.rows import StoredPulse, StoredSession
-from registry_svc.wire_values import duration_message, timestamp
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, runner_pb2, settings_pb2
 from weft.api.registry.v1.wake_pb2 import CommandAction, HttpAction, Wake, WakeRecipe
+from weft.kernel.timestamps import duration_of, stamp_of
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
 YESTERDAY = NOW - timedelta(days=1)
@@ -40,7 +40,7 @@ def manifest(name: str, wake: Wake | None = None) -> model_pb2.ModelManifest:
 
 
 def publication(name: str, runner: str = "r1", wake: Wake | None = None) -> model_pb2.Model:
-    kind, created = model_pb2.Model.KIND_VIRTUAL, timestamp(YESTERDAY)
+    kind, created = model_pb2.Model.KIND_VIRTUAL, stamp_of(YESTERDAY)
     return model_pb2.Model(manifest=manifest(name, wake), kind=kind, runner=runner, create_time=created)
 
 
@@ -56,7 +56,7 @@ def agent_manifest(name: str, target: str = "m1") -> agent_pb2.AgentManifest:
 
 
 def agent(name: str, runner: str = "r1", target: str = "m1") -> agent_pb2.Agent:
-    kind, created = agent_pb2.Agent.KIND_VIRTUAL, timestamp(YESTERDAY)
+    kind, created = agent_pb2.Agent.KIND_VIRTUAL, stamp_of(YESTERDAY)
     return agent_pb2.Agent(manifest=agent_manifest(name, target), kind=kind, runner=runner, create_time=created)
 
 
@@ -84,13 +84,13 @@ def stored(
 
 def declared_model(name: str, runner: str = "not-there-yet") -> model_pb2.Model:
     action = HttpAction(url="https://host/wake?ü=1", method="PUT", headers={"Authorization": "Bearer ${WEFT_WAKE_X}"})
-    plan = Wake(by_runner=True, by_mesh=WakeRecipe(http=action), max_wait=duration_message(12.5))
-    kind, created = model_pb2.Model.KIND_PUBLIC, timestamp(YESTERDAY)
+    plan = Wake(by_runner=True, by_mesh=WakeRecipe(http=action), max_wait=duration_of(12.5))
+    kind, created = model_pb2.Model.KIND_PUBLIC, stamp_of(YESTERDAY)
     return model_pb2.Model(manifest=manifest(name, plan), kind=kind, declared_runner=runner, create_time=created)
 
 
 def declared_agent(name: str, target: str = "m1") -> agent_pb2.Agent:
-    kind, created = agent_pb2.Agent.KIND_PUBLIC, timestamp(YESTERDAY)
+    kind, created = agent_pb2.Agent.KIND_PUBLIC, stamp_of(YESTERDAY)
     return agent_pb2.Agent(manifest=agent_manifest(name, target), kind=kind, create_time=created)
 
 
@@ -99,11 +99,11 @@ def declared_route(name: str, *candidates: str) -> route_pb2.Route:
         name=name,
         description=WORDS,
         candidates=candidates or ("m1", "b.1:x_y-Z"),
-        budget=duration_message(90.5),
-        keep_alive=duration_message(-1.0),
+        budget=duration_of(90.5),
+        keep_alive=duration_of(-1.0),
         pin_primary=True,
     )
-    return route_pb2.Route(manifest=manifest, create_time=timestamp(YESTERDAY))
+    return route_pb2.Route(manifest=manifest, create_time=stamp_of(YESTERDAY))
 
 
 def mesh_settings(revision: int = 2**40) -> settings_pb2.MeshSettings:
@@ -117,4 +117,4 @@ def join_token(token_id: str, expires_at: datetime | None = NOW) -> JoinToken:
 
 
 def waking(argv: tuple[str, ...] = ("wake", "--now")) -> Wake:
-    return Wake(by_mesh=WakeRecipe(command=CommandAction(argv=argv)), max_wait=duration_message(90.0))
+    return Wake(by_mesh=WakeRecipe(command=CommandAction(argv=argv)), max_wait=duration_of(90.0))

@@ -15,10 +15,10 @@ from registry_svc.mesh.domain import Session, Standing
 from registry_svc.mesh.rows import StoredMesh, StoredPulse, StoredSession
 from registry_svc.mesh.store import SqlStore
 from registry_svc.store.schema import SCHEMA, metadata
-from registry_svc.wire_values import timestamp
 from weft.api.registry.v1 import model_pb2, runner_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import stamp_of
 from weft.sql.schema import migrate
 
 pytest_plugins = ("database_fixtures",)
@@ -105,7 +105,7 @@ def _model(
         remote=not large,
     )
     kind = model_pb2.Model.KIND_VIRTUAL
-    return model_pb2.Model(manifest=manifest, kind=kind, runner="gpu-1", create_time=timestamp(SEEN))
+    return model_pb2.Model(manifest=manifest, kind=kind, runner="gpu-1", create_time=stamp_of(SEEN))
 
 
 EXPECTED = StoredMesh(

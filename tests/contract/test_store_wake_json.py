@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from registry_svc.mesh.rows import plan_from_json, plan_to_json
-from registry_svc.wire_values import duration_message
 from weft.api.registry.v1.wake_pb2 import CommandAction, HttpAction, Wake, WakeOnLanAction, WakeRecipe
+from weft.kernel.timestamps import duration_of
 from weft.wake.recipes import set_defaults
 
 
 def wake_plan(*, by_runner: bool = False, by_mesh: WakeRecipe | None = None, seconds: float = 60.0) -> Wake:
-    plan = Wake(by_runner=by_runner, by_mesh=by_mesh, max_wait=duration_message(seconds))
+    plan = Wake(by_runner=by_runner, by_mesh=by_mesh, max_wait=duration_of(seconds))
     set_defaults(plan)
     return plan
 

@@ -7,13 +7,15 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 NANOSECONDS = 1_000_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def stamp_of(moment: datetime | float) -> Timestamp:
     """Returns the timestamp of a datetime, or of UTC seconds since the epoch."""
-    stamp = Timestamp()
-    stamp.FromDatetime(moment if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC))
-    return stamp
+    known = moment if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC)
+    # By hand: `FromDatetime` takes four times as long, and a heartbeat or a watch has many moments.
+    since = (known if known.tzinfo is not None else known.replace(tzinfo=UTC)) - _EPOCH
+    return Timestamp(seconds=since.days * 86_400 + since.seconds, nanos=since.microseconds * 1_000)
 
 
 def optional_stamp(moment: datetime | float | None) -> Timestamp | None:

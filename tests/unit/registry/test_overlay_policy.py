@@ -18,11 +18,11 @@ from registry_svc.mesh.overlay import (
     virtual_model,
 )
 from registry_svc.mesh.policy.declarations import MAX_LISTED_NAMES, decide_outcome, in_use
-from registry_svc.wire_values import timestamp
 from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, route_pb2, wake_pb2
 from weft.kernel.errors import WeftError
+from weft.kernel.timestamps import stamp_of
 
-NOW = timestamp(datetime(2026, 1, 1, tzinfo=UTC))
+NOW = stamp_of(datetime(2026, 1, 1, tzinfo=UTC))
 PLAIN = model_pb2.ModelManifest(name="m1", operations=[model_pb2.MODEL_OPERATION_CHAT])
 PACKET = wake_pb2.WakeOnLanAction(mac_address="02:00:00:00:00:01")
 WAKEABLE = changed(PLAIN, wake=wake_pb2.Wake(by_mesh=wake_pb2.WakeRecipe(wake_on_lan=PACKET)))
