@@ -1,7 +1,6 @@
 """`weft audit`: the audit log of operations and its verification."""
 
 from collections.abc import Iterable
-from datetime import UTC
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,7 @@ from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note, reporting
-from weft_app.cli.output import Column, print_document, print_table, say
+from weft_app.cli.output import Column, Listing, local_time, say
 
 MAX_SHOWN = 100_000
 _HASH_CHARS = 64
@@ -25,13 +24,15 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-_COLUMNS = (
-    Column("SEQ", lambda entry: str(entry.sequence)),
-    Column("TIME", lambda entry: f"{entry.time.ToDatetime(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}"),
-    Column("EVENT", lambda entry: entry.event),
-    Column("ACTOR", lambda entry: entry.actor or "-"),
-    Column("OPERATION", lambda entry: (entry.operation or "-").removeprefix("operations/")),
-    Column("DETAIL", lambda entry: entry.detail),
+_ENTRIES = Listing(
+    columns=(
+        Column("SEQ", lambda entry: str(entry.sequence)),
+        Column("TIME", lambda entry: local_time(entry.time)),
+        Column("EVENT", lambda entry: entry.event),
+        Column("ACTOR", lambda entry: entry.actor),
+        Column("OPERATION", lambda entry: entry.operation.removeprefix("operations/")),
+        Column("DETAIL", lambda entry: entry.detail),
+    )
 )
 
 
@@ -55,10 +56,7 @@ def list_entries(
                     note(f"there are more: --after {found[-1].sequence}")
                     break
                 found.append(entry)
-        if output is OutputFormat.TABLE:
-            print_table(found, _COLUMNS)
-        else:
-            print_document(document_of(pb.ListAuditEntriesResponse(entries=found, head=head)), output)
+        _ENTRIES.print(found, output, lambda: document_of(pb.ListAuditEntriesResponse(entries=found, head=head)))
 
 
 @app.command("head")

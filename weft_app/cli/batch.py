@@ -20,8 +20,8 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_request_id, require_token
 from weft.kernel.reasons import Reason
 from weft_app.cli.columns import age
-from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, OutputFormat, note, reporting
-from weft_app.cli.output import Column, print_document, print_table, safe_text, say
+from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, note, reporting
+from weft_app.cli.output import Column, Listing, safe_text, say
 from weft_app.cli.wait import parse_duration
 
 POLL_SECONDS = 1.0
@@ -44,16 +44,7 @@ class Endpoint(StrEnum):
     RESPONSES = "/v1/responses"
 
 
-class BatchFormat(StrEnum):
-    """Output format of these commands."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
-    NAME = "name"
-
-
-FormatOption = Annotated[BatchFormat, typer.Option("--output", "-o", help="Output format; `name` prints only the id.")]
+FormatOption = Annotated[NamedFormat, typer.Option("--output", "-o", help="Output format; `name` prints only the id.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the batch, from `weft batch list`.")]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show progress, and wait for its end.")]
 
@@ -63,15 +54,19 @@ def _done_words(batch: Document) -> str:
     return f"{counts['completed']}/{counts['total']}"
 
 
-_COLUMNS = (
-    Column("BATCH", lambda batch: batch["id"]),
-    Column("STATUS", lambda batch: batch["status"]),
-    Column("DONE", _done_words),
-    Column("FAILED", lambda batch: str(batch["request_counts"]["failed"])),
-    Column("ENDPOINT", lambda batch: batch["endpoint"]),
-    Column("AGE", lambda batch: age(datetime.fromtimestamp(batch["created_at"], UTC)), ticks=True),
-    Column("OUTPUT", lambda batch: batch.get("output_file_id") or "-"),
-    Column("ERRORS", lambda batch: batch.get("error_file_id") or "-"),
+_BATCHES = Listing(
+    columns=(
+        Column("BATCH", lambda batch: batch["id"]),
+        Column("STATUS", lambda batch: batch["status"]),
+        Column("DONE", _done_words),
+        Column("FAILED", lambda batch: str(batch["request_counts"]["failed"])),
+        Column("ENDPOINT", lambda batch: batch["endpoint"]),
+        Column("AGE", lambda batch: age(datetime.fromtimestamp(batch["created_at"], UTC)), ticks=True),
+        Column("OUTPUT", lambda batch: batch.get("output_file_id") or "-"),
+        Column("ERRORS", lambda batch: batch.get("error_file_id") or "-"),
+    ),
+    name=lambda batch: batch["id"],
+    kind="BatchList",
 )
 
 
@@ -94,7 +89,7 @@ def submit(
         bool, typer.Option("--wait-for-model", help="Accept models that do not exist yet, and wait for them.")
     ] = False,
     watch: WatchOption = False,
-    output: FormatOption = BatchFormat.NAME,
+    output: FormatOption = NamedFormat.NAME,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Submit a file of requests as a batch. Its id goes to stdout; once printed, every line is durable.
@@ -111,13 +106,13 @@ def submit(
         made = await batches.submit(
             file, params.value, metadata=_pairs(metadata or []), window_seconds=seconds, wait_for_model=wait_for_model
         )
-        if output is BatchFormat.NAME:
+        if output is NamedFormat.NAME:
             say(f"{made['id']}\n")
         return await _followed(batches, made) if watch and made["status"] not in _OVER else made
 
     with reporting():
         batch = _run(work, home)
-        if output is not BatchFormat.NAME:
+        if output is not NamedFormat.NAME:
             _print(batch, output)
         _end(batch, watched=watch)
 
@@ -125,7 +120,7 @@ def submit(
 @app.command("list")
 def list_batches(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MAX_LISTED, help="Maximum number of results.")] = 20,
-    output: FormatOption = BatchFormat.TABLE,
+    output: FormatOption = NamedFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """List batches, newest first.
@@ -133,14 +128,7 @@ def list_batches(
     Example: weft batch list
     """
     with reporting():
-        found = _run(lambda batches: batches.newest(limit), home)
-        match output:
-            case BatchFormat.TABLE:
-                print_table(found, _COLUMNS)
-            case BatchFormat.NAME:
-                say("".join(f"{batch['id']}\n" for batch in found))
-            case _:
-                print_document({"kind": "BatchList", "items": found}, OutputFormat(output.value))
+        _BATCHES.print(_run(lambda batches: batches.newest(limit), home), output)
 
 
 @app.command("get")
@@ -148,7 +136,7 @@ def get(
     batch_id: IdArgument,
     *,
     watch: WatchOption = False,
-    output: FormatOption = BatchFormat.TABLE,
+    output: FormatOption = NamedFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Show one batch. With --watch: wait until it has ended; exit code 1 where not every line was answered.
@@ -315,14 +303,8 @@ def _trouble(batch: Document) -> str:
     return safe_text(f" ({errors[0]['message']})") if errors and batch["status"] not in _OVER else ""
 
 
-def _print(batch: Document, output: BatchFormat) -> None:
-    match output:
-        case BatchFormat.TABLE:
-            print_table([batch], _COLUMNS)
-        case BatchFormat.NAME:
-            say(f"{batch['id']}\n")
-        case _:
-            print_document(batch, OutputFormat(output.value))
+def _print(batch: Document, output: NamedFormat) -> None:
+    _BATCHES.print([batch], output, lambda: batch)
 
 
 def _end(batch: Document, *, watched: bool) -> None:

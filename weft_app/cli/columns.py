@@ -1,6 +1,6 @@
-"""The table columns of each resource kind."""
+"""How resources and events are listed: the columns and documents of each kind."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from weft.api.registry.v1.agent_pb2 import AgentManifest
@@ -8,8 +8,9 @@ from weft.api.registry.v1.event_pb2 import Event
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.documents.codec import document_of, moment_of, seconds_of, word_of
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import ModelDocument
-from weft_app.cli.output import Column, seconds_ago
+from weft.documents.resources import ModelDocument, plain
+from weft.documents.yaml_documents import to_yaml, yaml_text
+from weft_app.cli.output import Column, Listing, local_time, seconds_ago
 
 MAX_DESCRIPTION_CELL_CHARS = 60
 _USELESS = frozenset({"failed", "crash-loop"})
@@ -39,6 +40,7 @@ _MODEL = (
     Column("CONTEXT", lambda model: str(context_tokens(model) or "-")),
 )
 _MODEL_WIDE = (
+    *_MODEL,
     Column("PHASE", lambda model: word_of(model.instance, "phase") if model.instance else "-"),
     Column("SLOTS", lambda model: slots([model.instance] if model.instance else [])),
     Column("REMOTE", lambda model: "yes" if model.manifest.remote else "no"),
@@ -74,6 +76,7 @@ _RUNNER = (
     Column("HEARTBEAT", lambda runner: ago(moment_of(runner.observed, "last_heartbeat_time")), ticks=True),
 )
 _RUNNER_WIDE = (
+    *_RUNNER,
     Column("VERSION", lambda runner: runner.observed.version),
     Column("DRAINING", lambda runner: "yes" if runner.observed.capability.draining else "no"),
     Column("ADDRESS", lambda runner: runner.observed.address),
@@ -84,7 +87,10 @@ _POOL = (
     Column("ACTIVE", lambda pool: str(pool.observed.active_count)),
     Column("EXPLICIT", lambda pool: "yes" if pool.observed.explicit else "no"),
 )
-_POOL_WIDE = (Column("MODELS", lambda pool: ",".join(pool.declared.members)),)
+_POOL_WIDE = (
+    *_POOL,
+    Column("MODELS", lambda pool: ",".join(pool.declared.members)),
+)
 _ROUTE = (
     Column("NAME", lambda route: route.name),
     Column("STATUS", lambda route: route.state),
@@ -101,32 +107,53 @@ _ROUTE_WIDE = (
     Column("AGE", lambda route: age(moment_of(route.observed, "create_time")), ticks=True),
     Column("DESCRIPTION", lambda route: route.declared.description),
 )
-EVENT_COLUMNS: tuple[Column, ...] = (
-    Column("TIME", lambda event: f"{event.time.ToDatetime(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}", min_chars=19),
-    Column("RESOURCE", lambda event: f"{word_of(event, 'kind')}/{event.name}", min_chars=20),
+
+
+def _resource(event: Event) -> str:
+    """Returns KIND/NAME of an event's resource."""
+    return f"{word_of(event, 'kind')}/{event.name}"
+
+
+_EVENT = (
+    Column("TIME", lambda event: local_time(event.time), min_chars=19),
+    Column("RESOURCE", _resource, min_chars=20),
     Column("REASON", lambda event: word_of(event, "reason"), min_chars=10),
     Column("MESSAGE", lambda event: event.message),
 )
 
 
-def columns_of(kind: ResourceKind, *, wide: bool) -> Sequence[Column]:
-    """Returns the table columns of a kind."""
-    match kind:
-        case ResourceKind.MODEL:
-            return (*_MODEL, *_MODEL_WIDE) if wide else _MODEL
-        case ResourceKind.AGENT:
-            return _AGENT_WIDE if wide else _AGENT
-        case ResourceKind.RUNNER:
-            return (*_RUNNER, *_RUNNER_WIDE) if wide else _RUNNER
-        case ResourceKind.POOL:
-            return (*_POOL, *_POOL_WIDE) if wide else _POOL
-        case ResourceKind.ROUTE:
-            return _ROUTE_WIDE if wide else _ROUTE
+EVENTS = Listing(
+    columns=_EVENT,
+    wide=_EVENT,
+    name=_resource,
+    document=document_of,
+    yaml=lambda event: yaml_text(document_of(event)),
+    plural="events",
+)
 
 
-def resource(event: Event) -> str:
-    """Returns KIND/NAME of an event's resource."""
-    return f"{word_of(event, 'kind')}/{event.name}"
+def _listing(kind: ResourceKind, columns: Sequence[Column], wide: Sequence[Column]) -> Listing:
+    return Listing(
+        columns=columns,
+        wide=wide,
+        name=lambda document: document.label,
+        kind=kind.list_kind,
+        document=plain,
+        yaml=lambda document: to_yaml([document]),
+        plural=kind.plural,
+    )
+
+
+RESOURCES: Mapping[ResourceKind, Listing] = {
+    kind: _listing(kind, columns, wide)
+    for kind, columns, wide in (
+        (ResourceKind.MODEL, _MODEL, _MODEL_WIDE),
+        (ResourceKind.AGENT, _AGENT, _AGENT_WIDE),
+        (ResourceKind.RUNNER, _RUNNER, _RUNNER_WIDE),
+        (ResourceKind.POOL, _POOL, _POOL_WIDE),
+        (ResourceKind.ROUTE, _ROUTE, _ROUTE_WIDE),
+    )
+}
 
 
 def context_tokens(model: ModelDocument) -> int:

@@ -13,16 +13,20 @@ import typer
 from weft.client._channel import mesh_address, security_from
 from weft.kernel.errors import invalid_field
 from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, OutputFormat, OutputOption, note, reporting
-from weft_app.cli.output import Column, TextTable, print_resources, say
+from weft_app.cli.output import Column, Listing, say
 from weft_testing.conformance.runner_requests import Check, Finding, Verdict
 from weft_testing.conformance.runner_suite import CHECKS, examine
 from weft_testing.conformance.runner_under_test import attach
 
-_COLUMNS = (
-    Column("CHECK", lambda finding: finding.check, min_chars=18),
-    Column("VERDICT", lambda finding: str(finding.verdict), min_chars=11),
-    Column("SECONDS", lambda finding: f"{finding.seconds:.2f}", min_chars=7),
-    Column("DETAIL", lambda finding: finding.detail),
+_FINDINGS = Listing(
+    columns=(
+        Column("CHECK", lambda finding: finding.check, min_chars=18),
+        Column("VERDICT", lambda finding: str(finding.verdict), min_chars=11),
+        Column("SECONDS", lambda finding: f"{finding.seconds:.2f}", min_chars=7),
+        Column("DETAIL", lambda finding: finding.detail),
+    ),
+    kind="FindingList",
+    document=asdict,
 )
 
 
@@ -44,7 +48,7 @@ def conformance(
         checks = _chosen(only or [], keep_loaded)
         findings = asyncio.run(_findings(home, runner, model, checks, output))
         if output is not OutputFormat.TABLE:
-            print_resources("FindingList", [asdict(finding) for finding in findings], (), output)
+            _FINDINGS.print(findings, output)
         broken = sum(finding.verdict is Verdict.BROKEN for finding in findings)
         honoured = sum(finding.verdict is Verdict.HONOURED for finding in findings)
         note(f"{honoured} honoured, {broken} broken, {len(findings) - honoured - broken} not checked")
@@ -65,7 +69,7 @@ async def _findings(
     home: Path, runner: str, model: str | None, checks: tuple[Check, ...], output: OutputFormat
 ) -> list[Finding]:
     """Runs the checks and returns all findings; in a table each is printed as soon as it is known."""
-    table = TextTable(_COLUMNS)
+    table = _FINDINGS.table(output)
     findings = []
     async with attach(mesh_address(home, "registry"), runner, model, security_from(os.environ)) as subject:
         if output is OutputFormat.TABLE:
@@ -74,7 +78,7 @@ async def _findings(
             async for finding in examined:
                 findings.append(finding)
                 if output is OutputFormat.TABLE:
-                    say(table.line(table.cells(finding)))
+                    say(table.row(finding))
                 elif sys.stderr.isatty():
                     note(f"{finding.check}: {finding.verdict}")
     return findings

@@ -31,10 +31,8 @@ from weft.documents.resources import (
 )
 from weft.kernel.units import size_words
 from weft_app.cli.columns import ago, context_tokens, keep_alive_text, who_wakes
-from weft_app.cli.output import Column, TextTable, safe_text, seconds_ago
+from weft_app.cli.output import INDENT, Column, TextTable, fact, safe_text, seconds_ago
 
-KEY_CHARS = 13
-INDENT = "  "
 SHOWN_REQUESTS = 10
 
 
@@ -94,21 +92,21 @@ def instance_lines(state: InstanceState, described: pb.InstanceDescription | Non
     """Yields an instance as reported in heartbeats, and as its runner describes it on request (None: unreachable)."""
     is_loading = state.phase == InstanceState.PHASE_LOADING and state.HasField("load_progress")
     loaded = f" ({state.load_progress:.0%})" if is_loading else ""
-    yield _fact("Phase", f"{word_of(state, 'phase')}{loaded}")
+    yield fact("Phase", f"{word_of(state, 'phase')}{loaded}")
     if state.detail:
-        yield _fact("Detail", state.detail)
-    yield _fact("Slots", f"{state.slots_used} of {state.slots_total} in use")
+        yield fact("Detail", state.detail)
+    yield fact("Slots", f"{state.slots_used} of {state.slots_total} in use")
     if state.HasField("memory"):
-        yield _fact("Memory", memory_text(state.memory))
+        yield fact("Memory", memory_text(state.memory))
     if state.phase == InstanceState.PHASE_READY:
-        yield _fact("Stays loaded", until_text(moment_of(state, "unload_time"), pinned=state.pinned))
+        yield fact("Stays loaded", until_text(moment_of(state, "unload_time"), pinned=state.pinned))
     if described is None:
         if state.fault_count:
-            yield _fact("Restarts", f"{state.fault_count}; last reason: {state.last_fault.detail or 'unknown'}")
-        yield _fact("Process", "its runner is unreachable")
+            yield fact("Restarts", f"{state.fault_count}; last reason: {state.last_fault.detail or 'unknown'}")
+        yield fact("Process", "its runner is unreachable")
         return
     yield from _process(described)
-    yield from (_fact(title, text) for title, text in cache_facts(described))
+    yield from (fact(title, text) for title, text in cache_facts(described))
     yield from _table("May be set for a load", PARAMETER_COLUMNS, described.load_parameters)
     yield from _table("Restarts", _RESTART_COLUMNS, described.restarts)
     yield from _table("Requests", _REQUEST_COLUMNS, described.requests[-SHOWN_REQUESTS:])
@@ -119,13 +117,13 @@ def instance_lines(state: InstanceState, described: pb.InstanceDescription | Non
 def _process(described: pb.InstanceDescription) -> Iterator[str]:
     process = str(described.process_id) if described.process_id else "none"
     held = f", contained by {described.containment}" if described.process_id and described.containment else ""
-    yield _fact("Process", process + held)
+    yield fact("Process", process + held)
     if described.HasField("last_ready_time"):
-        yield _fact("Last ready", ago(moment(described.last_ready_time)))
+        yield fact("Last ready", ago(moment(described.last_ready_time)))
     why = f"; last reason: {described.last_restart_reason}" if described.last_restart_reason else ""
-    yield _fact("Restarts", f"{described.restart_count}{why}")
+    yield fact("Restarts", f"{described.restart_count}{why}")
     if described.HasField("timeouts"):
-        yield _fact("Timeouts", ", ".join(_timeouts(described.timeouts)))
+        yield fact("Timeouts", ", ".join(_timeouts(described.timeouts)))
 
 
 def _timeouts(profile: pb.TimeoutProfile) -> Iterator[str]:
@@ -144,10 +142,6 @@ def _lines(title: str, lines: Sequence[str]) -> Iterator[str]:
     if lines:
         yield f"{title}:"
         yield from (f"{INDENT}{safe_text(line)}" for line in lines)
-
-
-def _fact(key: str, value: str) -> str:
-    return f"{key}:".ljust(KEY_CHARS) + f" {safe_text(value)}"
 
 
 _ISOLATION_WORDS = {
@@ -276,7 +270,7 @@ def facts_document(facts: Facts) -> dict[str, Any]:
 
 
 def _header(document: AnyDocument) -> Iterator[str]:
-    yield _fact("Name", document.name)
+    yield fact("Name", document.name)
     match document:
         case ModelDocument():
             yield from _model(document)
@@ -285,7 +279,7 @@ def _header(document: AnyDocument) -> Iterator[str]:
         case RunnerDocument():
             yield from _runner(document)
         case PoolDocument():
-            yield _fact("Kind", "pool, named by its members" if _explicit(document) else "pool of one model")
+            yield fact("Kind", "pool, named by its members" if _explicit(document) else "pool of one model")
         case RouteDocument():
             yield from _route(document)
 
@@ -295,19 +289,19 @@ def _model(model: ModelDocument) -> Iterator[str]:
     if observed is None:
         return
     declared = document_of(model.declared)
-    yield _fact("Kind", f"{word_of(observed, 'kind')} model")
-    yield _fact("Status", model.state)
-    yield _fact("Runner", observed.runner or "none")
+    yield fact("Kind", f"{word_of(observed, 'kind')} model")
+    yield fact("Status", model.state)
+    yield fact("Runner", observed.runner or "none")
     if model.declared.runner:
-        yield _fact("Pinned to", model.declared.runner)
-    yield _fact("Operations", ", ".join(declared["operations"]) or "none")
-    yield _fact("Context", str(context_tokens(model) or "unknown until loaded"))
-    yield _fact("Digest", model.manifest.digest or "-")
-    yield _fact("Remote", "yes, it leaves the premises" if model.manifest.remote else "no")
-    yield _fact("Skills", ", ".join(declared["skills"]) or "unknown")
+        yield fact("Pinned to", model.declared.runner)
+    yield fact("Operations", ", ".join(declared["operations"]) or "none")
+    yield fact("Context", str(context_tokens(model) or "unknown until loaded"))
+    yield fact("Digest", model.manifest.digest or "-")
+    yield fact("Remote", "yes, it leaves the premises" if model.manifest.remote else "no")
+    yield fact("Skills", ", ".join(declared["skills"]) or "unknown")
     wakers = who_wakes(model)
     longest = f", at most {declared['wake']['maxWaitSeconds']:g} s" if wakers else ""
-    yield _fact("Woken by", f"{', '.join(wakers)}{longest}" if wakers else "it never sleeps")
+    yield fact("Woken by", f"{', '.join(wakers)}{longest}" if wakers else "it never sleeps")
     yield from _times(observed)
 
 
@@ -315,53 +309,53 @@ def _agent(agent: AgentDocument) -> Iterator[str]:
     observed, manifest = agent.observed, agent.declared
     if observed is None:
         return
-    yield _fact("Kind", f"{word_of(observed, 'kind')} agent")
-    yield _fact("Status", agent.state)
-    yield _fact("Answers", f"pool/{manifest.pool}" if manifest.pool else f"model/{manifest.model}")
-    yield _fact("Ask for", f"agent/{agent.name}")
-    yield _fact("Description", manifest.description or "-")
+    yield fact("Kind", f"{word_of(observed, 'kind')} agent")
+    yield fact("Status", agent.state)
+    yield fact("Answers", f"pool/{manifest.pool}" if manifest.pool else f"model/{manifest.model}")
+    yield fact("Ask for", f"agent/{agent.name}")
+    yield fact("Description", manifest.description or "-")
     params = without_defaults(manifest.default_params)
-    yield _fact(
+    yield fact(
         "Parameters",
         ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in params.items()) or "-",
     )
     yield from _behaviour(manifest.behaviour)
     if observed.runner:
-        yield _fact("Runner", observed.runner)
+        yield fact("Runner", observed.runner)
     yield from _times(observed)
 
 
 def _behaviour(agent: AgentBehaviour) -> Iterator[str]:
     """What the mesh does around the chats of an agent; empty for the default."""
     if agent.platform_prompt:
-        yield _fact("Platform", "the platform prompt comes first")
+        yield fact("Platform", "the platform prompt comes first")
     is_limited = agent.HasField("max_tool_iterations")
     if agent.tools or is_limited:
         limit = f" (at most {agent.max_tool_iterations} further turns)" if is_limited else ""
-        yield _fact("Tools", (", ".join(agent.tools) or "those of the model") + limit)
+        yield fact("Tools", (", ".join(agent.tools) or "those of the model") + limit)
     if agent.HasField("parse_text_tool_calls") and not agent.parse_text_tool_calls:
-        yield _fact("Text calls", "not parsed as calls")
+        yield fact("Text calls", "not parsed as calls")
     if agent.signals:
         stops = agent.stop_on_decision_request or not agent.HasField("stop_on_decision_request")
         going_on = "" if stops else " (a question for a decision does not end the answer)"
-        yield _fact("Signals", ", ".join(agent.signals) + going_on)
+        yield fact("Signals", ", ".join(agent.signals) + going_on)
     if agent.repetition_policy:
-        yield _fact("Repetition", word_of(agent, "repetition_policy"))
+        yield fact("Repetition", word_of(agent, "repetition_policy"))
 
 
 def _route(route: RouteDocument) -> Iterator[str]:
     if route.observed is None:
         return
     manifest = route.declared
-    yield _fact("Kind", "route")
-    yield _fact("Status", route.state)
-    yield _fact("Ask for", f"route/{route.name}")
-    yield _fact("Description", manifest.description or "-")
+    yield fact("Kind", "route")
+    yield fact("Status", route.state)
+    yield fact("Ask for", f"route/{route.name}")
+    yield fact("Description", manifest.description or "-")
     if manifest.pin_primary:
-        yield _fact("Pinned", "the primary is waited for while it is there")
+        yield fact("Pinned", "the primary is waited for while it is there")
     budget, keep_alive = seconds_of(manifest, "budget"), seconds_of(manifest, "keep_alive")
-    yield _fact("Budget", "none" if budget is None else f"{budget:g} s")
-    yield _fact("Kept loaded", "as the model is configured" if keep_alive is None else keep_alive_text(keep_alive))
+    yield fact("Budget", "none" if budget is None else f"{budget:g} s")
+    yield fact("Kept loaded", "as the model is configured" if keep_alive is None else keep_alive_text(keep_alive))
     yield from _times(route.observed)
 
 
@@ -369,15 +363,15 @@ def _runner(runner: RunnerDocument) -> Iterator[str]:
     status = runner.observed
     if status is None:
         return
-    yield _fact("Kind", f"{'dial-out' if status.dial_out else 'direct'} runner")
-    yield _fact("Status", runner.state)
-    yield _fact("Host", status.host or "-")
-    yield _fact("Runtime", status.runtime or "-")
-    yield _fact("Version", status.version or "-")
-    yield _fact("Address", status.address or "-")
-    yield _fact("Incarnation", status.incarnation)
+    yield fact("Kind", f"{'dial-out' if status.dial_out else 'direct'} runner")
+    yield fact("Status", runner.state)
+    yield fact("Host", status.host or "-")
+    yield fact("Runtime", status.runtime or "-")
+    yield fact("Version", status.version or "-")
+    yield fact("Address", status.address or "-")
+    yield fact("Incarnation", status.incarnation)
     most = status.capability.max_requests
-    yield _fact("At once", f"{most} requests" if most else "as many as it has slots")
+    yield fact("At once", f"{most} requests" if most else "as many as it has slots")
     yield from _times(status)
 
 
@@ -388,7 +382,7 @@ def _times(observed: Model | Agent | Runner | Route) -> Iterator[str]:
     for key, field in _TIMES:
         time = moment_of(observed, field) if field in observed.DESCRIPTOR.fields_by_name else None
         if time is not None:
-            yield _fact(key, f"{time:%Y-%m-%d %H:%M:%S} UTC ({ago(time)})")
+            yield fact(key, f"{time:%Y-%m-%d %H:%M:%S} UTC ({ago(time)})")
 
 
 def _pool(facts: Facts) -> Iterator[str]:

@@ -42,7 +42,7 @@ from weft_app.cli.options import (
     OutputOption,
     reporting,
 )
-from weft_app.cli.output import Column, print_resources
+from weft_app.cli.output import Column, Listing
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
 from weft_app.config.config import CONFIG_NAME, DEFAULT_PORT, WeftConfig
@@ -72,6 +72,18 @@ class Finding:
     remedy: str = ""
 
 
+_FINDINGS = Listing(
+    columns=(
+        Column("CHECK", lambda finding: finding.check),
+        Column("", lambda finding: finding.verdict),
+        Column("DETAIL", lambda finding: finding.detail),
+        Column("REMEDY", lambda finding: finding.remedy),
+    ),
+    kind="FindingList",
+    document=asdict,
+)
+
+
 def doctor(
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
@@ -85,13 +97,7 @@ def doctor(
     with reporting():
         folder = WeftHome(home.expanduser().absolute())
         findings = list(examine(folder, config, port))
-        columns = (
-            Column("CHECK", lambda row: row["check"]),
-            Column("", lambda row: row["verdict"]),
-            Column("DETAIL", lambda row: row["detail"]),
-            Column("REMEDY", lambda row: row["remedy"] or "-"),
-        )
-        print_resources("FindingList", [asdict(finding) for finding in findings], columns, output)
+        _FINDINGS.print(findings, output)
         if any(finding.verdict is Verdict.FAILED for finding in findings):
             raise typer.Exit(EXIT_FAILED)
 

@@ -4,14 +4,12 @@ from typing import Annotated
 
 import typer
 
-from weft.api.registry.v1.event_pb2 import Event
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
 from weft.client.resources import connect_registry
 from weft.documents.codec import document_of
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.yaml_documents import yaml_text
 from weft.kernel.errors import invalid_field
-from weft_app.cli.columns import EVENT_COLUMNS, resource
+from weft_app.cli.columns import EVENTS
 from weft_app.cli.completion import complete_resource
 from weft_app.cli.follow import MAX_PAST_EVENTS, follow_events
 from weft_app.cli.options import (
@@ -23,7 +21,7 @@ from weft_app.cli.options import (
     WatchOption,
     reporting,
 )
-from weft_app.cli.output import TextTable, json_line, json_text, say
+from weft_app.cli.output import Feed, say
 from weft_app.cli.targets import parse_targets
 
 
@@ -50,7 +48,7 @@ def events(
             return
         with connect_registry(home=home) as registry:
             found = registry.events(kind, name, limit)
-        say(_render(found, output))
+        EVENTS.print(found, output, lambda: document_of(ListEventsResponse(events=found)))
 
 
 def _scope(words: list[str]) -> tuple[ResourceKind | None, str]:
@@ -62,29 +60,8 @@ def _scope(words: list[str]) -> tuple[ResourceKind | None, str]:
     return kind, targets[0].name if targets else ""
 
 
-def _render(events: list[Event], output: ResourceFormat) -> str:
-    match output:
-        case ResourceFormat.JSON:
-            return json_text(document_of(ListEventsResponse(events=events)))
-        case ResourceFormat.YAML:
-            return "---\n".join(yaml_text(document_of(event)) for event in events) or "# there are no events\n"
-        case ResourceFormat.NAME:
-            return "".join(f"{resource(event)}\n" for event in events)
-        case _:
-            return TextTable(EVENT_COLUMNS).text(events)
-
-
 def _follow(kind: ResourceKind | None, name: str, limit: int, output: ResourceFormat, home: HomeOption) -> None:
-    table = TextTable(EVENT_COLUMNS)
-    if output in (ResourceFormat.TABLE, ResourceFormat.WIDE):
-        say(table.text(()))
+    feed = Feed(EVENTS, output)
+    say(feed.first(()))
     for event in follow_events(home, kind, name, limit):
-        match output:
-            case ResourceFormat.JSON:
-                say(json_line(document_of(event)))
-            case ResourceFormat.YAML:
-                say("---\n" + yaml_text(document_of(event)))
-            case ResourceFormat.NAME:
-                say(f"{resource(event)}\n")
-            case _:
-                say(table.line(table.cells(event)))
+        say(feed.row(event))

@@ -11,10 +11,7 @@ from weft.api.router.v1.request_pb2 import DecisionRecord, RequestRecord
 from weft.client.requests import connect_requests
 from weft.documents.codec import document_of, moment_of, seconds_of, word_of
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, reporting
-from weft_app.cli.output import Column, TextTable, print_document, safe_text, say
-
-KEY_CHARS = 13
-INDENT = "  "
+from weft_app.cli.output import INDENT, Column, TextTable, fact, local_time, print_document, safe_text, say
 
 _CANDIDATES = (
     Column("", lambda candidate: "*" if candidate.chosen else " "),
@@ -57,12 +54,12 @@ def explanation(request: RequestRecord) -> str:
 
 def _header(request: RequestRecord) -> Iterator[str]:
     client = f", client {request.client_id}" if request.client_id else ""
-    yield _fact("Request", request.request_id)
-    yield _fact("Asked for", request.target)
-    yield _fact("Tenant", f"{request.tenant}{client}")
-    yield _fact("Priority", word_of(request, "priority"))
-    yield _fact("Arrived", f"{request.arrive_time.ToDatetime(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}")
-    yield _fact("State", _state(request))
+    yield fact("Request", request.request_id)
+    yield fact("Asked for", request.target)
+    yield fact("Tenant", f"{request.tenant}{client}")
+    yield fact("Priority", word_of(request, "priority"))
+    yield fact("Arrived", local_time(request.arrive_time))
+    yield fact("State", _state(request))
 
 
 def _state(request: RequestRecord) -> str:
@@ -113,22 +110,18 @@ def _candidates(decision: DecisionRecord) -> Iterator[str]:
 def _receipt(receipt: Receipt) -> Iterator[str]:
     yield ""
     yield "Receipt"
-    yield INDENT + _fact("Outcome", word_of(receipt, "outcome"))
+    yield INDENT + fact("Outcome", word_of(receipt, "outcome"))
     for number, attempt in enumerate(receipt.attempts, start=1):
         model = f"{attempt.model} on " if attempt.model else ""
         ended = word_of(attempt, "reason") if attempt.reason else "answered"
-        yield INDENT + _fact(f"Attempt {number}", f"{model}{attempt.runner}: {ended}")
+        yield INDENT + fact(f"Attempt {number}", f"{model}{attempt.runner}: {ended}")
     queued, loading = seconds_of(receipt, "queue_wait") or 0.0, seconds_of(receipt, "load_wait") or 0.0
-    yield INDENT + _fact("Waited", f"{queued:.3g} s in the queue, {loading:.3g} s for loads")
+    yield INDENT + fact("Waited", f"{queued:.3g} s in the queue, {loading:.3g} s for loads")
     first = seconds_of(receipt, "time_to_first_token")
     if first is not None:
-        yield INDENT + _fact("First token", f"after {first:.3g} s")
+        yield INDENT + fact("First token", f"after {first:.3g} s")
     usage = receipt.usage
     cached = f" ({usage.cached_prompt_tokens} cached)" if usage.cached_prompt_tokens else ""
     if receipt.HasField("usage"):
-        yield INDENT + _fact("Tokens", f"{usage.prompt_tokens} in{cached}, {usage.completion_tokens} out")
-    yield INDENT + _fact("Off premises", "yes" if receipt.left_premises else "no")
-
-
-def _fact(key: str, value: str) -> str:
-    return safe_text(f"{key + ':':<{KEY_CHARS}} {value}")
+        yield INDENT + fact("Tokens", f"{usage.prompt_tokens} in{cached}, {usage.completion_tokens} out")
+    yield INDENT + fact("Off premises", "yes" if receipt.left_premises else "no")

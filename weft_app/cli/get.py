@@ -14,10 +14,9 @@ from weft.documents.codec import document_of, moment_of, seconds_of, word_of
 from weft.documents.mesh_state import Key, MeshState
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, declared, plain
-from weft.documents.yaml_documents import to_yaml, yaml_text
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft_app.cli.columns import age, ago, columns_of, shortened
+from weft_app.cli.columns import RESOURCES, age, ago, shortened
 from weft_app.cli.completion import complete_shown, complete_with_tasks
 from weft_app.cli.follow import follow_resources
 from weft_app.cli.options import (
@@ -29,7 +28,7 @@ from weft_app.cli.options import (
     WatchOption,
     reporting,
 )
-from weft_app.cli.output import Column, TextTable, json_line, json_text, say
+from weft_app.cli.output import Column, Feed, Listing, json_line, say
 from weft_app.cli.targets import CLIENT_WORDS, REQUEST_WORDS, Target, find, parse_targets
 from weft_app.cli.tasks import is_about_tasks, show_tasks
 
@@ -52,7 +51,7 @@ def _interval(client: ClientRecord) -> str:
     return "-" if interval is None else f"{interval:.3g}s"
 
 
-_REQUESTS = (
+_REQUEST = (
     Column("REQUEST", lambda request: request.request_id),
     Column("TARGET", lambda request: request.target),
     Column("STATE", lambda request: word_of(request, "state")),
@@ -63,12 +62,12 @@ _REQUESTS = (
     Column("AGE", lambda request: age(moment_of(request, "arrive_time")), ticks=True),
     Column("AWAITS", lambda request: shortened(_awaits(request))),
 )
-_REQUESTS_WIDE = (
-    *_REQUESTS[:-1],
-    Column("CLIENT", lambda request: request.client_id or "-"),
-    Column("AWAITS", _awaits),
+_REQUESTS = Listing(
+    columns=_REQUEST,
+    wide=(*_REQUEST[:-1], Column("CLIENT", lambda request: request.client_id or "-"), Column("AWAITS", _awaits)),
+    name=lambda request: request.request_id,
 )
-_CLIENTS = (
+_CLIENT = (
     Column("CLIENT", lambda client: client.client_id),
     Column("PROFILE", lambda client: "yes" if client.has_profile else "no"),
     Column("PRIORITY", lambda client: word_of(client, "default_priority")),
@@ -80,11 +79,12 @@ _CLIENTS = (
     Column("SEEN", lambda client: ago(moment_of(client, "last_seen_time")), ticks=True),
     Column("COOLDOWN", lambda client: "yes" if client.HasField("cooldown_end_time") else "-"),
 )
-_CLIENTS_WIDE = (
-    *_CLIENTS,
+_CLIENT_WIDE = (
+    *_CLIENT,
     Column("ROUTE", lambda client: client.route or "-"),
     Column("ASKS FOR", lambda client: ",".join(f"{one.target}={one.request_count}" for one in client.targets) or "-"),
 )
+_CLIENTS = Listing(columns=_CLIENT, wide=_CLIENT_WIDE, name=lambda client: client.client_id)
 
 
 def is_about_requests(words: Sequence[str]) -> bool:
@@ -96,11 +96,17 @@ def show_requests(words: Sequence[str], output: ResourceFormat, home: Path) -> N
     """Prints the requests or clients that `words` name; without names, all running requests or all clients."""
     names = words[1:]
     with connect_requests(home=home) as requests:
-        if words[0].lower() in REQUEST_WORDS:
-            found: ListRequestsResponse | ListClientsResponse = _requests(requests, names)
-        else:
-            found = _clients(requests, names)
-    say(_rendered(found, output))
+        is_requests = words[0].lower() in REQUEST_WORDS
+        found = _requests(requests, names) if is_requests else _clients(requests, names)
+    if output is ResourceFormat.YAML:
+        raise invalid_field("--output", "must be table, wide, json or name: requests and clients are not declared")
+    if isinstance(found, ListClientsResponse):
+        _CLIENTS.print(found.clients, output, lambda: document_of(found))
+        return
+    _REQUESTS.print(found.requests, output, lambda: document_of(found))
+    left = found.total_count - len(found.requests)
+    if left > 0 and output in (ResourceFormat.TABLE, ResourceFormat.WIDE):
+        say(f"and {left} more\n")
 
 
 def _requests(requests: Requests, names: Sequence[str]) -> ListRequestsResponse:
@@ -116,32 +122,6 @@ def _clients(requests: Requests, names: Sequence[str]) -> ListClientsResponse:
     if missing:
         raise WeftError(Reason.NOT_FOUND, f"no client {min(missing)} was seen lately; `weft get clients` lists them")
     return ListClientsResponse(clients=[client for client in found if not names or client.client_id in names])
-
-
-def _rendered(found: ListRequestsResponse | ListClientsResponse, output: ResourceFormat) -> str:
-    wide = output is ResourceFormat.WIDE
-    match output:
-        case ResourceFormat.JSON:
-            return json_text(document_of(found))
-        case ResourceFormat.YAML:
-            raise invalid_field("--output", "must be table, wide, json or name: requests and clients are not declared")
-        case ResourceFormat.NAME:
-            return "".join(f"{name}\n" for name in _names(found))
-        case _ if isinstance(found, ListRequestsResponse):
-            return TextTable(_REQUESTS_WIDE if wide else _REQUESTS).text(found.requests) + _more(found)
-        case _:
-            return TextTable(_CLIENTS_WIDE if wide else _CLIENTS).text(found.clients)
-
-
-def _names(found: ListRequestsResponse | ListClientsResponse) -> list[str]:
-    if isinstance(found, ListRequestsResponse):
-        return [request.request_id for request in found.requests]
-    return [client.client_id for client in found.clients]
-
-
-def _more(found: ListRequestsResponse) -> str:
-    left = found.total_count - len(found.requests)
-    return f"and {left} more\n" if left > 0 else ""
 
 
 ResourcesArgument = Annotated[
@@ -199,23 +179,8 @@ def get(
             return
         with connect_registry(home=home) as registry:
             found = [find(registry, target) for target in targets] if targets else registry.documents(kind)
-        single = len(targets) == 1
-        say(render(kind, found, output, single=single))
-
-
-def render(kind: ResourceKind, documents: list[AnyDocument], output: ResourceFormat, *, single: bool) -> str:
-    """Resources as text; `single`: one that was named, printed without a list around it."""
-    match output:
-        case ResourceFormat.JSON if single:
-            return json_text(plain(documents[0]))
-        case ResourceFormat.JSON:
-            return json_text({"kind": kind.list_kind, "items": [plain(document) for document in documents]})
-        case ResourceFormat.YAML:
-            return to_yaml(documents) or f"# there are no {kind.plural}\n"
-        case ResourceFormat.NAME:
-            return "".join(f"{document.label}\n" for document in documents)
-        case _:
-            return TextTable(columns_of(kind, wide=output is ResourceFormat.WIDE)).text(documents)
+        # One that was named is printed without a list around it.
+        RESOURCES[kind].print(found, output, (lambda: plain(found[0])) if len(targets) == 1 else None)
 
 
 class ResourceWatch:
@@ -225,7 +190,7 @@ class ResourceWatch:
         self._kind = kind
         self._names = frozenset(target.name for target in targets)
         self._output = output
-        self._table = TextTable(columns_of(kind, wide=output is ResourceFormat.WIDE))
+        self._feed = Feed(RESOURCES[kind], output)
         self._shown: dict[str, Any] = {}
 
     def run(self, home: Path) -> None:
@@ -242,10 +207,7 @@ class ResourceWatch:
         if missing:
             raise WeftError(Reason.NOT_FOUND, f"there is no {self._kind.value}/{min(missing)}")
         self._shown = {document.name: self._fingerprint(document) for document in documents}
-        if self._output in (ResourceFormat.TABLE, ResourceFormat.WIDE):
-            say(self._table.text(documents))
-        else:
-            say("".join(self._row(document) for document in documents))
+        say(self._feed.first(documents))
 
     def show(self, state: MeshState, changed: frozenset[Key]) -> None:
         """Prints those of `changed` whose row differs from the last one printed."""
@@ -258,7 +220,7 @@ class ResourceWatch:
             fingerprint = self._fingerprint(document)
             if self._shown.get(name) != fingerprint:
                 self._shown[name] = fingerprint
-                say(self._row(document))
+                say(self._feed.row(document))
 
     def _is_wanted(self, name: str) -> bool:
         return not self._names or name in self._names
@@ -272,18 +234,7 @@ class ResourceWatch:
             case ResourceFormat.YAML:
                 return declared(document)
             case _:
-                return self._table.fingerprint(document)
-
-    def _row(self, document: AnyDocument) -> str:
-        match self._output:
-            case ResourceFormat.JSON:
-                return json_line(plain(document))
-            case ResourceFormat.YAML:
-                return "---\n" + yaml_text(declared(document))
-            case ResourceFormat.NAME:
-                return f"{document.label}\n"
-            case _:
-                return self._table.line(self._table.cells(document))
+                return self._feed.table.fingerprint(document)
 
     def _farewell(self, name: str) -> str:
         match self._output:
@@ -294,9 +245,7 @@ class ResourceWatch:
             case ResourceFormat.NAME:
                 return f"{self._kind.value}/{name}\n"
             case _:
-                return self._table.line(self._farewell_cells(name))
-
-    def _farewell_cells(self, name: str) -> list[str]:
-        titles = [column.title for column in columns_of(self._kind, wide=self._output is ResourceFormat.WIDE)]
-        told_in = titles.index("STATUS") if "STATUS" in titles else 1
-        return [name, *("deleted" if place == told_in else "-" for place in range(1, len(titles)))]
+                titles = self._feed.table.titles
+                told_in = titles.index("STATUS") if "STATUS" in titles else 1
+                cells = ("deleted" if place == told_in else "-" for place in range(1, len(titles)))
+                return self._feed.table.line([name, *cells])

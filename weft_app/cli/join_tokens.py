@@ -11,7 +11,7 @@ from weft.api.registry.v1 import join_token_service_pb2 as pb
 from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceStub
 from weft.kernel.errors import invalid_field
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
-from weft_app.cli.output import Column, print_document, print_resources, safe_text, say
+from weft_app.cli.output import Column, Listing, print_document, safe_text, say
 from weft_app.cli.registry_calls import CALL_TIMEOUT_SECONDS, registry_stub
 
 _LIFETIME = re.compile(r"([1-9][0-9]{0,7})([smhd])")
@@ -19,11 +19,14 @@ _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 app = typer.Typer(help="Manage the tokens with which runners join.", no_args_is_help=True)
 
-_COLUMNS = (
-    Column("ID", lambda token: token["id"]),
-    Column("DESCRIPTION", lambda token: token.get("description", "")),
-    Column("CREATED", lambda token: token.get("createTime", "")),
-    Column("EXPIRES", lambda token: token.get("expireTime", "never")),
+_TOKENS = Listing(
+    columns=(
+        Column("ID", lambda token: token["id"]),
+        Column("DESCRIPTION", lambda token: token.get("description", "")),
+        Column("CREATED", lambda token: token.get("createTime", "")),
+        Column("EXPIRES", lambda token: token.get("expireTime", "never")),
+    ),
+    kind="JoinTokenList",
 )
 
 
@@ -63,7 +66,7 @@ def list_tokens(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFo
     with reporting():
         with registry_stub(home, JoinTokenServiceStub) as stub:
             found = stub.ListJoinTokens(pb.ListJoinTokensRequest(), timeout=CALL_TIMEOUT_SECONDS)
-        print_resources("JoinTokenList", [MessageToDict(token) for token in found.join_tokens], _COLUMNS, output)
+        _TOKENS.print([MessageToDict(token) for token in found.join_tokens], output)
 
 
 @app.command("revoke")

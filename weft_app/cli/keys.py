@@ -15,8 +15,8 @@ from weft.documents.computed import key_state
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import DEFAULT_SCOPES, Resource
 from weft_app.cli.join_tokens import lifetime_seconds
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, naming_fields, reporting
-from weft_app.cli.output import Column, TextTable, print_document, say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, naming_fields, reporting
+from weft_app.cli.output import Column, Listing, print_document, say
 from weft_app.cli.registry_calls import CALL_TIMEOUT_SECONDS, registry_stub
 
 COMPLETION_TIMEOUT_SECONDS = 0.25
@@ -41,15 +41,6 @@ class KeyRole(StrEnum):
     SERVICE = "service"
 
 
-class KeyFormat(StrEnum):
-    """Output format of these commands."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
-    NAME = "name"
-
-
 def scopes_of(role: KeyRole) -> tuple[str, ...]:
     """Returns the scopes of a role; docs/keys.md shows the same table."""
     match role:
@@ -66,14 +57,18 @@ def scopes_of(role: KeyRole) -> tuple[str, ...]:
             return ("*:*", f"{Resource.MESH.value}:*")
 
 
-_COLUMNS = (
-    Column("ID", lambda key: key["id"]),
-    Column("STATE", lambda key: key["state"]),
-    Column("TENANT", lambda key: key["tenant"]),
-    Column("SCOPES", lambda key: ",".join(key.get("scopes", ()))),
-    Column("CREATED", lambda key: key.get("createTime", "")),
-    Column("EXPIRES", lambda key: key.get("expireTime", "never")),
-    Column("DESCRIPTION", lambda key: key.get("description", "")),
+_KEYS = Listing(
+    columns=(
+        Column("ID", lambda key: key["id"]),
+        Column("STATE", lambda key: key["state"]),
+        Column("TENANT", lambda key: key["tenant"]),
+        Column("SCOPES", lambda key: ",".join(key.get("scopes", ()))),
+        Column("CREATED", lambda key: key.get("createTime", "")),
+        Column("EXPIRES", lambda key: key.get("expireTime", "never")),
+        Column("DESCRIPTION", lambda key: key.get("description", "")),
+    ),
+    name=lambda key: key["id"],
+    kind="ApiKeyList",
 )
 
 
@@ -89,7 +84,7 @@ def complete_key_id(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 FormatOption = Annotated[
-    KeyFormat, typer.Option("--output", "-o", help="Output format; `name` prints the id, or the new key.")
+    NamedFormat, typer.Option("--output", "-o", help="Output format; `name` prints the id, or the new key.")
 ]
 IdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Id of the key, from `weft keys list`.", autocompletion=complete_key_id)
@@ -111,7 +106,7 @@ def create(
     ] = None,
     description: Annotated[str, typer.Option("--description", "-d", help="Purpose, for people.")] = "",
     home: HomeOption = DEFAULT_HOME,
-    output: FormatOption = KeyFormat.TABLE,
+    output: FormatOption = NamedFormat.TABLE,
 ) -> None:
     """Create a key, and print it. It is shown only this once.
 
@@ -128,7 +123,7 @@ def create(
 
 
 @app.command("list")
-def list_keys(home: HomeOption = DEFAULT_HOME, output: FormatOption = KeyFormat.TABLE) -> None:
+def list_keys(home: HomeOption = DEFAULT_HOME, output: FormatOption = NamedFormat.TABLE) -> None:
     """List the keys, newest first, without their secrets. Revoked and expired keys stay listed for 30 days.
 
     Example: weft keys list -o json
@@ -136,13 +131,11 @@ def list_keys(home: HomeOption = DEFAULT_HOME, output: FormatOption = KeyFormat.
     with reporting():
         with registry_stub(home, KeyServiceStub) as stub:
             found = stub.ListKeys(pb.ListKeysRequest(), timeout=CALL_TIMEOUT_SECONDS).keys
-        rows = [_plain(key) for key in found]
-        names = "".join(f"{row['id']}\n" for row in rows)
-        _show(output, TextTable(_COLUMNS).text(rows), names, {"kind": "ApiKeyList", "items": rows})
+        _KEYS.print(list(map(_plain, found)), output)
 
 
 @app.command("revoke")
-def revoke(key_id: IdArgument, home: HomeOption = DEFAULT_HOME, output: FormatOption = KeyFormat.TABLE) -> None:
+def revoke(key_id: IdArgument, home: HomeOption = DEFAULT_HOME, output: FormatOption = NamedFormat.TABLE) -> None:
     """Revoke a key at once. Running requests finish.
 
     Example: weft keys revoke 3k9x0a7bq2mz
@@ -161,7 +154,7 @@ def rotate(
         str | None, typer.Option("--grace", help="Grace period of the old secret, 0 to 30d. Default: 1h.")
     ] = None,
     home: HomeOption = DEFAULT_HOME,
-    output: FormatOption = KeyFormat.TABLE,
+    output: FormatOption = NamedFormat.TABLE,
 ) -> None:
     """Give a key a new secret, and print it. It is shown only this once; a secret still in grace ends at once.
 
@@ -177,27 +170,27 @@ def rotate(
         _show_new(home, rotated.key, rotated.text, output, old_good_until=until)
 
 
-def _show_new(home: Path, key: pb.Key, text: str, output: KeyFormat, *, old_good_until: str = "") -> None:
+def _show_new(home: Path, key: pb.Key, text: str, output: NamedFormat, *, old_good_until: str = "") -> None:
     """Prints a new secret; it is shown only this once."""
     document = {"kind": "ApiKey", **_plain(key), "key": text}
     old = ""
     if old_good_until:
         document["oldExpireTime"] = old_good_until
         old = f"the old secret is valid until {old_good_until}\n"
-    example = _curl_line(home, text) if output is KeyFormat.TABLE else ""
+    example = _curl_line(home, text) if output is NamedFormat.TABLE else ""
     table = f"key  {text}\n\ntry it:\n\n  {example}\n\n{old}It is not shown again.\n"
     _show(output, table, f"{text}\n", document)
 
 
-def _show(output: KeyFormat, table: str, name: str, document: Mapping[str, Any]) -> None:
+def _show(output: NamedFormat, table: str, name: str, document: Mapping[str, Any]) -> None:
     """Prints one of three forms of the same outcome."""
     match output:
-        case KeyFormat.TABLE:
+        case NamedFormat.TABLE:
             say(table)
-        case KeyFormat.NAME:
+        case NamedFormat.NAME:
             say(name)
         case _:
-            print_document(dict(document), OutputFormat(output))
+            print_document(dict(document), output)
 
 
 def _curl_line(home: Path, text: str) -> str:

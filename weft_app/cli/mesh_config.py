@@ -11,7 +11,7 @@ import typer
 from weft.client.resources import connect_registry
 from weft.kernel.errors import invalid_field
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption, reporting
-from weft_app.cli.output import Column, print_document, print_table, say
+from weft_app.cli.output import Column, Listing, say
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.settings_pb2 import MeshSettings
@@ -33,15 +33,21 @@ class ConfiguredService(StrEnum):
 
 _MEANINGS = {ALLOW_CLOUD_FALLBACK: "routes may fall back to models off the premises"}
 _WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
-_SOURCE_COLUMNS = (
-    Column("NAME", lambda row: row["name"]),
-    Column("VALUE", lambda row: row["value"] if isinstance(row["value"], str) else json.dumps(row["value"])),
-    Column("SOURCE", lambda row: row["source"]),
+_VALUES = Listing(
+    columns=(
+        Column("NAME", lambda value: value.name),
+        Column("VALUE", lambda value: value.value if isinstance(value.value, str) else json.dumps(value.value)),
+        Column("SOURCE", lambda value: value.source),
+    ),
+    kind="Configuration",
+    document=asdict,
 )
-_COLUMNS = (
-    Column("NAME", lambda row: row["name"]),
-    Column("VALUE", lambda row: str(row["value"]).lower()),
-    Column("MEANING", lambda row: _MEANINGS[row["name"]]),
+_SETTINGS = Listing(
+    columns=(
+        Column("NAME", lambda setting: setting[0]),
+        Column("VALUE", lambda setting: str(setting[1]).lower()),
+        Column("MEANING", lambda setting: _MEANINGS[setting[0]]),
+    )
 )
 
 
@@ -73,11 +79,7 @@ def show(
             if value is not None
         }
         loaded = load_with_sources(config, given, environment_of(service.value, os.environ))
-        values = [asdict(value) for value in effective_values(loaded) if effective or value.source != DEFAULT]
-        if output is OutputFormat.TABLE:
-            print_table(values, _SOURCE_COLUMNS)
-        else:
-            print_document({"kind": "Configuration", "items": values}, output)
+        _VALUES.print((value for value in effective_values(loaded) if effective or value.source != DEFAULT), output)
 
 
 @app.command("schema")
@@ -139,7 +141,4 @@ def _parsed(assignments: list[str]) -> dict[str, bool]:
 
 def _show(settings: "MeshSettings", output: OutputFormat) -> None:
     document: dict[str, Any] = {ALLOW_CLOUD_FALLBACK: settings.allow_cloud_fallback}
-    if output is OutputFormat.TABLE:
-        print_table([{"name": name, "value": value} for name, value in document.items()], _COLUMNS)
-    else:
-        print_document(document, output)
+    _SETTINGS.print(document.items(), output, lambda: document)

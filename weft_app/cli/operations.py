@@ -24,7 +24,7 @@ from weft_app.cli import verbs
 from weft_app.cli.columns import age
 from weft_app.cli.completion import complete_model
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note, reporting
-from weft_app.cli.output import Column, print_document, print_table, safe_text, say
+from weft_app.cli.output import Column, Listing, safe_text, say
 from weft_app.cli.tasks import is_about_tasks, print_answer
 
 MAX_DETAIL_CHARS = 100
@@ -297,11 +297,12 @@ _COLUMNS = (
     Column("STATE", lambda one: word_of(one, "state")),
     Column("STAGE", lambda one: one.stage or "-" if not has_ended(one) else "-"),
     Column("PROGRESS", lambda one: f"{one.progress:.0%}" if one.HasField("progress") else "-"),
-    Column("RUNNER", lambda one: one.runner or "-"),
-    Column("BY", lambda one: one.requested_by or "-"),
+    Column("RUNNER", lambda one: one.runner),
+    Column("BY", lambda one: one.requested_by),
     Column("AGE", lambda one: age(moment_of(one, "create_time")), ticks=True),
-    Column("DETAIL", lambda one: one.detail or "-"),
+    Column("DETAIL", lambda one: one.detail),
 )
+_OPERATIONS = Listing(columns=_COLUMNS)
 
 
 @app.command("list")
@@ -320,10 +321,7 @@ def list_operations(
     with reporting():
         with connect_operations(home=home) as operations:
             found = list(operations.newest(limit, unfinished_only=unfinished))
-        if output is OutputFormat.TABLE:
-            print_table(found, _COLUMNS)
-        else:
-            print_document(document_of(ListOperationsResponse(operations=found)), output)
+        _OPERATIONS.print(found, output, lambda: document_of(ListOperationsResponse(operations=found)))
 
 
 @app.command("get")
@@ -337,10 +335,7 @@ def get_operation(
     with reporting():
         with connect_operations(home=home) as operations:
             found = operations.get(name)
-        if output is OutputFormat.TABLE:
-            print_table([found], _COLUMNS)
-        else:
-            print_document(document_of(found), output)
+        _OPERATIONS.print([found], output, lambda: document_of(found))
 
 
 @app.command("watch")

@@ -45,6 +45,15 @@ class OutputFormat(StrEnum):
     YAML = "yaml"
 
 
+class NamedFormat(StrEnum):
+    """Output format of commands with rows that have names."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
 class ResourceFormat(StrEnum):
     """Output format of commands that show resources."""
 

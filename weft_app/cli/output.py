@@ -5,11 +5,13 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC
+from enum import StrEnum
 from typing import Any
 
-from weft_app.cli.options import OutputFormat
-
 COLUMN_GAP = "  "
+INDENT = "  "
+FACT_CHARS = 13
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
@@ -41,6 +43,7 @@ class TextTable:
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
+        self.titles = [column.title for column in columns]
         self._widths = [max(column.min_chars, len(column.title)) for column in columns]
 
     def cells(self, row: Any) -> list[str]:
@@ -63,13 +66,16 @@ class TextTable:
         table = [self.cells(row) for row in rows]
         for cells in table:
             self._widen(cells)
-        titles = [column.title for column in self._columns]
-        return "\n".join(map(self._line, [titles, *table])) + "\n"
+        return "\n".join(map(self._line, [self.titles, *table])) + "\n"
 
     def line(self, cells: Sequence[str]) -> str:
         """Returns one more row below those already printed."""
         self._widen(cells)
         return self._line(cells) + "\n"
+
+    def row(self, row: Any) -> str:
+        """Returns a record as one more row below those already printed."""
+        return self.line(self.cells(row))
 
     def _widen(self, cells: Sequence[str]) -> None:
         self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, cells, strict=True)]
@@ -81,22 +87,83 @@ class TextTable:
         return line[: shutil.get_terminal_size().columns] if sys.stdout.isatty() else line
 
 
-def print_resources(kind: str, rows: Sequence[Any], columns: Sequence[Column], output: OutputFormat) -> None:
-    """Prints `rows`, mappings of JSON types. As JSON or YAML it is one document `{kind, items}`."""
-    if output is OutputFormat.TABLE:
-        print_table(rows, columns)
-    else:
-        print_document({"kind": kind, "items": list(rows)}, output)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """How records of one kind are printed: as a table, as names, as JSON and as YAML."""
+
+    columns: Sequence[Column]
+    wide: Sequence[Column] = ()
+    """The columns of `-o wide`."""
+    name: Callable[[Any], str] = str
+    """Returns what `-o name` prints of a record."""
+    kind: str = ""
+    """The kind of a document of several records."""
+    document: Callable[[Any], Any] = dict
+    """Returns a record as JSON types."""
+    yaml: Callable[[Any], str] | None = None
+    """Returns a record as a YAML document; YAML is a stream of these. None: it is one document, as JSON is."""
+    plural: str = ""
+    """What a stream says that there are none of."""
+
+    def table(self, output: StrEnum) -> TextTable:
+        """Returns an empty table with the columns of an output format."""
+        return TextTable(self.wide if output == "wide" else self.columns)
+
+    def text(self, rows: Iterable[Any], output: StrEnum, whole: Callable[[], Any] | None = None) -> str:
+        """Returns records as text; `whole` makes their one document where it is not `{kind, items}`."""
+        if output in ("table", "wide"):
+            return self.table(output).text(rows)
+        if output == "name":
+            return "".join(f"{self.name(row)}\n" for row in rows)
+        if output == "yaml" and self.yaml is not None:
+            return "---\n".join(map(self.yaml, rows)) or f"# there are no {self.plural}\n"
+        document = {"kind": self.kind, "items": [self.document(row) for row in rows]} if whole is None else whole()
+        return document_text(document, output)
+
+    def print(self, rows: Iterable[Any], output: StrEnum, whole: Callable[[], Any] | None = None) -> None:
+        """Prints records; see `text`."""
+        say(self.text(rows, output, whole))
 
 
-def print_document(document: Any, output: OutputFormat) -> None:
+class Feed:
+    """Texts of records of a listing that is printed one by one."""
+
+    def __init__(self, listing: Listing, output: StrEnum) -> None:
+        self._listing = listing
+        self._output = output
+        self.table = listing.table(output)
+
+    def first(self, rows: Iterable[Any]) -> str:
+        """Returns what is printed first: a header too, in a table."""
+        return self.table.text(rows) if self._output in ("table", "wide") else "".join(map(self.row, rows))
+
+    def row(self, row: Any) -> str:
+        """Returns one record."""
+        listing = self._listing
+        match self._output.value:
+            case "json":
+                return json_line(listing.document(row))
+            case "yaml" if listing.yaml is not None:
+                return "---\n" + listing.yaml(row)
+            case "name":
+                return f"{listing.name(row)}\n"
+            case _:
+                return self.table.row(row)
+
+
+def print_document(document: Any, output: StrEnum) -> None:
     """Prints one document as JSON or YAML."""
-    if output is OutputFormat.YAML:
-        import yaml  # noqa: PLC0415 - most commands print no YAML, and all should start fast
+    say(document_text(document, output))
 
-        say(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
-    else:
-        say(json_text(document))
+
+def document_text(document: Any, output: StrEnum) -> str:
+    """Returns one document as JSON or YAML."""
+    if output != "yaml":
+        return json_text(document)
+    import yaml  # noqa: PLC0415 - most commands print no YAML, and all should start fast
+
+    text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    return text
 
 
 def json_text(document: Any) -> str:
@@ -112,6 +179,16 @@ def json_line(document: Any) -> str:
 def print_table(rows: Iterable[Any], columns: Sequence[Column]) -> None:
     """Prints a table."""
     say(TextTable(columns).text(rows))
+
+
+def fact(title: str, value: str) -> str:
+    """Returns one line of a description, safe for a terminal."""
+    return safe_text(f"{title + ':':<{FACT_CHARS}} {value}")
+
+
+def local_time(time: Any) -> str:
+    """Returns a timestamp of a message as text, in local time."""
+    return f"{time.ToDatetime(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def seconds_ago(seconds: float) -> str:

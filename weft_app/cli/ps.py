@@ -13,23 +13,26 @@ from weft.documents.resources import RunnerDocument
 from weft.kernel.units import size_words
 from weft_app.cli.description import until_text
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
-from weft_app.cli.output import Column, print_resources
+from weft_app.cli.output import Column, Listing
 
 MAX_ASKED_AT_ONCE = 16
 """Runners queried at once; one that does not answer must not delay the others."""
 
-_COLUMNS = (
-    Column("MODEL", lambda row: row["model"]),
-    Column("RUNNER", lambda row: row["runner"]),
-    Column("HOST", lambda row: row["host"]),
-    Column("RUNTIME", lambda row: row["runtime"]),
-    Column("STATE", lambda row: row["state"]),
-    Column("SLOTS", lambda row: f"{row['slotsUsed']}/{row['slotsTotal']}"),
-    Column("VRAM", lambda row: size_words(row["memoryBytes"]) if row["memoryBytes"] else "-"),
-    Column("UNTIL", lambda row: row["until"], ticks=True),
-    Column("CONTEXT", lambda row: str(row["contextTokens"] or "-")),
-    Column("PID", lambda row: str(row["pid"] or "-")),
-    Column("RESTARTS", lambda row: str(row["restarts"])),
+_PROCESSES = Listing(
+    columns=(
+        Column("MODEL", lambda row: row["model"]),
+        Column("RUNNER", lambda row: row["runner"]),
+        Column("HOST", lambda row: row["host"]),
+        Column("RUNTIME", lambda row: row["runtime"]),
+        Column("STATE", lambda row: row["state"]),
+        Column("SLOTS", lambda row: f"{row['slotsUsed']}/{row['slotsTotal']}"),
+        Column("VRAM", lambda row: size_words(row["memoryBytes"]) if row["memoryBytes"] else "-"),
+        Column("UNTIL", lambda row: row["until"], ticks=True),
+        Column("CONTEXT", lambda row: str(row["contextTokens"] or "-")),
+        Column("PID", lambda row: str(row["pid"] or "-")),
+        Column("RESTARTS", lambda row: str(row["restarts"])),
+    ),
+    kind="ProcessList",
 )
 
 
@@ -43,7 +46,7 @@ def ps(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABL
             runners = [one for one in registry.documents(ResourceKind.RUNNER) if isinstance(one, RunnerDocument)]
         with ThreadPoolExecutor(MAX_ASKED_AT_ONCE) as pool:
             rows = [row for processes in pool.map(_processes, runners) for row in processes]
-        print_resources("ProcessList", rows, _COLUMNS, output)
+        _PROCESSES.print(rows, output)
 
 
 def _processes(runner: RunnerDocument) -> list[dict[str, Any]]:

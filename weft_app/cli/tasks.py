@@ -3,10 +3,9 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,7 +29,7 @@ from weft_app.cli.options import (
     note,
     reporting,
 )
-from weft_app.cli.output import Column, TextTable, print_document, safe_text, say
+from weft_app.cli.output import Column, Listing, local_time, print_document, safe_text, say
 from weft_app.cli.targets import TASK_WORDS
 
 MAX_SHOWN = 1_000
@@ -49,7 +48,7 @@ def _error_text(error: TaskError | TaskAttempt) -> str:
     return f"{word_of(error, 'reason')}: {error.message}"
 
 
-_TASKS = (
+_COLUMNS = (
     Column("TASK", lambda task: task.id),
     Column("STATE", lambda task: word_of(task, "state")),
     Column("MODEL", lambda task: task.model),
@@ -58,13 +57,14 @@ _TASKS = (
     Column("WORKER", lambda task: task.owner or "-"),
     Column("WHY", lambda task: shortened(_why(task))),
 )
-_TASKS_WIDE = (
-    *_TASKS[:-1],
+_WIDE = (
+    *_COLUMNS[:-1],
     Column("TENANT", lambda task: task.tenant),
     Column("BATCH", lambda task: f"{task.batch}[{task.line}]" if task.batch else "-"),
     Column("API", lambda task: task.origin_kind or "-"),
     Column("WHY", _why),
 )
+_TASKS = Listing(columns=_COLUMNS, wide=_WIDE, name=lambda task: f"task/{task.id}")
 
 
 def is_about_tasks(words: Sequence[str]) -> bool:
@@ -101,19 +101,16 @@ def show_tasks(words: Sequence[str], output: ResourceFormat, states: Sequence[st
         if ids:
             details, notice = [tasks.get(each) for each in ids], ""
             found = [each.task for each in details]
-            documents = list(map(document_of, details))
         else:
             newest = tasks.newest(MAX_SHOWN, states=states)
-            found, notice = list(newest.tasks), newest.notice
-            documents = list(map(document_of, found))
-    match output:
-        case ResourceFormat.JSON | ResourceFormat.YAML:
-            document = documents[0] if len(ids) == 1 else document_of(ListTasksResponse()) | {"items": documents}
-            print_document(document, OutputFormat(output.value))
-        case ResourceFormat.NAME:
-            say("".join(f"task/{task.id}\n" for task in found))
-        case _:
-            say(TextTable(_TASKS_WIDE if output is ResourceFormat.WIDE else _TASKS).text(found))
+            details, notice = [], newest.notice
+            found = list(newest.tasks)
+
+    def whole() -> dict[str, Any]:
+        documents = list(map(document_of, details or found))
+        return documents[0] if len(ids) == 1 else document_of(ListTasksResponse()) | {"items": documents}
+
+    _TASKS.print(found, output, whole)
     if notice:
         note(f"warning: {safe_text(notice)}")
 
@@ -167,7 +164,7 @@ def _attempt_words(attempt: TaskAttempt) -> str:
 
 
 def _moment(message: Task | TaskAttempt, name: str) -> str:
-    return f"{getattr(message, name).ToDatetime(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+    return local_time(getattr(message, name))
 
 
 def cancel_tasks(words: Sequence[str], home: Path) -> None:

@@ -12,7 +12,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ModelDocument, model_document
 from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import FieldError
-from weft_app.cli.columns import columns_of
+from weft_app.cli.columns import RESOURCES
 from weft_app.cli.main import COMMANDS, app, load
 from weft_app.cli.output import Column, TextTable, safe_text
 from weft_app.cli.targets import Target, one_target, parse_targets
@@ -49,8 +49,8 @@ def test_text_for_a_terminal_has_no_controls() -> None:
 
 def test_every_kind_has_columns_and_wide_has_more() -> None:
     for kind in ResourceKind:
-        narrow = [column.title for column in columns_of(kind, wide=False)]
-        wide = [column.title for column in columns_of(kind, wide=True)]
+        narrow = [column.title for column in RESOURCES[kind].columns]
+        wide = [column.title for column in RESOURCES[kind].wide]
         assert narrow[0] == "NAME"
         assert set(narrow) < set(wide)
 
