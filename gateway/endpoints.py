@@ -15,7 +15,7 @@ from gateway.admin import keys, operations
 from gateway.admin import models as admin_models
 from gateway.admin.keys import KeysDeps, NewKeyBody, RotateBody
 from gateway.admin.operations import REQUEST_LIST_PARAMETERS, AdminDeps, get_request, list_clients, list_requests
-from gateway.admin.schemas import AdminModelDocument, AdminModelList, FlushBody, GpuMemoryAnswer, LoadBody, UnloadBody
+from gateway.admin.schemas import FlushBody, LoadBody, UnloadBody
 from gateway.anthropic.messages import count_tokens, create_message
 from gateway.anthropic.schema import CountTokensRequest, MessagesRequest
 from gateway.auth.authentication import AccessRules
@@ -76,6 +76,7 @@ from gateway.runner_api.operations import UnloadBody as RunnerUnloadBody
 from gateway.runner_api.state import RunnerApiDeps
 from gateway.tasks import handlers as tasks
 from gateway.tasks.handlers import NewTaskBody, TaskDeps, TaskList, TaskObject
+from weft.api.gateway.v1 import admin_model_pb2
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.api.registry.v1 import key_service_pb2
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
@@ -302,13 +303,23 @@ _OPERATION = f"{_ADMIN}/operations/{{name}}"
 ADMIN: EndpointGroup[AdminDeps] = EndpointGroup(
     tag="admin",
     endpoints=(
-        _get(f"{_ADMIN}/models", _VIEW_OPERATIONS, admin_models.list_admin_models, answers(AdminModelList)),
-        _get(_ADMIN_MODEL, _VIEW_OPERATIONS, admin_models.get_admin_model, answers(AdminModelDocument, path="name")),
+        _get(
+            f"{_ADMIN}/models",
+            _VIEW_OPERATIONS,
+            admin_models.list_admin_models,
+            answers(record_schema(admin_model_pb2.AdminModelList)),
+        ),
+        _get(
+            _ADMIN_MODEL,
+            _VIEW_OPERATIONS,
+            admin_models.get_admin_model,
+            answers(record_schema(admin_model_pb2.AdminModel), path="name"),
+        ),
         _get(
             f"{_ADMIN}/gpu-memory",
             _VIEW_OPERATIONS,
             admin_models.get_gpu_memory,
-            answers(GpuMemoryAnswer, query=("host",)),
+            answers(record_schema(admin_model_pb2.GpuMemory), query=("host",)),
         ),
         _post(
             f"{_ADMIN_MODEL}/load",

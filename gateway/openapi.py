@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from weft.documents.json_schema import DocumentSchema, SchemaSet, resolve_embedded
+from weft.documents.json_schema import DocumentSchema, SchemaSet
 
 _REF_TEMPLATE = "#/components/schemas/{model}"
 _ERROR_SCHEMA: dict[str, Any] = {
@@ -193,7 +193,7 @@ def add_schemas(document: dict[str, Any], models: Sequence[Schema]) -> None:
     of_pydantic = [model for model in models if not isinstance(model, DocumentSchema)]
     _, definitions = models_json_schema([(model, "validation") for model in of_pydantic], ref_template=_REF_TEMPLATE)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas.update(resolve_embedded(definitions.get("$defs", {}), of_messages))
+    schemas.update(definitions.get("$defs", {}))
     schemas.update(of_messages.definitions)
     schemas["Error"] = _ERROR_SCHEMA
     for operations in document["paths"].values():

@@ -2,31 +2,17 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.operations import SURFACE, AdminDeps, AdminPorts, create_operation, plain
-from gateway.admin.schemas import (
-    AdminModelDocument,
-    AdminModelList,
-    CapabilitiesDocument,
-    ConstraintsDocument,
-    DefinitionDocument,
-    FlushBody,
-    GpuMemoryAnswer,
-    LoadBody,
-    ModelMemoryDocument,
-    QueueDocument,
-    ReplicaDocument,
-    ReplicasDocument,
-    UnloadBody,
-)
+from gateway.admin.operations import SURFACE, AdminDeps, AdminPorts, create_operation
+from gateway.admin.schemas import FlushBody, LoadBody, UnloadBody
 from gateway.answers.unary import json_response
 from gateway.intake.query import begin_read
 from gateway.operations import read_body
 from gateway.resources.handlers import name_of
+from weft.api.gateway.v1 import admin_model_pb2 as pb
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase
 from weft.dispatch.operations import OPERATIONS
@@ -36,6 +22,7 @@ from weft.documents.operation_actions import LoadSettings, flush_action, load_ac
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+from weft.kernel.timestamps import optional_duration
 
 InstanceDescriptions = Mapping[str, Mapping[str, runner_service_pb2.InstanceDescription]]
 """Instance descriptions as the runners report them, by runner and model."""
@@ -65,39 +52,38 @@ def admin_model(
     members: Sequence[ModelView],
     queues: Sequence[PoolQueue] | None,
     described: InstanceDescriptions,
-) -> AdminModelDocument:
-    """Returns the document of one public name. `queues` is None while the router is unreachable."""
+) -> pb.AdminModel:
+    """Returns one public name with its replicas. `queues` is None while the router is unreachable."""
     replicas = [_replica(view, member) for member in members]
     reported = [described.get(member.runner, {}).get(member.name) for member in members]
     descriptions = [one for one in reported if one is not None]
-    queue = None if queues is None else next((one for one in queues if one.pool == name), None)
-    return AdminModelDocument(
-        kind="adminModel",
+    queue = next((one for one in queues or () if one.pool == name), None)
+    return pb.AdminModel(
         name=name,
         state=min((replica.state for replica in replicas), key=_BEST_FIRST.index),
         definition=_definition(view, members, descriptions),
         queue=None if queue is None else _queue(queue),
-        replicas=ReplicasDocument(
-            ready=sum(replica.state == "ready" for replica in replicas), total=len(replicas), members=tuple(replicas)
+        replicas=pb.Replicas(
+            ready=sum(replica.state == "ready" for replica in replicas), total=len(replicas), members=replicas
         ),
         capabilities=_capabilities(members, descriptions),
         constraints=_constraints(descriptions),
     )
 
 
-def model_memory(view: FleetView) -> list[ModelMemoryDocument]:
+def model_memory(view: FleetView) -> list[pb.ModelMemory]:
     """Returns the memory of each model whose runner reports it, sorted by name."""
     found = []
     for model in sorted(view.models.values(), key=lambda one: one.name):
         instance, runner = _instance(view, model), view.runners.get(model.runner)
         if instance is not None and runner is not None and instance.memory is not None:
             found.append(
-                ModelMemoryDocument(
+                pb.ModelMemory(
                     model=model.name,
                     runner=runner.name,
                     host=runner.host,
                     state=_state(instance),
-                    memory=document_of(instance.memory),
+                    memory=instance.memory,
                 )
             )
     return found
@@ -112,76 +98,70 @@ def _state(instance: InstanceView) -> str:
     return instance.phase.name.lower().replace("_", "-")
 
 
-def _replica(view: FleetView, model: ModelView) -> ReplicaDocument:
+def _replica(view: FleetView, model: ModelView) -> pb.Replica:
     runner, instance = view.runners.get(model.runner), _instance(view, model)
     host = runner.host if runner is not None else None
     if instance is None:
-        asleep = model.hibernating
-        state = Phase.HIBERNATING.name.lower() if asleep else GONE
-        return ReplicaDocument(
-            model=model.name, runner=model.runner or None, host=host, state=state, slots_used=0, slots_total=0
-        )
-    return ReplicaDocument(
+        state = Phase.HIBERNATING.name.lower() if model.hibernating else GONE
+        return pb.Replica(model=model.name, runner=model.runner, host=host, state=state)
+    return pb.Replica(
         model=model.name,
         runner=model.runner,
         host=host,
         state=_state(instance),
-        detail=instance.detail or None,
+        detail=instance.detail,
         load_progress=instance.load_progress,
-        load_eta_seconds=instance.load_eta_seconds,
-        context_tokens=instance.context_tokens or model.context_tokens or None,
+        load_eta=optional_duration(instance.load_eta_seconds),
+        context_tokens=instance.context_tokens or model.context_tokens,
         slots_used=instance.slots_used,
         slots_total=instance.slots_total,
-        memory=None if instance.memory is None else document_of(instance.memory),
-        unload_at=None if instance.unload_time is None else instance.unload_time.ToDatetime(tzinfo=UTC),
+        memory=instance.memory,
+        unload_time=instance.unload_time,
         pinned=instance.pinned,
     )
 
 
 def _definition(
     view: FleetView, members: Sequence[ModelView], descriptions: Sequence[runner_service_pb2.InstanceDescription]
-) -> DefinitionDocument:
+) -> pb.Definition:
     runners = [view.runners[name] for name in runners_of(members) if name in view.runners]
-    return DefinitionDocument(
-        operations=_operations(members),
-        context_tokens=min((member.context_tokens for member in members if member.context_tokens), default=None),
+    operations = set[Operation]().union(*(member.operations for member in members))
+    return pb.Definition(
+        operations=[operation.name.lower() for operation in sorted(operations)],
+        context_tokens=min((member.context_tokens for member in members if member.context_tokens), default=0),
         remote=any(member.remote for member in members),
-        runtimes=tuple(sorted({runner.runtime for runner in runners})),
-        model_paths=tuple(sorted({one.model_path for one in descriptions if one.model_path})),
+        runtimes=sorted({runner.runtime for runner in runners}),
+        model_paths=sorted({one.model_path for one in descriptions if one.model_path}),
     )
 
 
-def _operations(members: Iterable[ModelView]) -> tuple[str, ...]:
-    found: set[Operation] = set().union(*(member.operations for member in members))
-    return tuple(operation.name.lower() for operation in sorted(found))
-
-
-def _queue(queue: PoolQueue) -> QueueDocument:
-    return QueueDocument(waiting=queue.waiting, max_waiting=queue.max_waiting, running=queue.running)
+def _queue(queue: PoolQueue) -> pb.Queue:
+    return pb.Queue(waiting=queue.waiting, max_waiting=queue.max_waiting, running=queue.running)
 
 
 def _capabilities(
     members: Sequence[ModelView], descriptions: Sequence[runner_service_pb2.InstanceDescription]
-) -> CapabilitiesDocument:
-    operations = set().union(*(member.operations for member in members))
+) -> pb.Capabilities:
+    operations = set[Operation]().union(*(member.operations for member in members))
     isolation = {runner_service_pb2.CacheIsolation.Name(one.cache_isolation) for one in descriptions}
-    return CapabilitiesDocument(
-        modalities=("text", "image") if any(one.vision_input for one in descriptions) else ("text",),
+    images = [pb.MODALITY_IMAGE] if any(one.vision_input for one in descriptions) else []
+    return pb.Capabilities(
+        modalities=[pb.MODALITY_TEXT, *images],
         streaming=bool(operations & STREAMED),
         multi_turn=Operation.CHAT in operations,
         embeddings=Operation.EMBEDDING in operations,
-        cache_isolation=tuple(
-            sorted(name.removeprefix(_ISOLATION).lower() for name in isolation if not name.endswith("UNSPECIFIED"))
+        cache_isolation=sorted(
+            name.removeprefix(_ISOLATION).lower() for name in isolation if not name.endswith("UNSPECIFIED")
         ),
     )
 
 
-def _constraints(descriptions: Sequence[runner_service_pb2.InstanceDescription]) -> ConstraintsDocument:
+def _constraints(descriptions: Sequence[runner_service_pb2.InstanceDescription]) -> pb.Constraints:
     """Merges the load parameters of the members; where several have one, the first member's range counts."""
     parameters = {one.name: one for description in reversed(descriptions) for one in description.load_parameters}
-    return ConstraintsDocument(
-        parameters=tuple(document_of(one) for _, one in sorted(parameters.items())),
-        quantizations=tuple(sorted({word for description in descriptions for word in description.quantizations})),
+    return pb.Constraints(
+        parameters=[one for _, one in sorted(parameters.items())],
+        quantizations=sorted({word for description in descriptions for word in description.quantizations}),
     )
 
 
@@ -189,8 +169,7 @@ async def list_admin_models(deps: AdminDeps, request: Request) -> Response:
     """Lists every public model name: definition, state, queue, replicas, capabilities, constraints."""
     _begin(request)
     names = public_names(deps.gateway.fleet.view)
-    items = tuple(await _documents(deps, names))
-    return json_response(plain(AdminModelList(kind="AdminModelList", items=items)))
+    return json_response(document_of(pb.AdminModelList(items=await _admin_models(deps, names))))
 
 
 async def get_admin_model(deps: AdminDeps, request: Request) -> Response:
@@ -201,16 +180,16 @@ async def get_admin_model(deps: AdminDeps, request: Request) -> Response:
     found = view.pool_members(name)
     if not found:
         raise WeftError(Reason.MODEL_NOT_FOUND, "no model or pool of this name is known")
-    (document,) = await _documents(deps, {found[0].pool: sorted(found, key=lambda one: one.name)})
-    return json_response(plain(document))
+    (model,) = await _admin_models(deps, {found[0].pool: sorted(found, key=lambda one: one.name)})
+    return json_response(document_of(model))
 
 
 async def get_gpu_memory(deps: AdminDeps, request: Request) -> Response:
     """Returns the accelerator memory of every host with its leases, and what each model uses or would use of it."""
     query = begin_read(request, SURFACE, ("host",))
-    hosts = tuple(map(document_of, await deps.ports.operations.host_memory(query.text("host"))))
+    hosts = await deps.ports.operations.host_memory(query.text("host"))
     models = [one for one in model_memory(deps.gateway.fleet.view) if query.text("host") in ("", one.host)]
-    return json_response(plain(GpuMemoryAnswer(kind="GpuMemory", hosts=hosts, models=tuple(models))))
+    return json_response(document_of(pb.GpuMemory(hosts=hosts, models=models)))
 
 
 async def load_model(deps: AdminDeps, request: Request) -> Response:
@@ -240,7 +219,7 @@ def _begin(request: Request) -> None:
     begin_read(request, SURFACE)
 
 
-async def _documents(deps: AdminDeps, names: dict[str, list[ModelView]]) -> list[AdminModelDocument]:
+async def _admin_models(deps: AdminDeps, names: dict[str, list[ModelView]]) -> list[pb.AdminModel]:
     members = [member for found in names.values() for member in found]
     queues, described = await asyncio.gather(_queues(deps.ports), deps.ports.instances.instances(runners_of(members)))
     view = deps.gateway.fleet.view

@@ -22,7 +22,6 @@ from weft.api.router.v1.request_service_pb2 import ListClientsResponse, ListRequ
 from weft.dispatch.placement import QueueSource
 from weft.dispatch.remote_router import DEFAULT_LISTED, MAX_LISTED, RequestSource
 from weft.documents.codec import document_of
-from weft.documents.document_base import DocumentPart
 from weft.kernel.log import get_logger
 from weft.kernel.names import (
     DEFAULT_TENANT,
@@ -81,13 +80,6 @@ def _requester(request: Request) -> str:
 
 
 SURFACE = "admin"
-
-
-def plain(document: DocumentPart) -> object:
-    """Returns a document as JSON types, without unset fields."""
-    return document.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-
 MAX_PAGE_SIZE = 1000
 MAX_SEQUENCE = 999_999_999
 PAGE_PARAMETERS = ("pageSize", "pageToken", "unfinished")

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, OneofDescriptor
 from google.protobuf.message import Message
-from pydantic import WithJsonSchema
 
 from weft.api.common.v1 import document_pb2 as pb
 from weft.documents.codec import (
@@ -64,6 +62,7 @@ class SchemaSet:
     def object_of(self, descriptor: Descriptor, *, checked: bool = True) -> Schema:
         """Returns the schema of a message's document."""
         plan = plan_of(descriptor)
+        checked = checked and not descriptor.GetOptions().Extensions[pb.document_message].observed
         properties: dict[str, Schema] = {}
         if plan.kind:
             properties["kind"] = {"const": plan.kind, "type": "string", "description": "What it is."}
@@ -288,25 +287,3 @@ def record_schema(kind: type[Message]) -> DocumentSchema:
     """Returns the schema of a message's document."""
     descriptor: Any = kind.DESCRIPTOR
     return DocumentSchema(schema_name(descriptor), lambda schemas: schemas.of_message(descriptor))
-
-
-_EMBEDDED = "x-weft-document"
-
-
-def embedded(kind: type[Message], *, checked: bool = True) -> WithJsonSchema:
-    """Returns the annotation of a pydantic model's field that holds the document of a message."""
-    return WithJsonSchema({_EMBEDDED: [kind.DESCRIPTOR.full_name, checked]})
-
-
-def resolve_embedded(schema: Any, schemas: SchemaSet) -> Any:
-    """Returns a schema of pydantic with references to the schemas of the documents in it, which are added to a set."""
-    if isinstance(schema, list):
-        return [resolve_embedded(part, schemas) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if _EMBEDDED in schema:
-        name, checked = schema[_EMBEDDED]
-        own = {key: part for key, part in schema.items() if key != _EMBEDDED}
-        descriptor = descriptor_pool.Default().FindMessageTypeByName(name)
-        return schemas.of_message(descriptor, checked=checked) | own
-    return {key: resolve_embedded(part, schemas) for key, part in schema.items()}

@@ -76,7 +76,7 @@ def _status_schema(kind: ResourceKind, schemas: SchemaSet) -> Schema:
     descriptor: Any = _OBSERVED[kind].DESCRIPTOR
 
     def build() -> Schema:
-        observed = schemas.object_of(descriptor, checked=False)
+        observed = schemas.object_of(descriptor)
         computed, required = _computed_schemas(kind, schemas)
         conditions = {
             "type": "array",
@@ -95,7 +95,7 @@ def _computed_schemas(kind: ResourceKind, schemas: SchemaSet) -> tuple[dict[str,
     if kind is ResourceKind.MODEL:
         instance: Any = InstanceState.DESCRIPTOR
         pool = _TEXT | {"description": "The pool it is in: `poolName`, or else its own name."}
-        state = nullable(schemas.of_message(instance, checked=False))
+        state = nullable(schemas.of_message(instance))
         return {"pool": pool, "instance": state | {"description": "How it does on its runner, if known."}}, ["pool"]
     if kind is ResourceKind.POOL:
         member = schemas.add("MemberStatus", lambda: _member_schema(schemas))
@@ -105,7 +105,7 @@ def _computed_schemas(kind: ResourceKind, schemas: SchemaSet) -> tuple[dict[str,
 
 def _member_schema(schemas: SchemaSet) -> Schema:
     descriptor: Any = Model.DESCRIPTOR
-    model = schemas.object_of(descriptor, checked=False)["properties"]
+    model = schemas.object_of(descriptor)["properties"]
     properties = {"name": _TEXT | {"description": "The model."}} | {name: model[name] for name in MEMBER_FIELDS}
     return object_schema(properties, ["name", "kind", "state"], "A model of a pool.")
 

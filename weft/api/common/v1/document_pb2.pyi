@@ -203,20 +203,24 @@ class DocumentMessage(google.protobuf.message.Message):
     KIND_FIELD_NUMBER: builtins.int
     SCHEMA_FIELD_NUMBER: builtins.int
     SNAKE_CASE_FIELD_NUMBER: builtins.int
+    OBSERVED_FIELD_NUMBER: builtins.int
     kind: builtins.str
     """The word in the document's `kind`; empty: it has none."""
     schema: builtins.str
     """Name of its schema; empty: the message's own, with "Document" after it."""
     snake_case: builtins.bool
     """Whether fields keep their names, as those of the OpenAI API do."""
+    observed: builtins.bool
+    """Whether documents are only written, so that their schema does not state the rules of fields."""
     def __init__(
         self,
         *,
         kind: builtins.str = ...,
         schema: builtins.str = ...,
         snake_case: builtins.bool = ...,
+        observed: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["kind", b"kind", "schema", b"schema", "snake_case", b"snake_case"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "observed", b"observed", "schema", b"schema", "snake_case", b"snake_case"]) -> None: ...
 
 global___DocumentMessage = DocumentMessage
 

@@ -26,7 +26,7 @@ from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_do
 from weft.api.registry.v1 import model_pb2 as weft_dot_api_dot_registry_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fweft/api/registry/v1/pool.proto\x12\x14weft.api.registry.v1\x1a!weft/api/common/v1/document.proto\x1a weft/api/registry/v1/model.proto\"\xb2\x01\n\x04Pool\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x18\n\x08\x65xplicit\x18\x02 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x34\n\x07members\x18\x03 \x03(\x0b\x32\x1b.weft.api.registry.v1.ModelB\x06\x92\xb5\x18\x02\x18\x01\x12\x14\n\x04size\x18\x04 \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1c\n\x0c\x61\x63tive_count\x18\x05 \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01:\x10\xb2\xb5\x18\x0c\x12\nPoolStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fweft/api/registry/v1/pool.proto\x12\x14weft.api.registry.v1\x1a!weft/api/common/v1/document.proto\x1a weft/api/registry/v1/model.proto\"\xb4\x01\n\x04Pool\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x18\n\x08\x65xplicit\x18\x02 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x34\n\x07members\x18\x03 \x03(\x0b\x32\x1b.weft.api.registry.v1.ModelB\x06\x92\xb5\x18\x02\x18\x01\x12\x14\n\x04size\x18\x04 \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1c\n\x0c\x61\x63tive_count\x18\x05 \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01:\x12\xb2\xb5\x18\x0e\x12\nPoolStatus \x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,7 +44,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POOL'].fields_by_name['active_count']._loaded_options = None
   _globals['_POOL'].fields_by_name['active_count']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_POOL']._loaded_options = None
-  _globals['_POOL']._serialized_options = b'\262\265\030\014\022\nPoolStatus'
+  _globals['_POOL']._serialized_options = b'\262\265\030\016\022\nPoolStatus \001'
   _globals['_POOL']._serialized_start=127
-  _globals['_POOL']._serialized_end=305
+  _globals['_POOL']._serialized_end=307
 # @@protoc_insertion_point(module_scope)
