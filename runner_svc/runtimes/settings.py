@@ -184,7 +184,7 @@ class FileModelSettings(StartedModelSettings):
 
 # Without slots: it is mixed into settings that have them.
 @dataclass(frozen=True, kw_only=True)
-class UpstreamSettings:
+class UpstreamSettings(ModelSettings):
     """Adds how a server that weft does not start is reached. The mesh learns neither its address nor its key."""
 
     url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
@@ -197,6 +197,11 @@ class UpstreamSettings:
     """Whether it also gives embeddings."""
     operations: Annotated[tuple[OperationName, ...], MaxLen(len(Operation)), PUBLIC] = ()
     """What the server offers, such as `[chat, tokenize]`."""
+
+    @property
+    def server_model(self) -> str:
+        """The server's own name of the model."""
+        return self.upstream_model or self.name
 
 
 def settings_fields(settings: type[ModelSettings]) -> frozenset[str]:

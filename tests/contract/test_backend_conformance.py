@@ -9,13 +9,16 @@ from typing import Any
 from unittest import SkipTest
 
 import pytest
+from kit.engine_settings import engine_settings
 from kit.warm_python import warm
 
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER
-from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
-from runner_svc.runtimes.openai_remote.backend import OpenAiRemote, OpenAiRemoteConfig
+from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.openai_remote.backend import OpenAiRemote
+from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_app.compose.demo import demo_model_path
@@ -97,7 +100,8 @@ class TestAttachedServerOverTheFake(BackendConformance):
             raise SkipTest("how a server starts, ends and logs is not ours")
         self.servers.append(SeparateServer(engine))
         return AttachedServer(
-            AttachedServerConfig(
+            *engine_settings(
+                OpenAiHttpModel,
                 url=self.servers[-1].url + "/v1",
                 upstream_model="fake",
                 api_key_env="UPSTREAM_KEY",
@@ -168,12 +172,13 @@ class TestOpenAiRemoteOverTheFake(TestAttachedServerOverTheFake):
             raise SkipTest("how a provider starts, ends and logs is not ours")
         self.servers.append(SeparateServer(engine))
         return OpenAiRemote(
-            OpenAiRemoteConfig(
+            *engine_settings(
+                OpenAiRemoteModel,
                 url=self.servers[-1].url + "/v1",
                 upstream_model="fake",
                 api_key_env="UPSTREAM_KEY",
                 environment={"UPSTREAM_KEY": "upstream-key"},
-                operations=frozenset({Operation.CHAT, Operation.EMBEDDING}),
+                operations=("chat", "embedding"),
                 health_check="models",
                 probe_interval_seconds=0.05,
             )

@@ -17,10 +17,10 @@ from typing import Annotated
 import typer
 
 from router_svc.store.promises import PromiseFile
-from runner_svc.openai_upstream.unmanaged_server import read_key
 from runner_svc.runtimes.runtime import ModelFault
 from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings, UpstreamSettings
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in_names, installed, require_runtime
+from runner_svc.runtimes.unmanaged_server import read_key
 from weft import __version__
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.client._channel import mesh_address

@@ -10,9 +10,9 @@ from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.openai_upstream.client import Endpoint
-from runner_svc.openai_upstream.started_server import StartedServer, StartedServerConfig
 from runner_svc.policy.load_plan import check_parameters
 from runner_svc.policy.parameters import ParameterProfile
+from runner_svc.runtimes.started_server import StartedServer, StartedServerConfig
 from weft.kernel.request import Operation
 
 SERVER = (sys.executable, "-m", "weft_ngram.server")

@@ -1,15 +1,13 @@
 """The runtime llama_cpp_python: the library in a child process of its own, one per model (docs/decisions/0011)."""
 
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated
-
-from annotated_types import Ge, Le
+from typing import TYPE_CHECKING
 
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS
+from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from runner_svc.runtimes.runtime import Requirement, Runtime
-from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS, FileModelSettings
+from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -18,16 +16,6 @@ if TYPE_CHECKING:
 
     from runner_svc.policy.load_plan import LoadValue
     from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaCppPythonModel(FileModelSettings):
-    """A model that llama-cpp-python serves from a GGUF file."""
-
-    slots: Annotated[int, Ge(1), Le(1024)] = 1
-    """Always 1: the library works on one request at a time."""
-    extra_arguments: tuple[str, ...] = ()
-    """Further flags for the host program, such as `--gpu-layers 0`."""
 
 
 _OLD_HOST_PROGRAM = "runner_svc.engines.llama_cpp_host"

@@ -19,10 +19,10 @@ from runner_svc.backend.llama_flags import (
     word_parameter,
 )
 from runner_svc.backend.port import LoadOrder
-from runner_svc.openai_upstream.started_server import StartedServerConfig
 from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.llama_server.parameters import PARAMETERS
+from runner_svc.runtimes.started_server import StartedServerConfig
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
 

@@ -27,7 +27,6 @@ from runner_svc.backend.port import (
 )
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.errors import JSON_FAULTS
-from runner_svc.openai_upstream.started_server import StartedServer, StartLog
 from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.runtimes.llama_server.arguments import (
@@ -40,6 +39,7 @@ from runner_svc.runtimes.llama_server.arguments import (
     shares_between_slots,
     slots_of,
 )
+from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.supervise.process_time import GpuTime
 from runner_svc.templates.sandbox import check_before_load
 from weft.api.common.v1 import rerank_pb2, tokenize_pb2

@@ -2,14 +2,14 @@
 
 import shutil
 import sys
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.runtimes.llama_server.parameters import PARAMETERS
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.runtimes.runtime import Requirement, Runtime
-from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS, FileModelSettings
+from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Skill
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 
     from runner_svc.policy.load_plan import LoadValue
     from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaServerModel(FileModelSettings):
-    """A model that llama.cpp's server serves from a GGUF file.
-
-    It offers `rerank` alone with `--reranking` among its `extra_arguments`, and takes images with `--mmproj`.
-    """
 
 
 PROGRAM = "llama-server"

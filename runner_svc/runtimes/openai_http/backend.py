@@ -4,7 +4,6 @@ import asyncio
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -14,15 +13,16 @@ from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, LoadOrder
 from runner_svc.openai_upstream.client import HEALTH, MODELS, Open, OpenAiHttp
-from runner_svc.openai_upstream.unmanaged_server import UnmanagedServer, UnmanagedServerConfig, read_key
 from runner_svc.policy.backoff import ServerBackoff
 from runner_svc.policy.model_names import listed_models, not_listed_message
-from runner_svc.policy.parameters import ParameterProfile
+from runner_svc.runtimes.model_engine import ModelContext, parameter_profile, served_operations
 from runner_svc.runtimes.openai_http.parameters import PARAMETERS
+from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from runner_svc.runtimes.runtime import ModelFault
-from runner_svc.runtimes.settings import UpstreamSettings
+from runner_svc.runtimes.unmanaged_server import UnmanagedServer, read_key
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.request import TEXT_OPERATIONS, Operation
 from weft.wake.redaction import redacted
 
 PROBE_TIMEOUT_SECONDS = 5.0
@@ -35,35 +35,34 @@ _UNKNOWN_PATH = frozenset({404, 405, 501})
 _START_IT = "start the server, or correct `url`"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttachedServerConfig(UnmanagedServerConfig):
-    """One model of one server, whose URL may end with /v1."""
-
-    cache_salt: bool = False
-    """Whether it knows `cache_salt`, as vLLM does: requests with different salts share no cached prefixes."""
-    load_stall_seconds: float = 300.0
-    """Maximum time for which the server may report that it is loading."""
-    parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(engine=PARAMETERS))
-
-    @property
-    @override
-    def base_url(self) -> str:
-        return self.url.rstrip("/").removesuffix(_VERSION_PATH).rstrip("/")
-
-
 class _Presence(Enum):
     READY = auto()
     LOADING = auto()
     ABSENT = auto()
 
 
-class AttachedServer(UnmanagedServer):
+def operations_of(model: OpenAiHttpModel, context: ModelContext) -> frozenset[Operation]:
+    """Returns the operations that a server offers, by its settings. Raises as `served_operations`."""
+    default = TEXT_OPERATIONS - {Operation.EMBEDDING} if model.embeddings is False else TEXT_OPERATIONS
+    return served_operations(model, default, context)
+
+
+class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
     """A Backend over a server that weft did not start."""
 
-    def __init__(self, config: AttachedServerConfig) -> None:
-        super().__init__(config)
-        self._config = config
+    def __init__(self, model: OpenAiHttpModel, context: ModelContext) -> None:
+        super().__init__(
+            model,
+            context,
+            operations=operations_of(model, context),
+            parameters=parameter_profile(model, PARAMETERS),
+        )
         self._chunks_seen = 0
+
+    @property
+    @override
+    def base_url(self) -> str:
+        return _base_url(self.model)
 
     @override
     async def responds(self, timeout_seconds: float) -> bool:
@@ -73,7 +72,7 @@ class AttachedServer(UnmanagedServer):
     @property
     @override
     def cache_isolation(self) -> CacheIsolation:
-        return CacheIsolation.SALT if self._config.cache_salt else CacheIsolation.NONE
+        return CacheIsolation.SALT if self.model.cache_salt else CacheIsolation.NONE
 
     @override
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
@@ -101,12 +100,12 @@ class AttachedServer(UnmanagedServer):
         models, LOAD_STALLED when it loads for too long.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._config.load_stall_seconds
+        deadline = loop.time() + self.context.load_stall_seconds
         while (presence := await self._probe(http)) is not _Presence.READY:
             if presence is _Presence.ABSENT:
                 raise WeftError(Reason.CONNECT_FAILED, "the server does not answer")
             if loop.time() >= deadline:
-                limit = self._config.load_stall_seconds
+                limit = self.context.load_stall_seconds
                 raise WeftError(Reason.LOAD_STALLED, f"the server was still loading after {limit:g} s")
             await asyncio.sleep(LOADING_PAUSE_SECONDS)
 
@@ -152,7 +151,7 @@ class AttachedServer(UnmanagedServer):
 
     def _require_listed(self, body: bytes) -> None:
         """Raise MODEL_NOT_FOUND where a list lacks the model; an empty list proves nothing."""
-        listed, name = listed_models(body), self._config.upstream_model
+        listed, name = listed_models(body), self.model.server_model
         if not listed.has(name):
             message = redacted(not_listed_message(name, listed), self._secrets)
             raise WeftError(Reason.MODEL_NOT_FOUND, message)
@@ -166,21 +165,26 @@ class AttachedServer(UnmanagedServer):
         return WeftError(Reason.SERVER_DIED, "the server went away while it worked on the request")
 
 
+def _base_url(model: OpenAiHttpModel) -> str:
+    """Returns the URL of a server without the version of its interface, with which it may be configured."""
+    return model.url.rstrip("/").removesuffix(_VERSION_PATH).rstrip("/")
+
+
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
         """Refuse redirects: an API key is sent to the configured server only."""
 
 
-def find_fault(name: str, server: UpstreamSettings, environment: Mapping[str, str]) -> ModelFault | None:
+def find_fault(model: OpenAiHttpModel, environment: Mapping[str, str]) -> ModelFault | None:
     """Requests the server's model list, for `weft doctor` and `weft runner join`.
 
-    Returns None where the model `name` is listed, or where the server has no list.
+    Returns None where the model is listed, or where the server has no list.
     """
-    base = server.url.rstrip("/").removesuffix("/v1").rstrip("/")
+    base, name = _base_url(model), model.server_model
     try:
-        key = read_key(server.api_key_env, environment)
+        key = read_key(model.api_key_env, environment)
     except WeftError as error:
-        return ModelFault(message=error.message, remedy=f"export {server.api_key_env}=...")
+        return ModelFault(message=error.message, remedy=f"export {model.api_key_env}=...")
     shown = _without_user(base)
     headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     request = urllib.request.Request(f"{base}/v1/models", headers=headers)  # noqa: S310 - http or https, by the section

@@ -5,8 +5,7 @@ Admission has decided that a request may leave: see `runner_svc.servicers.infere
 
 import asyncio
 import itertools
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import replace
 
 import aiohttp
 from typing_extensions import override
@@ -14,61 +13,56 @@ from typing_extensions import override
 from runner_svc.backend.port import CallInfo
 from runner_svc.openai_upstream.client import MODELS, Open, OpenAiHttp
 from runner_svc.openai_upstream.errors import BUSY
-from runner_svc.openai_upstream.unmanaged_server import UnmanagedServer, UnmanagedServerConfig
-from runner_svc.policy.parameters import ParameterProfile
+from runner_svc.runtimes.model_engine import ModelContext, parameter_profile, served_operations
 from runner_svc.runtimes.openai_remote.parameters import PARAMETERS
+from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
+from runner_svc.runtimes.unmanaged_server import UnmanagedServer
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 PROBE_TIMEOUT_SECONDS = 10.0
-DEFAULT_TIMEOUT_SECONDS = 120.0
 _HAS_NO_LIST = frozenset({404, 405, 501})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAiRemoteConfig(UnmanagedServerConfig):
-    """One model of one provider, whose URL includes the version of the interface, such as ".../v1"."""
-
-    operations: frozenset[Operation] = frozenset({Operation.CHAT})
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
-    """Maximum wait until an answer begins, with retries and their pauses."""
-    max_retries: int = 0
-    """Maximum number of retries of a request for which the provider was busy, or that did not reach it."""
-    health_check: Literal["config_only", "models"] = "config_only"
-    """How its presence is checked: not at all, or by its list of models, which is requested without content of
-    requests."""
-    probe_interval_seconds: float = 60.0
-    parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(engine=PARAMETERS))
+def operations_of(model: OpenAiRemoteModel, context: ModelContext) -> frozenset[Operation]:
+    """Returns the operations that a provider offers, by its settings. Raises as `served_operations`."""
+    default = frozenset({Operation.CHAT, Operation.EMBEDDING} if model.embeddings else {Operation.CHAT})
+    return served_operations(model, default, context)
 
 
-class OpenAiRemote(UnmanagedServer):
+class OpenAiRemote(UnmanagedServer[OpenAiRemoteModel]):
     """A Backend over a provider, which isolates its customers: all tenants of the mesh are one customer."""
 
     noun = "provider"
     is_provider = True
 
-    def __init__(self, config: OpenAiRemoteConfig) -> None:
-        super().__init__(config, config.max_retries)
-        self._config = config
+    def __init__(self, model: OpenAiRemoteModel, context: ModelContext) -> None:
+        super().__init__(
+            model,
+            context,
+            operations=operations_of(model, context),
+            parameters=replace(parameter_profile(model, PARAMETERS), token_limit_name=model.token_limit_name),
+            max_retries=model.max_retries,
+        )
 
     @override
     async def responds(self, timeout_seconds: float) -> bool:
         """Whether the provider answers; without health checks, whether the backend has started."""
         http = self._http
-        if http is None or self._config.health_check == "config_only":
+        if http is None or self.model.health_check == "config_only":
             return http is not None
         return await http.status_of(MODELS, timeout_seconds) is not None
 
     @override
     async def _require_ready(self, http: OpenAiHttp) -> None:
         """Calls the provider only where its list of models is the health check."""
-        if self._config.health_check == "models":
+        if self.model.health_check == "models":
             _require_presence(await http.status_of(MODELS, PROBE_TIMEOUT_SECONDS))
 
     @override
     async def _is_there(self, http: OpenAiHttp) -> bool:
-        if self._config.health_check == "config_only":
+        if self.model.health_check == "config_only":
             await asyncio.Event().wait()
         return _means_present(await http.status_of(MODELS, PROBE_TIMEOUT_SECONDS))
 
@@ -76,7 +70,7 @@ class OpenAiRemote(UnmanagedServer):
     async def _open(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
         """Returns a response whose answer begins in time, after as many retries as the configuration allows."""
         loop = asyncio.get_running_loop()
-        limit = self._config.timeout_seconds
+        limit = self.model.timeout_seconds
         give_up_at = loop.time() + limit
         if call.answer_by is not None:
             give_up_at = min(give_up_at, call.answer_by)

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from kit.engine_settings import engine_settings
 from runner_harness import running_runner
 
 from runner_svc.instance.settings import HibernationSettings, ServedModel
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
+from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from weft_testing.free_port import free_port
 
 
@@ -47,12 +49,12 @@ async def lister(*names: str, status: int = 200) -> AsyncIterator[Lister]:
 
 
 def served(server: Lister, upstream_model: str) -> ServedModel:
-    config = AttachedServerConfig(
-        url=server.url, upstream_model=upstream_model, probe_interval_seconds=0.05, probe_failures=2
+    config = engine_settings(
+        OpenAiHttpModel, url=server.url, upstream_model=upstream_model, probe_interval_seconds=0.05, probe_failures=2
     )
     return ServedModel(
         name="m",
-        make_backend=lambda: AttachedServer(config),
+        make_backend=lambda: AttachedServer(*config),
         hibernation=HibernationSettings(attached=True, attach_retry_seconds=0.05),
     )
 

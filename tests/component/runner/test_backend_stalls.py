@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.engine_settings import engine_settings
 from kit.fake_backend import run_fake_backend
 
 from runner_svc.backend.port import Backend, CallInfo
@@ -21,7 +22,8 @@ from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.request_records import RequestRecord, RequestRecords
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER
-from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
+from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.clock import SystemClock
@@ -139,8 +141,8 @@ async def test_without_the_limit_on_prefill_nobody_ends_it() -> None:
 
 async def test_a_server_that_is_not_ours_loses_the_request_and_is_let_run() -> None:
     async with run_fake_backend(stall_after_tokens=3, keepalive_comments=True) as server:
-        config = AttachedServerConfig(url=server.base_url, upstream_model="fake", timeouts=PROFILE)
-        async with _watching(AttachedServer(config), PROFILE) as w:
+        config = engine_settings(OpenAiHttpModel, url=server.base_url, upstream_model="fake", timeouts=PROFILE)
+        async with _watching(AttachedServer(*config), PROFILE) as w:
             assert await _reason(w.chat()) is Reason.STALL_TIMEOUT
             await server.set_behaviour(stall_after_tokens=None, prefill_seconds=1.0, prefill_idle=True)
             frames = await asyncio.wait_for(w.chat(), NOTICE_SECONDS)

@@ -2,11 +2,13 @@
 
 import asyncio
 
+from kit.engine_settings import engine_settings
 from restart_stage import Repaving, living, repaving
 
 from runner_svc.instance.settings import HibernationSettings
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
+from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from weft.kernel.reasons import Reason
 from weft_testing.hostile_engine.server import Connection, Request, hostile_server, tidy
 
@@ -72,9 +74,9 @@ async def test_a_bad_answer_head_of_an_attached_server_costs_one_request_and_it_
 
     heads: list[str] = []
     async with hostile_server(handle) as server:
-        config = AttachedServerConfig(url=server.url, upstream_model="m")
+        config = engine_settings(OpenAiHttpModel, url=server.url, upstream_model="m")
         settings = HibernationSettings(attached=True, attach_retry_seconds=0.1)
-        async with living(AttachedServer(config), slots=4, hibernation=settings) as stage:
+        async with living(AttachedServer(*config), slots=4, hibernation=settings) as stage:
             await stage.until_phase(Phase.READY)
             text: list[str] = []
             neighbour = asyncio.create_task(stage.ask("neighbour", text, max_tokens=NEIGHBOUR_TOKENS))
@@ -101,9 +103,9 @@ async def test_bytes_that_are_no_answer_are_not_asked_for_twice() -> None:
         await connection.close()
 
     async with hostile_server(handle) as server:
-        config = AttachedServerConfig(url=server.url, upstream_model="m")
+        config = engine_settings(OpenAiHttpModel, url=server.url, upstream_model="m")
         settings = HibernationSettings(attached=True)
-        async with living(AttachedServer(config), slots=1, hibernation=settings) as stage:
+        async with living(AttachedServer(*config), slots=1, hibernation=settings) as stage:
             await stage.until_phase(Phase.READY)
             error = await stage.ask()
             assert error is not None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.engine_settings import engine_settings
 from kit.fake_backend import run_fake_backend
 
 from runner_svc.backend.port import Backend, CallInfo
@@ -15,8 +16,8 @@ from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER_PARAMETERS
-from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
-from runner_svc.runtimes.openai_http.parameters import PARAMETERS as OPENAI_HTTP_PARAMETERS
+from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import FieldError
@@ -100,8 +101,9 @@ async def test_only_a_server_of_our_own_is_asked_to_report_on_its_prefill() -> N
         await _frames(backend, {})
         assert "return_progress" not in (await control.state()).last_request_body, "one batch has nothing to report"
     async with run_fake_backend() as server:
-        profile = ParameterProfile(engine=OPENAI_HTTP_PARAMETERS, passthrough=True)
-        attached = AttachedServer(AttachedServerConfig(url=server.base_url, upstream_model="fake", parameters=profile))
+        attached = AttachedServer(
+            *engine_settings(OpenAiHttpModel, url=server.base_url, upstream_model="fake", passthrough="all")
+        )
         await attached.start()
         try:
             await _frames(attached, {"return_progress": True}, LONG_PROMPT)

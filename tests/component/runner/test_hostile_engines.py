@@ -13,13 +13,15 @@ from typing import Any
 
 import psutil
 import pytest
+from kit.engine_settings import engine_settings
 from restart_stage import Repaving, living
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.settings import HibernationSettings
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
+from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -41,6 +43,7 @@ from weft_testing.hostile_engine.server import (
     tidy,
 )
 
+ALL_OPERATIONS = tuple(each.name.lower() for each in Operation)
 NEIGHBOUR, GOOD, BAD = "neighbour", "good", "bad"
 MEBIBYTE = 1024 * 1024
 MAX_GROWTH_BYTES = 64 * MEBIBYTE
@@ -170,7 +173,12 @@ def faults(row: Row, seen: Outcome) -> list[str]:
 async def _attached(engine: Engine) -> AsyncIterator[tuple[Repaving, HostileServer]]:
     async with hostile_server(engine.handle) as server:
         backend = AttachedServer(
-            AttachedServerConfig(url=server.url, upstream_model="m", operations=frozenset(Operation))
+            *engine_settings(
+                OpenAiHttpModel,
+                url=server.url,
+                upstream_model="m",
+                operations=ALL_OPERATIONS,
+            )
         )
         settings = HibernationSettings(attached=True, attach_retry_seconds=0.1)
         async with living(backend, slots=4, hibernation=settings) as stage:

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
+from kit.engine_settings import engine_settings
 from kit.fake_backend import run_fake_backend
 from own_children import own_children
 from restart_stage import living
@@ -21,7 +22,8 @@ from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.openai_http import backend
-from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
+from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -52,7 +54,7 @@ async def test_an_engine_that_never_becomes_ready_is_given_up_and_nothing_of_it_
 
 
 def _server_at(url: str) -> AttachedServer:
-    return AttachedServer(AttachedServerConfig(url=url, upstream_model="m", load_stall_seconds=1.0))
+    return AttachedServer(*engine_settings(OpenAiHttpModel, url=url, upstream_model="m", load_stall_seconds=1.0))
 
 
 @asynccontextmanager
@@ -109,10 +111,14 @@ async def test_an_upstream_that_is_asked_too_often_is_there() -> None:
         return web.Response(status=429)
 
     async with RawTestServer(too_often) as listening:
-        config = AttachedServerConfig(
-            url=str(listening.make_url("")), upstream_model="m", probe_interval_seconds=0.01, probe_failures=2
+        config = engine_settings(
+            OpenAiHttpModel,
+            url=str(listening.make_url("")),
+            upstream_model="m",
+            probe_interval_seconds=0.01,
+            probe_failures=2,
         )
-        server = AttachedServer(config)
+        server = AttachedServer(*config)
         await server.start()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):

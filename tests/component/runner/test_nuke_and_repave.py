@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+from kit.engine_settings import engine_settings
 from restart_stage import LONG, living, repaving
 from runner_harness import OtherServer
 
@@ -18,7 +19,8 @@ from runner_svc.policy.engine_failures import ADVICE
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.request_records import RequestState
-from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
+from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.free_port import free_port
@@ -156,11 +158,11 @@ async def test_an_end_of_the_runner_leaves_no_process_whatever_the_backend_does(
 async def test_an_attached_server_that_dies_is_absent_with_the_first_request_and_found_when_it_is_back() -> None:
     """Not only when several probes have failed: they are a minute apart here."""
     server = OtherServer(free_port())
-    config = AttachedServerConfig(url=server.url, upstream_model="m", probe_interval_seconds=60.0)
+    config = engine_settings(OpenAiHttpModel, url=server.url, upstream_model="m", probe_interval_seconds=60.0)
     absent = HibernationSettings(attached=True, attach_retry_seconds=0.1)
     await server.begin()
     try:
-        async with living(AttachedServer(config), slots=2, hibernation=absent) as stage:
+        async with living(AttachedServer(*config), slots=2, hibernation=absent) as stage:
             await stage.until_phase(Phase.READY)
             assert await stage.ask() is None
             await server.end()

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import trustme
+from kit.engine_settings import engine_settings
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.policy import backoff
-from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.runtimes.openai_remote.backend import OpenAiRemote, OpenAiRemoteConfig
-from runner_svc.runtimes.openai_remote.parameters import PARAMETERS as OPENAI_REMOTE_PARAMETERS
+from runner_svc.runtimes.model_engine import ModelContext
+from runner_svc.runtimes.openai_remote.backend import OpenAiRemote
+from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -26,14 +27,14 @@ KEY_VARIABLE = "FRONTIER_KEY"
 KEY = "sk-very-secret-0123456789"
 
 
-def _config(base_url: str, **settings: Any) -> OpenAiRemoteConfig:
+def _config(base_url: str, **settings: Any) -> tuple[OpenAiRemoteModel, ModelContext]:
     given = {"api_key_env": KEY_VARIABLE, "environment": {KEY_VARIABLE: KEY}, **settings}
-    return OpenAiRemoteConfig(url=base_url, upstream_model="frontier-4", **given)
+    return engine_settings(OpenAiRemoteModel, url=base_url, upstream_model="frontier-4", **given)
 
 
 @asynccontextmanager
 async def _started(base_url: str, **settings: Any) -> AsyncIterator[OpenAiRemote]:
-    backend = OpenAiRemote(_config(base_url, **settings))
+    backend = OpenAiRemote(*_config(base_url, **settings))
     await backend.start()
     try:
         yield backend
@@ -146,7 +147,7 @@ async def test_a_provider_without_a_list_or_too_busy_for_it_is_there(status: int
 async def test_a_provider_that_refuses_its_list_is_not_there(status: int) -> None:
     async with counting_provider() as provider:
         provider.list_status = status
-        backend = OpenAiRemote(_config(provider.base_url, health_check="models"))
+        backend = OpenAiRemote(*_config(provider.base_url, health_check="models"))
         with pytest.raises(WeftError) as failed:
             await backend.start()
     assert failed.value.reason is Reason.CONNECT_FAILED
@@ -165,7 +166,7 @@ async def test_a_provider_whose_list_is_gone_again_and_again_is_gone() -> None:
 @pytest.mark.parametrize("value", ["", "  ", "schlüssel"])
 async def test_a_key_that_is_missing_or_none_is_an_error_that_names_its_variable_alone(value: str) -> None:
     async with counting_provider() as provider:
-        backend = OpenAiRemote(_config(provider.base_url, environment={KEY_VARIABLE: value}))
+        backend = OpenAiRemote(*_config(provider.base_url, environment={KEY_VARIABLE: value}))
         with pytest.raises(WeftError) as failed:
             await backend.start()
         assert provider.connection_count == 0
@@ -339,10 +340,6 @@ async def test_what_the_provider_quotes_of_its_address_and_our_key_is_hidden() -
     assert error.message == "the backend answered 400: bad call with [hidden] to [hidden] at [hidden]"
 
 
-def _remote_profile(**fields: Any) -> dict[str, Any]:
-    return {"parameters": ParameterProfile(engine=OPENAI_REMOTE_PARAMETERS, **fields)}
-
-
 async def test_fields_that_are_not_openais_are_left_out_with_a_warning() -> None:
     sampling = sampling_pb2.SamplingParams(top_k=40, min_p=0.1, repeat_penalty=1.1, seed=7, temperature=0.5)
     async with _stage() as (provider, backend):
@@ -356,8 +353,7 @@ async def test_fields_that_are_not_openais_are_left_out_with_a_warning() -> None
 
 async def test_everything_is_sent_where_the_operator_says_so() -> None:
     sampling = sampling_pb2.SamplingParams(top_k=40, max_tokens=9)
-    profile = _remote_profile(passthrough=True, token_limit_name="max_completion_tokens")
-    async with _stage(**profile) as (provider, backend):
+    async with _stage(passthrough="all", token_limit_name="max_completion_tokens") as (provider, backend):
         events = await _events(backend, _chat(sampling=sampling))
         (body,) = provider.bodies
     assert (body["top_k"], body["max_completion_tokens"], "max_tokens" in body) == (40, 9, False)
@@ -378,7 +374,7 @@ async def test_everything_is_sent_where_the_operator_says_so() -> None:
 async def test_thinking_is_said_in_the_providers_own_field_where_it_is_configured(
     configured: bool | None, fields: dict[str, Any], sent: dict[str, str] | None
 ) -> None:
-    async with _stage(**_remote_profile(thinking=configured)) as (provider, backend):
+    async with _stage(thinking=configured) as (provider, backend):
         await _events(backend, _chat(**fields))
         assert provider.bodies[0].get("thinking") == sent
 

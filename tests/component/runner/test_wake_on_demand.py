@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from aiohttp import web
+from kit.engine_settings import engine_settings
 from kit.recipes import command_recipe, http_recipe
 from own_children import own_children
 from runner_harness import OtherServer, RunningRunner, events_of, refusal, running_runner
@@ -21,7 +22,8 @@ from runner_svc.instance.settings import HibernationSettings, ServedModel, Sleep
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
-from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
+from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1.wake_pb2 import WakeRecipe
 from weft.api.runner.v1 import runner_service_pb2
@@ -45,7 +47,8 @@ async def server() -> AsyncIterator[OtherServer]:
 
 
 def _attached(server: OtherServer, recipe: WakeRecipe | None, *, remote: bool = False, **settings: Any) -> ServedModel:
-    config = AttachedServerConfig(
+    config = engine_settings(
+        OpenAiHttpModel,
         url=server.url,
         upstream_model="upstream-name",
         api_key_env=KEY_VARIABLE,
@@ -55,7 +58,7 @@ def _attached(server: OtherServer, recipe: WakeRecipe | None, *, remote: bool = 
     )
     return ServedModel(
         name="m",
-        make_backend=lambda: AttachedServer(config),
+        make_backend=lambda: AttachedServer(*config),
         remote=remote,
         hibernation=HibernationSettings(attached=True, recipe=recipe, **{"max_wait_seconds": 15.0, **settings}),
     )
@@ -241,9 +244,11 @@ async def test_neither_url_nor_key_of_a_server_is_ever_told(tmp_path: Path, serv
 
 
 async def test_a_key_that_is_not_there_is_named_by_its_variable(server: OtherServer) -> None:
-    config = AttachedServerConfig(url=server.url, upstream_model="m", api_key_env=KEY_VARIABLE, environment={})
+    config = engine_settings(
+        OpenAiHttpModel, url=server.url, upstream_model="m", api_key_env=KEY_VARIABLE, environment={}
+    )
     with pytest.raises(WeftError) as failed:
-        await AttachedServer(config).start()
+        await AttachedServer(*config).start()
     assert KEY_VARIABLE in failed.value.message
 
 
@@ -259,7 +264,7 @@ async def test_a_wrong_key_says_so(tmp_path: Path, server: OtherServer) -> None:
 
 async def test_a_request_without_a_first_token_is_told_when_its_server_is_let_go(server: OtherServer) -> None:
     await server.begin(prefill_seconds=30.0)
-    backend = AttachedServer(AttachedServerConfig(url=server.url, upstream_model="m"))
+    backend = AttachedServer(*engine_settings(OpenAiHttpModel, url=server.url, upstream_model="m"))
     await backend.start()
     payload = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER)])
     answer = asyncio.create_task(anext(backend.generate(payload, CallInfo(request_id="r", traceparent=""))))
@@ -274,7 +279,7 @@ async def test_a_request_without_a_first_token_is_told_when_its_server_is_let_go
 
 async def test_a_server_without_a_key_gets_no_authorization(server: OtherServer) -> None:
     await server.begin()
-    backend = AttachedServer(AttachedServerConfig(url=server.url, upstream_model="m"))
+    backend = AttachedServer(*engine_settings(OpenAiHttpModel, url=server.url, upstream_model="m"))
     await backend.start()
     payload = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER)])
     try:

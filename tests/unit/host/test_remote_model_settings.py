@@ -9,9 +9,9 @@ import yaml
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.runtimes.openai_remote.backend import OpenAiRemote, OpenAiRemoteConfig
+from runner_svc.runtimes.openai_remote.backend import OpenAiRemote
 from runner_svc.runtimes.openai_remote.parameters import PARAMETERS as OPENAI_REMOTE_PARAMETERS
-from runner_svc.runtimes.openai_remote.runtime import OpenAiRemoteModel
+from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
 from runner_svc.settings import RunnerSettings
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Operation
@@ -38,23 +38,24 @@ def _served(environment: dict[str, str] | None = None, **fields: Any) -> ServedM
     return served_model(section, section.models[0], 5.0, parts)
 
 
-def _config(**fields: Any) -> OpenAiRemoteConfig:
+def _backend(**fields: Any) -> OpenAiRemote:
     backend = _served(**fields).make_backend()
     assert isinstance(backend, OpenAiRemote)
-    return backend._config
+    return backend
 
 
 def test_a_model_with_no_more_than_a_place_and_a_key_has_the_documented_defaults() -> None:
-    config = _config()
-    assert (config.timeout_seconds, config.max_retries, config.health_check) == (120.0, 0, "config_only")
-    assert (config.upstream_model, config.context_tokens) == ("m", 0)
-    assert config.operations == {Operation.CHAT}
-    assert config.parameters == ParameterProfile(engine=OPENAI_REMOTE_PARAMETERS)
-    assert (config.timeouts.headers_seconds, config.timeouts.first_token_seconds) == (None, 240.0)
+    backend = _backend()
+    model, timeouts = backend.model, backend.context.timeouts
+    assert (model.timeout_seconds, model.max_retries, model.health_check) == (120.0, 0, "config_only")
+    assert (model.server_model, _served().context_tokens) == ("m", 0)
+    assert backend.operations == {Operation.CHAT}
+    assert backend.parameters == ParameterProfile(engine=OPENAI_REMOTE_PARAMETERS)
+    assert (timeouts.headers_seconds, timeouts.first_token_seconds) == (None, 240.0)
 
 
 def test_what_is_said_is_heeded() -> None:
-    config = _config(
+    backend = _backend(
         upstream_model="frontier",
         timeout_seconds=7.0,
         max_retries=3,
@@ -64,10 +65,11 @@ def test_what_is_said_is_heeded() -> None:
         embeddings=True,
         context_tokens=32_000,
     )
-    assert (config.upstream_model, config.timeout_seconds, config.max_retries) == ("frontier", 7.0, 3)
-    assert (config.health_check, config.context_tokens) == ("models", 32_000)
-    assert config.operations == {Operation.CHAT, Operation.EMBEDDING}
-    assert (config.parameters.thinking, config.parameters.token_limit_name) == (False, "max_completion_tokens")
+    model = backend.model
+    assert (model.server_model, model.timeout_seconds, model.max_retries) == ("frontier", 7.0, 3)
+    assert (model.health_check, model.context_tokens) == ("models", 32_000)
+    assert backend.operations == {Operation.CHAT, Operation.EMBEDDING}
+    assert (backend.parameters.thinking, backend.parameters.token_limit_name) == (False, "max_completion_tokens")
 
 
 def test_a_providers_model_is_remote_and_its_requests_fail_alone() -> None:
@@ -101,7 +103,7 @@ def test_what_cannot_be_is_refused_by_its_name(fields: dict[str, Any], field: st
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.8.8.8"])
 def test_http_is_for_loopback_alone(host: str) -> None:
-    assert _config(url=f"http://{host}:8080/v1").base_url == f"http://{host}:8080/v1"
+    assert _backend(url=f"http://{host}:8080/v1").base_url == f"http://{host}:8080/v1"
 
 
 def test_a_key_that_is_no_text_is_refused_and_not_shown() -> None:
@@ -195,7 +197,9 @@ def test_the_key_is_in_no_representation(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("EXAMPLE_API_KEY", KEYS["EXAMPLE_API_KEY"])
     section = _section()
     config = runner_config(section, WeftHome(tmp_path), address="unix:/r", registry_address="unix:/g")
-    for text in (repr(section), repr(config), repr(_config()), repr(with_replicas(section, section.models))):
+    backend = _backend()
+    shown = (section, config, backend.model, backend.context, with_replicas(section, section.models))
+    for text in map(repr, shown):
         assert "sk-secret-words" not in text
         assert "example.com" not in text
 

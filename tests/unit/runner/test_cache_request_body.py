@@ -3,10 +3,12 @@
 from typing import Any
 
 import pytest
+from kit.engine_settings import engine_settings
 
 from runner_svc.backend.port import CacheIsolation, CacheUse
 from runner_svc.openai_upstream.request import add_cache_use
-from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
+from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 
 
 @pytest.mark.parametrize(
@@ -29,5 +31,5 @@ def test_each_server_is_told_in_its_own_words(use: CacheUse, has_slots: bool, ad
 def test_a_server_that_is_not_ours_isolates_only_where_it_knows_salts(
     knows_salt: bool, isolation: CacheIsolation
 ) -> None:
-    config = AttachedServerConfig(url="http://127.0.0.1:1", upstream_model="m", cache_salt=knows_salt)
-    assert AttachedServer(config).cache_isolation is isolation
+    config = engine_settings(OpenAiHttpModel, url="http://127.0.0.1:1", upstream_model="m", cache_salt=knows_salt)
+    assert AttachedServer(*config).cache_isolation is isolation

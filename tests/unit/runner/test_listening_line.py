@@ -2,7 +2,7 @@
 
 import pytest
 
-from runner_svc.openai_upstream.started_server import LISTENING
+from runner_svc.runtimes.started_server import LISTENING
 
 
 @pytest.mark.parametrize(

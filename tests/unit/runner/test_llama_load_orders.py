@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.engine_settings import engine_settings
 
 from runner_svc.backend.llama_flags import hidden_devices, tensor_split
 from runner_svc.backend.port import LoadOrder
@@ -23,7 +24,8 @@ from runner_svc.runtimes.llama_server.arguments import (
 )
 from runner_svc.runtimes.llama_server.backend import ServerProps, parse_props
 from runner_svc.runtimes.llama_server.xllamacpp_launcher import parse_arguments as parse_launcher_arguments
-from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
+from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.kernel.errors import FieldError
 
@@ -278,7 +280,7 @@ def test_properties_that_make_no_sense_say_nothing(body: bytes) -> None:
     ],
 )
 async def test_a_server_that_runs_already_takes_no_orders(order: LoadOrder, field: str) -> None:
-    backend = AttachedServer(AttachedServerConfig(url="http://127.0.0.1:9/v1", upstream_model="m"))
+    backend = AttachedServer(*engine_settings(OpenAiHttpModel, url="http://127.0.0.1:9/v1", upstream_model="m"))
     assert backend.load_parameters == ()
     with pytest.raises(FieldError) as refused:
         await backend.start(order)

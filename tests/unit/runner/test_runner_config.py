@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.engine_settings import engine_settings
 
 from runner_svc.config import RunnerConfig
-from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
+from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from runner_svc.session.report import RunnerReport
 from runner_svc.settings import RunnerSettings
 from weft.api.registry.v1 import model_pb2
@@ -96,7 +98,7 @@ def test_routers_wait_longer_for_a_model_than_its_runner_does_for_its_memory(
     [(URL, "http://gpu-box.lan:8000"), ("http://h/v1/", "http://h"), ("https://h/api", "https://h/api")],
 )
 def test_a_base_url_may_end_with_v1_or_not(url: str, base: str) -> None:
-    assert AttachedServerConfig(url=url, upstream_model="m").base_url == base
+    assert AttachedServer(*engine_settings(OpenAiHttpModel, url=url, upstream_model="m")).base_url == base
 
 
 def test_an_attached_model_gets_a_backend_that_starts_nothing(tmp_path: Path) -> None:

@@ -5,10 +5,9 @@ server itself wrote.
 """
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import aiohttp
 from typing_extensions import override
@@ -30,14 +29,17 @@ from runner_svc.openai_upstream.client import Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.backoff import ServerBackoff
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.runtimes.model_engine import ModelContext
+from runner_svc.runtimes.settings import UpstreamSettings
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import audio_pb2, completion_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.kernel.request import TEXT_OPERATIONS, Operation
+from weft.kernel.request import Operation
 from weft.wake.redaction import redacted
+
+Model = TypeVar("Model", bound=UpstreamSettings)
 
 
 def read_key(variable: str | None, environment: Mapping[str, str]) -> str:
@@ -55,39 +57,12 @@ def read_key(variable: str | None, environment: Mapping[str, str]) -> str:
     return key
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnmanagedServerConfig:
-    """The configuration of every server that weft does not start: one model of it."""
+class UnmanagedServer(Backend, Generic[Model]):
+    """The common part of backends over servers that weft does not start: one model of one server.
 
-    url: str = field(repr=False)
-    """http or https."""
-    upstream_model: str
-    """The server's own name of the model."""
-    api_key_env: str | None = None
-    """Environment variable that holds the key, read with every start; None: no key is sent."""
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
-    operations: frozenset[Operation] = TEXT_OPERATIONS
-    context_tokens: int = 0
-    """0: unknown."""
-    probe_interval_seconds: float = 5.0
-    """Interval of the probes of the server."""
-    probe_failures: int = 3
-    """Number of failed probes in a row after which it counts as gone."""
-    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
-    parameters: ParameterProfile
-    """Parameters beyond weft's own that it is sent, and whether the model thinks by default."""
-
-    @property
-    def base_url(self) -> str:
-        """The URL without a slash at the end."""
-        return self.url.rstrip("/")
-
-
-class UnmanagedServer(Backend):
-    """The common part of backends over servers that weft does not start.
-
-    A runtime adds how requests are sent (`_open`), how it looks whether the server is there (`_require_ready`,
-    `_is_there`), and, where the server may know more, why an answer broke off (`_explain_break`).
+    A runtime adds the operations and parameters, how requests are sent (`_open`), how it looks whether the server is
+    there (`_require_ready`, `_is_there`), and, where the server may know more, why an answer broke off
+    (`_explain_break`).
     """
 
     noun = "server"
@@ -95,9 +70,20 @@ class UnmanagedServer(Backend):
     is_provider = False
     """Whether it is off the premises; see Endpoint.is_provider."""
 
-    def __init__(self, config: UnmanagedServerConfig, max_retries: int = 0) -> None:
-        self._server = config
-        self._operations = config.operations
+    def __init__(
+        self,
+        model: Model,
+        context: ModelContext,
+        *,
+        operations: frozenset[Operation],
+        parameters: ParameterProfile,
+        max_retries: int = 0,
+    ) -> None:
+        """`parameters`: those beyond weft's own that it is sent, and whether the model thinks by default."""
+        self.model = model
+        self.context = context
+        self.operations = operations
+        self.parameters = parameters
         self._http: OpenAiHttp | None = None
         self._backoff = ServerBackoff(max_retries=max_retries)
         self._secrets: tuple[str, ...] = ()
@@ -105,6 +91,11 @@ class UnmanagedServer(Backend):
         self._why_gone = ""
         """Why the last probe found the server unusable; empty: it did not answer."""
         self.log = LogRing()
+
+    @property
+    def base_url(self) -> str:
+        """The server's URL without a slash at the end."""
+        return self.model.url.rstrip("/")
 
     @override
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
@@ -115,32 +106,31 @@ class UnmanagedServer(Backend):
         """
         self._require_no_orders(order)
         await self.stop()
-        config = self._server
-        key = read_key(config.api_key_env, config.environment)
-        self._secrets = secret_words(config.base_url, key)
+        key = read_key(self.model.api_key_env, self.context.environment)
+        self._secrets = secret_words(self.base_url, key)
         endpoint = Endpoint(
-            base_url=config.base_url,
+            base_url=self.base_url,
             api_key=key,
-            model=config.upstream_model,
-            parameters=config.parameters,
+            model=self.model.server_model,
+            parameters=self.parameters,
             is_provider=self.is_provider,
         )
-        http = OpenAiHttp(endpoint, config.timeouts, self._explain_break, self._open)
+        http = OpenAiHttp(endpoint, self.context.timeouts, self._explain_break, self._open)
         try:
             await self._require_ready(http)
         except BaseException:
             await http.close()
             raise
         self._http = http
-        return BackendFacts(operations=config.operations, context_tokens=config.context_tokens)
+        return BackendFacts(operations=self.operations, context_tokens=self.model.context_tokens or 0)
 
     @override
     async def wait_exit(self) -> ExitReport:
         """Return when the server has failed several probes in a row."""
-        http, config = self._running(), self._server
+        http = self._running()
         failures = 0
-        while failures < config.probe_failures:
-            await asyncio.sleep(config.probe_interval_seconds)
+        while failures < self.context.probe_failures:
+            await asyncio.sleep(self.context.probe_interval_seconds)
             if http is not self._http:
                 await asyncio.Event().wait()  # stopped by us: the waiting task is cancelled
             failures = 0 if await self._is_there(http) else failures + 1
@@ -171,7 +161,7 @@ class UnmanagedServer(Backend):
 
     @override
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        if Operation.COMPLETION not in self._operations and isinstance(payload, completion_pb2.CompletionPayload):
+        if Operation.COMPLETION not in self.operations and isinstance(payload, completion_pb2.CompletionPayload):
             raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model takes chats, and no text completions")
         with self._redacted_errors():
             async with aclosing(self._running().generate(payload, call)) as frames:
@@ -217,7 +207,7 @@ class UnmanagedServer(Backend):
                     yield part
 
     def _require(self, operation: Operation, words: str) -> None:
-        if operation not in self._operations:
+        if operation not in self.operations:
             raise WeftError(Reason.UNSUPPORTED_OPERATION, f"this model is not configured for {words}")
 
     @contextmanager

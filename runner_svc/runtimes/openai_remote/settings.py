@@ -1,0 +1,41 @@
+"""The settings of a model of a provider off the premises in `weft.yaml`."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, MaxLen
+
+from runner_svc.runtimes.settings import UpstreamSettings
+from weft.kernel.request import Operation, OperationName
+from weft.kernel.settings import PUBLIC, SECRET
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAiRemoteModel(UpstreamSettings):
+    """A model of a provider off the premises."""
+
+    url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
+    """Base URL of the provider, https and with its version, such as `https://api.example.com/v1`."""
+    remote: bool | None = None
+    """Whether serving it sends bytes off the premises. Always so: true or left out."""
+    embeddings: bool | None = None
+    """Whether it also gives embeddings. Default: no."""
+    operations: Annotated[tuple[OperationName, ...], MaxLen(len(Operation)), PUBLIC] = ()
+    """What the provider offers, such as `[chat, embedding]`. Default: `[chat]`."""
+    api_kind: Literal["chat_completions"] = "chat_completions"
+    """Which of the provider's interfaces is used."""
+    timeout_seconds: Annotated[float, Gt(0), Le(3600), PUBLIC] = 120.0
+    """Longest wait until an answer begins, repetitions and the pauses before them included."""
+    max_retries: Annotated[int, Ge(0), Le(10), PUBLIC] = 0
+    """How often the runner itself repeats a request for which the provider was too busy (429, 503) or to which it could
+    not connect. The router may try elsewhere besides."""
+    health_check: Literal["config_only", "models"] = "config_only"
+    """`config_only` calls the provider for requests alone; `models` also requests its list of models, at the start and
+    every minute."""
+    token_limit_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # noqa: S105 - a parameter's name
+    """What the provider calls the limit of an answer's length."""
+
+    @property
+    def location(self) -> str:
+        """Whose model it is: the address is not shown."""
+        return "a provider's"
