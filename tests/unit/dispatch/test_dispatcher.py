@@ -197,6 +197,50 @@ async def test_a_completed_stream_ends_with_the_whole_receipt(tmp_path: Path) ->
     assert scheduler.receipts == [receipt], "the router is told what happened"
 
 
+class FinishingRunner(ScriptedRunner):
+    """Has work left after its last event."""
+
+    def __init__(self) -> None:
+        super().__init__([STARTED, _text("a"), FINISHED])
+        self.may_end = asyncio.Event()
+        self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """Whether it ended by itself."""
+
+    async def Generate(  # noqa: N802 - the rpc's name
+        self, request: generation_service_pb2.GenerateRequest, context: Any
+    ) -> AsyncIterator[generation_service_pb2.GenerateResponse]:
+        by_itself = False
+        try:
+            async for response in super().Generate(request, context):
+                yield response
+            await self.may_end.wait()
+            by_itself = True
+        finally:
+            self.ended.set_result(by_itself)
+
+
+@pytest.mark.parametrize(("patience_seconds", "by_itself"), [(60.0, True), (0.0, False)])
+async def test_the_stream_of_a_complete_answer_ends_by_itself_unless_it_takes_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience_seconds: float, by_itself: bool
+) -> None:
+    """A reset reached runners that were still finishing, and cost them the connection to their engine."""
+    monkeypatch.setattr("weft.dispatch.dispatcher.STREAM_END_SECONDS", patience_seconds)
+    runner = FinishingRunner()
+    async with _listening(tmp_path, runner) as address:
+        channels = ChannelPool()
+        call = Dispatcher(ScriptedScheduler(address), channels).call(CHAT, _about(), chat_pb2.ChatPayload())
+        async for _frame in call.chunks():
+            pass
+        if by_itself:
+            # What a reset would need to get there.
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert not runner.ended.done()
+            runner.may_end.set()
+        assert await runner.ended is by_itself
+        await channels.close()
+
+
 async def test_a_failure_before_content_is_reported_and_the_next_grant_is_used(tmp_path: Path) -> None:
     async with _runner(tmp_path, [STARTED, DIED], [STARTED, _text("a"), FINISHED]) as address:
         scheduler = ScriptedScheduler(address)
