@@ -17,7 +17,7 @@ MAX_PARAMETERS = 16
 MAX_VALUE_CHARS = 1024
 _SHOWN_CHARS = 64
 _MAX_DIGITS = 9
-"""Longest number that is read, unless the maximum has more digits."""
+"""Longest number with leading zeros that is read, unless the maximum has more digits."""
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -52,11 +52,11 @@ class Query:
             raise invalid_field("order", "must be 'asc' or 'desc'")
         return order == "asc"
 
-    def count(self, name: str, most: int, *, least: int = 1) -> int:
-        """Returns a whole number from `least` to `most`; 0 where it is not given."""
+    def count(self, name: str, most: int, *, least: int = 1, padded: bool = True) -> int:
+        """Returns a whole number as `whole_number` does; 0 where it is not given."""
         if name not in self._values:
             return 0
-        return whole_number(self._values[name], name, most, least=least)
+        return whole_number(self._values[name], name, most, least=least, padded=padded)
 
     def flag(self, name: str) -> bool:
         """Returns a boolean; False where it is not given."""
@@ -68,9 +68,13 @@ class Query:
         return flag
 
 
-def whole_number(text: str, field: str, most: int, *, least: int = 0) -> int:
-    """Returns a whole number from `least` to `most`. Raises INVALID_ARGUMENT naming `field` for anything else."""
-    is_number = text.isascii() and text.isdigit() and len(text) <= max(_MAX_DIGITS, len(str(most)))
+def whole_number(text: str, field: str, most: int, *, least: int = 0, padded: bool = True) -> int:
+    """Returns a whole number from `least` to `most`. Raises INVALID_ARGUMENT naming `field` for anything else.
+
+    `padded`: whether leading zeros may make it longer than `most`.
+    """
+    max_digits = max(_MAX_DIGITS if padded else 0, len(str(most)))
+    is_number = text.isascii() and text.isdigit() and len(text) <= max_digits
     if not is_number or not least <= int(text) <= most:
         raise invalid_field(field, f"must be a whole number from {least} to {most}")
     return int(text)

@@ -66,7 +66,7 @@ def _page(request: Request, listed: dict[str, object]) -> dict[str, object]:
     limit, after, before = given.get("limit"), given.get("after_id"), given.get("before_id")
     if after and before:
         raise invalid_field("before_id", "must not be given together with 'after_id'")
-    count = DEFAULT_LISTED if limit is None else whole_number(limit, "limit", MAX_LISTED, least=1)
+    count = DEFAULT_LISTED if limit is None else whole_number(limit, "limit", MAX_LISTED, least=1, padded=False)
     return anthropic_list(listed, count, after_id=after or "", before_id=before or "")
 
 

@@ -193,7 +193,7 @@ async def list_input_items(responses: Responses, request: Request) -> Response:
     query = Query(request.scope, known=None)
     items = await responses.input_items(tenant, response_id)
     ordered = items if query.is_ascending() else items[::-1]
-    limit = query.count("limit", MAX_ITEMS) or DEFAULT_ITEMS
+    limit = query.count("limit", MAX_ITEMS, padded=False) or DEFAULT_ITEMS
     after = query.text("after") if "after" in query else None
     return json_response(list_after(ordered, after, limit, "names no item of this response"))
 

@@ -149,13 +149,13 @@ async def test_input_items_come_in_pages() -> None:
         newest = await gateway.sdk.responses.input_items.list(made["id"], limit=1)
         wrong = [
             (await gateway.request("GET", f"{PATH}/{made['id']}/input_items?{query}")).status
-            for query in ("limit=0", "limit=101", "limit=x", "order=up", "after=nope")
+            for query in ("limit=0", "limit=101", "limit=0010", "limit=x", "order=up", "after=nope")
         ]
     assert [read(item)["content"][0]["text"] for item in listed] == [f"line {number}" for number in range(5)]
     assert len({item.id for item in listed}) == 5
     assert read(newest)["data"][0]["content"][0]["text"] == "line 4"
     assert newest.has_more is True
-    assert wrong == [400] * 5
+    assert wrong == [400] * 6
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -57,6 +57,7 @@ async def test_an_empty_fleet_is_an_empty_page() -> None:
         ("limit=1001", "limit"),
         ("limit=x", "limit"),
         ("limit=99999999999", "limit"),
+        ("limit=00010", "limit"),
         ("after_id=gone", "after_id"),
         ("before_id=gone", "before_id"),
         ("after_id=a&before_id=b", "before_id"),
