@@ -1,26 +1,28 @@
 """The registry's view of the mesh as candidates for the scheduler, and the changes between two views."""
 
 from types import MappingProxyType
+from typing import Literal
 
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.routes import Route
 from weft.api.registry.v1 import route_pb2, wake_pb2
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.agents import members_of
-from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.kernel.clock import refused_words
 from weft.wake.recipes import max_wait_seconds, mesh_recipe
 
 _READINESS = {
-    Phase.READY: Readiness.READY,
-    Phase.IDLE: Readiness.LOADING,
-    Phase.LOADING: Readiness.LOADING,
+    InstanceState.PHASE_READY: Readiness.READY,
+    InstanceState.PHASE_IDLE: Readiness.LOADING,
+    InstanceState.PHASE_LOADING: Readiness.LOADING,
     # A backend that stops is restarted or goes to sleep, unless its runner drains.
-    Phase.STOPPING: Readiness.LOADING,
-    Phase.HIBERNATING: Readiness.ASLEEP,
-    Phase.DRAINING: Readiness.DOWN,
-    Phase.CRASH_LOOP: Readiness.DOWN,
-    Phase.FAILED: Readiness.DOWN,
+    InstanceState.PHASE_STOPPING: Readiness.LOADING,
+    InstanceState.PHASE_HIBERNATING: Readiness.ASLEEP,
+    InstanceState.PHASE_DRAINING: Readiness.DOWN,
+    InstanceState.PHASE_CRASH_LOOP: Readiness.DOWN,
+    InstanceState.PHASE_FAILED: Readiness.DOWN,
 }
 _EXPECTED = (Readiness.LOADING, "its runner is being started")
 _BY_RUNNER = wake_pb2.Wake(by_runner=True)
@@ -44,9 +46,9 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
         runner_max_requests=runner.max_requests if runner is not None else 0,
         runner_wakes=model.wake is not None and model.wake.by_runner,
         max_wake_seconds=max_wait_seconds(wake_plan(model)),
-        load_progress=instance.load_progress if instance is not None else None,
-        load_eta_seconds=instance.load_eta_seconds if instance is not None else None,
-        usual_load_seconds=instance.usual_load_seconds if instance is not None else None,
+        load_progress=instance.load_progress if instance is not None and instance.HasField("load_progress") else None,
+        load_eta_seconds=_seconds(instance, "load_eta"),
+        usual_load_seconds=_seconds(instance, "usual_load"),
         detail=detail,
         host=runner.host if runner is not None else "",
         memory_bytes=_memory_bytes(instance),
@@ -58,9 +60,15 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
     )
 
 
-def _memory_bytes(instance: InstanceView | None) -> int:
+def _seconds(instance: InstanceState | None, field: Literal["load_eta", "usual_load"]) -> float | None:
+    if instance is None or not instance.HasField(field):
+        return None
+    return float(getattr(instance, field).ToNanoseconds() / 1e9)
+
+
+def _memory_bytes(instance: InstanceState | None) -> int:
     """Return the memory of its lease, or what a load would take if it has none."""
-    if instance is None or instance.memory is None:
+    if instance is None:
         return 0
     return instance.memory.leased_bytes or instance.memory.estimated_bytes
 
@@ -85,7 +93,7 @@ def wake_plan(model: ModelView) -> wake_pb2.Wake:
     return model.wake or _BY_RUNNER
 
 
-def _readiness(model: ModelView, runner: RunnerView | None, instance: InstanceView | None) -> tuple[Readiness, str]:
+def _readiness(model: ModelView, runner: RunnerView | None, instance: InstanceState | None) -> tuple[Readiness, str]:
     if runner is None or not runner.active:
         # Also while the registry has reported only the runner and not yet its models.
         if model.reachable and mesh_recipe(wake_plan(model)) is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,16 +14,16 @@ from gateway.intake.query import begin_read
 from gateway.operations import read_body
 from gateway.resources.handlers import name_of
 from weft.api.gateway.v1 import admin_model_pb2 as pb
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2
-from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase
+from weft.dispatch.fleet import FleetView, ModelView
 from weft.dispatch.operations import OPERATIONS
 from weft.dispatch.placement import PoolQueue
-from weft.documents.codec import document_of
+from weft.documents.codec import document_of, word_of
 from weft.documents.operation_actions import LoadSettings, flush_action, load_action, unload_action
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.kernel.timestamps import optional_duration
 
 InstanceDescriptions = Mapping[str, Mapping[str, runner_service_pb2.InstanceDescription]]
 """Instance descriptions as the runners report them, by runner and model."""
@@ -76,47 +77,49 @@ def model_memory(view: FleetView) -> list[pb.ModelMemory]:
     found = []
     for model in sorted(view.models.values(), key=lambda one: one.name):
         instance, runner = _instance(view, model), view.runners.get(model.runner)
-        if instance is not None and runner is not None and instance.memory is not None:
+        if instance is not None and runner is not None and instance.HasField("memory"):
             found.append(
                 pb.ModelMemory(
                     model=model.name,
                     runner=runner.name,
                     host=runner.host,
-                    state=_state(instance),
+                    state=word_of(instance, "phase"),
                     memory=instance.memory,
                 )
             )
     return found
 
 
-def _instance(view: FleetView, model: ModelView) -> InstanceView | None:
+def _instance(view: FleetView, model: ModelView) -> InstanceState | None:
     runner = view.runners.get(model.runner)
     return runner.instances.get(model.name) if runner is not None and runner.active else None
 
 
-def _state(instance: InstanceView) -> str:
-    return instance.phase.name.lower().replace("_", "-")
+_OPTIONAL: tuple[Literal["load_progress", "load_eta", "memory", "unload_time"], ...] = (
+    "load_progress",
+    "load_eta",
+    "memory",
+    "unload_time",
+)
 
 
 def _replica(view: FleetView, model: ModelView) -> pb.Replica:
     runner, instance = view.runners.get(model.runner), _instance(view, model)
     host = runner.host if runner is not None else None
     if instance is None:
-        state = Phase.HIBERNATING.name.lower() if model.hibernating else GONE
+        state = "hibernating" if model.hibernating else GONE
         return pb.Replica(model=model.name, runner=model.runner, host=host, state=state)
+    reported: dict[str, Any] = {name: getattr(instance, name) for name in _OPTIONAL if instance.HasField(name)}
     return pb.Replica(
+        **reported,
         model=model.name,
         runner=model.runner,
         host=host,
-        state=_state(instance),
+        state=word_of(instance, "phase"),
         detail=instance.detail,
-        load_progress=instance.load_progress,
-        load_eta=optional_duration(instance.load_eta_seconds),
         context_tokens=instance.context_tokens or model.context_tokens,
         slots_used=instance.slots_used,
         slots_total=instance.slots_total,
-        memory=instance.memory,
-        unload_time=instance.unload_time,
         pinned=instance.pinned,
     )
 

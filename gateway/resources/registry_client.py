@@ -175,23 +175,7 @@ class RegistryClient(RegistryPort):
         instance = None if runner is None else runner.instances.get(model.manifest.name)
         if runner is None or instance is None or not runner.active:
             return None
-        state = runner_pb2.InstanceState(
-            model=instance.model,
-            phase=instance.phase.value,
-            slots_total=instance.slots_total,
-            slots_used=instance.slots_used,
-            load_progress=instance.load_progress,
-            context_tokens=instance.context_tokens,
-            detail=instance.detail,
-            memory=instance.memory,
-            unload_time=instance.unload_time,
-            pinned=instance.pinned,
-            fault_count=instance.fault_count,
-            last_fault=instance.last_fault,
-        )
-        if instance.load_eta_seconds is not None:
-            state.load_eta.FromNanoseconds(int(instance.load_eta_seconds * 1e9))
-        return state
+        return instance
 
 
 def _event_filter(events: EventFilter) -> dict[str, Any]:

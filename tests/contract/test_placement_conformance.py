@@ -12,8 +12,9 @@ from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import placement_service_pb2_grpc
-from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.dispatch.placement import RouterPort
 from weft.dispatch.remote_router import RemotePlacement
 from weft.kernel.clock import SystemClock
@@ -23,7 +24,7 @@ from weft.kernel.rpc import new_server, open_channel
 from weft_testing.conformance.placement import POOL, PlacementConformance
 
 
-def fleet_view(slots: int, phase: Phase = Phase.READY) -> FleetView:
+def fleet_view(slots: int, phase: "InstanceState.Phase.ValueType" = InstanceState.PHASE_READY) -> FleetView:
     runners = {
         name: RunnerView(
             name=name,
@@ -42,8 +43,8 @@ def fleet_view(slots: int, phase: Phase = Phase.READY) -> FleetView:
     return FleetView(1, runners, models)
 
 
-def _instance(model: str, slots: int, phase: Phase) -> InstanceView:
-    return InstanceView(model=model, phase=phase, slots_total=slots, slots_used=0, load_progress=None, detail="")
+def _instance(model: str, slots: int, phase: "InstanceState.Phase.ValueType") -> InstanceState:
+    return InstanceState(model=model, phase=phase, slots_total=slots, slots_used=0, load_progress=None, detail="")
 
 
 def _model(name: str, runner: str) -> ModelView:
@@ -105,7 +106,7 @@ class RouterPlacement(PlacementConformance):
         return self.over(scheduling_loop(fleet_view(slots)))
 
     def sleeping_placement(self, wake_error: WeftError | None) -> AbstractAsyncContextManager[RouterPort]:
-        return self.over(scheduling_loop(fleet_view(1, Phase.HIBERNATING), wake_error))
+        return self.over(scheduling_loop(fleet_view(1, InstanceState.PHASE_HIBERNATING), wake_error))
 
     def over(self, loop: SchedulingLoop) -> AbstractAsyncContextManager[RouterPort]:
         raise NotImplementedError

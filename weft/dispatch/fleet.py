@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -27,54 +26,12 @@ from weft.kernel.request import Operation, Skill
 from weft.kernel.service import start_critical, stop_tasks
 
 if TYPE_CHECKING:
-    from google.protobuf.timestamp_pb2 import Timestamp
-
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
 
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
-
-
-class Phase(Enum):
-    """The life cycle phase of an instance; see `registry.v1.InstanceState.Phase`."""
-
-    IDLE = runner_pb2.InstanceState.PHASE_IDLE
-    LOADING = runner_pb2.InstanceState.PHASE_LOADING
-    READY = runner_pb2.InstanceState.PHASE_READY
-    DRAINING = runner_pb2.InstanceState.PHASE_DRAINING
-    STOPPING = runner_pb2.InstanceState.PHASE_STOPPING
-    CRASH_LOOP = runner_pb2.InstanceState.PHASE_CRASH_LOOP
-    FAILED = runner_pb2.InstanceState.PHASE_FAILED
-    HIBERNATING = runner_pb2.InstanceState.PHASE_HIBERNATING
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceView:
-    """One model on one runner, as the runner last reported it."""
-
-    model: str
-    phase: Phase
-    slots_total: int
-    slots_used: int
-    load_progress: float | None
-    detail: str
-    context_tokens: int = 0
-    """Context of one slot, prompt and answer together; 0: unknown."""
-    memory: runner_pb2.InstanceMemory | None = None
-    """Its accelerator memory, read-only; None: not reported."""
-    unload_time: "Timestamp | None" = None
-    """Time at which it is unloaded if idle; None: never."""
-    pinned: bool = False
-    """Whether it is never evicted for another model."""
-    load_eta_seconds: float | None = None
-    """How long loading will still take; None: unknown, or it does not load."""
-    usual_load_seconds: float | None = None
-    """Duration of a cold load, as observed; None: unknown."""
-    fault_count: int = 0
-    """Number of crashes of its backend since its runner started."""
-    last_fault: runner_pb2.InstanceFault | None = None
-    """The last of these, read-only."""
+_PHASES = frozenset(runner_pb2.InstanceState.Phase.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +46,8 @@ class RunnerView:
     active: bool
     draining: bool
     ticket_key: bytes
-    instances: Mapping[str, InstanceView]
+    instances: Mapping[str, runner_pb2.InstanceState]
+    """Its models as it last reported them, by name; read-only. A phase that this version does not know is FAILED."""
     max_requests: int = 0
     """Maximum concurrent requests over all its models; 0: as many as its slots."""
     tool_names: frozenset[str] = frozenset()
@@ -225,24 +183,13 @@ def _runner(watched: registry_service_pb2.WatchedRunner) -> RunnerView:
     )
 
 
-def _instance(state: runner_pb2.InstanceState) -> InstanceView:
-    known = state.phase in runner_pb2.InstanceState.Phase.values() and state.phase != 0
-    return InstanceView(
-        model=state.model,
-        phase=Phase(state.phase) if known else Phase.FAILED,
-        slots_total=state.slots_total,
-        slots_used=state.slots_used,
-        load_progress=state.load_progress if state.HasField("load_progress") else None,
-        detail=state.detail,
-        context_tokens=state.context_tokens,
-        memory=state.memory if state.HasField("memory") else None,
-        unload_time=state.unload_time if state.HasField("unload_time") else None,
-        pinned=state.pinned,
-        load_eta_seconds=state.load_eta.ToNanoseconds() / 1e9 if state.HasField("load_eta") else None,
-        usual_load_seconds=state.usual_load.ToNanoseconds() / 1e9 if state.HasField("usual_load") else None,
-        fault_count=state.fault_count,
-        last_fault=state.last_fault if state.HasField("last_fault") else None,
-    )
+def _instance(state: runner_pb2.InstanceState) -> runner_pb2.InstanceState:
+    if state.phase != runner_pb2.InstanceState.PHASE_UNSPECIFIED and state.phase in _PHASES:
+        return state
+    failed = runner_pb2.InstanceState()
+    failed.CopyFrom(state)
+    failed.phase = runner_pb2.InstanceState.PHASE_FAILED
+    return failed
 
 
 def _model(model: model_pb2.Model) -> ModelView:

@@ -19,6 +19,7 @@ from gateway.http.tls import server_context
 from router_svc.service import RouterService
 from runner_svc.settings import RunnerSettings
 from weft.api.registry.v1 import agent_pb2
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import (
     ExpectedMesh,
@@ -26,7 +27,6 @@ from weft.dispatch.fleet import (
     FleetView,
     FleetWatcher,
     ModelView,
-    Phase,
     expected_model,
 )
 from weft.durable.batches import BatchPort, FilePort
@@ -287,16 +287,16 @@ class UpHost:
             return None
         if instance.detail.startswith(MODEL_NOT_LISTED):
             return instance.detail  # its server is probed again and again; the other models are usable
-        if instance.phase in (Phase.CRASH_LOOP, Phase.FAILED):
+        if instance.phase in (InstanceState.PHASE_CRASH_LOOP, InstanceState.PHASE_FAILED):
             raise WeftError(
                 Reason.LOAD_STALLED,
                 f"{model} does not start on {runner_name}: {instance.detail}; "
                 f"see {self._home.logs / f'runner-{runner_name}.log'}",
             )
-        if instance.phase is Phase.HIBERNATING:
+        if instance.phase == InstanceState.PHASE_HIBERNATING:
             # The detail names a lack of memory, where the model could not be loaded for that.
             return f"asleep on {runner_name}" + (f": {instance.detail}" if instance.detail else "")
-        return f"ready on {runner_name}" if instance.phase is Phase.READY else None
+        return f"ready on {runner_name}" if instance.phase == InstanceState.PHASE_READY else None
 
     def _facts(self) -> dict[str, Any]:
         return {

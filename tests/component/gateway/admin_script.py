@@ -7,8 +7,9 @@ from gateway.admin.operations import AdminPorts
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, runner_pb2
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
-from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.dispatch.placement import PoolQueue
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation
@@ -124,9 +125,9 @@ def admin_ports(
 
 def two_replicas() -> FleetView:
     """A pool "qwen" with a model that is ready on titan and a hibernating one of a runner that is gone."""
-    ready = InstanceView(
+    ready = InstanceState(
         model="qwen",
-        phase=Phase.READY,
+        phase=InstanceState.PHASE_READY,
         slots_total=4,
         slots_used=1,
         load_progress=None,

@@ -28,7 +28,8 @@ from weft.api.registry.v1 import (
     settings_service_pb2,
     settings_service_pb2_grpc,
 )
-from weft.dispatch.fleet import FleetView, InstanceView, Phase, RunnerView
+from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.dispatch.fleet import FleetView, RunnerView
 from weft.documents.codec import document_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
@@ -182,9 +183,9 @@ async def test_each_kind_is_listed_and_found(tmp_path: Path, kind: ResourceKind,
 
 
 async def test_a_model_tells_how_it_does_on_its_runner(tmp_path: Path) -> None:
-    instance = InstanceView(
+    instance = InstanceState(
         model="tiny",
-        phase=Phase.LOADING,
+        phase=InstanceState.PHASE_LOADING,
         slots_total=2,
         slots_used=0,
         load_progress=0.5,

@@ -9,7 +9,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from registry_harness import READ_LIMIT_SECONDS, RunningRegistry, SomeRunner, ready, refused, running_registry
 
 from weft.api.registry.v1 import registry_service_pb2, runner_pb2
-from weft.dispatch.fleet import FleetView, FleetWatcher, Phase
+from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.dispatch.fleet import FleetView, FleetWatcher
 from weft.kernel.clock import SystemClock
 from weft.kernel.reasons import Reason
 
@@ -150,7 +151,7 @@ async def test_the_fleet_watcher_of_routers_follows_along(mesh: RunningRegistry)
         await runner.beat(ready(slots_used=1))
         view = await _view_where(views, lambda seen: bool(seen.runners) and bool(seen.runners["r1"].instances))
         assert view.runners["r1"].ticket_key == runner.ticket_key
-        assert view.runners["r1"].instances["m1"].phase is Phase.READY
+        assert view.runners["r1"].instances["m1"].phase == InstanceState.PHASE_READY
         assert sorted(view.models) == ["m1", "m2"]
         await mesh.advance(90.0)
         view = await _view_where(views, lambda seen: not seen.models["m2"].active)

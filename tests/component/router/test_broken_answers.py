@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from waker_harness import MODEL, grant_of, next_word, waking_mesh
 
-from weft.dispatch.fleet import Phase
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.placement import Grant
 from weft.kernel.reasons import Reason
 
@@ -17,7 +17,7 @@ async def test_only_an_answer_that_its_runner_broke_off_counts_against_that(
     tmp_path: Path, reason: Reason, counts: bool
 ) -> None:
     async with waking_mesh(tmp_path) as mesh:
-        mesh.show(Phase.READY)
+        mesh.show(InstanceState.PHASE_READY)
         async with mesh.place("first") as place:
             granted = await grant_of(place)
             await place.report_first_content(granted.attempt)

@@ -9,7 +9,8 @@ from waker_harness import MODEL, WakingMesh, grant_of, next_word, refusal_of, wa
 
 from router_svc.loop import TICK_SECONDS, Mailbox
 from router_svc.policy.decisions import Decision, Placed
-from weft.dispatch.fleet import FleetView, Phase
+from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import Grant
 from weft.kernel.reasons import Reason
 
@@ -18,7 +19,7 @@ FAULT = "a fault that was planted"
 
 async def ready_mesh(stack: AsyncExitStack, tmp_path: Path) -> WakingMesh:
     mesh = await stack.enter_async_context(waking_mesh(tmp_path))
-    mesh.show(Phase.READY)
+    mesh.show(InstanceState.PHASE_READY)
     return mesh
 
 
@@ -41,7 +42,7 @@ async def test_a_grant_that_cannot_be_signed_loses_neither_the_others_decisions_
             await next_word(place)
         await mesh.runner.asked()
         mesh.runner.answer()
-        mesh.show(Phase.READY)
+        mesh.show(InstanceState.PHASE_READY)
         assert (await grant_of(lucky)).model == MODEL
         refused = await refusal_of(unlucky)
         assert refused.reason is Reason.INTERNAL

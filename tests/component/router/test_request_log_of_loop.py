@@ -14,8 +14,9 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import ClientProfile, RateLimitConfig, Settings
 from router_svc.request_servicer import LocalRequests
 from weft.api.common.v1 import receipt_pb2
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import request_pb2 as pb
-from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.dispatch.placement import Grant, LoadingModel, PlacementRequest, WaitingInQueue
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
@@ -43,8 +44,8 @@ class Router:
         return await self.requests.request(request_id)
 
 
-def one_slot(phase: Phase = Phase.READY) -> FleetView:
-    instance = InstanceView(model="qwen", phase=phase, slots_total=1, slots_used=0, load_progress=None, detail="")
+def one_slot(phase: "InstanceState.Phase.ValueType" = InstanceState.PHASE_READY) -> FleetView:
+    instance = InstanceState(model="qwen", phase=phase, slots_total=1, slots_used=0, load_progress=None, detail="")
     runner = RunnerView(
         name="titan",
         incarnation="run-1",
@@ -70,7 +71,9 @@ def one_slot(phase: Phase = Phase.READY) -> FleetView:
 
 
 @asynccontextmanager
-async def router(rates: RateLimitConfig | None = None, phase: Phase = Phase.READY) -> AsyncIterator[Router]:
+async def router(
+    rates: RateLimitConfig | None = None, phase: "InstanceState.Phase.ValueType" = InstanceState.PHASE_READY
+) -> AsyncIterator[Router]:
     clock = SystemClock()
     profiles = {"nightly": ClientProfile(priority=Priority.LOW)}
     books = RouterRecords.empty(clock, clients=ClientsConfig(profiles=profiles), rate_limits=rates)
@@ -151,7 +154,7 @@ async def test_a_refusal_of_the_scheduler_is_remembered_with_its_message() -> No
 
 
 async def test_a_load_is_explained_with_what_decided_it() -> None:
-    async with router(phase=Phase.HIBERNATING) as mesh, mesh.placement.place(asked("r-1")) as place:
+    async with router(phase=InstanceState.PHASE_HIBERNATING) as mesh, mesh.placement.place(asked("r-1")) as place:
         assert isinstance(await place.next_decision(), LoadingModel)
         record = await mesh.told("r-1")
         assert record.state == pb.RequestRecord.STATE_LOADING

@@ -17,7 +17,8 @@ from waker_harness import (
 )
 
 from router_svc.policy.limits import SchedulerLimits
-from weft.dispatch.fleet import FleetView, Phase
+from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import LoadingModel, Placement, WaitingInQueue
 from weft.kernel.address import RUNNER_KEY, relayed_address
 from weft.kernel.errors import WeftError
@@ -44,8 +45,8 @@ async def test_many_requests_share_one_wake_and_are_granted_when_the_model_is_re
         places = await waiting_places(stack, mesh, 5)
         assert await mesh.runner.asked() == MODEL
         mesh.runner.answer()
-        mesh.show(Phase.LOADING)
-        mesh.show(Phase.READY)
+        mesh.show(InstanceState.PHASE_LOADING)
+        mesh.show(InstanceState.PHASE_READY)
         assert [(await grant_of(place)).runner for place in places] == [RUNNER] * 5
         assert len(mesh.runner.calls) == 1
 
@@ -76,7 +77,7 @@ async def test_a_load_that_found_no_memory_refuses_no_request_and_they_wait_on(t
 
 async def test_a_relayed_runner_is_called_through_its_relay(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
-        mesh.show(Phase.HIBERNATING, runner={"address": relayed_address(mesh.runner.address, RUNNER)})
+        mesh.show(InstanceState.PHASE_HIBERNATING, runner={"address": relayed_address(mesh.runner.address, RUNNER)})
         await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()
         assert mesh.runner.calls[0][1][RUNNER_KEY] == RUNNER
@@ -84,13 +85,13 @@ async def test_a_relayed_runner_is_called_through_its_relay(tmp_path: Path) -> N
 
 async def test_a_host_that_the_mesh_wakes_serves_with_its_new_incarnation(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path, plan=BY_BOTH) as mesh, AsyncExitStack() as stack:
-        mesh.show(Phase.HIBERNATING, runner=GONE)
+        mesh.show(InstanceState.PHASE_HIBERNATING, runner=GONE)
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.wait_for_sleepers(1)
-        mesh.show(Phase.HIBERNATING, runner={"active": True, "incarnation": "second"})
+        mesh.show(InstanceState.PHASE_HIBERNATING, runner={"active": True, "incarnation": "second"})
         await mesh.runner.asked()
         mesh.runner.answer()
-        mesh.show(Phase.READY)
+        mesh.show(InstanceState.PHASE_READY)
         assert (await grant_of(place)).runner_incarnation == "second"
         assert mesh.recipes.ran == [PACKET]
         assert mesh.recipes.seconds == [120.0]
@@ -100,7 +101,7 @@ async def test_a_runner_that_cannot_wake_the_model_itself_is_not_called(tmp_path
     async with waking_mesh(tmp_path, plan=BY_MESH) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.wait_for_sleepers(1)
-        mesh.show(Phase.READY)
+        mesh.show(InstanceState.PHASE_READY)
         await grant_of(place)
         assert (mesh.recipes.ran, mesh.runner.calls) == ([PACKET], [])
 
@@ -117,7 +118,7 @@ async def test_a_host_that_fell_asleep_unnoticed_is_woken_and_its_runner_called_
 ) -> None:
     late = tmp_path / "late.sock"
     async with waking_mesh(tmp_path, plan=BY_BOTH) as mesh, AsyncExitStack() as stack:
-        mesh.show(Phase.HIBERNATING, runner={"address": f"unix:{late}"})
+        mesh.show(InstanceState.PHASE_HIBERNATING, runner={"address": f"unix:{late}"})
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.wait_for_sleepers(2)
         assert mesh.recipes.ran == [PACKET]
@@ -127,7 +128,7 @@ async def test_a_host_that_fell_asleep_unnoticed_is_woken_and_its_runner_called_
             await mesh.clock.advance(0.1)
             await asyncio.sleep(0.01)
         runner.answer()
-        mesh.show(Phase.READY)
+        mesh.show(InstanceState.PHASE_READY)
         await grant_of(place)
         assert mesh.recipes.ran == [PACKET]
         asked.result()
@@ -140,13 +141,13 @@ async def test_a_model_that_fell_asleep_again_before_anybody_saw_it_awake_is_wok
         mesh.runner.answer()
         await mesh.wait_for_sleepers(2)
         await mesh.clock.advance(1.0)
-        mesh.show(Phase.HIBERNATING, detail="idle again")
+        mesh.show(InstanceState.PHASE_HIBERNATING, detail="idle again")
         await mesh.wait_for_sleepers(2)
         await mesh.clock.advance(1.0, sleepers=1)
         await mesh.clock.advance(1.0)
         await mesh.runner.asked()
-        mesh.show(Phase.LOADING)
-        mesh.show(Phase.READY)
+        mesh.show(InstanceState.PHASE_LOADING)
+        mesh.show(InstanceState.PHASE_READY)
         mesh.runner.answer()
         await grant_of(place)
 
@@ -167,7 +168,7 @@ async def test_a_wake_that_the_registry_does_not_show_ends_by_the_runners_report
 
 async def test_a_model_that_fell_asleep_while_the_registry_was_away_is_woken(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
-        mesh.show(Phase.READY)
+        mesh.show(InstanceState.PHASE_READY)
         place = await stack.enter_async_context(mesh.place())
         asked = asyncio.create_task(mesh.runner.asked())
         for _ in range(SchedulerLimits().stale_view_bounces):
@@ -201,7 +202,7 @@ async def test_a_command_is_run_where_the_router_allows_commands(tmp_path: Path)
     ):
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.wait_for_sleepers(1)
-        mesh.show(Phase.READY)
+        mesh.show(InstanceState.PHASE_READY)
         await grant_of(place)
         assert mesh.recipes.ran == [recipe]
 
@@ -236,17 +237,17 @@ async def test_a_wake_that_takes_too_long_fails_at_its_bound(tmp_path: Path) -> 
 
 async def test_a_lost_runner_without_a_wake_recipe_fails_the_wake(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
-        mesh.show(Phase.HIBERNATING, runner={"address": f"unix:{tmp_path / 'nowhere.sock'}"})
+        mesh.show(InstanceState.PHASE_HIBERNATING, runner={"address": f"unix:{tmp_path / 'nowhere.sock'}"})
         (place,) = await waiting_places(stack, mesh, 1)
         assert (await refusal_of(place)).reason is Reason.WAKE_FAILED
 
 
 async def test_a_backend_that_cannot_start_fails_the_wake_with_what_its_runner_says(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path, plan=BY_MESH) as mesh, AsyncExitStack() as stack:
-        mesh.show(Phase.HIBERNATING, runner=GONE)
+        mesh.show(InstanceState.PHASE_HIBERNATING, runner=GONE)
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.wait_for_sleepers(1)
-        mesh.show(Phase.FAILED, runner={"active": True}, detail="the model file is damaged")
+        mesh.show(InstanceState.PHASE_FAILED, runner={"active": True}, detail="the model file is damaged")
         assert "the model file is damaged" in (await refusal_of(place)).message
 
 
@@ -267,7 +268,7 @@ async def test_a_wake_outlives_its_requests_and_serves_the_next_one(tmp_path: Pa
         async with AsyncExitStack() as stack:
             (place,) = await waiting_places(stack, mesh, 1)
             mesh.runner.answer()
-            mesh.show(Phase.READY)
+            mesh.show(InstanceState.PHASE_READY)
             await grant_of(place)
         assert len(mesh.runner.calls) == 1
         assert not mesh.runner.cancelled.is_set()
@@ -289,7 +290,7 @@ async def test_a_model_that_woke_by_itself_needs_no_answer_from_its_runner(tmp_p
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()
-        mesh.show(Phase.READY)
+        mesh.show(InstanceState.PHASE_READY)
         assert (await grant_of(place)).runner == RUNNER
 
 
@@ -302,7 +303,7 @@ async def test_a_runner_that_reported_awake_is_not_called_again_before_its_next_
             async with asyncio.timeout(0.2):
                 await mesh.runner.asked()
         assert len(mesh.runner.calls) == 1
-        mesh.show(Phase.READY)
+        mesh.show(InstanceState.PHASE_READY)
         await grant_of(place)
 
 
@@ -312,9 +313,9 @@ async def test_the_second_wake_says_how_long_it_will_take(tmp_path: Path) -> Non
         await mesh.runner.asked()
         await mesh.clock.advance(20.0, sleepers=1)
         mesh.runner.answer()
-        mesh.show(Phase.READY)
+        mesh.show(InstanceState.PHASE_READY)
         await mesh.until_no_wake_is_under_way()
-        mesh.show(Phase.HIBERNATING)
+        mesh.show(InstanceState.PHASE_HIBERNATING)
         word = await next_word(await stack.enter_async_context(mesh.place()))
         assert isinstance(word, LoadingModel)
         assert word.eta_seconds == 20.0

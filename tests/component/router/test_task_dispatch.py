@@ -19,6 +19,7 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import embedding_pb2, event_pb2, priority_pb2, receipt_pb2
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
@@ -27,7 +28,7 @@ from weft.api.runner.v1 import (
     generation_service_pb2_grpc,
     ticket_pb2,
 )
-from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.dispatch.placement import Grant, PlacementRequest
 from weft.durable.tasks import TaskPort, is_terminal
 from weft.kernel.clock import SystemClock
@@ -111,8 +112,13 @@ class Mesh:
 
     def show(self, *, slots: int = 1, model: bool = True) -> None:
         """The registry reports the runner, with so many slots, or without a model."""
-        instance = InstanceView(
-            model="qwen", phase=Phase.READY, slots_total=slots, slots_used=0, load_progress=None, detail=""
+        instance = InstanceState(
+            model="qwen",
+            phase=InstanceState.PHASE_READY,
+            slots_total=slots,
+            slots_used=0,
+            load_progress=None,
+            detail="",
         )
         runner = RunnerView(
             name="laptop",

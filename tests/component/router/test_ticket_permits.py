@@ -8,8 +8,9 @@ from router_svc.loop import LoopDeps, Mailbox, RouterRecords, SchedulingLoop, Ti
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import RemotePermission, Settings, TenantSettings
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import ticket_pb2
-from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.dispatch.placement import Grant, PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -36,7 +37,9 @@ def _view() -> FleetView:
 
 
 def _runner(name: str) -> RunnerView:
-    instance = InstanceView(model=name, phase=Phase.READY, slots_total=1, slots_used=0, load_progress=None, detail="")
+    instance = InstanceState(
+        model=name, phase=InstanceState.PHASE_READY, slots_total=1, slots_used=0, load_progress=None, detail=""
+    )
     return RunnerView(
         name=name,
         incarnation="1",

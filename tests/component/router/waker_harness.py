@@ -15,9 +15,10 @@ from router_svc.placement import LocalPlacement
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from router_svc.waker import Waker
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.registry.v1.wake_pb2 import Wake, WakeRecipe
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
-from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.dispatch.placement import Decision, Grant, Placement, PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation
@@ -95,7 +96,7 @@ class WakingMesh:
         self.loop = SchedulingLoop(SchedulerLimits(), Settings(), self.clock, parts)
         self._view = FleetView(
             1,
-            {RUNNER: _runner(runner.address, Phase.HIBERNATING)},
+            {RUNNER: _runner(runner.address, InstanceState.PHASE_HIBERNATING)},
             {MODEL: _model(BY_RUNNER)},
         )
 
@@ -106,7 +107,7 @@ class WakingMesh:
 
     def show(
         self,
-        phase: Phase,
+        phase: "InstanceState.Phase.ValueType",
         *,
         runner: dict[str, Any] | None = None,
         model: dict[str, Any] | None = None,
@@ -116,8 +117,8 @@ class WakingMesh:
         shown = replace(self._view.runners[RUNNER], instances={MODEL: _instance(phase, detail)}, **(runner or {}))
         declared = replace(
             self._view.models[MODEL],
-            hibernating=phase is Phase.HIBERNATING,
-            active=phase is not Phase.HIBERNATING,
+            hibernating=phase == InstanceState.PHASE_HIBERNATING,
+            active=phase != InstanceState.PHASE_HIBERNATING,
             **(model or {}),
         )
         self.tell(FleetView(self._view.revision + 1, {RUNNER: shown}, {MODEL: declared}))
@@ -153,7 +154,7 @@ async def waking_mesh(
         runner = await stack.enter_async_context(waking_runner(tmp_path / "runner.sock"))
         mesh = WakingMesh(runner, allowed_recipes)
         stack.push_async_callback(mesh.close)
-        mesh.show(Phase.HIBERNATING, model={"wake": plan})
+        mesh.show(InstanceState.PHASE_HIBERNATING, model={"wake": plan})
         yield mesh
 
 
@@ -192,7 +193,7 @@ async def refusal_of(place: Placement) -> WeftError:
     raise AssertionError(f"expected a refusal, heard {granted}")
 
 
-def _runner(address: str, phase: Phase) -> RunnerView:
+def _runner(address: str, phase: "InstanceState.Phase.ValueType") -> RunnerView:
     return RunnerView(
         name=RUNNER,
         incarnation="first",
@@ -206,8 +207,8 @@ def _runner(address: str, phase: Phase) -> RunnerView:
     )
 
 
-def _instance(phase: Phase, detail: str = "") -> InstanceView:
-    return InstanceView(model=MODEL, phase=phase, slots_total=8, slots_used=0, load_progress=None, detail=detail)
+def _instance(phase: "InstanceState.Phase.ValueType", detail: str = "") -> InstanceState:
+    return InstanceState(model=MODEL, phase=phase, slots_total=8, slots_used=0, load_progress=None, detail=detail)
 
 
 def _model(plan: Wake) -> ModelView:

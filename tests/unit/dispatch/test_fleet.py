@@ -4,8 +4,9 @@ import pytest
 
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, route_pb2, runner_pb2, settings_pb2
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.agents import target_of
-from weft.dispatch.fleet import FleetView, Phase, apply_watch
+from weft.dispatch.fleet import FleetView, apply_watch
 from weft.kernel.request import Operation, Skill
 
 
@@ -49,7 +50,7 @@ def test_changes_add_replace_and_remove() -> None:
     view = apply_watch(FleetView(), _snapshot(1, "a"))
     view = apply_watch(view, _change(2, runner=_runner("b")))
     view = apply_watch(view, _change(3, runner=_runner("a", phase=runner_pb2.InstanceState.PHASE_LOADING)))
-    assert view.runners["a"].instances["m-a"].phase is Phase.LOADING
+    assert view.runners["a"].instances["m-a"].phase == InstanceState.PHASE_LOADING
     view = apply_watch(view, _change(4, deleted_runner="a"))
     view = apply_watch(view, _change(5, deleted_model="m-a"))
     assert (view.revision, set(view.runners), set(view.models)) == (5, {"b"}, set())
@@ -63,7 +64,7 @@ def test_an_earlier_view_is_not_changed_by_a_later_one() -> None:
 
 def test_a_phase_of_a_newer_registry_is_not_taken_for_ready() -> None:
     view = apply_watch(FleetView(), _change(1, runner=_runner("a", phase=99)))
-    assert view.runners["a"].instances["m-a"].phase is Phase.FAILED
+    assert view.runners["a"].instances["m-a"].phase == InstanceState.PHASE_FAILED
 
 
 def test_a_pool_is_found_by_its_name_and_by_those_of_its_members() -> None:
@@ -148,10 +149,10 @@ def test_what_a_runner_says_of_its_loads_and_tools_is_kept() -> None:
     watched.runner.capability.tool_names.extend(["files.read", "web.search"])
     view = apply_watch(FleetView(), _change(1, runner=watched))
     assert view.runners["a"].tool_names == {"files.read", "web.search"}
-    assert view.runners["a"].instances["m-a"].usual_load_seconds is None
+    assert not view.runners["a"].instances["m-a"].HasField("usual_load")
     watched.runner.capability.instances[0].usual_load.FromMilliseconds(47_500)
     view = apply_watch(view, _change(2, runner=watched))
-    assert view.runners["a"].instances["m-a"].usual_load_seconds == 47.5
+    assert view.runners["a"].instances["m-a"].usual_load.ToMilliseconds() == 47_500
 
 
 def _route(**fields: object) -> route_pb2.Route:

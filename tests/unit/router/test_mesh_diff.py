@@ -8,7 +8,8 @@ from kit.examples import given
 from kit.recipes import wake_plan
 
 from router_svc.fleet_view import MeshDiff, candidate_of
-from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
+from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.kernel.request import Operation
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ STEPS = st.lists(
 
 def runner(name: str, used: int) -> RunnerView:
     instances = {
-        model: InstanceView(
-            model=model, phase=Phase.READY, slots_total=4, slots_used=used, load_progress=None, detail=""
+        model: InstanceState(
+            model=model, phase=InstanceState.PHASE_READY, slots_total=4, slots_used=used, load_progress=None, detail=""
         )
         for model in MODELS
     }

@@ -1,22 +1,28 @@
 """From the registry's view to candidates."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from google.protobuf import duration_pb2
 from kit.recipes import packet_recipe, wake_plan
 
 from router_svc.fleet_view import candidate_of
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from weft.api.registry.v1 import runner_pb2
-from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
+from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.kernel.request import Operation, Skill
 
 MESH = wake_plan(by_runner=False, by_mesh=packet_recipe(mac_address="02:00:00:00:00:01"), max_wait_seconds=90.0)
 RUNNER = wake_plan(by_runner=True, max_wait_seconds=30.0)
 
 
-def the_candidate(*, phase: Phase | None = Phase.READY, runner: dict[str, Any] | None, **model: Any) -> Candidate:
+def the_candidate(
+    *,
+    phase: "InstanceState.Phase.ValueType | None" = InstanceState.PHASE_READY,
+    runner: dict[str, Any] | None,
+    **model: Any,
+) -> Candidate:
     """The candidate of a model "m" on a runner "r" with these properties, or with none at all."""
     fields: dict[str, Any] = {
         "name": "m",
@@ -35,11 +41,11 @@ def the_candidate(*, phase: Phase | None = Phase.READY, runner: dict[str, Any] |
     return candidate_of(FleetView(1, runners, {"m": model_view}), model_view)
 
 
-def _instance(phase: Phase) -> InstanceView:
-    return InstanceView(model="m", phase=phase, slots_total=4, slots_used=1, load_progress=None, detail="")
+def _instance(phase: "InstanceState.Phase.ValueType") -> InstanceState:
+    return InstanceState(model="m", phase=phase, slots_total=4, slots_used=1, load_progress=None, detail="")
 
 
-def _runner(instances: dict[str, InstanceView], changes: dict[str, Any]) -> RunnerView:
+def _runner(instances: dict[str, InstanceState], changes: dict[str, Any]) -> RunnerView:
     fields: dict[str, Any] = {
         "name": "r",
         "incarnation": "1",
@@ -63,32 +69,35 @@ INACTIVE = {"active": False}
 @pytest.mark.parametrize(
     ("phase", "runner", "model", "expected"),
     [
-        (Phase.READY, {}, {}, Readiness.READY),
-        (Phase.HIBERNATING, {}, {**SLEEPS, "wake": RUNNER}, Readiness.ASLEEP),
+        (InstanceState.PHASE_READY, {}, {}, Readiness.READY),
+        (InstanceState.PHASE_HIBERNATING, {}, {**SLEEPS, "wake": RUNNER}, Readiness.ASLEEP),
         # The runner's report is newer than what the registry made of it, or the other way round.
-        (Phase.READY, {}, {**SLEEPS, "wake": RUNNER}, Readiness.READY),
-        (Phase.HIBERNATING, {}, {"wake": RUNNER}, Readiness.ASLEEP),
+        (InstanceState.PHASE_READY, {}, {**SLEEPS, "wake": RUNNER}, Readiness.READY),
+        (InstanceState.PHASE_HIBERNATING, {}, {"wake": RUNNER}, Readiness.ASLEEP),
         # Unloaded by hand.
-        (Phase.HIBERNATING, {}, SLEEPS, Readiness.ASLEEP),
-        (Phase.HIBERNATING, {"draining": True}, {**SLEEPS, "wake": RUNNER}, Readiness.DOWN),
-        (Phase.READY, GONE, {**SLEEPS, "wake": MESH}, Readiness.ASLEEP),
-        (Phase.READY, GONE, {"wake": MESH}, Readiness.ASLEEP),
+        (InstanceState.PHASE_HIBERNATING, {}, SLEEPS, Readiness.ASLEEP),
+        (InstanceState.PHASE_HIBERNATING, {"draining": True}, {**SLEEPS, "wake": RUNNER}, Readiness.DOWN),
+        (InstanceState.PHASE_READY, GONE, {**SLEEPS, "wake": MESH}, Readiness.ASLEEP),
+        (InstanceState.PHASE_READY, GONE, {"wake": MESH}, Readiness.ASLEEP),
         (None, None, {**SLEEPS, "wake": MESH}, Readiness.ASLEEP),
         (None, {}, {**SLEEPS, "wake": MESH}, Readiness.LOADING),
-        (Phase.READY, GONE, {**SLEEPS, "wake": RUNNER}, Readiness.DOWN),
-        (Phase.READY, GONE, {**INACTIVE, "wake": MESH}, Readiness.DOWN),
+        (InstanceState.PHASE_READY, GONE, {**SLEEPS, "wake": RUNNER}, Readiness.DOWN),
+        (InstanceState.PHASE_READY, GONE, {**INACTIVE, "wake": MESH}, Readiness.DOWN),
         (None, None, INACTIVE, Readiness.DOWN),
-        (Phase.READY, {}, INACTIVE, Readiness.DOWN),
+        (InstanceState.PHASE_READY, {}, INACTIVE, Readiness.DOWN),
     ],
 )
 def test_readiness_is_what_runner_and_registry_say_together(
-    phase: Phase | None, runner: dict[str, Any] | None, model: dict[str, Any], expected: Readiness
+    phase: "InstanceState.Phase.ValueType | None",
+    runner: dict[str, Any] | None,
+    model: dict[str, Any],
+    expected: Readiness,
 ) -> None:
     assert the_candidate(phase=phase, runner=runner, **model).readiness is expected
 
 
 def test_a_candidate_carries_the_limit_of_its_runner_and_the_longest_wake() -> None:
-    found = the_candidate(phase=Phase.HIBERNATING, runner={"max_requests": 3}, **SLEEPS, wake=RUNNER)
+    found = the_candidate(phase=InstanceState.PHASE_HIBERNATING, runner={"max_requests": 3}, **SLEEPS, wake=RUNNER)
     assert (found.runner_max_requests, found.max_wake_seconds, found.slots) == (3, 30.0, 4)
 
 
@@ -98,14 +107,15 @@ def test_a_model_that_no_runner_serves_is_a_candidate_that_is_down() -> None:
 
 
 def test_a_candidate_carries_what_is_known_of_its_loads_its_memory_and_its_tools() -> None:
-    memory = runner_pb2.InstanceMemory(estimated_bytes=6 << 30)
-    instance = replace(
-        _instance(Phase.HIBERNATING),
-        memory=memory,
-        usual_load_seconds=47.0,
-        pinned=True,
-        context_tokens=4096,
-        load_eta_seconds=3.0,
+    instance = _instance(InstanceState.PHASE_HIBERNATING)
+    instance.MergeFrom(
+        InstanceState(
+            memory=runner_pb2.InstanceMemory(estimated_bytes=6 << 30),
+            usual_load=duration_pb2.Duration(seconds=47),
+            pinned=True,
+            context_tokens=4096,
+            load_eta=duration_pb2.Duration(seconds=3),
+        )
     )
     tools = frozenset({"files.read"})
     found = the_candidate(
@@ -120,8 +130,8 @@ def test_a_candidate_carries_what_is_known_of_its_loads_its_memory_and_its_tools
 
 
 def test_a_candidate_takes_what_its_lease_says_while_it_has_one() -> None:
-    memory = runner_pb2.InstanceMemory(leased_bytes=5 << 30, estimated_bytes=6 << 30)
-    instance = replace(_instance(Phase.READY), memory=memory)
+    instance = _instance(InstanceState.PHASE_READY)
+    instance.memory.CopyFrom(runner_pb2.InstanceMemory(leased_bytes=5 << 30, estimated_bytes=6 << 30))
     assert the_candidate(phase=None, runner={"instances": {"m": instance}}).memory_bytes == 5 << 30
     assert the_candidate(runner={}, context_tokens=1024).memory_bytes == 0
     assert the_candidate(runner={}, context_tokens=1024).context_tokens == 1024
