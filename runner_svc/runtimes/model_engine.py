@@ -2,19 +2,18 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner_svc.backend.engine_process import EngineProcessSettings
 from runner_svc.backend.port import Backend
-from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, manifest_bytes_of
+from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, manifest_bytes_of, read_model_facts
 from runner_svc.memory.port import MemoryForecast
 from runner_svc.policy.load_plan import LoadValue
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.parameters import EngineParameters, ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.settings import (
-    DEFAULT_CONTEXT_TOKENS,
     FileModelSettings,
     ModelSettings,
     UpstreamSettings,
@@ -35,7 +34,9 @@ class ModelContext(EngineProcessSettings):
     probe_failures: int = 3
     estimator: MemoryEstimator = field(default_factory=MemoryEstimator)
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
-    """Environment variables, which hold API keys."""
+    """Environment variables, which hold API keys, and which engines are started with."""
+    trained_context_tokens: int = 0
+    """Trained context of the model by its file, the maximum for a load; 0: unknown."""
 
     def refuse(self, setting: str, message: str) -> FieldError:
         """Returns the INVALID_ARGUMENT for a setting of this model."""
@@ -67,12 +68,16 @@ class ModelEngine:
     """Whether a request that cannot reach the server is no sign that the server is gone."""
 
 
-def template_file(model: FileModelSettings, context: ModelContext) -> Path | None:
-    """Returns the chat template that replaces the model file's own. Raises INVALID_ARGUMENT when it does not exist."""
-    path = None if model.chat_template_path is None else model.chat_template_path.expanduser()
-    if path is not None and not path.is_file():
-        raise context.refuse("chat_template_path", f"there is no file {path}")
-    return path
+def file_context(model: FileModelSettings, context: ModelContext, command: tuple[str, ...]) -> ModelContext:
+    """Returns the context of a model in files, whose engine is started by `command`.
+
+    Raises INVALID_ARGUMENT when the configured chat template does not exist.
+    """
+    template = model.chat_template_file
+    if template is not None and not template.is_file():
+        raise context.refuse("chat_template_path", f"there is no file {template}")
+    trained = read_model_facts(model.file).context_tokens
+    return replace(context, command=command, trained_context_tokens=trained)
 
 
 def file_engine(
@@ -89,16 +94,15 @@ def file_engine(
 
     Raises INVALID_ARGUMENT naming a quantization whose file does not exist.
     """
-    path = model.path.expanduser()
     quantizations = {name: variant.expanduser() for name, variant in model.quantizations.items()}
     for name, variant in quantizations.items():
         if not variant.is_file():
             raise context.refuse(f"quantizations.{name}", f"there is no file {variant}")
     forecast = ForecastModel(
         name=model.name,
-        path=path,
+        path=model.file,
         quantizations=quantizations,
-        context_tokens=model.context_tokens or DEFAULT_CONTEXT_TOKENS,
+        context_tokens=model.slot_context_tokens,
         slots=model.slots,
         parameters=load_values,
         habits=habits,
@@ -107,8 +111,8 @@ def file_engine(
     return ModelEngine(
         make_backend=make_backend,
         slots=model.slots,
-        context_tokens=model.context_tokens or DEFAULT_CONTEXT_TOKENS,
-        model_path=path,
+        context_tokens=model.slot_context_tokens,
+        model_path=model.file,
         quantizations=quantizations,
         forecast=FileForecast(forecast, context.estimator),
         remote=bool(model.remote),
@@ -116,12 +120,6 @@ def file_engine(
         operations=operations,
         skills=skills,
     )
-
-
-def default_threads() -> int:
-    """Cores minus one: llama.cpp on every core of a shared machine is many times slower (measured)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
-    return max(1, cores - 1)
 
 
 def parameter_profile(model: ModelSettings, engine: EngineParameters) -> ParameterProfile:

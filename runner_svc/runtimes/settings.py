@@ -4,8 +4,10 @@ Each runtime declares a frozen dataclass of its own in `runtimes/<name>/runtime.
 one member of the union that the `runtime` of a runner selects: a setting of another runtime is refused by its name.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, MaxLen
@@ -160,6 +162,16 @@ class StartedModelSettings(SleepingModelSettings):
     extra_arguments: Annotated[Arguments, PUBLIC] = ()
     """Further flags for the engine's program."""
 
+    @property
+    def slot_context_tokens(self) -> int:
+        """Context of one slot, as the engine is started with it."""
+        return self.context_tokens or DEFAULT_CONTEXT_TOKENS
+
+    @property
+    def engine_threads(self) -> int:
+        """Processor threads, as the engine is started with them."""
+        return self.threads or default_threads()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileModelSettings(StartedModelSettings):
@@ -175,6 +187,16 @@ class FileModelSettings(StartedModelSettings):
     """Whether it also gives embeddings."""
     chat_template_path: PathText | None = None
     """A chat template (Jinja) to use instead of the model file's own."""
+
+    @property
+    def file(self) -> Path:
+        """The model file, by its whole path."""
+        return self.path.expanduser()
+
+    @property
+    def chat_template_file(self) -> Path | None:
+        """The file of the chat template, by its whole path."""
+        return None if self.chat_template_path is None else self.chat_template_path.expanduser()
 
     @property
     def location(self) -> str:
@@ -202,6 +224,12 @@ class UpstreamSettings(ModelSettings):
     def server_model(self) -> str:
         """The server's own name of the model."""
         return self.upstream_model or self.name
+
+
+def default_threads() -> int:
+    """Cores minus one: llama.cpp on every core of a shared machine is many times slower (measured)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
+    return max(1, cores - 1)
 
 
 def settings_fields(settings: type[ModelSettings]) -> frozenset[str]:

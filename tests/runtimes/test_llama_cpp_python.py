@@ -1,14 +1,17 @@
 """The Backend suite on llama-cpp-python itself, in its own process, with the demo model."""
 
+import os
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
 import pytest
+from kit.engine_settings import engine_settings
 from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_server
 
 from runner_svc.backend.port import Backend, CallInfo, LoadOrder
-from runner_svc.runtimes.llama_cpp_python.backend import HOST_PROGRAM, LlamaCppPythonBackend, LlamaCppPythonConfig
+from runner_svc.runtimes.llama_cpp_python.backend import HOST_PROGRAM, LlamaCppPythonBackend
+from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, sampling_pb2
 from weft.kernel.errors import WeftError
@@ -29,11 +32,12 @@ def interpreter() -> Path:
 
 def _backend(interpreter: Path, **settings: Any) -> LlamaCppPythonBackend:
     return LlamaCppPythonBackend(
-        LlamaCppPythonConfig(
+        *engine_settings(
+            LlamaCppPythonModel,
             # The environment has neither weft nor its dependencies, only what the host program needs.
             command=(str(interpreter), "-m", HOST_PROGRAM),
-            environment={"PYTHONPATH": str(ROOT), "LLAMA_CPP_LIB_PATH": str(LLAMA_CPP / "bin")},
-            model_path=demo_model_path(),
+            environment={**os.environ, "PYTHONPATH": str(ROOT), "LLAMA_CPP_LIB_PATH": str(LLAMA_CPP / "bin")},
+            path=demo_model_path(),
             **settings,
         )
     )

@@ -1,15 +1,18 @@
 """Many tenants on the heavy runtimes: nobody finds another one's prefix."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from kit.engine_settings import engine_settings
 from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_server
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
-from runner_svc.runtimes.llama_cpp_python.backend import HOST_PROGRAM, LlamaCppPythonBackend, LlamaCppPythonConfig
+from runner_svc.runtimes.llama_cpp_python.backend import HOST_PROGRAM, LlamaCppPythonBackend
+from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.prefix_cache import (
@@ -74,10 +77,11 @@ class TestLlamaCppPythonKeepsTenantsApart(_OnRuntimes):
 
     def make_backend(self) -> LlamaCppPythonBackend:
         return LlamaCppPythonBackend(
-            LlamaCppPythonConfig(
+            *engine_settings(
+                LlamaCppPythonModel,
                 command=(str(built_llama_cpp_python()), "-m", HOST_PROGRAM),
-                environment={"PYTHONPATH": str(ROOT), "LLAMA_CPP_LIB_PATH": str(LLAMA_CPP / "bin")},
-                model_path=demo_model_path(),
+                environment={**os.environ, "PYTHONPATH": str(ROOT), "LLAMA_CPP_LIB_PATH": str(LLAMA_CPP / "bin")},
+                path=demo_model_path(),
                 context_tokens=512,
             )
         )

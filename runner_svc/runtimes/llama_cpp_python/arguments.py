@@ -1,12 +1,10 @@
-"""The command line of the program that hosts llama-cpp-python: from a configuration and the order of one load."""
+"""The command line of the program that hosts llama-cpp-python: from a model's settings and a load's order."""
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from runner_svc.backend.engine_process import EngineProcessSettings
 from runner_svc.backend.llama_flags import (
     check_cache_and_attention,
     context_parameter,
@@ -18,8 +16,7 @@ from runner_svc.backend.llama_flags import (
 )
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_plan import LoadParameter, LoadValue
-from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS
+from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from weft.kernel.request import Operation
 
 HOST_PROGRAM = "runner_svc.runtimes.llama_cpp_python.host"
@@ -39,49 +36,29 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaCppPythonConfig(EngineProcessSettings):
-    """One model in one process, which works on one request at a time, as the library does."""
-
-    command: tuple[str, ...] = HOST_COMMAND
-    """The host program; another interpreter needs weft installed too."""
-    model_path: Path
-    chat_template_path: Path | None = None
-    """Chat template that replaces the model file's own."""
-    context_tokens: int = 2048
-    trained_context_tokens: int = 0
-    """Trained context of the model, the maximum for a load; 0: unknown."""
-    threads: int = 1
-    embeddings: bool = True
-    extra_arguments: tuple[str, ...] = ()
-    """Further flags of the host program, such as --gpu-layers."""
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Environment variables of the host program in addition to the runner's."""
-    parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(engine=PARAMETERS))
-
-    @property
-    def operations(self) -> frozenset[Operation]:
-        """The operations that the model offers, if its file has a chat template."""
-        always = {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
-        return frozenset(always | {Operation.EMBEDDING} if self.embeddings else always)
-
-    def arguments(self, socket: Path, order: LoadOrder | None = None) -> list[str]:
-        """Returns the command line after `command`."""
-        order = order or LoadOrder()
-        arguments = [
-            *("--socket", str(socket), "--model", str(order.model_path or self.model_path)),
-            *("--context-tokens", str(self.context_tokens), "--threads", str(self.threads)),
-        ]
-        if self.embeddings:
-            arguments.append("--embeddings")
-        # Options of a load are last: the last of two equal flags counts.
-        return [*arguments, *self.extra_arguments, *_order_arguments(order)]
+def operations_of(model: LlamaCppPythonModel) -> frozenset[Operation]:
+    """Returns the operations that a model offers, if its file has a chat template."""
+    always = {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
+    return frozenset(always | {Operation.EMBEDDING} if model.embeddings else always)
 
 
-def load_parameters(config: LlamaCppPythonConfig) -> tuple[LoadParameter, ...]:
-    """Returns the load parameters of this model."""
+def host_arguments(model: LlamaCppPythonModel, socket: Path, order: LoadOrder | None = None) -> list[str]:
+    """Returns the command line of the host program after its command."""
+    order = order or LoadOrder()
+    arguments = [
+        *("--socket", str(socket), "--model", str(order.model_path or model.file)),
+        *("--context-tokens", str(model.slot_context_tokens), "--threads", str(model.engine_threads)),
+    ]
+    if model.embeddings:
+        arguments.append("--embeddings")
+    # Options of a load are last: the last of two equal flags counts.
+    return [*arguments, *model.extra_arguments, *_order_arguments(order)]
+
+
+def load_parameters(model: LlamaCppPythonModel, trained_context_tokens: int = 0) -> tuple[LoadParameter, ...]:
+    """Returns the load parameters of a model; `trained_context_tokens`: see ModelContext."""
     return (
-        context_parameter(config.context_tokens, config.trained_context_tokens),
+        context_parameter(model.slot_context_tokens, trained_context_tokens),
         whole_parameter("gpu_layers", "Layers on accelerators; -1: all of them.", -1, MAX_GPU_LAYERS),
         word_parameter("flash_attention", "Flash attention; off where nothing is said.", ("on", "off")),
         word_parameter("cache_type_k", "Type of the keys in the prefix cache.", CACHE_TYPES),
@@ -93,7 +70,7 @@ def load_parameters(config: LlamaCppPythonConfig) -> tuple[LoadParameter, ...]:
 def configured_parameters(extra_arguments: Sequence[str]) -> dict[str, LoadValue]:
     """Reads load parameters from the configuration's extra flags, by name; invalid values are left out."""
     by_flag = {flag: name for name, flag in _FLAGS.items()} | {"--gpu-layers": "gpu_layers"}
-    return values_of_flags(extra_arguments, by_flag, load_parameters(LlamaCppPythonConfig(model_path=Path())))
+    return values_of_flags(extra_arguments, by_flag, load_parameters(LlamaCppPythonModel(name="", path=Path())))
 
 
 def check_together(parameters: Mapping[str, LoadValue], field: str) -> None:

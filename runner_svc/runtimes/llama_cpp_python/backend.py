@@ -5,7 +5,6 @@ its sandbox; the engine receives rendered prompts only.
 """
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
@@ -25,9 +24,10 @@ from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.runtimes.llama_cpp_python.arguments import (
     HOST_COMMAND,
     HOST_PROGRAM,
-    LlamaCppPythonConfig,
     check_together,
+    host_arguments,
     load_parameters,
+    operations_of,
 )
 from runner_svc.runtimes.llama_cpp_python.channel import ChannelClosedError, EngineChannel
 from runner_svc.runtimes.llama_cpp_python.messages import (
@@ -42,7 +42,10 @@ from runner_svc.runtimes.llama_cpp_python.messages import (
     Tokens,
     Vector,
 )
+from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS
 from runner_svc.runtimes.llama_cpp_python.request import AnswerReader, prepare
+from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
+from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
 from runner_svc.supervise.process_time import GpuTime
 from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox, check_templates, read_templates
 from weft.api.common.v1 import chat_pb2, embedding_pb2, tokenize_pb2, usage_pb2
@@ -54,15 +57,17 @@ from weft.kernel.request import Operation
 ERASE_SECONDS = 30.0
 """Maximum wait for a running request before the cache is erased."""
 
-__all__ = ["HOST_COMMAND", "HOST_PROGRAM", "LlamaCppPythonBackend", "LlamaCppPythonConfig"]
+__all__ = ["HOST_COMMAND", "HOST_PROGRAM", "LlamaCppPythonBackend", "operations_of"]
 
 
 class LlamaCppPythonBackend(ProcessBackend):
     """A Backend over one host process."""
 
-    def __init__(self, config: LlamaCppPythonConfig, gpu: GpuTime | None = None) -> None:
-        super().__init__(EngineProcess(config.graces, gpu, config.leftovers))
-        self._config = config
+    def __init__(self, model: LlamaCppPythonModel, context: ModelContext, gpu: GpuTime | None = None) -> None:
+        super().__init__(EngineProcess(context.graces, gpu, context.leftovers))
+        self.model = model
+        self.context = context
+        self.parameters = parameter_profile(model, PARAMETERS)
         self._sandbox = TemplateSandbox()
         self._templates = ModelTemplates()
         self._channel: EngineChannel | None = None
@@ -82,7 +87,7 @@ class LlamaCppPythonBackend(ProcessBackend):
     @property
     @override
     def load_parameters(self) -> Sequence[LoadParameter]:
-        return load_parameters(self._config)
+        return load_parameters(self.model, self.context.trained_context_tokens)
 
     @override
     def check_load(self, parameters: Mapping[str, LoadValue], field: str = "parameters") -> None:
@@ -117,17 +122,18 @@ class LlamaCppPythonBackend(ProcessBackend):
 
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         """See Backend.start. Raises also TEMPLATE_FAILED for an unsafe chat template."""
-        order, config = order or LoadOrder(), self._config
+        order, model = order or LoadOrder(), self.model
         self.check_load(order.parameters)
         self._loading = True
         try:
-            self._templates = await read_templates(order.model_path or config.model_path, config.chat_template_path)
+            self._templates = await read_templates(order.model_path or model.file, model.chat_template_file)
             await check_templates(self._templates, self._sandbox)
             self._channel = channel = EngineChannel()
             await channel.open()
             # The token is passed in the environment: arguments are visible to every user of the machine.
-            environment = {**os.environ, **config.environment, **hidden_devices(order), TOKEN_VARIABLE: channel.token}
-            await self._process.start([*config.command, *config.arguments(channel.path, order)], environment)
+            environment = {**self.context.environment, **hidden_devices(order), TOKEN_VARIABLE: channel.token}
+            command = [*(self.context.command or HOST_COMMAND), *host_arguments(model, channel.path, order)]
+            await self._process.start(command, environment)
             ready = await self._until_ready(channel)
         except BaseException:
             await self.stop()
@@ -149,7 +155,7 @@ class LlamaCppPythonBackend(ProcessBackend):
     @override
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         channel, call = self._running(), self._process.noting(call)
-        prepared = await prepare(payload, self._templates, self._config.parameters, self._sandbox.render)
+        prepared = await prepare(payload, self._templates, self.parameters, self._sandbox.render)
         if prepared.warnings:
             yield prepared.warnings
         reader, request = AnswerReader(), prepared.request
@@ -174,7 +180,7 @@ class LlamaCppPythonBackend(ProcessBackend):
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         """See Backend.embed. Token ids and shorter vectors are refused with INVALID_ARGUMENT."""
         channel = self._running()
-        if not self._config.embeddings:
+        if not self.model.embeddings:
             raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model is not configured for embeddings")
         if payload.HasField("dimensions"):
             raise invalid_field("dimensions", "this runtime gives vectors of full length only; leave it out")
@@ -206,9 +212,7 @@ class LlamaCppPythonBackend(ProcessBackend):
         if payload.WhichOneof("kind") == "text":
             request = Tokenize(id=channel.next_id(), text=payload.text, add_special=payload.add_special)
         else:
-            chat = await prepare(
-                _rendered(payload.chat), self._templates, self._config.parameters, self._sandbox.render
-            )
+            chat = await prepare(_rendered(payload.chat), self._templates, self.parameters, self._sandbox.render)
             text = str(chat.request.prompts[0])
             request = Tokenize(id=channel.next_id(), text=text, add_special=True, has_template=True)
         request.with_pieces = payload.with_pieces
@@ -227,7 +231,7 @@ class LlamaCppPythonBackend(ProcessBackend):
 
     def _operations(self) -> frozenset[Operation]:
         can_chat = self._templates.usual is not None
-        return self._config.operations - (frozenset() if can_chat else {Operation.CHAT})
+        return operations_of(self.model) - (frozenset() if can_chat else {Operation.CHAT})
 
     def _running(self) -> EngineChannel:
         if self._channel is None:
@@ -237,7 +241,7 @@ class LlamaCppPythonBackend(ProcessBackend):
     async def _until_ready(self, channel: EngineChannel) -> Ready:
         try:
             return await self._process.while_loading(
-                channel.ready(), self._config.load_stall_seconds, lambda: channel.load_share
+                channel.ready(), self.context.load_stall_seconds, lambda: channel.load_share
             )
         except ChannelClosedError:
             raise await self._explain_break(LOADING) from None

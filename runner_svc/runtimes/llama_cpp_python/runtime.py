@@ -7,7 +7,6 @@ from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from runner_svc.runtimes.runtime import Requirement, Runtime
-from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -38,41 +37,23 @@ def _load_values(model: LlamaCppPythonModel) -> "Mapping[str, LoadValue]":
 
 def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine":
     # Imported here: only a process that serves models needs these.
-    from runner_svc.memory.estimate import read_model_facts  # noqa: PLC0415
     from runner_svc.runtimes.llama_cpp_python.backend import (  # noqa: PLC0415
         HOST_COMMAND,
         HOST_PROGRAM,
         LlamaCppPythonBackend,
-        LlamaCppPythonConfig,
+        operations_of,
     )
-    from runner_svc.runtimes.model_engine import (  # noqa: PLC0415
-        default_threads,
-        file_engine,
-        parameter_profile,
-        template_file,
-    )
+    from runner_svc.runtimes.model_engine import file_context, file_engine  # noqa: PLC0415
 
     if model.slots != 1:
         raise context.refuse("slots", "must be 1: llama-cpp-python works on one request at a time")
-    path = model.path.expanduser()
-    command = context.command or HOST_COMMAND
-    engine = LlamaCppPythonConfig(
-        command=tuple(HOST_PROGRAM if word == _OLD_HOST_PROGRAM else word for word in command),
-        model_path=path,
-        trained_context_tokens=read_model_facts(path).context_tokens,
-        chat_template_path=template_file(model, context),
-        context_tokens=model.context_tokens or DEFAULT_CONTEXT_TOKENS,
-        threads=model.threads or default_threads(),
-        embeddings=model.embeddings,
-        extra_arguments=model.extra_arguments,
-        parameters=parameter_profile(model, PARAMETERS),
-        **context.process_settings(),
-    )
+    command = tuple(HOST_PROGRAM if word == _OLD_HOST_PROGRAM else word for word in context.command or HOST_COMMAND)
+    context = file_context(model, context, command)
     return file_engine(
         model,
         context,
-        lambda: LlamaCppPythonBackend(engine),
-        operations=engine.operations,
+        lambda: LlamaCppPythonBackend(model, context),
+        operations=operations_of(model),
         habits=RUNTIME.habits,
         load_values=_load_values(model),
     )

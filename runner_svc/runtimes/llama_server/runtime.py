@@ -9,7 +9,6 @@ from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.runtimes.llama_server.parameters import PARAMETERS
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.runtimes.runtime import Requirement, Runtime
-from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Skill
@@ -63,26 +62,20 @@ def _load_values(model: LlamaServerModel) -> "Mapping[str, LoadValue]":
 
 def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
     # Imported here: only a process that serves models needs these.
-    from runner_svc.memory.estimate import read_model_facts  # noqa: PLC0415
     from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import (  # noqa: PLC0415
-        default_threads,
-        file_engine,
-        parameter_profile,
-        template_file,
-    )
+    from runner_svc.runtimes.model_engine import file_context, file_engine, parameter_profile  # noqa: PLC0415
 
-    path = model.path.expanduser()
+    context = file_context(model, context, llama_command(context.command))
     server = LlamaServerConfig(
-        command=llama_command(context.command),
-        model_path=path,
-        trained_context_tokens=read_model_facts(path).context_tokens,
+        command=context.command or (),
+        model_path=model.file,
+        trained_context_tokens=context.trained_context_tokens,
         alias=model.name,
         slots=model.slots,
-        context_tokens=model.context_tokens or DEFAULT_CONTEXT_TOKENS,
-        threads=model.threads or default_threads(),
+        context_tokens=model.slot_context_tokens,
+        threads=model.engine_threads,
         embeddings=model.embeddings,
-        chat_template_path=template_file(model, context),
+        chat_template_path=model.chat_template_file,
         extra_arguments=model.extra_arguments,
         parameters=parameter_profile(model, PARAMETERS),
         **context.process_settings(),

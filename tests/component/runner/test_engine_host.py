@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -10,16 +11,16 @@ from typing import Any
 
 import psutil
 import pytest
+from kit.engine_settings import engine_settings
 from own_children import own_children
 from tiny_gguf import TEMPLATE, write_gguf
 
 from runner_svc.backend.port import BackendFacts, CallInfo
-from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend, LlamaCppPythonConfig
+from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.channel import EngineChannel
 from runner_svc.runtimes.llama_cpp_python.messages import Hello, encode
-from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
+from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import FieldError, WeftError
@@ -44,9 +45,10 @@ SWITCHES: dict[Engine, dict[str, Any]] = {
 
 def _backend(model: Path, switches: dict[str, Any] | None = None, **settings: Any) -> LlamaCppPythonBackend:
     return LlamaCppPythonBackend(
-        LlamaCppPythonConfig(
-            model_path=model,
-            environment={"PYTHONPATH": str(LIBRARY), "SCRIPTED_LLAMA": json.dumps(switches or {})},
+        *engine_settings(
+            LlamaCppPythonModel,
+            path=model,
+            environment={**os.environ, "PYTHONPATH": str(LIBRARY), "SCRIPTED_LLAMA": json.dumps(switches or {})},
             # Short only where it is what the test is about: a busy machine may not move a process for a second.
             load_stall_seconds=1.0 if {"never_ready", "load_step_seconds"} & set(switches or {}) else 30.0,
             graces=StopGraces(first_term_seconds=0.3, second_term_seconds=0.3),
@@ -306,8 +308,7 @@ async def test_what_the_engine_cannot_do_is_refused_by_name(model: Path) -> None
         (passed_on, "nonsense"),
         (unparsed, "grammar"),
     ]
-    everything = ParameterProfile(engine=LLAMA_CPP_PYTHON_PARAMETERS, passthrough=True)
-    async with _running(model, parameters=everything) as (backend, _):
+    async with _running(model, passthrough="all") as (backend, _):
         for payload, name in refused:
             error = await _failure(backend, payload)
             assert error.reason is Reason.INVALID_ARGUMENT
@@ -320,8 +321,7 @@ async def test_what_the_engine_cannot_do_is_refused_by_name(model: Path) -> None
 
 
 async def test_a_parameter_of_another_type_that_is_passed_through_does_not_end_the_engine(model: Path) -> None:
-    everything = ParameterProfile(engine=LLAMA_CPP_PYTHON_PARAMETERS, passthrough=True)
-    async with _running(model, parameters=everything) as (backend, _):
+    async with _running(model, passthrough="all") as (backend, _):
         engine = backend.process_id
         for name in ("grammar", "seed", "stop", "logit_bias"):
             payload = _chat()

@@ -1,6 +1,7 @@
 """Options of one load at real processes: devices, ports, and the reported values."""
 
 import asyncio
+import os
 import socket
 import sys
 from collections.abc import AsyncGenerator
@@ -10,13 +11,15 @@ from typing import Any
 
 import psutil
 import pytest
+from kit.engine_settings import engine_settings
 from own_children import own_children
 from tiny_gguf import write_gguf
 
 from runner_svc.backend.engine_process import EnginePorts, PortRange
 from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend, LlamaCppPythonConfig
+from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
+from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.kernel.errors import FieldError, WeftError
@@ -96,8 +99,11 @@ async def test_an_engine_without_shares_sees_no_device(monkeypatch: pytest.Monke
 async def test_the_host_of_a_library_sees_its_devices_and_no_other_too(tmp_path: Path) -> None:
     library = Path(__file__).with_name("scripted_library")
     backend = LlamaCppPythonBackend(
-        LlamaCppPythonConfig(
-            model_path=write_gguf(tmp_path / "tiny.gguf"), environment={"PYTHONPATH": str(library)}, graces=GRACES
+        *engine_settings(
+            LlamaCppPythonModel,
+            path=write_gguf(tmp_path / "tiny.gguf"),
+            environment={**os.environ, "PYTHONPATH": str(library)},
+            graces=GRACES,
         )
     )
     shares = (DeviceBytes(device_index=1, bytes=2**30), DeviceBytes(device_index=7, bytes=2**31))

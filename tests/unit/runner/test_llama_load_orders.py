@@ -10,12 +10,13 @@ from kit.engine_settings import engine_settings
 from runner_svc.backend.llama_flags import hidden_devices, tensor_split
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_plan import check_parameters
-from runner_svc.runtimes.llama_cpp_python.arguments import LlamaCppPythonConfig
 from runner_svc.runtimes.llama_cpp_python.arguments import check_together as check_together_in_process
 from runner_svc.runtimes.llama_cpp_python.arguments import configured_parameters as configured_in_process
+from runner_svc.runtimes.llama_cpp_python.arguments import host_arguments
 from runner_svc.runtimes.llama_cpp_python.arguments import load_parameters as in_process_parameters
 from runner_svc.runtimes.llama_cpp_python.engine import CACHE_TYPES, EngineOptions, _load_settings
 from runner_svc.runtimes.llama_cpp_python.host import parse_arguments as parse_host_arguments
+from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.arguments import (
     LlamaServerConfig,
     check_together,
@@ -31,7 +32,7 @@ from weft.kernel.errors import FieldError
 
 GIBIBYTE = 2**30
 SERVER = LlamaServerConfig(command=("llama-server",), model_path=Path("m.gguf"), alias="m")
-IN_PROCESS = LlamaCppPythonConfig(model_path=Path("m.gguf"))
+IN_PROCESS, _ = engine_settings(LlamaCppPythonModel, path=Path("m.gguf"))
 EIGHT = tuple(DeviceBytes(device_index=index, bytes=(10 + index) * GIBIBYTE) for index in range(8))
 
 
@@ -101,7 +102,7 @@ def test_embeddings_with_three_slots_abort_llama_cpp_unless_its_steps_are_a_mult
 def test_another_file_takes_the_place_of_the_configured_one() -> None:
     order = LoadOrder(model_path=Path("/models/q8_0.gguf"))
     assert _value(SERVER.arguments(order), "--model") == "/models/q8_0.gguf"
-    assert _value(IN_PROCESS.arguments(Path("s"), order), "--model") == "/models/q8_0.gguf"
+    assert _value(host_arguments(IN_PROCESS, Path("s"), order), "--model") == "/models/q8_0.gguf"
 
 
 def test_every_single_device_of_eight_is_the_only_one_that_its_engine_sees() -> None:
@@ -120,7 +121,7 @@ def test_a_model_over_several_of_eight_devices_is_split_by_its_shares() -> None:
     arguments = SERVER.arguments(order)
     assert _value(arguments, "--tensor-split") == f"{11 * 1024},{14 * 1024},{17 * 1024}"
     assert _value(arguments, "--split-mode") == "layer"
-    host = parse_host_arguments(IN_PROCESS.arguments(Path("s"), order))
+    host = parse_host_arguments(host_arguments(IN_PROCESS, Path("s"), order))
     assert host.tensor_split == (11 * 1024, 14 * 1024, 17 * 1024)
 
 
@@ -145,12 +146,12 @@ def test_no_shares_mean_no_device_whatever_the_load_asks_for(hides: bool) -> Non
     order = LoadOrder(shares=(), hides_devices=hides, parameters={"gpu_layers": 99})
     assert hidden_devices(order) == {"CUDA_VISIBLE_DEVICES": ""}
     assert _value(SERVER.arguments(order), "--n-gpu-layers") == "0"
-    assert parse_host_arguments(IN_PROCESS.arguments(Path("s"), order)).gpu_layers == 0
+    assert parse_host_arguments(host_arguments(IN_PROCESS, Path("s"), order)).gpu_layers == 0
 
 
 def test_without_a_book_of_devices_nothing_is_said_about_them() -> None:
     assert hidden_devices(LoadOrder()) == {}
-    flags = set(SERVER.arguments()) | set(IN_PROCESS.arguments(Path("s")))
+    flags = set(SERVER.arguments()) | set(host_arguments(IN_PROCESS, Path("s")))
     assert not flags & {"--n-gpu-layers", "--gpu-layers", "--tensor-split", "--split-mode"}
 
 
@@ -222,7 +223,7 @@ def test_the_host_program_hands_what_is_set_to_the_library() -> None:
         "batch_tokens": 64,
     }
     check_parameters(parameters, in_process_parameters(IN_PROCESS))
-    options = parse_host_arguments(IN_PROCESS.arguments(Path("s"), LoadOrder(parameters=parameters)))
+    options = parse_host_arguments(host_arguments(IN_PROCESS, Path("s"), LoadOrder(parameters=parameters)))
     assert (options.flash_attention, options.cache_type_k, options.cache_type_v) == ("on", "q8_0", "q4_0")
     assert options.batch_tokens == 64
     settings = _load_settings(

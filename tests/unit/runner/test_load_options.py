@@ -6,10 +6,12 @@ from typing import Any, cast
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from instance_stage import StepBackend
+from kit.engine_settings import engine_settings
 
 from runner_svc.instance.load_messages import load_spec_from, options_message
 from runner_svc.policy.load_plan import STAY_LOADED, LoadParameter, LoadPlan, LoadSpec
-from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend, LlamaCppPythonConfig
+from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
+from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft.api.runner.v1.load_pb2 import LoadOptions, LoadValue
 from weft.kernel.errors import FieldError
@@ -93,17 +95,22 @@ def test_a_refused_variant_is_answered_with_those_that_there_are() -> None:
         _wish(LoadOptions(quantization="q2_k"))
 
 
-@pytest.mark.parametrize("make", [LlamaServerBackend, LlamaCppPythonBackend])
+def _llama_server() -> LlamaServerBackend:
+    return LlamaServerBackend(LlamaServerConfig(command=("llama-server",), model_path=Path("m.gguf"), alias="m"))
+
+
+def _llama_cpp_python() -> LlamaCppPythonBackend:
+    return LlamaCppPythonBackend(*engine_settings(LlamaCppPythonModel, path=Path("m.gguf")))
+
+
+@pytest.mark.parametrize("make", [_llama_server, _llama_cpp_python])
 def test_options_that_do_not_go_together_are_refused_before_anything_is_unloaded_for_them(make: Any) -> None:
-    config = {
-        LlamaServerBackend: LlamaServerConfig(command=("llama-server",), model_path=Path("m.gguf"), alias="m"),
-        LlamaCppPythonBackend: LlamaCppPythonConfig(model_path=Path("m.gguf")),
-    }[make]
+    backend = make()
     together = {"cache_type_v": LoadValue(word="q8_0"), "flash_attention": LoadValue(word="off")}
     for options, field in (
         (LoadOptions(parameters=together), "options.parameters.cache_type_v"),
         (LoadOptions(parameters={"batch_tokens": LoadValue(integer=0)}), "options.parameters.batch_tokens"),
     ):
         with pytest.raises(FieldError) as refused:
-            load_spec_from(options, make(config), {})
+            load_spec_from(options, backend, {})
         assert refused.value.field == field
