@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from weft.api.registry.v1 import event_pb2, settings_pb2
+from weft.api.registry.v1 import event_pb2, pool_pb2, registry_service_pb2, settings_pb2
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, ModelDocument
@@ -17,28 +17,6 @@ class ResourcePage:
     documents: Sequence[AnyDocument]
     next_page_token: str
     """Empty on the last page."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolMembers:
-    """A pool with its members' documents."""
-
-    pool: str
-    is_explicit: bool
-    """Whether a member names the pool; otherwise it has one model and the model's name."""
-    size: int
-    active_count: int
-    members: Sequence[ModelDocument]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventFilter:
-    """A filter of events."""
-
-    kind: ResourceKind | None = None
-    """None: all kinds."""
-    name: str = ""
-    """Empty: all resources; otherwise `kind` is set."""
 
 
 class RegistryPort(Protocol):
@@ -56,15 +34,17 @@ class RegistryPort(Protocol):
         """Returns one resource."""
         ...
 
-    async def members(self, model: str) -> PoolMembers:
-        """Returns the pool of a model."""
+    async def members(self, model: str) -> tuple[pool_pb2.Pool, Sequence[ModelDocument]]:
+        """Returns the pool of a model, and the documents of its members."""
         ...
 
-    async def list_events(self, events: EventFilter, limit: int) -> Sequence[event_pb2.Event]:
-        """Returns the newest events, oldest first; `limit` 0 means the registry's default."""
+    async def list_events(
+        self, wanted: registry_service_pb2.ListEventsRequest
+    ) -> registry_service_pb2.ListEventsResponse:
+        """Returns the newest events, oldest first."""
         ...
 
-    def watch_events(self, events: EventFilter) -> AsyncGenerator[event_pb2.Event]:
+    def watch_events(self, wanted: registry_service_pb2.WatchEventsRequest) -> AsyncGenerator[event_pb2.Event]:
         """Yields new events until it is closed."""
         ...
 

@@ -7,14 +7,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from gateway.intake.request_model import StopAtFirstError
-from gateway.ports import PoolMembers, ResourcePage
+from gateway.ports import ResourcePage
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
-from weft.api.registry.v1.event_pb2 import Event
-from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
-from weft.documents.codec import document_of
+from weft.api.registry.v1.pool_pb2 import Pool
 from weft.documents.json_schema import DocumentSchema, Schema, SchemaSet, built_schema, nullable, object_schema
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import applied_document, plain
+from weft.documents.resources import ModelDocument, applied_document, plain
 from weft.documents.schemas import resource_list_schema, resource_schema
 from weft.documents.yaml_documents import MAX_DOCUMENTS
 
@@ -112,22 +110,17 @@ def page_body(kind: ResourceKind, page: ResourcePage) -> JsonObject:
     return {"kind": kind.list_kind, "items": items, "nextPageToken": page.next_page_token}
 
 
-def members_body(pool: PoolMembers) -> JsonObject:
+def members_body(pool: Pool, members: Sequence[ModelDocument]) -> JsonObject:
     """Returns the pool of a model."""
     return {
         "kind": "PoolMembers",
-        "poolName": pool.pool,
-        "explicit": pool.is_explicit,
-        "explicitPoolName": pool.pool if pool.is_explicit else None,
+        "poolName": pool.name,
+        "explicit": pool.explicit,
+        "explicitPoolName": pool.name if pool.explicit else None,
         "size": pool.size,
         "activeCount": pool.active_count,
-        "members": [plain(member) for member in pool.members],
+        "members": [plain(member) for member in members],
     }
-
-
-def events_body(events: Sequence[Event]) -> JsonObject:
-    """Returns a list of events."""
-    return document_of(ListEventsResponse(events=events))
 
 
 def applied_body(results: Sequence[ApplyResult], *, dry_run: bool) -> JsonObject:

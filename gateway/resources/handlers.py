@@ -14,21 +14,21 @@ from gateway.intake.body import read_json_or_yaml_body, read_model
 from gateway.intake.headers import require_local_caller
 from gateway.intake.json_guard import parse, parse_json
 from gateway.intake.query import Query, begin_read
-from gateway.ports import EventFilter
 from gateway.request_facts import facts_of
 from gateway.resources.documents import (
     ApplyRequest,
     MeshConfig,
     applied_body,
-    events_body,
     members_body,
     page_body,
 )
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
+from weft.api.registry.v1.registry_service_pb2 import ListEventsRequest, WatchEventsRequest
+from weft.api.registry.v1.resource_kind_pb2 import RESOURCE_KIND_UNSPECIFIED
 from weft.api.registry.v1.settings_pb2 import MeshSettings
-from weft.documents.codec import word_of
+from weft.documents.codec import document_of, word_of
 from weft.documents.resource_kinds import ResourceKind, parse_kind
-from weft.documents.resources import AnyDocument, plain
+from weft.documents.resources import AnyDocument, kind_number, plain
 from weft.documents.yaml_documents import SourcedDocument, parse_document, read_documents, refuse_repeats
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -66,7 +66,7 @@ async def get_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) 
 async def get_members(deps: GatewayDeps, request: Request) -> Response:
     """Returns the pool of a model, with the complete documents of its members."""
     begin_read(request, SURFACE)
-    return json_response(members_body(await deps.registry.members(name_of(request))))
+    return json_response(members_body(*await deps.registry.members(name_of(request))))
 
 
 async def delete_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
@@ -92,21 +92,24 @@ EVENT_PARAMETERS = ("kind", "name", "limit", "watch")
 async def get_events(deps: GatewayDeps, request: Request) -> Response:
     """Returns the newest events, oldest first; with watch=1 a stream of new events as server-sent events."""
     query = begin_read(request, SURFACE, EVENT_PARAMETERS)
-    wanted, limit = _filter_of(query), query.count("limit", MAX_EVENTS)
+    wanted = _events_of(query)
     if query.flag("watch"):
-        if limit:
+        if wanted.limit:
             raise invalid_field("limit", "is not allowed with a watch, which has no end")
-        return EventStream(deps, encoded_events(deps.registry.watch_events(wanted)))
-    return json_response(events_body(await deps.registry.list_events(wanted, limit)))
+        return EventStream(
+            deps, encoded_events(deps.registry.watch_events(WatchEventsRequest(kind=wanted.kind, name=wanted.name)))
+        )
+    return json_response(document_of(await deps.registry.list_events(wanted)))
 
 
-def _filter_of(query: Query) -> EventFilter:
+def _events_of(query: Query) -> ListEventsRequest:
     kind = parse_kind(query.text("kind"), "kind") if "kind" in query else None
-    if "name" not in query:
-        return EventFilter(kind=kind)
-    if kind is None:
+    if "name" in query and kind is None:
         raise invalid_field("kind", "is required with name")
-    return EventFilter(kind=kind, name=require_name(query.text("name"), "name"))
+    name = require_name(query.text("name"), "name") if "name" in query else ""
+    limit = query.count("limit", MAX_EVENTS)
+    number = RESOURCE_KIND_UNSPECIFIED if kind is None else kind_number(kind)
+    return ListEventsRequest(kind=number, name=name, limit=limit)
 
 
 async def get_config(deps: GatewayDeps, request: Request) -> Response:

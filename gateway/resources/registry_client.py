@@ -7,12 +7,13 @@ from typing import Any
 import grpc
 from typing_extensions import override
 
-from gateway.ports import EventFilter, PoolMembers, RegistryPort, ResourcePage
+from gateway.ports import RegistryPort, ResourcePage
 from weft.api.registry.v1 import (
     declaration_service_pb2,
     declaration_service_pb2_grpc,
     event_pb2,
     model_pb2,
+    pool_pb2,
     registry_service_pb2,
     registry_service_pb2_grpc,
     runner_pb2,
@@ -115,26 +116,21 @@ class RegistryClient(RegistryPort):
         return self._model(message) if kind is ResourceKind.MODEL else observed_document(kind, message)
 
     @override
-    async def members(self, model: str) -> PoolMembers:
+    async def members(self, model: str) -> tuple[pool_pb2.Pool, Sequence[ModelDocument]]:
         request = registry_service_pb2.GetModelMembersRequest(name=model)
         pool = (await self._calls.call(self._resources.GetModelMembers, request)).pool
-        return PoolMembers(
-            pool=pool.name,
-            is_explicit=pool.explicit,
-            size=pool.size,
-            active_count=pool.active_count,
-            members=[self._model(member) for member in pool.members],
-        )
+        return pool, [self._model(member) for member in pool.members]
 
     @override
-    async def list_events(self, events: EventFilter, limit: int) -> Sequence[event_pb2.Event]:
-        request = registry_service_pb2.ListEventsRequest(**_event_filter(events), limit=limit)
-        found = await self._calls.call(self._resources.ListEvents, request)
-        return list(found.events)
+    async def list_events(
+        self, wanted: registry_service_pb2.ListEventsRequest
+    ) -> registry_service_pb2.ListEventsResponse:
+        found: registry_service_pb2.ListEventsResponse = await self._calls.call(self._resources.ListEvents, wanted)
+        return found
 
     @override
-    async def watch_events(self, events: EventFilter) -> AsyncGenerator[event_pb2.Event]:
-        call = self._resources.WatchEvents(registry_service_pb2.WatchEventsRequest(**_event_filter(events)))
+    async def watch_events(self, wanted: registry_service_pb2.WatchEventsRequest) -> AsyncGenerator[event_pb2.Event]:
+        call = self._resources.WatchEvents(wanted)
         async with aclosing(self._calls.follow(call)) as responses:
             async for response in responses:
                 yield response.event
@@ -176,10 +172,6 @@ class RegistryClient(RegistryPort):
         if runner is None or instance is None or not runner.active:
             return None
         return instance
-
-
-def _event_filter(events: EventFilter) -> dict[str, Any]:
-    return {"kind": 0 if events.kind is None else kind_number(events.kind), "name": events.name}
 
 
 def _known(result: ApplyResult) -> ApplyResult:

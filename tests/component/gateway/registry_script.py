@@ -5,10 +5,12 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gateway.ports import EventFilter, PoolMembers, ResourcePage
+from gateway.ports import ResourcePage
 from weft.api.registry.v1 import resource_kind_pb2
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.event_pb2 import Event, EventReason
+from weft.api.registry.v1.pool_pb2 import Pool
+from weft.api.registry.v1.registry_service_pb2 import ListEventsRequest, ListEventsResponse, WatchEventsRequest
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, ModelDocument, kind_number, to_declaration
@@ -78,17 +80,17 @@ class ScriptedRegistry:
                 return entry
         raise WeftError(Reason.NOT_FOUND, f"no {kind.value} is called {name}")
 
-    async def members(self, model: str) -> PoolMembers:
+    async def members(self, model: str) -> tuple[Pool, Sequence[ModelDocument]]:
         self._note("members", model)
         rows = [entry for entry in self.documents if isinstance(entry, ModelDocument)]
-        return PoolMembers(pool="chat", is_explicit=True, size=len(rows), active_count=1, members=rows)
+        return Pool(name="chat", explicit=True, size=len(rows), active_count=1), rows
 
-    async def list_events(self, events: EventFilter, limit: int) -> Sequence[Event]:
-        self._note("events", events, limit)
-        return self.events
+    async def list_events(self, wanted: ListEventsRequest) -> ListEventsResponse:
+        self._note("events", wanted)
+        return ListEventsResponse(events=self.events)
 
-    async def watch_events(self, events: EventFilter) -> AsyncGenerator[Event]:
-        self._note("watch", events)
+    async def watch_events(self, wanted: WatchEventsRequest) -> AsyncGenerator[Event]:
+        self._note("watch", wanted)
         try:
             for step in self.watch:
                 if isinstance(step, asyncio.Event):

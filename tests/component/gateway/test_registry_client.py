@@ -10,7 +10,6 @@ import grpc
 import pytest
 from gateway_script import FixedFleet
 
-from gateway.ports import EventFilter
 from gateway.resources.registry_client import RegistryClient
 from weft.api.registry.v1 import (
     agent_pb2,
@@ -28,6 +27,7 @@ from weft.api.registry.v1 import (
     settings_service_pb2,
     settings_service_pb2_grpc,
 )
+from weft.api.registry.v1.registry_service_pb2 import ListEventsRequest, WatchEventsRequest
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.fleet import FleetView, RunnerView
 from weft.documents.codec import document_of
@@ -206,7 +206,7 @@ async def test_a_model_tells_how_it_does_on_its_runner(tmp_path: Path) -> None:
     async with connected(tmp_path, view=FleetView(1, {"titan": titan})) as (client, _):
         listed = (await client.list_page(ResourceKind.MODEL, 0, "")).documents[0]
         found = await client.get(ResourceKind.MODEL, "tiny")
-        member = (await client.members("tiny")).members[0]
+        _, (member, *_) = await client.members("tiny")
     assert listed == found == member
     assert isinstance(found, ModelDocument)
     told = plain(found)["status"]["instance"]
@@ -220,11 +220,13 @@ async def test_a_model_tells_how_it_does_on_its_runner(tmp_path: Path) -> None:
 
 async def test_members_and_events_and_deletes(tmp_path: Path) -> None:
     async with connected(tmp_path) as (client, servicer):
-        members = await client.members("tiny")
-        events = await client.list_events(EventFilter(kind=ResourceKind.AGENT, name="coder"), 5)
+        pool, _ = await client.members("tiny")
+        events = await client.list_events(
+            ListEventsRequest(kind=resource_kind_pb2.RESOURCE_KIND_AGENT, name="coder", limit=5)
+        )
         await client.delete(ResourceKind.RUNNER, "titan", force=False)
-    assert (members.pool, members.is_explicit, members.size, members.active_count) == ("chat", True, 1, 1)
-    told = [document_of(entry) for entry in events]
+    assert (pool.name, pool.explicit, pool.size, pool.active_count) == ("chat", True, 1, 1)
+    told = [document_of(entry) for entry in events.events]
     assert [(entry["sequence"], entry["resourceKind"], entry["reason"]) for entry in told] == [
         (1, "agent", "woke"),
         (2, "agent", "woke"),
@@ -245,8 +247,8 @@ async def test_settings_are_told_and_set(tmp_path: Path) -> None:
 async def test_a_watch_yields_events_until_it_is_ended_with_a_reason(tmp_path: Path) -> None:
     async with connected(tmp_path) as (client, _):
         for wanted, reason in (
-            (EventFilter(), Reason.SERVICE_UNAVAILABLE),
-            (EventFilter(kind=ResourceKind.AGENT, name="coder"), Reason.WATCH_LAGGED),
+            (WatchEventsRequest(), Reason.SERVICE_UNAVAILABLE),
+            (WatchEventsRequest(kind=resource_kind_pb2.RESOURCE_KIND_AGENT, name="coder"), Reason.WATCH_LAGGED),
         ):
             watch = client.watch_events(wanted)
             assert (await anext(watch)).sequence == 7
@@ -329,7 +331,7 @@ async def test_a_registry_that_is_away_is_unavailable(tmp_path: Path) -> None:
         await client.get(ResourceKind.MODEL, "x")
     assert caught.value.reason is Reason.SERVICE_UNAVAILABLE
     with pytest.raises(WeftError) as watched:
-        await anext(client.watch_events(EventFilter()))
+        await anext(client.watch_events(WatchEventsRequest()))
     assert watched.value.reason is Reason.SERVICE_UNAVAILABLE
     await channel.close(grace=None)
 
