@@ -1,29 +1,29 @@
 """Validation of operation actions with every limit, and the models that an action concerns."""
 
 import math
+from types import MappingProxyType
 
 from google.protobuf import duration_pb2
 
 from registry_svc.operations.runner_presence import RunnerDirectory
-from registry_svc.wire_values import require_at_most, require_count, require_range, require_text
+from registry_svc.wire_values import require_at_most, require_text
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import MAX_TENANT_CHARS, require_name, require_token
+from weft.kernel.field_rules import check_message
 from weft.kernel.reasons import Reason
 
 MAX_ACTION_BYTES = 16 * 1024
 MAX_PARAMETERS = 64
 MAX_PARAMETER_CHARS = 64
 MAX_WORD_CHARS = 256
-MAX_REPLICAS = 1_024
-MAX_TAG_CHARS = 64
 # Ten years: more than that is a mistake in the unit.
 MAX_KEEP_ALIVE_SECONDS = 10 * 365 * 86_400
 _MAX_NANOS = 999_999_999
 
 Scope = runner_service_pb2.FlushCacheRequest
-_SCOPES = frozenset({Scope.SCOPE_ALL, Scope.SCOPE_MODEL, Scope.SCOPE_TENANT, Scope.SCOPE_TAG})
+_NEEDED = MappingProxyType({Scope.SCOPE_MODEL: "model", Scope.SCOPE_TENANT: "tenant", Scope.SCOPE_TAG: "tag"})
+"""The field that a scope needs."""
 
 
 def check_action(action: operation_pb2.OperationAction) -> None:
@@ -31,15 +31,14 @@ def check_action(action: operation_pb2.OperationAction) -> None:
     if action.ByteSize() > MAX_ACTION_BYTES:
         raise invalid_field("action", f"must be at most {MAX_ACTION_BYTES} bytes")
     _require_known_fields(action)
-    match action.WhichOneof("kind"):
-        case "load_model":
-            _check_load(action.load_model, "action.load_model")
-        case "unload_model":
-            require_name(action.unload_model.model, "action.unload_model.model")
-        case "flush_cache":
-            _check_flush(action.flush_cache, "action.flush_cache")
-        case _:
-            raise invalid_field("action", "must be load_model, unload_model or flush_cache")
+    kind = action.WhichOneof("kind")
+    if kind is None:
+        raise invalid_field("action", "must be load_model, unload_model or flush_cache")
+    check_message(action, "action")
+    if kind == "load_model":
+        _check_load(action.load_model, "action.load_model")
+    elif kind == "flush_cache":
+        _check_flush(action.flush_cache, "action.flush_cache")
 
 
 def action_bytes(action: operation_pb2.OperationAction) -> bytes:
@@ -68,12 +67,8 @@ def _require_known_fields(action: operation_pb2.OperationAction) -> None:
 
 
 def _check_load(load: operation_pb2.LoadModel, field: str) -> None:
-    require_name(load.model, f"{field}.model")
-    require_range(load.replicas, f"{field}.replicas", 0, MAX_REPLICAS)
-    if load.evict_model:
-        require_name(load.evict_model, f"{field}.evict_model")
-        if load.evict_model == load.model:
-            raise invalid_field(f"{field}.evict_model", "must not be what is to be loaded")
+    if load.evict_model == load.model:
+        raise invalid_field(f"{field}.evict_model", "must not be what is to be loaded")
     _check_options(load.options, f"{field}.options")
 
 
@@ -84,9 +79,6 @@ def _check_options(options: load_pb2.LoadOptions, field: str) -> None:
             raise invalid_field(f"{field}.parameters", "must have names")
         require_text(name, f"{field}.parameters", MAX_PARAMETER_CHARS)
         _check_value(value, f"{field}.parameters.{name}")
-    if options.quantization:
-        require_name(options.quantization, f"{field}.quantization")
-    require_count(options.memory_budget_bytes, f"{field}.memory_budget_bytes")
     if options.HasField("keep_alive"):
         _check_keep_alive(options.keep_alive, f"{field}.keep_alive")
 
@@ -109,27 +101,13 @@ def _check_keep_alive(duration: duration_pb2.Duration, field: str) -> None:
 
 
 def _check_flush(flush: operation_pb2.FlushCache, field: str) -> None:
-    if flush.scope not in _SCOPES:
-        raise invalid_field(f"{field}.scope", "must be all, model, tenant or tag")
-    if flush.model:
-        require_name(flush.model, f"{field}.model")
-    elif flush.scope == Scope.SCOPE_MODEL:
-        raise invalid_field(f"{field}.model", "must be set where scope is model")
-    if flush.tenant:
-        require_token(flush.tenant, f"{field}.tenant", MAX_TENANT_CHARS)
-    elif flush.scope == Scope.SCOPE_TENANT:
-        raise invalid_field(f"{field}.tenant", "must be set where scope is tenant")
-    if flush.tag:
-        require_text(flush.tag, f"{field}.tag", MAX_TAG_CHARS)
-    elif flush.scope == Scope.SCOPE_TAG:
-        raise invalid_field(f"{field}.tag", "must be set where scope is tag")
-    _refuse_idle_fields(flush, field)
-    if flush.runner:
-        require_name(flush.runner, f"{field}.runner")
+    """Refuse a scope without what it needs, and fields that it ignores.
 
-
-def _refuse_idle_fields(flush: operation_pb2.FlushCache, field: str) -> None:
-    """Refuse fields that the scope ignores: the caller would believe that less is flushed than is."""
+    The caller would believe that less is flushed than is.
+    """
+    needed = _NEEDED.get(flush.scope)
+    if needed is not None and not getattr(flush, needed):
+        raise invalid_field(f"{field}.{needed}", f"must be set where scope is {needed}")
     if flush.tenant and flush.scope not in {Scope.SCOPE_TENANT, Scope.SCOPE_TAG}:
         raise invalid_field(f"{field}.tenant", "must be empty unless scope is tenant or tag")
     if flush.tag and flush.scope != Scope.SCOPE_TAG:

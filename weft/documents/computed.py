@@ -17,6 +17,11 @@ from weft.kernel.field_rules import enum_words
 
 CONTEXT_TOKENS = "context_tokens"
 MIN_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS = 16, 16_777_216
+MAX_MEMORY_MB = 16_777_216
+MAX_QUANTIZATION_CHARS = 64
+MAX_LOAD_PARAMETERS = 64
+MAX_PARAMETER_CHARS = 64
+MAX_WORD_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +31,9 @@ class Computed:
     compute: Callable[[Any, dict[str, Any]], None]
     """Changes the document of a message."""
     properties: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    """JSON schemas of the fields that it adds."""
+    """JSON schemas of the fields that it adds, and what it demands of others in documents that are read."""
     required: tuple[str, ...] = ()
-    """Those of them that are always there."""
+    """Those of the added fields that are always there."""
     left_out: frozenset[str] = frozenset()
     """Fields of the message that it may leave out."""
 
@@ -92,6 +97,12 @@ _CONTEXT = {
     "maximum": MAX_CONTEXT_TOKENS,
     "description": "Context of one slot.",
 }
+_QUANTIZATION = {"type": "string", "minLength": 1, "maxLength": MAX_QUANTIZATION_CHARS}
+_PARAMETERS = {
+    "maxProperties": MAX_LOAD_PARAMETERS,
+    "propertyNames": {"maxLength": MAX_PARAMETER_CHARS},
+    "additionalProperties": {"type": ["boolean", "number", "string"], "maxLength": MAX_WORD_CHARS},
+}
 _PARAMETER_TYPE = {
     "type": "string",
     "enum": ["integer", "number", "word", "flag"],
@@ -116,7 +127,16 @@ COMPUTED: Mapping[str, Computed] = MappingProxyType(
     {
         # Its state depends on the time, so `key_state` is added by the caller.
         key_service_pb2.Key.DESCRIPTOR.full_name: Computed(_as_it_is, {"state": _KEY_STATE}, required=("state",)),
-        load_pb2.LoadOptions.DESCRIPTOR.full_name: Computed(_load_options, {"contextTokens": _nullable(_CONTEXT)}),
+        # As narrow as `operation_actions.LoadSettings`: the registry takes more from those who call it themselves.
+        load_pb2.LoadOptions.DESCRIPTOR.full_name: Computed(
+            _load_options,
+            {
+                "contextTokens": _nullable(_CONTEXT),
+                "quantization": _nullable(_QUANTIZATION),
+                "memoryBudgetMb": _nullable({"type": "integer", "minimum": 1, "maximum": MAX_MEMORY_MB}),
+                "parameters": _PARAMETERS,
+            },
+        ),
         load_pb2.LoadParameter.DESCRIPTOR.full_name: Computed(
             _load_parameter, {"type": _PARAMETER_TYPE}, required=("type",)
         ),

@@ -53,7 +53,7 @@ class SchemaSet:
         """
         value_oneof = value_oneof_of(descriptor)
         if value_oneof is not None:
-            return self._of_value(value_oneof, checked=checked)
+            return self._of_value(value_oneof)
         typed = next((oneof for oneof in descriptor.oneofs if is_typed(oneof)), None)
         if typed is not None and not typed.GetOptions().Extensions[pb.document_oneof].merged:
             return {"oneOf": [self._of_variant(typed, field) for field in typed.fields]}
@@ -79,7 +79,7 @@ class SchemaSet:
         computed = COMPUTED.get(descriptor.full_name)
         if computed is not None:
             properties |= {name: _optional(schema) for name, schema in properties.items() if name in computed.left_out}
-            properties |= computed.properties
+            properties |= {name: properties.get(name, {}) | schema for name, schema in computed.properties.items()}
             required = [*(name for name in required if name not in computed.left_out), *computed.required]
         return object_schema(properties, required, comment_of(descriptor.file.name, descriptor.full_name))
 
@@ -142,10 +142,9 @@ class SchemaSet:
             return {"type": "number"} | _range(rules)
         return self.of_message(kind, checked=checked)
 
-    def _of_value(self, oneof: OneofDescriptor, *, checked: bool) -> Schema:
+    def _of_value(self, oneof: OneofDescriptor) -> Schema:
         kinds = {self._of_item(field, rules_of(field))["type"] for field in oneof.fields} - {"integer"}
-        longest = max(rules_of(field).max_chars for field in oneof.fields) if checked else 0
-        return {"type": sorted(kinds)} | ({"maxLength": longest} if longest else {})
+        return {"type": sorted(kinds)}
 
     def _of_variant(self, oneof: OneofDescriptor, field: FieldDescriptor) -> Schema:
         kind = field.message_type

@@ -7,14 +7,20 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
-from weft.documents.computed import CONTEXT_TOKENS
+from weft.documents.computed import (
+    CONTEXT_TOKENS,
+    MAX_CONTEXT_TOKENS,
+    MAX_LOAD_PARAMETERS,
+    MAX_MEMORY_MB,
+    MAX_PARAMETER_CHARS,
+    MAX_QUANTIZATION_CHARS,
+    MAX_WORD_CHARS,
+    MIN_CONTEXT_TOKENS,
+)
 from weft.documents.document_base import DocumentPart
 from weft.kernel.errors import invalid_field
 from weft.kernel.units import keep_alive_seconds
 
-MAX_LOAD_PARAMETERS = 64
-MAX_MEMORY_MB = 16_777_216
-MAX_WORD_CHARS = 128
 MAX_TAG_CHARS = 64
 
 
@@ -48,9 +54,9 @@ FlushScope = Literal["all", "model", "tenant", "tag"]
 class LoadSettings(DocumentPart):
     """How a model is loaded this time; what is left out is as it is configured."""
 
-    context_tokens: Annotated[int, Field(ge=16, le=16_777_216)] | None = None
+    context_tokens: Annotated[int, Field(ge=MIN_CONTEXT_TOKENS, le=MAX_CONTEXT_TOKENS)] | None = None
     """Context of one slot."""
-    quantization: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    quantization: Annotated[str, Field(min_length=1, max_length=MAX_QUANTIZATION_CHARS)] | None = None
     """One of the model's declared variants, such as q8_0."""
     memory_budget_mb: Annotated[int, Field(ge=1, le=MAX_MEMORY_MB)] | None = None
     """The most accelerator memory it may take, in MiB."""
@@ -58,7 +64,7 @@ class LoadSettings(DocumentPart):
     """How long it stays loaded after a request: seconds, a length such as "5m", 0, or -1 for ever (the default)."""
     pin: bool = False
     """Whether it is never evicted for another model."""
-    parameters: dict[Annotated[str, Field(max_length=64)], CheckedLoadValue] = Field(
+    parameters: dict[Annotated[str, Field(max_length=MAX_PARAMETER_CHARS)], CheckedLoadValue] = Field(
         default={}, max_length=MAX_LOAD_PARAMETERS
     )
     """Further settings of its engine by name; `GET /v1/admin/models` says which there are, and their ranges."""

@@ -13,9 +13,9 @@ import typer
 from pydantic import ValidationError
 
 from weft.api.operations.v1 import operation_pb2
+from weft.documents.computed import MAX_LOAD_PARAMETERS
 from weft.documents.field_names import operation_field
 from weft.documents.operation_actions import (
-    MAX_LOAD_PARAMETERS,
     MEBIBYTE,
     FlushScope,
     LoadSettings,

@@ -10,7 +10,7 @@ import pytest
 from operation_stage import WAIT_LIMIT_SECONDS, Stage, load, loaded, running_stage, said, unload
 from registry_harness import refused
 
-from registry_svc.operations.actions import MAX_ACTION_BYTES, MAX_PARAMETERS
+from registry_svc.operations.actions import MAX_ACTION_BYTES, MAX_PARAMETERS, check_action
 from registry_svc.operations.audit_chain import AuditCheck
 from registry_svc.operations.governance import OpenGate
 from registry_svc.operations.policy.loads import PoolMember
@@ -253,6 +253,24 @@ async def test_an_action_out_of_bounds_names_its_field_and_leaves_nothing(
     assert isinstance(errors[0], FieldError)
     assert errors[0].field == field
     assert await desk.stage.audit() == []
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        load("m" * 128, evict="n" * 128, replicas=1024),
+        options(a=load_pb2.LoadValue(word="x" * 256)),
+        options(**{"a" * 64: load_pb2.LoadValue(flag=True)}),
+        with_options(quantization="q" * 128),
+        with_options(memory_budget_bytes=2**63 - 1),
+        keep_alive(10 * 365 * 86_400, 999_999_999),
+        keep_alive(-1, -1),
+        flushing(scope=Scope.SCOPE_TENANT, tenant="t" * 64, model="m" * 128, runner="r" * 128),
+        flushing(scope=Scope.SCOPE_TAG, tag="t" * 64),
+    ],
+)
+def test_an_action_at_its_bounds_is_in_order(action: operation_pb2.OperationAction) -> None:
+    check_action(action)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.api.runner.v1 import load_pb2
 from weft.client.operations import has_ended
 from weft.documents.codec import document_of
+from weft.documents.computed import MAX_LOAD_PARAMETERS
 from weft.documents.operation_actions import (
-    MAX_LOAD_PARAMETERS,
     LoadSettings,
     flush_action,
     load_action,
