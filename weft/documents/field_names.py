@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from weft.api.operations.v1.operation_pb2 import OperationAction
+from weft.api.runner.v1.load_pb2 import LoadOptions
 from weft.documents.codec import camel, document_path
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import DOCUMENT_TYPES
@@ -36,13 +38,14 @@ def document_field(field: str) -> str:
     return camel(field)
 
 
-_ACTION = re.compile(r"^action\.(?:load_model|unload_model|flush_cache)\.(?:options\.)?")
 # The model of a load or an unload is named beside its document.
-_SUBJECT = re.compile(r"^action\.(?:load_model|unload_model)\.model$")
-_ENGINE_PARAMETERS = "parameters"
-_RENAMED_OPERATION_FIELDS: Mapping[str, str] = MappingProxyType(
-    {"request_id": "Idempotency-Key", "after_sequence": "after", "memory_budget_bytes": "memoryBudgetMb"}
+_SUBJECTS = frozenset({"action.load_model.model", "action.unload_model.model"})
+_ENGINE_PARAMETERS = "action.load_model.options.parameters"
+_PARTS: Mapping[str, Any] = MappingProxyType(
+    {"action.load_model.options.": LoadOptions.DESCRIPTOR, "action.": OperationAction.DESCRIPTOR}
 )
+"""Parts of a request that are documents, the options of a load beside its other fields; longest first."""
+_REQUEST_FIELDS: Mapping[str, str] = MappingProxyType({"request_id": "Idempotency-Key", "after_sequence": "after"})
 
 
 def operation_field(field: str) -> str:
@@ -50,7 +53,12 @@ def operation_field(field: str) -> str:
 
     "action.load_model.evict_model" is "evictModel"; the model to load is "name".
     """
-    if _SUBJECT.match(field):
+    if field in _SUBJECTS:
         return "name"
-    own = _ACTION.sub("", field)
-    return own if own.startswith(_ENGINE_PARAMETERS) else _RENAMED_OPERATION_FIELDS.get(own) or document_field(own)
+    if field.startswith(_ENGINE_PARAMETERS):
+        return field.removeprefix("action.load_model.options.")
+    for part, descriptor in _PARTS.items():
+        if field.startswith(part):
+            own = path_text(document_path(descriptor, tuple(_steps(field.removeprefix(part)))))
+            return own or document_field(field)
+    return _REQUEST_FIELDS.get(field) or document_field(field)
