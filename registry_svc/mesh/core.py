@@ -102,13 +102,16 @@ class RegistryCore:
         """Return everything there is, and a watcher that receives every change after that."""
         self.require_open()
         mesh = self.mesh
+        models = map(mesh.deferred_model, mesh.model_names())
+        agents = map(mesh.deferred_agent, mesh.agent_names())
+        routes = map(mesh.routes.deferred, mesh.routes.names())
         snapshot = Snapshot(
             self._revision,
-            tuple(state.runner() for state in mesh),
-            tuple(model for name in mesh.model_names() if (model := mesh.model(name)) is not None),
             self.settings,
-            tuple(agent for name in mesh.agent_names() if (agent := mesh.agent(name)) is not None),
-            tuple(route for name in mesh.routes.names() if (route := mesh.routes.get(name)) is not None),
+            tuple(state.publisher() for state in mesh),
+            tuple(make for make in models if make is not None),
+            tuple(make for make in agents if make is not None),
+            tuple(make for make in routes if make is not None),
         )
         return snapshot, self.watchers.subscribe()
 

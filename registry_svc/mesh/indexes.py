@@ -1,7 +1,8 @@
 """Pools as they follow from the models, kept current one model at a time."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from registry_svc.mesh.domain import Kind, Status
 from registry_svc.mesh.overlay import shown_route
@@ -203,8 +204,13 @@ class RouteIndex:
 
     def get(self, name: str) -> route_pb2.Route | None:
         """The route of this name."""
+        make = self.deferred(name)
+        return None if make is None else make()
+
+    def deferred(self, name: str) -> Callable[[], route_pb2.Route] | None:
+        """Return what makes the route of this name, as it is now, at any later time."""
         declared = self._declared.get(name)
-        return None if declared is None else shown_route(declared, self.status(declared.manifest))
+        return None if declared is None else partial(shown_route, declared, self.status(declared.manifest))
 
     def put(self, declared: route_pb2.Route) -> None:
         """Keep a route in place of an earlier one of its name."""

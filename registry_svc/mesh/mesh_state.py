@@ -3,7 +3,8 @@
 Without awaiting, clock or storage: session manager and declarations decide, this module records.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from registry_svc.mesh.domain import Kind
 from registry_svc.mesh.indexes import ManifestSizes, PoolIndex, RouteIndex, TargetIndex
@@ -85,12 +86,17 @@ class ResourceIndex:
 
     def model(self, name: str) -> model_pb2.Model | None:
         """The model of this name."""
+        make = self.deferred_model(name)
+        return None if make is None else make()
+
+    def deferred_model(self, name: str) -> Callable[[], model_pb2.Model] | None:
+        """Return what makes the model of this name, as it is now, at any later time."""
         declared, state = self._declared_models.get(name), self._by_model.get(name)
         if declared is None:
-            return None if state is None else virtual_model(state.publications[name], state.publisher())
+            return None if state is None else partial(virtual_model, state.publications[name], state.publisher())
         if state is None or not may_serve(declared, state.profile.name):
-            return public_model(declared, None, None)
-        return public_model(declared, state.publications[name], state.publisher())
+            return partial(public_model, declared, None, None)
+        return partial(public_model, declared, state.publications[name], state.publisher())
 
     def unowned_on(self, model: str) -> str | None:
         """The runner that has a model loaded which it does not publish any more; None: no active one has."""
@@ -99,13 +105,18 @@ class ResourceIndex:
 
     def agent(self, name: str) -> agent_pb2.Agent | None:
         """The agent of this name."""
+        make = self.deferred_agent(name)
+        return None if make is None else make()
+
+    def deferred_agent(self, name: str) -> Callable[[], agent_pb2.Agent] | None:
+        """Return what makes the agent of this name, as it is now, at any later time."""
         declared, state = self._declared_agents.get(name), self._by_agent.get(name)
         if declared is not None:
-            return public_agent(declared, self.targets.status(declared.manifest))
+            return partial(public_agent, declared, self.targets.status(declared.manifest))
         if state is None:
             return None
         publication = state.agents[name]
-        return virtual_agent(publication, state.publisher(), self.targets.status(publication.manifest))
+        return partial(virtual_agent, publication, state.publisher(), self.targets.status(publication.manifest))
 
     def pool(self, name: str) -> pool_pb2.Pool | None:
         """The pool of this name."""

@@ -1,19 +1,29 @@
-"""Models, agents and routes as the mesh shows them: declarations over publications, with the state of their runners."""
+"""Models, agents, routes and runners as the mesh shows them: declarations over publications, with states of runners."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from registry_svc.mesh.domain import Status
-from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, route_pb2
+from weft.api.registry.v1 import (
+    agent_pb2,
+    declaration_service_pb2,
+    model_pb2,
+    registry_service_pb2,
+    route_pb2,
+    runner_pb2,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publisher:
-    """The runner of a publication, and its present state."""
+    """A runner at one moment: all that is shown of it, and on which its models and agents depend."""
 
-    name: str
+    profile: runner_pb2.Runner
+    """The facts of its incarnation."""
+    ticket_key: bytes = field(repr=False)
     active: bool
+    capability: runner_pb2.Capability
     sleeping: frozenset[str]
     """Its models that it reported as hibernating, by name."""
     last_heartbeat_time: Timestamp
@@ -90,7 +100,7 @@ def virtual_model(publication: model_pb2.Model, publisher: Publisher) -> model_p
 def _of_publisher(model: model_pb2.Model, publisher: Publisher | None) -> model_pb2.Model:
     model.status = model_pb2.Model.Status.ValueType(model_status(model.manifest, publisher))
     if publisher is not None:
-        model.runner = publisher.name
+        model.runner = publisher.profile.name
         _set_times(model, publisher)
     return model
 
@@ -118,7 +128,18 @@ def shown_route(declared: route_pb2.Route, status: Status) -> route_pb2.Route:
     return route
 
 
-def _set_times(record: model_pb2.Model | agent_pb2.Agent, publisher: Publisher) -> None:
+def watched_runner(publisher: Publisher, *, with_key: bool) -> registry_service_pb2.WatchedRunner:
+    """A runner; its ticket key is for routers only."""
+    key = publisher.ticket_key if with_key else b""
+    watched = registry_service_pb2.WatchedRunner(runner=publisher.profile, ticket_key=key)
+    runner = watched.runner
+    runner.status = runner_pb2.Runner.STATUS_ACTIVE if publisher.active else runner_pb2.Runner.STATUS_INACTIVE
+    runner.capability.CopyFrom(publisher.capability)
+    _set_times(runner, publisher)
+    return watched
+
+
+def _set_times(record: model_pb2.Model | agent_pb2.Agent | runner_pb2.Runner, publisher: Publisher) -> None:
     record.last_heartbeat_time.CopyFrom(publisher.last_heartbeat_time)
     if publisher.inactive_time is not None:
         record.inactive_time.CopyFrom(publisher.inactive_time)

@@ -109,10 +109,10 @@ class Extensible(Protocol[M_contra]):
         ...
 
 
-async def extended(items: Extensible[M], more: Sequence[M]) -> None:
-    """Add many messages to a field; the event loop turns meanwhile."""
-    for start in range(0, len(more), CONVERTED_PER_TURN):
-        items.extend(more[start : start + CONVERTED_PER_TURN])
+async def extended(items: Extensible[M], makers: Sequence[Callable[[], M]]) -> None:
+    """Make many messages and add them to a field; the event loop turns meanwhile."""
+    for start in range(0, len(makers), CONVERTED_PER_TURN):
+        items.extend(make() for make in makers[start : start + CONVERTED_PER_TURN])
         await asyncio.sleep(0)
 
 

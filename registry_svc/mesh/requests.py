@@ -51,9 +51,11 @@ def valid_heartbeat(
     request: runner_session_service_pb2.HeartbeatRequest, config: RegistryConfig
 ) -> runner_session_service_pb2.HeartbeatRequest:
     """Return a valid Heartbeat; raises INVALID_ARGUMENT naming the field."""
-    _require_few_instances(request.capability, "capability", config)
+    reports = request.HasField("capability")
+    if reports:
+        _require_few_instances(request.capability, "capability", config)
     check_message(request)
-    if request.HasField("capability"):
+    if reports:
         to_canonical_report(request.capability)
     return request
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from registry_svc.mesh.domain import Kind, Session, Standing
-from registry_svc.mesh.overlay import Publisher
+from registry_svc.mesh.overlay import Publisher, watched_runner
 from registry_svc.mesh.policy.heartbeat import Holder, Pulse, heard, lost, share_of
 from registry_svc.mesh.records import detail_bytes, is_loaded
 from registry_svc.mesh.rows import StoredPulse, StoredSession
@@ -77,20 +77,15 @@ class SessionState:
 
     def runner(self) -> registry_service_pb2.WatchedRunner:
         """The runner as the mesh sees it, with its ticket key."""
-        watched = registry_service_pb2.WatchedRunner(runner=self.profile, ticket_key=self.session.ticket_key)
-        runner = watched.runner
-        runner.status = runner_pb2.Runner.STATUS_ACTIVE if self.pulse.active else runner_pb2.Runner.STATUS_INACTIVE
-        runner.capability.CopyFrom(self.capability)
-        runner.last_heartbeat_time.CopyFrom(stamp_of(self.last_heartbeat_at))
-        if self.inactive_since is not None:
-            runner.inactive_time.CopyFrom(stamp_of(self.inactive_since))
-        return watched
+        return watched_runner(self.publisher(), with_key=True)
 
     def publisher(self) -> Publisher:
-        """The runner, as far as its models and agents depend on it."""
+        """The runner as it is now, which later changes leave as it was."""
         if self._publisher is None:
             self._publisher = Publisher(
-                name=self.profile.name,
+                profile=self.profile,
+                ticket_key=self.session.ticket_key,
+                capability=self.capability,
                 active=self.pulse.active,
                 sleeping=self.sleeping,
                 last_heartbeat_time=stamp_of(self.last_heartbeat_at),

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from registry_svc.mesh.domain import EventDraft, Kind
-from registry_svc.mesh.records import converted, event_message, extended, kind_number, without_key
+from registry_svc.mesh.overlay import Publisher, watched_runner
+from registry_svc.mesh.records import event_message, extended, kind_number, without_key
 from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, registry_service_pb2, route_pb2, settings_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -17,22 +19,24 @@ from weft.kernel.reasons import Reason
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything there is at one revision."""
+    """Everything there is at one revision.
+
+    It holds what makes each message, of parts that do not change: to make all of them in one step would take long.
+    """
 
     revision: int
-    runners: tuple[registry_service_pb2.WatchedRunner, ...]
-    """With their ticket keys."""
-    models: tuple[model_pb2.Model, ...]
     settings: settings_pb2.MeshSettings
-    agents: tuple[agent_pb2.Agent, ...] = ()
-    routes: tuple[route_pb2.Route, ...] = ()
+    runners: Sequence[Publisher]
+    models: Sequence[Callable[[], model_pb2.Model]]
+    agents: Sequence[Callable[[], agent_pb2.Agent]]
+    routes: Sequence[Callable[[], route_pb2.Route]]
 
     async def message(self, *, with_keys: bool) -> registry_service_pb2.WatchResponse:
         """Return the first response of a watch. A large one takes long; the event loop turns meanwhile."""
         response = registry_service_pb2.WatchResponse(revision=self.revision)
         shown = response.snapshot
         shown.settings.CopyFrom(self.settings)
-        runners = self.runners if with_keys else await converted(self.runners, without_key)
+        runners = [partial(watched_runner, runner, with_key=with_keys) for runner in self.runners]
         await extended(shown.runners, runners)
         await extended(shown.models, self.models)
         await extended(shown.agents, self.agents)

@@ -72,7 +72,7 @@ def check_rules(message: Message) -> None:
     for check in plan.required:
         check(message)
     for field, value in message.ListFields():
-        value_check = plan.values.get(field.name)
+        value_check = plan.values.get(field)
         if value_check is not None:
             value_check(value)
 
@@ -93,8 +93,8 @@ class _Plan:
 
     required: tuple[Check, ...]
     """Checks of a message: that something is set in it."""
-    values: Mapping[str, Check]
-    """Checks of the values that are set, by field."""
+    values: Mapping[FieldDescriptor, Check]
+    """Checks of the values that are set, by field: its name would be made anew at each check."""
 
 
 @cache
@@ -108,7 +108,7 @@ def _plan(descriptor: Descriptor) -> _Plan:
         checks = list(_list_checks(field, rules)) if field.is_repeated else [_value_check(field, rules)]
         wanted = [check for check in checks if check is not None]
         if wanted:
-            values[field.name] = _named(field.name, wanted)
+            values[field] = _named(field.name, wanted)
     return _Plan(tuple(required), values)
 
 

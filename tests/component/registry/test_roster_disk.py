@@ -233,7 +233,8 @@ async def test_nothing_of_a_batch_is_told_before_all_of_it_is_on_disk(
 async def test_what_a_dead_disk_refuses_is_half_applied_nowhere(registry: BareRegistry, store: GatedStore) -> None:
     await registry.roster.open_session(OPENING)
     token, _ = await registry.tokens.create("", None)
-    before, stored, events = registry.catalogue.watch()[0], await store.load(), registry.catalogue.events(None, "", 9)
+    before = await registry.catalogue.watch()[0].message(with_keys=True)
+    stored, events = await store.load(), registry.catalogue.events(None, "", 9)
     store.failing = True
     batch = ApplyRequest(declarations=[a_model("m2"), a_model("m3")], adopt=True)
     for attempt in (
@@ -246,7 +247,7 @@ async def test_what_a_dead_disk_refuses_is_half_applied_nowhere(registry: BareRe
         with pytest.raises(WeftError) as failure:
             await attempt
         assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
-    assert registry.catalogue.watch()[0] == before
+    assert await registry.catalogue.watch()[0].message(with_keys=True) == before
     assert registry.catalogue.events(None, "", 9) == events
     assert registry.tokens.newest_first() == [token]
     assert await store.load() == stored

@@ -30,6 +30,7 @@ from watch_steps import (
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import Status
 from registry_svc.mesh.watch import Snapshot, change_message
+from weft.api.registry.v1 import registry_service_pb2
 from weft.api.registry.v1.agent_pb2 import AgentManifest
 from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, Declaration, ModelDeclaration
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
@@ -203,17 +204,19 @@ async def assert_told(world: World) -> None:
     with watcher:
         await replay(world, snapshot.revision)
         assert world.view == await view_of(snapshot)
-        assert world.told == Told.of(await snapshot.message(with_keys=True))
-    assert len(snapshot.models) == len(world.view.models)
+        response = await snapshot.message(with_keys=True)
+        assert world.told == Told.of(response)
+    shown = response.snapshot
+    assert len(shown.models) == len(world.view.models)
     assert all(model.runner in {"", *world.view.runners} for model in world.view.models.values())
-    assert all(agent.runner in {"", *world.view.runners} for agent in snapshot.agents)
-    assert_statuses_of_routes(world.view, snapshot)
-    assert_one_namespace(world.view, snapshot)
+    assert all(agent.runner in {"", *world.view.runners} for agent in shown.agents)
+    assert_statuses_of_routes(world.view, shown)
+    assert_one_namespace(world.view, shown)
 
 
-def assert_statuses_of_routes(view: FleetView, snapshot: Snapshot) -> None:
+def assert_statuses_of_routes(view: FleetView, shown: registry_service_pb2.Snapshot) -> None:
     """A route is as well as the best that its names stand for: pools first, then models."""
-    for route in snapshot.routes:
+    for route in shown.routes:
         found: list[ModelView] = []
         for name in route.manifest.candidates:
             pool = [model for model in view.models.values() if model.pool == name]
@@ -226,12 +229,12 @@ def assert_statuses_of_routes(view: FleetView, snapshot: Snapshot) -> None:
         assert Status(route.status) is best, route
 
 
-def assert_one_namespace(view: FleetView, snapshot: Snapshot) -> None:
+def assert_one_namespace(view: FleetView, shown: registry_service_pb2.Snapshot) -> None:
     """No name belongs to two kinds, but for pools that are called like models."""
     pools = {model.pool for model in view.models.values()} - view.models.keys()
     names = [*view.runners, *view.models, *view.agents, *view.routes, *pools]
     assert len(names) == len(set(names)), names
-    explicit = {model.manifest.pool_name for model in snapshot.models}
+    explicit = {model.manifest.pool_name for model in shown.models}
     assert not explicit & (view.runners.keys() | view.agents.keys() | view.routes.keys())
 
 

@@ -18,7 +18,7 @@ from registry_svc.mesh.overlay import (
     virtual_model,
 )
 from registry_svc.mesh.policy.declarations import MAX_LISTED_NAMES, decide_outcome, in_use
-from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, route_pb2, wake_pb2
+from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, route_pb2, runner_pb2, wake_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.timestamps import stamp_of
 
@@ -33,7 +33,9 @@ PUBLISHED = model_pb2.Model(manifest=PLAIN, kind=model_pb2.Model.KIND_VIRTUAL, r
 
 def publisher(*, active: bool = True, sleeping: frozenset[str] = frozenset()) -> Publisher:
     return Publisher(
-        name="r1",
+        profile=runner_pb2.Runner(name="r1"),
+        ticket_key=b"",
+        capability=runner_pb2.Capability(),
         active=active,
         sleeping=sleeping,
         last_heartbeat_time=NOW,
