@@ -1,4 +1,4 @@
-"""The SQL of batches, files and stored responses, by name; for SQLite and PostgreSQL alike.
+"""The SQL of batches, files and stored responses, by name; for SQLite and PostgreSQL alike. Tasks: `sql_statements`.
 
 Parameters begin with `the_`, so that none has the name of a column.
 """
@@ -17,14 +17,13 @@ from sqlalchemy import (
     false,
     func,
     insert,
-    literal,
     or_,
     select,
     true,
     update,
 )
 
-from router_svc.durable.tasks.sql_rows import READY_NOW, STAGED
+from router_svc.durable.tasks.sql_statements import IS_PENDING, IS_RUNNING, READY_NOW, STAGED
 from router_svc.store.tables import (
     batches,
     file_pieces,
@@ -204,12 +203,9 @@ _OPEN_STATES = (task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_RUNNING)
 _IS_OPEN = tasks.c.state.in_(_OPEN_STATES)
 _IS_STAGED = tasks.c.state == STAGED
 
-# Literals, so that SQLite uses the partial index of pending tasks.
 OPEN_TASK_COUNTS = [
-    select(func.count().label("number")).where(
-        tasks.c.tenant == THE_TENANT, tasks.c.state == literal(int(state), literal_execute=True)
-    )
-    for state in _OPEN_STATES
+    select(func.count().label("number")).where(tasks.c.tenant == THE_TENANT, condition)
+    for condition in (IS_PENDING, IS_RUNNING)
 ]
 ACTIVATE_ITEMS = (
     update(tasks)
@@ -253,7 +249,6 @@ ITEM_OUTPUTS = (
     .where(task_pieces.c.task_id.in_(THE_IDS))
     .order_by(task_pieces.c.task_id, task_pieces.c.first_index)
 )
-ITEM_SPECS = select(task_specs).where(task_specs.c.task_id.in_(THE_IDS))
 
 
 def _item_tallies() -> Select[tuple[object, ...]]:

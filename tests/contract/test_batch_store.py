@@ -11,7 +11,7 @@ from stored_batches import DAY_SECONDS, NEW_FILE, World, content, line, lines, m
 
 from router_svc.durable.batches.batch_manager import CHUNK_LINES, MAX_LANES_PUBLISHED
 from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS
-from router_svc.durable.tasks.sql_rows import STAGED
+from router_svc.durable.tasks.sql_statements import STAGED
 from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, StoreEvent
 from router_svc.durable.tasks.task_events import PostgresEvents
 from router_svc.store.tables import batches, task_attempts, task_specs, tasks

@@ -24,7 +24,8 @@ from stored_tasks import (
     waiting,
 )
 
-from router_svc.durable.tasks.sql_rows import STAGED, insert_rows
+from router_svc.durable.tasks.sql_rows import insert_rows
+from router_svc.durable.tasks.sql_statements import STAGED
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Lane, TaskOutcome, TaskStore
 from router_svc.store.database import RouterDatabase

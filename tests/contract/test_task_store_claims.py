@@ -21,7 +21,7 @@ from stored_tasks import (
     waiting,
 )
 
-from router_svc.durable.tasks.sql_transitions import MAX_ERROR_CHARS
+from router_svc.durable.tasks.sql_rows import MAX_ERROR_CHARS
 from router_svc.durable.tasks.store_port import Claim, TaskOutcome, TaskStore
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from sqlalchemy import ColumnElement, delete
+from sqlalchemy import delete, or_
 from stored_tasks import CRASH, LANE, LEASE, MAX_COMMIT_BATCH, MUCH, NOW, a_chunk, a_row, failed, said
 
+from router_svc.durable.tasks.sql_statements import FENCE, THE_ID
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Claim, Lane, TaskOutcome, TaskRow
 from router_svc.store.database import RouterDatabase
@@ -74,8 +75,7 @@ class Fenced(SqlTaskStore):
 class Unfenced(SqlTaskStore):
     """Whoever has claimed a task once may write to it for ever."""
 
-    def _fence(self, claim: Claim) -> ColumnElement[bool]:
-        return tasks.c.id == claim.task_id
+    fence = or_(FENCE, tasks.c.id == THE_ID)
 
 
 class TaskStoreMachine(RuleBasedStateMachine):

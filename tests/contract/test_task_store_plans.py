@@ -3,6 +3,7 @@
 SQLite plans without statistics, PostgreSQL with those of a table in which most tasks are over and many wait.
 """
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -11,13 +12,11 @@ from typing import Any
 import pytest
 from sqlalchemy import bindparam, event, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from stored_tasks import CRASH, DONE, LANE, LEASE, MUCH, NOW, a_chunk, a_row, store_on
+from stored_tasks import CRASH, DONE, LANE, LEASE, MAX_COMMIT_BATCH, MUCH, NOW, a_chunk, a_row, store_on
 from typing_extensions import override
 
-from router_svc.durable.tasks import sql_rows, sql_transitions
-from router_svc.durable.tasks.sql_reads import SqlTaskReads
 from router_svc.durable.tasks.sql_rows import values_of
-from router_svc.durable.tasks.sql_transitions import FencedWrites
+from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Claim, Lane
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
@@ -29,12 +28,11 @@ pytest_plugins = ("database_fixtures",)
 ROWS = 6_000
 RUNNING, WAITING, TENANTS = 60, 2_000, 20
 CLAIM = Claim("task-10", "r1", 1)
-FENCED = FencedWrites(sql_transitions.fence)
-Use = Callable[[AsyncConnection], Awaitable[Any]]
+Use = Callable[[SqlTaskStore], Awaitable[Any]]
 
 
 class OneConnection(RouterDatabase):
-    """A database whose reads all use the connection that the test explains."""
+    """A database whose transactions all are on the connection that the test explains."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         super().__init__("sqlite+aiosqlite://")
@@ -45,48 +43,64 @@ class OneConnection(RouterDatabase):
     async def reading(self) -> AsyncIterator[AsyncConnection]:
         yield self._connection
 
+    writing = reading
 
-def _reads(connection: AsyncConnection) -> SqlTaskReads:
-    return SqlTaskReads(OneConnection(connection))
+    @override
+    async def open(self) -> None:
+        """The test has opened it."""
+
+    @override
+    async def close(self) -> None:
+        """The test closes it."""
 
 
-async def further_page(connection: AsyncConnection) -> None:
+@asynccontextmanager
+async def _store(connection: AsyncConnection) -> AsyncIterator[SqlTaskStore]:
+    store = SqlTaskStore(OneConnection(connection), max_commit_batch=MAX_COMMIT_BATCH)
+    await store.start()
+    try:
+        yield store
+    finally:
+        await store.stop()
+
+
+async def submit_three(store: SqlTaskStore) -> None:
+    """At once, each with a key."""
+    await asyncio.gather(*(store.submit(a_row(f"new-{n}", idempotency_key=f"new-{n}")) for n in range(3)))
+
+
+async def further_page(store: SqlTaskStore) -> None:
     """The second."""
-    token = (await _reads(connection).list_page("t1", task_service_pb2.ListTasksRequest(page_size=2))).next_page_token
-    assert (
-        await _reads(connection).list_page("t1", task_service_pb2.ListTasksRequest(page_size=2, page_token=token))
-    ).tasks
+    token = (await store.list_page("t1", task_service_pb2.ListTasksRequest(page_size=2))).next_page_token
+    assert (await store.list_page("t1", task_service_pb2.ListTasksRequest(page_size=2, page_token=token))).tasks
 
 
 USES: dict[str, tuple[Use, str]] = {
-    "submit": (
-        lambda c: sql_rows.submit_rows(c, [a_row(f"new-{n}", idempotency_key=f"new-{n}") for n in range(3)]),
-        "ix_tasks_key",
-    ),
-    "get": (lambda c: _reads(c).get("t3", "task-9"), "uq_tasks_id"),
-    "details": (lambda c: _reads(c).details("t3", "task-9"), "uq_tasks_id"),
+    "submit": (submit_three, "ix_tasks_key"),
+    "get": (lambda store: store.get("t3", "task-9"), "uq_tasks_id"),
+    "details": (lambda store: store.details("t3", "task-9"), "uq_tasks_id"),
     "list_page": (
-        lambda c: _reads(c).list_page("t1", task_service_pb2.ListTasksRequest(page_size=2)),
+        lambda store: store.list_page("t1", task_service_pb2.ListTasksRequest(page_size=2)),
         "ix_tasks_tenant_seq",
     ),
     "list_page, a further one": (further_page, "ix_tasks_tenant_seq"),
-    "pieces": (lambda c: _reads(c).chunks("task-10", 1, 1, MUCH), "pk_task_pieces"),
-    "lanes": (lambda c: _reads(c).lanes(NOW, None, 20), "ix_tasks_lane"),
-    "lanes after one": (lambda c: _reads(c).lanes(NOW, Lane("m1", "t1", LANE.band), 20), "ix_tasks_lane"),
-    "pending": (lambda c: _reads(c).pending(Lane("m1", "t1", LANE.band), NOW, 5, MUCH), "ix_tasks_lane"),
-    "next_ready_at": (lambda c: _reads(c).next_ready_at(NOW - 10), "ix_tasks_ready"),
-    "claim": (lambda c: sql_transitions.claim(c, "task-100", "r1", NOW, NOW + LEASE), "uq_tasks_id"),
-    "renew": (lambda c: sql_transitions.renew(c, "r1", NOW + LEASE), "ix_tasks_lease"),
-    "append": (lambda c: FENCED.append(c, CLAIM, [a_chunk(2, "b")]), "uq_tasks_id"),
-    "end": (lambda c: FENCED.end(c, CLAIM, DONE, NOW), "uq_tasks_id"),
+    "pieces": (lambda store: store.chunks("task-10", 1, 1, MUCH), "pk_task_pieces"),
+    "lanes": (lambda store: store.lanes(NOW, None, 20), "ix_tasks_lane"),
+    "lanes after one": (lambda store: store.lanes(NOW, Lane("m1", "t1", LANE.band), 20), "ix_tasks_lane"),
+    "pending": (lambda store: store.pending(Lane("m1", "t1", LANE.band), NOW, 5, MUCH), "ix_tasks_lane"),
+    "next_ready_at": (lambda store: store.next_ready_at(NOW - 10), "ix_tasks_ready"),
+    "claim": (lambda store: store.claim("task-100", "r1", NOW, NOW + LEASE), "uq_tasks_id"),
+    "renew": (lambda store: store.renew("r1", NOW + LEASE), "ix_tasks_lease"),
+    "append": (lambda store: store.append(CLAIM, [a_chunk(2, "b")]), "uq_tasks_id"),
+    "end": (lambda store: store.end(CLAIM, DONE, NOW), "uq_tasks_id"),
     "revert": (
-        lambda c: FENCED.revert(c, CLAIM, CRASH, receipt=b"", counts=True, now=NOW, ready_at=NOW),
+        lambda store: store.revert(CLAIM, CRASH, receipt=b"", counts=True, now=NOW, ready_at=NOW),
         "pk_task_attempts",
     ),
-    "cancel": (lambda c: sql_transitions.cancel(c, "t3", "task-10", NOW), "uq_tasks_id"),
-    "revert_expired": (lambda c: sql_transitions.revert_expired(c, NOW + LEASE, 5), "ix_tasks_lease"),
-    "fail_expired": (lambda c: sql_transitions.fail_expired(c, NOW + 3600, 5), "ix_tasks_expiry"),
-    "forget_ended": (lambda c: sql_transitions.purge_ended(c, NOW + 5, 5), "ix_tasks_ended"),
+    "cancel": (lambda store: store.cancel("t3", "task-10", NOW), "uq_tasks_id"),
+    "revert_expired": (lambda store: store.revert_expired(NOW + LEASE, 5), "ix_tasks_lease"),
+    "fail_expired": (lambda store: store.fail_expired(NOW + 3600, 5), "ix_tasks_expiry"),
+    "forget_ended": (lambda store: store.purge_ended(NOW + 5, 5), "ix_tasks_ended"),
 }
 
 
@@ -141,7 +155,8 @@ async def plans(connection: AsyncConnection, use: Use) -> Sequence[tuple[str, st
         heard.append((statement, parameters[0] if executemany else parameters))
 
     event.listen(engine, "before_cursor_execute", hear)
-    await use(connection)
+    async with _store(connection) as store:
+        await use(store)
     event.remove(engine, "before_cursor_execute", hear)
     assert heard
     await connection.rollback()
@@ -180,7 +195,7 @@ async def test_hot_statements_use_their_index(connection: AsyncConnection) -> No
 
 async def test_statements_without_their_index_are_found(connection: AsyncConnection) -> None:
     hidden = select(tasks.c.id).where(tasks.c.result_size == bindparam("state", 1)).order_by(tasks.c.ready_at)
-    ((_, plan),) = await plans(connection, lambda c: c.execute(hidden))
+    ((_, plan),) = await plans(connection, lambda _: connection.execute(hidden))
     assert len(faults(plan)) == 2
 
 
@@ -194,9 +209,10 @@ async def steps_of(connection: AsyncConnection, use: Use) -> int:
         steps += 1
         return 0
 
-    await raw.set_progress_handler(count, 100)
-    await use(connection)
-    await raw.set_progress_handler(None, 0)
+    async with _store(connection) as store:
+        await raw.set_progress_handler(count, 100)
+        await use(store)
+        await raw.set_progress_handler(None, 0)
     return steps
 
 
@@ -215,10 +231,10 @@ async def test_finding_and_claiming_costs_the_same_with_many_waiting(sqlite_url:
             await connection.execute(insert(task_specs), [{"task_id": row["id"], "spec": b"s"} for row in rows])
             await connection.commit()
             uses: list[Use] = [
-                lambda c: _reads(c).lanes(NOW, None, 10),
-                lambda c: _reads(c).lanes(NOW, Lane("m2", "ann", LANE.band), 10),
-                lambda c: _reads(c).pending(Lane("m2", "ann", LANE.band), NOW, 8, MUCH),
-                lambda c: sql_transitions.claim(c, "task-50", "r1", NOW, NOW + LEASE),
+                lambda store: store.lanes(NOW, None, 10),
+                lambda store: store.lanes(NOW, Lane("m2", "ann", LANE.band), 10),
+                lambda store: store.pending(Lane("m2", "ann", LANE.band), NOW, 8, MUCH),
+                lambda store: store.claim("task-50", "r1", NOW, NOW + LEASE),
             ]
             costs.append([await steps_of(connection, use) for use in uses])
             await connection.rollback()
@@ -230,6 +246,7 @@ async def test_finding_and_claiming_costs_the_same_with_many_waiting(sqlite_url:
 
 
 async def test_a_reason_is_kept_for_every_row_of_a_sweep(connection: AsyncConnection) -> None:
-    failed = await sql_transitions.fail_expired(connection, NOW + 3600, 7)
+    async with _store(connection) as store:
+        failed = await store.fail_expired(NOW + 3600, 7)
     query = select(tasks.c.error_reason).where(tasks.c.id.in_(failed))
     assert (await connection.execute(query)).scalars().all() == [Reason.QUEUE_TIMEOUT.value] * 7

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
-from sqlalchemy import ColumnElement
+from sqlalchemy import or_
 from typing_extensions import override
 
 import router_svc.durable.tasks.service
 import router_svc.service
 from router_svc.durable.tasks.failpoints import Failpoint, Failpoints, NoFailpoints
 from router_svc.durable.tasks.service import TaskService, TaskServiceDeps
+from router_svc.durable.tasks.sql_statements import FENCE, THE_ID
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Claim, TaskOutcome
 from router_svc.service import RouterService
@@ -64,12 +65,11 @@ class DeadlyFailpoint(Failpoints):
 class UnfencedTaskStore(SqlTaskStore):
     """A store without fencing: no claim is ever reported as lost."""
 
+    fence = or_(FENCE, tasks.c.id == THE_ID)
+
     def __init__(self, database: RouterDatabase, *, max_commit_batch: int) -> None:
         super().__init__(database, max_commit_batch=max_commit_batch)
         self._claims: set[Claim] = set()
-
-    def _fence(self, claim: Claim) -> ColumnElement[bool]:
-        return tasks.c.id == claim.task_id
 
     @override
     async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> Claim | None:

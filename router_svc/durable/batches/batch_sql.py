@@ -13,7 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router_svc.durable import statements
 from router_svc.durable.batches.files import is_kept
-from router_svc.durable.tasks.sql_rows import STAGED, insert_rows, task_of
+from router_svc.durable.tasks import sql_statements
+from router_svc.durable.tasks.sql_rows import insert_rows, task_of
 from router_svc.durable.tasks.store_port import ManyChanged, StoreEvent, TaskRow
 from router_svc.durable.tasks.task_events import notify_routers
 from router_svc.store.database import RouterDatabase
@@ -172,7 +173,7 @@ class BatchStore:
         async with self._database.writing() as connection:
             if (await connection.execute(statements.LOCK_RECEIVING_BATCH, {"the_id": batch_id})).first() is None:
                 return False
-            await insert_rows(connection, rows, state=STAGED)
+            await insert_rows(connection, rows, state=sql_statements.STAGED)
             return True
 
     async def activate(self, batch_id: str, total: int, events: Sequence[StoreEvent]) -> bool:
@@ -236,7 +237,7 @@ class BatchStore:
             for row in await connection.execute(statements.ITEM_OUTPUTS, {"the_ids": completed}):
                 outputs[row.task_id].append(row.output)
             # After the chunks: a task that still has its spec had all its chunks then.
-            specs = await connection.execute(statements.ITEM_SPECS, {"the_ids": [item.task.id for item in items]})
+            specs = await connection.execute(sql_statements.SPECS, {"the_ids": [item.task.id for item in items]})
             return {row.task_id: ItemContent(spec=row.spec, outputs=outputs.get(row.task_id, ())) for row in specs}
 
     async def _cancel(self, connection: AsyncConnection, task_ids: Sequence[str], now: float) -> int:

@@ -1,37 +1,42 @@
-"""Rows of tasks: columns to and from `Task`, and inserts of new tasks, many in a few statements."""
+"""Rows of tasks, of their attempts and of their answers: columns to and from messages."""
 
+import hashlib
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
 from collections.abc import Mapping, Sequence
-from functools import cache
-from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Insert, Row, insert, select
-from sqlalchemy.dialects import sqlite
+from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from router_svc.durable.tasks.store_port import TaskRow
-from router_svc.store.tables import MAX_CALLER_CHARS, task_specs, tasks
+from router_svc.durable.tasks import sql_statements
+from router_svc.durable.tasks.store_port import LOST_LEASE, Claim, Lane, NewChunk, PendingTask, TaskRow
+from router_svc.store.tables import MAX_CALLER_CHARS
+from weft.api.common.v1 import error_reason_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.durable.tasks import event_number, task_being_deleted, task_error
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason, reason_of
+from weft.kernel.request import Priority
 from weft.kernel.timestamps import optional_stamp, stamp_of
 
-STAGED = 0
-"""State of an item whose batch is still being received: it is not visible, and does not start."""
+LOST = task_error(LOST_LEASE, "the router that ran it gave no sign of life")
+MAX_ERROR_CHARS = 2_000
+"""Characters of an error message that are stored."""
+_TOKEN_MARK_BYTES = 8
+_TOKEN_SEQ_BYTES = 8
 
-READY_NOW = 0.0
-"""`ready_at` of a task without a pause. Zero rather than now, so that it is ready by every router's clock, also after a
-clock was set back."""
+Kept = Mapping[tuple[str, str], Row[tuple[Any, ...]]]
+"""Stored tasks by tenant and idempotency key."""
 
 
 async def insert_rows(
     connection: AsyncConnection, rows: Sequence[TaskRow], *, state: int = task_pb2.TASK_STATE_PENDING
 ) -> None:
     """Inserts new tasks, whose ids and idempotency keys are free."""
-    await connection.execute(insert(tasks), [values_of(row, state) for row in rows])
-    await connection.execute(insert(task_specs), [{"task_id": row.id, "spec": row.spec} for row in rows])
+    await connection.execute(sql_statements.ADD_TASKS, [values_of(row, state) for row in rows])
+    await connection.execute(sql_statements.ADD_SPECS, [spec_values(row) for row in rows])
 
 
 def values_of(row: TaskRow, state: int) -> dict[str, object]:
@@ -57,7 +62,7 @@ def values_of(row: TaskRow, state: int) -> dict[str, object]:
         "lease_seconds": None,
         "pending_limit_seconds": row.pending_limit_seconds,
         "window_ends_at": row.window_ends_at,
-        "ready_at": READY_NOW,
+        "ready_at": sql_statements.READY_NOW,
         "expires_at": row.expires_at,
         "created_at": row.created_at,
         "started_at": None,
@@ -69,7 +74,7 @@ def values_of(row: TaskRow, state: int) -> dict[str, object]:
     }
 
 
-def task_of(row: Row[tuple[object, ...]]) -> task_pb2.Task:
+def task_of(row: Row[tuple[Any, ...]]) -> task_pb2.Task:
     """Returns the task of a row."""
     failed = row.state == task_pb2.TASK_STATE_FAILED
     return task_pb2.Task(
@@ -92,85 +97,107 @@ def task_of(row: Row[tuple[object, ...]]) -> task_pb2.Task:
     )
 
 
-_KEY = (tasks.c.tenant, tasks.c.idempotency_key)
+def spec_values(row: TaskRow) -> dict[str, object]:
+    """Returns the columns of a new task's spec."""
+    return {"task_id": row.id, "spec": row.spec}
 
 
-@cache
-def _insert_if_absent(dialect: str) -> Insert:
-    """Returns an insert that waits for another router's transaction with the same key, and then inserts nothing."""
-    if dialect == "postgresql":
-        # Twenty modules that a mesh on SQLite does not need.
-        from sqlalchemy.dialects import postgresql  # noqa: PLC0415
-
-        return postgresql.insert(tasks).on_conflict_do_nothing(index_elements=_KEY)
-    return sqlite.insert(tasks).on_conflict_do_nothing(index_elements=_KEY)
-
-
-async def submit_rows(
-    connection: AsyncConnection, rows: Sequence[TaskRow]
-) -> Sequence[pb.SubmitTaskResponse | WeftError]:
-    """Inserts the tasks whose idempotency keys are free; returns the result of each, in order."""
-    keyed = [row for row in rows if row.idempotency_key]
-    unkeyed = [row for row in rows if not row.idempotency_key]
-    if unkeyed:
-        await connection.execute(insert(tasks), [values_of(row, task_pb2.TASK_STATE_PENDING) for row in unkeyed])
-    kept = await _insert_keyed(connection, keyed) if keyed else {}
-    done = [_submitted(row, kept) for row in rows]
-    new = [
-        row
-        for row, each in zip(rows, done, strict=True)
-        if isinstance(each, pb.SubmitTaskResponse) and not each.existed
-    ]
-    if new:
-        await connection.execute(insert(task_specs), [{"task_id": row.id, "spec": row.spec} for row in new])
-    return done
+def attempt_values(claim: Claim, now: float) -> dict[str, object]:
+    """Returns the columns of an attempt that begins."""
+    return {
+        "task_id": claim.task_id,
+        "attempt": claim.attempt,
+        "owner": claim.owner,
+        "claimed_at": now,
+        "ended_at": None,
+        "reason": Reason.UNSPECIFIED.value,
+        "message": "",
+        "receipt": b"",
+    }
 
 
-async def find(connection: AsyncConnection, row: TaskRow) -> pb.SubmitTaskResponse | WeftError | None:
-    """Returns what `TaskStore.submitted` promises; an error is returned, not raised."""
-    if not row.idempotency_key:
+def piece_values(claim: Claim, chunk: NewChunk) -> dict[str, object]:
+    """Returns the columns of a new piece of an answer."""
+    return {
+        "task_id": claim.task_id,
+        "attempt": claim.attempt,
+        "first_index": chunk.first_index,
+        "event_count": chunk.event_count,
+        "output": chunk.output,
+    }
+
+
+def kept_text(text: str) -> str:
+    """Returns an error text as it is stored: cut, without characters that a database refuses."""
+    return text[:MAX_ERROR_CHARS].replace("\x00", "").encode("utf-8", "replace").decode()
+
+
+def lane_of(row: Row[tuple[Any, ...]]) -> Lane:
+    """Returns the lane of a row."""
+    return Lane(row.model, row.tenant, Priority(row.band))
+
+
+def attempt_of(row: Row[tuple[Any, ...]]) -> task_pb2.TaskAttempt:
+    """Returns the attempt of a row."""
+    return task_pb2.TaskAttempt(
+        attempt=row.attempt,
+        owner=row.owner,
+        claim_time=stamp_of(row.claimed_at),
+        end_time=optional_stamp(row.ended_at),
+        reason=error_reason_pb2.ErrorReason.ValueType(reason_of(row.reason)),
+        message=row.message,
+        receipt=receipt_pb2.Receipt.FromString(row.receipt) if row.receipt else None,
+    )
+
+
+def piece_of(row: Any, attempt: int, after_index: int) -> task_pb2.TaskPiece | None:
+    """Returns the rest of a piece after an event; None: nothing of it is left."""
+    last = row.first_index + row.event_count - 1
+    if last <= after_index:
         return None
-    query = select(tasks).where(tasks.c.tenant == row.lane.tenant, tasks.c.idempotency_key == row.idempotency_key)
-    found = (await connection.execute(query)).first()
-    return None if found is None else _submitted(row, {_key_of(row): found})
+    piece = task_pb2.TaskPiece(attempt=attempt, last_event=event_number(attempt, last))
+    piece.output.ParseFromString(row.output)
+    del piece.output.events[: max(0, after_index + 1 - row.first_index)]
+    return piece
 
 
-async def _insert_keyed(connection: AsyncConnection, rows: Sequence[TaskRow]) -> Mapping[tuple[str, str], Any]:
-    """Inserts tasks whose keys are free; returns the tasks that have the keys now."""
-    # In one order everywhere: two routers with the same keys then cannot deadlock.
-    ordered = sorted(rows, key=_key_of)
-    statement = _insert_if_absent(connection.dialect.name)
-    await connection.execute(statement, [values_of(row, task_pb2.TASK_STATE_PENDING) for row in ordered])
-    kept: dict[tuple[str, str], Any] = {}
-    # One tenant at a time: SQLite scans the whole table for a list of pairs.
-    for tenant, of_tenant in groupby(ordered, key=lambda row: row.lane.tenant):
-        keys = sorted({row.idempotency_key for row in of_tenant})
-        query = select(tasks).where(tasks.c.tenant == tenant, tasks.c.idempotency_key.in_(keys))
-        kept |= {(tenant, row.idempotency_key): row for row in await connection.execute(query)}
-    return kept
+def pending_of(row: Row[tuple[Any, ...]], lane: Lane, spec: bytes) -> PendingTask:
+    """Returns the pending task of a row."""
+    return PendingTask(
+        id=row.id,
+        lane=lane,
+        spec=spec,
+        caller=row.caller,
+        attempt=row.attempt,
+        failures=row.failures,
+        max_attempts=row.max_attempts,
+        batch=row.batch_id,
+    )
 
 
-def _submitted(row: TaskRow, kept: Mapping[tuple[str, str], Any]) -> pb.SubmitTaskResponse | WeftError:
-    if not row.idempotency_key:
-        return pb.SubmitTaskResponse(task=_new(row))
-    found = kept.get(_key_of(row))
-    if found is None:
-        # It was purged between the two statements.
-        return task_being_deleted()
-    if found.id == row.id:
-        return pb.SubmitTaskResponse(task=_new(row))
-    if found.digest != row.digest:
-        return WeftError(
-            Reason.IDEMPOTENCY_CONFLICT, "this idempotency key was used with another request; use a new one"
-        )
-    return pb.SubmitTaskResponse(task=task_of(found), existed=True)
+def why_never(row: Any) -> task_pb2.TaskError:
+    """Returns why an expired pending task failed."""
+    begun = "begun again" if row.attempt else "begun"
+    if row.window_ends_at is not None:
+        return task_error(Reason.DEADLINE_EXCEEDED, f"its window ended before it was {begun}")
+    waited = f"it waited {row.pending_limit_seconds:g} s and was not {begun}: no runner had a slot for it"
+    return task_error(Reason.QUEUE_TIMEOUT, waited)
 
 
-def _key_of(row: TaskRow) -> tuple[str, str]:
-    return row.lane.tenant, row.idempotency_key
+def state_of_lost(row: Row[tuple[Any, ...]]) -> "task_pb2.TaskState.ValueType":
+    """Returns the state of a task whose lease expired: PENDING again, or FAILED if it was the last attempt."""
+    is_last = row.failures + 1 >= row.max_attempts
+    return task_pb2.TASK_STATE_FAILED if is_last else task_pb2.TASK_STATE_PENDING
 
 
-def _new(row: TaskRow) -> task_pb2.Task:
+def given_up(row: Row[tuple[Any, ...]]) -> task_pb2.TaskError:
+    """Returns why a task failed whose last lease expired."""
+    times = f"{row.failures + 1} attempts" if row.failures else "1 attempt"
+    return task_error(LOST_LEASE, f"{LOST.message}; given up after {times}")
+
+
+def new_task(row: TaskRow) -> task_pb2.Task:
+    """Returns the pending task of a new row."""
     return task_pb2.Task(
         id=row.id,
         tenant=row.lane.tenant,
@@ -183,3 +210,79 @@ def _new(row: TaskRow) -> task_pb2.Task:
         max_attempts=row.max_attempts,
         origin_kind=row.origin_kind,
     )
+
+
+def key_of(row: TaskRow) -> tuple[str, str]:
+    """Returns what identifies a submission: tenant and idempotency key."""
+    return row.lane.tenant, row.idempotency_key
+
+
+def submission_of(row: TaskRow, kept: Kept) -> pb.SubmitTaskResponse | WeftError:
+    """Returns the result of a submission, given the tasks that have the keys now."""
+    if not row.idempotency_key:
+        return pb.SubmitTaskResponse(task=new_task(row))
+    found = kept.get(key_of(row))
+    if found is None:
+        # It was purged between the two statements.
+        return task_being_deleted()
+    if found.id == row.id:
+        return pb.SubmitTaskResponse(task=new_task(row))
+    if found.digest != row.digest:
+        return WeftError(
+            Reason.IDEMPOTENCY_CONFLICT, "this idempotency key was used with another request; use a new one"
+        )
+    return pb.SubmitTaskResponse(task=task_of(found), existed=True)
+
+
+# -- parameters of statements
+
+
+def lane_parameters(lane: Lane) -> dict[str, object]:
+    """Returns the parameters of a lane."""
+    return {"the_model": lane.model, "the_tenant": lane.tenant, "the_band": lane.band.value}
+
+
+def claim_parameters(claim: Claim) -> dict[str, object]:
+    """Returns the parameters of the fence of a claim."""
+    return {"the_id": claim.task_id, "the_owner": claim.owner, "the_attempt": claim.attempt}
+
+
+def attempt_parameters(claim: Claim) -> dict[str, object]:
+    """Returns the parameters of the attempt of a claim."""
+    return {"the_id": claim.task_id, "the_attempt": claim.attempt}
+
+
+def failure_parameters(failure: task_pb2.TaskError) -> dict[str, object]:
+    """Returns the parameters of an error."""
+    return {"the_reason": failure.reason, "the_message": kept_text(failure.message)}
+
+
+def end_parameters(row: Any, failure: task_pb2.TaskError, now: float) -> dict[str, object]:
+    """Returns the parameters of the end of a task that nobody has claimed."""
+    return {"the_seq": row.seq, "the_time": now, **failure_parameters(failure)}
+
+
+# -- page tokens
+
+
+def mark_of(tenant: str, request: pb.ListTasksRequest) -> bytes:
+    """Returns a digest of the filters that a page token belongs to."""
+    filters = repr((tenant, sorted(set(request.states)), request.model, request.batch))
+    return hashlib.sha256(filters.encode("utf-8", "surrogatepass")).digest()[:_TOKEN_MARK_BYTES]
+
+
+def token_of(seq: int, mark: bytes) -> str:
+    """Returns the token of the page that begins after a `seq`."""
+    return urlsafe_b64encode(mark + seq.to_bytes(_TOKEN_SEQ_BYTES)).decode()
+
+
+def seq_of(token: str, mark: bytes) -> int:
+    """Returns the `seq` in a page token. Raises INVALID_ARGUMENT if it is no token of this mark."""
+    try:
+        raw = urlsafe_b64decode(token.encode("ascii"))
+    except (UnicodeEncodeError, Base64Error, ValueError):
+        raw = b""
+    seq = int.from_bytes(raw[_TOKEN_MARK_BYTES:])
+    if len(raw) != _TOKEN_MARK_BYTES + _TOKEN_SEQ_BYTES or not raw.startswith(mark) or seq >= 1 << 63:
+        raise invalid_field("page_token", "must be the next_page_token of the same query")
+    return seq
