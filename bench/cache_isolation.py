@@ -21,8 +21,10 @@ from pathlib import Path
 
 from runner_svc.backend.port import CacheUse, CallInfo
 from runner_svc.cache.model_cache import ModelCache, RequestCache
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import llama_command
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import completion_pb2, sampling_pb2
 from weft.dispatch.frames import has_content
 from weft.kernel.request import Handling
@@ -67,9 +69,8 @@ class Bench:
 
     def __init__(self) -> None:
         self._backend = LlamaServerBackend(
-            LlamaServerConfig(
-                command=llama_command(None), model_path=demo_model_path(), alias="m", slots=SLOTS, context_tokens=512
-            )
+            LlamaServerModel(name="m", path=demo_model_path(), slots=SLOTS, context_tokens=512, threads=1),
+            ModelContext(where="model", command=llama_command(None)),
         )
         self._cache = ModelCache("m", self._backend)
 

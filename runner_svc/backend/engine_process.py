@@ -4,8 +4,8 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from typing_extensions import override
 
@@ -178,10 +178,6 @@ class EngineProcessSettings:
     graces: StopGraces = field(default_factory=StopGraces)
     leftovers: Leftovers | None = None
     """Record of the engines' processes for the runner's next start; None: not recorded."""
-
-    def process_settings(self) -> dict[str, Any]:
-        """Returns these settings by name, for another class that extends this one."""
-        return {each.name: getattr(self, each.name) for each in fields(EngineProcessSettings)}
 
 
 class ProcessBackend(Backend):

@@ -5,20 +5,25 @@ The program binds port 0 and prints where it listens, so another program on a re
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from typing import ClassVar, Generic, TypeVar
 
 from typing_extensions import override
 
-from runner_svc.backend.engine_process import LOOPBACK, EngineProcess, EngineProcessSettings, ProcessBackend
-from runner_svc.backend.port import CallInfo, EmbeddingResult
+from runner_svc.backend.engine_process import LOOPBACK, EngineProcess, ProcessBackend
+from runner_svc.backend.llama_flags import hidden_devices
+from runner_svc.backend.port import BackendFacts, CallInfo, EmbeddingResult, LoadOrder
 from runner_svc.openai_upstream.client import HEALTH, Endpoint, OpenAiHttp
+from runner_svc.policy.parameters import EngineParameters
+from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
+from runner_svc.runtimes.settings import StartedModelSettings
 from runner_svc.supervise.process_time import GpuTime
 from weft.api.common.v1 import embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
 
 HEALTH_TIMEOUT_SECONDS = 2.0
 FIRST_HEALTH_PAUSE_SECONDS = 0.02
@@ -30,21 +35,14 @@ LISTENING = re.compile(r"listening on http://[^\s:]+:(\d{2,5})(?!\d)|listening, 
 # llama.cpp's message for it, and the operating system's.
 _PORT_TAKEN = re.compile(r"couldn't bind .*socket|address already in use", re.IGNORECASE)
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartedServerConfig(EngineProcessSettings):
-    """The configuration of every server that weft starts."""
-
-    command: tuple[str, ...]
-    """The program and its first arguments; the backend appends others."""
-    alias: str
-    """The model's name, for messages."""
-    embeddings: bool = True
+Model = TypeVar("Model", bound=StartedModelSettings)
 
 
 class StartLog:
     """Reads the output of a server until it listens."""
+
+    listening: ClassVar[re.Pattern[str]] = LISTENING
+    """The line that says where it listens; the first group that is found is the port."""
 
     def __init__(self) -> None:
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -54,8 +52,8 @@ class StartLog:
         """Read a line of output."""
         if self.port.done():
             return
-        if (found := LISTENING.search(line)) is not None:
-            self.port.set_result(int(found[1] or found[2]))
+        if (found := self.listening.search(line)) is not None:
+            self.port.set_result(int(next(filter(None, found.groups()))))
         elif _PORT_TAKEN.search(line):
             self.port_is_taken = True
         else:
@@ -64,19 +62,83 @@ class StartLog:
     def read_other(self, line: str) -> None:
         """Read a line that does not concern the port."""
 
+    def refusal(self) -> WeftError | None:
+        """Returns the error that the output names as the cause of a failed start; None: it names none."""
+        return None
 
-class StartedServer(ProcessBackend):
-    """The common part of backends over OpenAI-compatible servers that weft starts.
 
-    A runtime adds `start`, which calls `_listen` and `_connect`, and its server's further operations.
+class StartedServer(ProcessBackend, Generic[Model]):
+    """The common part of backends over OpenAI-compatible servers that weft starts: one model in one process.
+
+    A runtime says what is its server's own: `engine_parameters`, `command`, `key_variable` and `arguments`, and where
+    the defaults do not fit, the methods beside them. It needs no `start` and `stop` of its own.
     """
 
-    def __init__(self, config: StartedServerConfig, gpu: GpuTime | None = None) -> None:
-        super().__init__(EngineProcess(config.graces, gpu, config.leftovers))
-        self._server = config
+    engine_parameters: ClassVar[EngineParameters]
+    """Request parameters that the server takes."""
+    command: ClassVar[tuple[str, ...]] = ()
+    """The program and its first arguments, where the context names no other."""
+    key_variable: ClassVar[str]
+    """Environment variable from which the server takes the key that it demands. The key is another one in each start:
+    it keeps other programs off the server's port."""
+
+    def __init__(self, model: Model, context: ModelContext, gpu: GpuTime | None = None) -> None:
+        super().__init__(EngineProcess(context.graces, gpu, context.leftovers))
+        self.model = model
+        self.context = context
+        self.parameters = parameter_profile(model, self.engine_parameters)
         self._http: OpenAiHttp | None = None
         self._port = 0
         """The reserved port; 0: the server chooses."""
+
+    @property
+    def operations(self) -> frozenset[Operation]:
+        """The operations that the model offers."""
+        return frozenset({Operation.CHAT, Operation.COMPLETION})
+
+    def arguments(self, order: LoadOrder, port: int) -> Sequence[str]:
+        """Returns the arguments after the command; port 0: any free one of this machine."""
+        raise NotImplementedError
+
+    def environment(self, order: LoadOrder) -> Mapping[str, str]:
+        """Returns environment variables in addition to the runner's; the key is added to them."""
+        return hidden_devices(order)
+
+    async def prepare(self, order: LoadOrder) -> None:
+        """Check what must be right before the server is started. Raises the error of the load otherwise."""
+
+    def start_log(self, order: LoadOrder) -> StartLog:
+        """Returns the reader of its output until it listens."""
+        del order
+        return StartLog()
+
+    def endpoint(self, base_url: str, api_key: str) -> Endpoint:
+        """Returns how requests are sent to the server."""
+        return Endpoint(base_url=base_url, api_key=api_key, model=self.model.name, parameters=self.parameters)
+
+    async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
+        """Returns the facts about the healthy server; awaited as a part of its load."""
+        del http, order
+        return BackendFacts(
+            operations=self.operations, context_tokens=self.model.slot_context_tokens, slots=self.model.slots
+        )
+
+    @override
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        order = order or LoadOrder()
+        self.check_load(order.parameters)
+        key = secrets.token_urlsafe(24)
+        try:
+            await self.prepare(order)
+            # The key travels in the environment: arguments are visible to every user of the machine.
+            environment = {**self.context.environment, **self.environment(order), self.key_variable: key}
+            base_url = await self._listen(order, environment)
+            self._http = http = OpenAiHttp(self.endpoint(base_url, key), self.context.timeouts, self._explain_break)
+            await self._while_loading(_until_healthy(http))
+            return await self._while_loading(self.facts(http, order))
+        except BaseException:
+            await self.stop()
+            raise
 
     @override
     async def responds(self, timeout_seconds: float) -> bool:
@@ -98,44 +160,30 @@ class StartedServer(ProcessBackend):
 
     @override
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
-        if not self._server.embeddings:
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self._server.alias} is not configured for embeddings")
+        if Operation.EMBEDDING not in self.operations:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self.model.name} is not configured for embeddings")
         result = await self._running().embed(payload, call)
         self._process.note_answer()
         return result
 
-    async def _listen(
-        self,
-        arguments: Callable[[int], Sequence[str]],
-        environment: Mapping[str, str],
-        explain: Callable[[StartLog], WeftError | None] = lambda _: None,
-        make_log: Callable[[], StartLog] = StartLog,
-    ) -> str:
-        """Start the server and return its base URL; further ports are tried while another program takes them.
-
-        `arguments` returns the arguments after the command for a port; `explain` may name the cause of a failed start.
-        """
-        ports, tried = self._server.ports, set[int]()
+    async def _listen(self, order: LoadOrder, environment: Mapping[str, str]) -> str:
+        """Start the server and return its base URL; further ports are tried while another program takes them."""
+        ports, tried = self.context.ports, set[int]()
+        command = self.context.command or self.command
         while True:
             if ports is not None:
                 self._port = ports.take(tried)
                 tried.add(self._port)
-            log = make_log()
-            await self._process.start([*self._server.command, *arguments(self._port)], environment, log.read)
+            log = self.start_log(order)
+            await self._process.start([*command, *self.arguments(order, self._port)], environment, log.read)
             try:
                 return f"http://{LOOPBACK}:{await self._while_loading(log.port)}"
             except WeftError:
-                if (error := explain(log)) is not None:
-                    raise error from None
+                if (refusal := log.refusal()) is not None:
+                    raise refusal from None
                 if ports is None or not log.port_is_taken or len(tried) == MAX_PORT_ATTEMPTS:
                     raise
                 await self._stop_process()
-
-    async def _connect(self, endpoint: Endpoint) -> OpenAiHttp:
-        """Open the client for requests; returns once the server is healthy."""
-        self._http = http = OpenAiHttp(endpoint, self._server.timeouts, self._explain_break)
-        await self._while_loading(_until_healthy(http))
-        return http
 
     def _running(self) -> OpenAiHttp:
         if self._http is None:
@@ -143,13 +191,13 @@ class StartedServer(ProcessBackend):
         return self._http
 
     async def _while_loading(self, awaited: Awaitable[_Result]) -> _Result:
-        return await self._process.while_loading(awaited, self._server.load_stall_seconds)
+        return await self._process.while_loading(awaited, self.context.load_stall_seconds)
 
     async def _stop_process(self) -> None:
         await self._process.stop()
         port, self._port = self._port, 0
-        if self._server.ports is not None:
-            self._server.ports.give_back(port)
+        if self.context.ports is not None:
+            self.context.ports.give_back(port)
 
     async def _explain_break(self, reason: Reason) -> WeftError | None:
         del reason

@@ -13,8 +13,9 @@ from kit.engine_settings import engine_settings
 from kit.warm_python import warm
 
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from runner_svc.runtimes.openai_remote.backend import OpenAiRemote
@@ -47,10 +48,11 @@ class TestLlamaServerBackendOverTheFake(BackendConformance):
 
     def make_backend(self, engine: Engine) -> LlamaServerBackend:
         return LlamaServerBackend(
-            LlamaServerConfig(
+            *engine_settings(
+                LlamaServerModel,
                 command=tuple(fake_backend_command(**FAKE_SWITCHES[engine])),
-                model_path=Path(__file__),
-                alias="fake",
+                path=Path(__file__),
+                name="fake",
                 slots=1 if engine is Engine.SLOW else 4,
                 load_stall_seconds=1.5,
                 graces=SHORT_GRACES,
@@ -215,10 +217,11 @@ class TestLlamaServerBackendOverLlamaCpp(BackendConformance):
         if engine not in (Engine.NORMAL, Engine.SLOW):
             raise SkipTest("the real server has no such fault switch")
         return LlamaServerBackend(
-            LlamaServerConfig(
+            *engine_settings(
+                LlamaServerModel,
                 command=(sys.executable, "-m", LAUNCHER),
-                model_path=demo_model_path(),
-                alias="smollm2",
+                path=demo_model_path(),
+                name="smollm2",
                 slots=1 if engine is Engine.SLOW else 4,
                 context_tokens=4096 if engine is Engine.SLOW else 1024,
             )

@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kit.engine_settings import engine_settings
 
 from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.gpu.snapshot import ProcessId
 from weft_testing.conformance.backend import Engine, LoadOrderChecks
 from weft_testing.fake_backend.process import fake_backend_command
@@ -62,10 +64,14 @@ class _Suite(LoadOrderChecks):
 
     def make_backend(self, engine: Engine) -> LlamaServerBackend:
         command = fake_backend_command(fork_grandchild=engine is Engine.WITH_DESCENDANT)
-        config = LlamaServerConfig(
-            command=tuple(command), model_path=Path(__file__), alias="fake", graces=StopGraces(first_term_seconds=0.5)
+        config = engine_settings(
+            LlamaServerModel,
+            command=tuple(command),
+            path=Path(__file__),
+            name="fake",
+            graces=StopGraces(first_term_seconds=0.5),
         )
-        self.made.append(self._kind(config))
+        self.made.append(self._kind(*config))
         return self.made[-1]
 
 

@@ -12,7 +12,8 @@ from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_s
 from runner_svc.backend.port import Backend, CallInfo, LoadOrder
 from runner_svc.runtimes.llama_cpp_python.backend import HOST_PROGRAM, LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, sampling_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -128,9 +129,11 @@ async def test_prompts_have_as_many_tokens_as_on_llama_server(interpreter: Path)
     prompts = [completion_pb2.PromptInput(text=text) for text in ("Once upon a time", " <s>  two")]
     sampling = sampling_pb2.SamplingParams(max_tokens=2)
     payloads: list[Payload] = [*chats, completion_pb2.CompletionPayload(prompts=prompts, sampling=sampling)]
-    server = LlamaServerConfig(command=(str(built_llama_server()),), model_path=demo_model_path(), alias="smollm2")
+    server = engine_settings(
+        LlamaServerModel, command=(str(built_llama_server()),), path=demo_model_path(), name="smollm2"
+    )
     counts: list[list[int]] = []
-    for backend in (_backend(interpreter), LlamaServerBackend(server)):
+    for backend in (_backend(interpreter), LlamaServerBackend(*server)):
         await backend.start()
         try:
             ends = [(await _text(backend, payload))[1] for payload in payloads]

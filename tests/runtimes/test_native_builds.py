@@ -5,9 +5,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from kit.engine_settings import engine_settings
 from native_builds import LLAMA_CPP, RECIPE, built_llama_cpp_python, built_llama_server, is_built_by, recipe_of
 
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft_app.compose.demo import demo_model_path
 
 BASELINE = {"SSE3", "SSSE3", "AVX", "AVX2", "F16C", "FMA", "BMI2"}
@@ -31,10 +33,11 @@ def test_a_build_of_other_flags_or_versions_or_an_unfinished_one_is_not_used(tmp
 @pytest.mark.timeout(3700)
 async def test_the_native_server_has_no_kernels_beyond_the_baseline() -> None:
     backend = LlamaServerBackend(
-        LlamaServerConfig(
+        *engine_settings(
+            LlamaServerModel,
             command=(str(built_llama_server()),),
-            model_path=demo_model_path(),
-            alias="smollm2",
+            path=demo_model_path(),
+            name="smollm2",
             context_tokens=512,
             extra_arguments=("--log-verbosity", "4"),
         )

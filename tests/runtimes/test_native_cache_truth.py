@@ -13,7 +13,8 @@ from runner_svc.cache.manager import CacheManager
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.runtimes.llama_cpp_python.backend import HOST_PROGRAM, LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.prefix_cache import (
     CITY,
@@ -49,10 +50,11 @@ class TestNativeLlamaServer(_OnRuntimes):
 
     def make_backend(self, *extra_arguments: str) -> LlamaServerBackend:
         return LlamaServerBackend(
-            LlamaServerConfig(
+            *engine_settings(
+                LlamaServerModel,
                 command=(str(built_llama_server()),),
-                model_path=demo_model_path(),
-                alias=MODEL,
+                path=demo_model_path(),
+                name=MODEL,
                 slots=self.slots,
                 context_tokens=512,
                 extra_arguments=extra_arguments,

@@ -6,12 +6,14 @@ from pathlib import Path
 from unittest import SkipTest
 
 import pytest
+from kit.engine_settings import engine_settings
 from native_builds import built_llama_server
 
 from runner_svc.backend.port import LoadOrder
 from runner_svc.memory.estimate import read_model_facts
 from runner_svc.policy.memory_estimate import MEBIBYTE, compute_bytes, context_bytes, settings_for
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.backend import BackendConformance, Engine
 
@@ -40,10 +42,11 @@ class TestLlamaServerBackendOverTheNativeServer(BackendConformance):
         if engine not in (Engine.NORMAL, Engine.SLOW):
             raise SkipTest("the real server has no such fault switch")
         return LlamaServerBackend(
-            LlamaServerConfig(
+            *engine_settings(
+                LlamaServerModel,
                 command=self._command,
-                model_path=demo_model_path(),
-                alias="smollm2",
+                path=demo_model_path(),
+                name="smollm2",
                 slots=1 if engine is Engine.SLOW else 4,
                 context_tokens=4096 if engine is Engine.SLOW else 1024,
             )
@@ -68,10 +71,11 @@ async def test_the_estimate_of_the_header_is_what_the_server_reserves(
 ) -> None:
     """Context to the byte, room to compute as an upper bound that is not twice too high."""
     backend = LlamaServerBackend(
-        LlamaServerConfig(
+        *engine_settings(
+            LlamaServerModel,
             command=(str(llama_server),),
-            model_path=demo_model_path(),
-            alias="smollm2",
+            path=demo_model_path(),
+            name="smollm2",
             extra_arguments=("--log-verbosity", "4"),
         )
     )

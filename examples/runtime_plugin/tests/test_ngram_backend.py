@@ -6,14 +6,14 @@ from unittest import SkipTest
 
 import pytest
 
-from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import StopGraces
+from runner_svc.runtimes.model_engine import ModelContext
 from weft_testing.conformance.backend import BackendConformance, Engine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from weft_ngram.backend import SERVER, NgramBackend, NgramConfig
-from weft_ngram.runtime import PARAMETERS
+from weft_ngram.backend import NgramBackend
+from weft_ngram.settings import NgramModel
 
 TEXT = "the weft crosses the warp and the warp carries the weft over and under until the cloth is done again\n"
 
@@ -31,17 +31,12 @@ class TestNgramBackend(BackendConformance):
         if engine not in (Engine.NORMAL, Engine.SLOW, Engine.EXITS_AT_START):
             raise SkipTest("this server has no such fault")
         self._text.write_text("" if engine is Engine.EXITS_AT_START else TEXT * 20, encoding="utf-8")
-        return NgramBackend(
-            NgramConfig(
-                command=SERVER,
-                alias="ngram",
-                text=self._text,
-                order=2,
-                slots=1 if engine is Engine.SLOW else 4,
-                context_tokens=4096,
-                tokens_per_second=20.0 if engine is Engine.SLOW else 10_000.0,
-                embeddings=False,
-                graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
-                parameters=ParameterProfile(engine=PARAMETERS),
-            )
+        model = NgramModel(
+            name="ngram",
+            text=self._text,
+            slots=1 if engine is Engine.SLOW else 4,
+            context_tokens=4096,
+            tokens_per_second=20.0 if engine is Engine.SLOW else 10_000.0,
         )
+        graces = StopGraces(first_term_seconds=0.5, second_term_seconds=0.5)
+        return NgramBackend(model, ModelContext(where="model", graces=graces))

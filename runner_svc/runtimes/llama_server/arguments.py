@@ -1,11 +1,10 @@
-"""The command line and the environment of llama.cpp's server: from a configuration and the order of one load.
+"""The command line and the environment of llama.cpp's server: from a model's settings and a load's order.
 
 Flags are those of llama-server 0.5.0 (November 2026, `--help`); the launcher around the wheel takes the same.
 """
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,9 +19,7 @@ from runner_svc.backend.llama_flags import (
 )
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_plan import LoadParameter, LoadValue
-from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.runtimes.llama_server.parameters import PARAMETERS
-from runner_svc.runtimes.started_server import StartedServerConfig
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
 
@@ -72,83 +69,66 @@ _OTHER_FLAGS: Mapping[str, str] = MappingProxyType(
 """Other spellings in configurations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaServerConfig(StartedServerConfig):
-    """One model served by one llama.cpp server."""
-
-    model_path: Path
-    slots: int = 4
-    context_tokens: int = 2048
-    """Context of one slot; the server's total is this times `slots`."""
-    trained_context_tokens: int = 0
-    """Trained context of the model, the maximum for a load; 0: unknown."""
-    threads: int = 1
-    """Threads; with one per core of a shared machine llama.cpp is 10 times slower (measured): leave a core free."""
-    chat_template_path: Path | None = None
-    """Chat template that replaces the model file's own."""
-    extra_arguments: tuple[str, ...] = ()
-    parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(engine=PARAMETERS))
-    """Parameters beyond weft's own that it is sent, and whether the model thinks by default."""
-
-    @property
-    def operations(self) -> frozenset[Operation]:
-        """The operations that the model offers."""
-        if self.reranks:
-            # A reranking server generates nothing, and its vectors are not embeddings of a text.
-            return frozenset({Operation.RERANK, Operation.TOKENIZE})
-        always = {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
-        return frozenset(always | {Operation.EMBEDDING} if self.embeddings else always)
-
-    def profile(self, templates: Sequence[str]) -> ParameterProfile:
-        """Returns the parameters that it is sent; `templates`: those of its model's file, may be empty."""
-        # The server has built-in templates for models without one, and accepts others by name.
-        is_known = templates and TEMPLATE_FLAGS.isdisjoint(self.extra_arguments)
-        return replace(self.parameters, templates=tuple(templates) if is_known else None)
-
-    @property
-    def reranks(self) -> bool:
-        """Whether its flags make it a reranking server."""
-        return not RERANKING_FLAGS.isdisjoint(self.extra_arguments)
-
-    def arguments(self, order: LoadOrder | None = None, port: int = 0) -> list[str]:
-        """Returns the command line after `command`."""
-        order = order or LoadOrder()
-        slots, context = slots_of(self, order), context_of(self, order)
-        arguments = [
-            *("--model", str(order.model_path or self.model_path), "--alias", self.alias),
-            *("--host", "127.0.0.1", "--port", str(port)),
-            *("--parallel", str(slots), "--ctx-size", str(slots * context)),
-            *("--threads", str(self.threads), "--metrics", "--slots", "--jinja"),
-            # The server erases slots only where it may save them; nothing is ever saved in the folder.
-            *("--slot-save-path", tempfile.gettempdir()),
-        ]
-        if self.embeddings and not self.reranks:
-            arguments += ["--embeddings", "--pooling", "mean"]
-        if self.chat_template_path is not None:
-            arguments += ["--chat-template-file", str(self.chat_template_path)]
-        # Options of a load are last: the last of two equal flags counts.
-        if order.parameters.keys() & {"slots", "context_tokens"} and self.extra_arguments:
-            arguments += [*self.extra_arguments, "--parallel", str(slots), "--ctx-size", str(slots * context)]
-        else:
-            arguments += self.extra_arguments
-        return [*arguments, *_parameter_arguments(order), *_device_arguments(order), *self._even_batches(order, slots)]
-
-    def _even_batches(self, order: LoadOrder, slots: int) -> list[str]:
-        """Returns batch sizes that the number of slots divides: with mean pooling llama.cpp aborts with others."""
-        options = {**configured_parameters(self.extra_arguments), **order.parameters}
-        batch = int(options.get("batch_tokens", DEFAULT_BATCH_TOKENS))
-        ubatch = min(batch, int(options.get("ubatch_tokens", DEFAULT_UBATCH_TOKENS)))
-        if not self.embeddings or ubatch % slots == 0:
-            return []
-        even = max(slots, ubatch - ubatch % slots)
-        return [*(("--batch-size", str(even)) if even > batch else ()), "--ubatch-size", str(even)]
+def operations_of(model: LlamaServerModel) -> frozenset[Operation]:
+    """Returns the operations that a model offers."""
+    if reranks(model):
+        # A reranking server generates nothing, and its vectors are not embeddings of a text.
+        return frozenset({Operation.RERANK, Operation.TOKENIZE})
+    always = {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
+    return frozenset(always | {Operation.EMBEDDING} if model.embeddings else always)
 
 
-def load_parameters(config: LlamaServerConfig) -> tuple[LoadParameter, ...]:
-    """Returns the load parameters of this model."""
+def reranks(model: LlamaServerModel) -> bool:
+    """Whether the flags of a model make its server a reranking one."""
+    return not RERANKING_FLAGS.isdisjoint(model.extra_arguments)
+
+
+def names_template(model: LlamaServerModel) -> bool:
+    """Whether the flags of a model name a chat template, perhaps one of those that are built into the server."""
+    return not TEMPLATE_FLAGS.isdisjoint(model.extra_arguments)
+
+
+def server_arguments(model: LlamaServerModel, order: LoadOrder | None = None, port: int = 0) -> list[str]:
+    """Returns the command line of the server after its command."""
+    order = order or LoadOrder()
+    slots, context = slots_of(model, order), context_of(model, order)
+    arguments = [
+        *("--model", str(order.model_path or model.file), "--alias", model.name),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--parallel", str(slots), "--ctx-size", str(slots * context)),
+        *("--threads", str(model.engine_threads), "--metrics", "--slots", "--jinja"),
+        # The server erases slots only where it may save them; nothing is ever saved in the folder.
+        *("--slot-save-path", tempfile.gettempdir()),
+    ]
+    if model.embeddings and not reranks(model):
+        arguments += ["--embeddings", "--pooling", "mean"]
+    if model.chat_template_file is not None:
+        arguments += ["--chat-template-file", str(model.chat_template_file)]
+    # Options of a load are last: the last of two equal flags counts.
+    if order.parameters.keys() & {"slots", "context_tokens"} and model.extra_arguments:
+        arguments += [*model.extra_arguments, "--parallel", str(slots), "--ctx-size", str(slots * context)]
+    else:
+        arguments += model.extra_arguments
+    return [*arguments, *_parameter_arguments(order), *_device_arguments(order), *_even_batches(model, order)]
+
+
+def _even_batches(model: LlamaServerModel, order: LoadOrder) -> list[str]:
+    """Returns batch sizes that the number of slots divides: with mean pooling llama.cpp aborts with others."""
+    slots = slots_of(model, order)
+    options = {**configured_parameters(model.extra_arguments), **order.parameters}
+    batch = int(options.get("batch_tokens", DEFAULT_BATCH_TOKENS))
+    ubatch = min(batch, int(options.get("ubatch_tokens", DEFAULT_UBATCH_TOKENS)))
+    if not model.embeddings or ubatch % slots == 0:
+        return []
+    even = max(slots, ubatch - ubatch % slots)
+    return [*(("--batch-size", str(even)) if even > batch else ()), "--ubatch-size", str(even)]
+
+
+def load_parameters(model: LlamaServerModel, trained_context_tokens: int = 0) -> tuple[LoadParameter, ...]:
+    """Returns the load parameters of a model; `trained_context_tokens`: see ModelContext."""
     return (
-        context_parameter(config.context_tokens, config.trained_context_tokens),
-        whole_parameter("slots", "Requests it works on at once.", 1, MAX_SLOTS, config.slots),
+        context_parameter(model.slot_context_tokens, trained_context_tokens),
+        whole_parameter("slots", "Requests it works on at once.", 1, MAX_SLOTS, model.slots),
         whole_parameter("gpu_layers", "Layers on accelerators; -1: as many as fit.", -1, MAX_GPU_LAYERS),
         word_parameter("flash_attention", "Flash attention.", ("on", "off", "auto")),
         word_parameter("cache_type_k", "Type of the keys in the prefix cache.", CACHE_TYPES),
@@ -170,9 +150,7 @@ def load_parameters(config: LlamaServerConfig) -> tuple[LoadParameter, ...]:
 def configured_parameters(extra_arguments: Sequence[str]) -> dict[str, LoadValue]:
     """Reads load parameters from the configuration's extra flags, by name; invalid values are left out."""
     by_flag = {flag: name for name, flag in _FLAGS.items()} | dict(_OTHER_FLAGS)
-    return values_of_flags(
-        extra_arguments, by_flag, load_parameters(LlamaServerConfig(command=(), model_path=Path(), alias=""))
-    )
+    return values_of_flags(extra_arguments, by_flag, load_parameters(LlamaServerModel(name="", path=Path())))
 
 
 def check_together(parameters: Mapping[str, LoadValue], field: str) -> None:
@@ -190,14 +168,14 @@ def refused_parameter(unknown_flags: str, order: LoadOrder) -> str | None:
     return next((name for name in names if name is not None and name in order.parameters), None)
 
 
-def slots_of(config: LlamaServerConfig, order: LoadOrder) -> int:
+def slots_of(model: LlamaServerModel, order: LoadOrder) -> int:
     """Returns the number of slots that the server is started with."""
-    return int(order.parameters.get("slots", config.slots))
+    return int(order.parameters.get("slots", model.slots))
 
 
-def context_of(config: LlamaServerConfig, order: LoadOrder) -> int:
+def context_of(model: LlamaServerModel, order: LoadOrder) -> int:
     """Returns the context of one slot that the server is started with."""
-    return int(order.parameters.get("context_tokens", config.context_tokens))
+    return int(order.parameters.get("context_tokens", model.slot_context_tokens))
 
 
 def _parameter_arguments(order: LoadOrder) -> list[str]:

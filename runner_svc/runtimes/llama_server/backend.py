@@ -6,16 +6,13 @@ its port.
 """
 
 import asyncio
-import os
 import re
-import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from typing_extensions import override
 
-from runner_svc.backend.llama_flags import hidden_devices
 from runner_svc.backend.port import (
     BackendFacts,
     CacheIsolation,
@@ -31,22 +28,27 @@ from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.runtimes.llama_server.arguments import (
     NO_HOST_CACHE,
-    LlamaServerConfig,
     check_together,
     context_of,
     load_parameters,
+    names_template,
+    operations_of,
     refused_parameter,
+    reranks,
+    server_arguments,
     shares_between_slots,
     slots_of,
 )
+from runner_svc.runtimes.llama_server.parameters import PARAMETERS
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.supervise.process_time import GpuTime
 from runner_svc.templates.sandbox import check_before_load
 from weft.api.common.v1 import rerank_pb2, tokenize_pb2
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-
-__all__ = ["LlamaServerBackend", "LlamaServerConfig", "ServerProps", "parse_props"]
+from weft.kernel.request import Operation
 
 SLOTS = "/slots"
 LOOK_SECONDS = 1.0
@@ -123,30 +125,44 @@ class LlamaSlots:
 
 
 class _LlamaStartLog(StartLog):
-    """Also reads the flags that the server does not know."""
+    """Also reads the flags that the server does not know, of which one may be a parameter of the load."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: LoadOrder) -> None:
         super().__init__()
-        self.unknown_flags = ""
+        self._order = order
+        self._unknown_flags = ""
 
+    @override
     def read_other(self, line: str) -> None:
-        """See StartLog.read_other."""
         if (unknown := _UNKNOWN_FLAGS.search(line)) is not None:
-            self.unknown_flags = unknown[1]
+            self._unknown_flags = unknown[1]
+
+    @override
+    def refusal(self) -> WeftError | None:
+        refused = refused_parameter(self._unknown_flags, self._order)
+        message = "cannot be set: this llama.cpp server does not know it"
+        return None if refused is None else invalid_field(f"parameters.{refused}", message)
 
 
-class LlamaServerBackend(StartedServer):
+class LlamaServerBackend(StartedServer[LlamaServerModel]):
     """A Backend over one llama.cpp server process."""
 
-    def __init__(self, config: LlamaServerConfig, gpu: GpuTime | None = None) -> None:
-        super().__init__(config, gpu)
-        self._config = config
+    engine_parameters = PARAMETERS
+    key_variable = "LLAMA_API_KEY"
+
+    def __init__(self, model: LlamaServerModel, context: ModelContext, gpu: GpuTime | None = None) -> None:
+        super().__init__(model, context, gpu)
         self._slots: LlamaSlots | None = None
 
     @property
     @override
+    def operations(self) -> frozenset[Operation]:
+        return operations_of(self.model)
+
+    @property
+    @override
     def load_parameters(self) -> Sequence[LoadParameter]:
-        return load_parameters(self._config)
+        return load_parameters(self.model, self.context.trained_context_tokens)
 
     @override
     def check_load(self, parameters: Mapping[str, LoadValue], field: str = "parameters") -> None:
@@ -157,7 +173,7 @@ class LlamaServerBackend(StartedServer):
     @override
     def cache_isolation(self) -> CacheIsolation:
         knows_no_slots = self._slots is not None and not self._slots.count
-        shares = shares_between_slots(self._config.extra_arguments) or knows_no_slots
+        shares = shares_between_slots(self.model.extra_arguments) or knows_no_slots
         return CacheIsolation.NONE if shares else CacheIsolation.SLOTS
 
     @property
@@ -175,35 +191,38 @@ class LlamaServerBackend(StartedServer):
             return ErasedCache(entry_count=0, token_count=0)
         return await self._slots.erase(slots)
 
-    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
-        """See Backend.start. Raises INVALID_ARGUMENT for parameters that it does not take."""
-        order, config = order or LoadOrder(), self._config
-        self.check_load(order.parameters)
-        key = secrets.token_urlsafe(24)
-        try:
-            # The engine has no sandbox of its own for chat templates of model files.
-            templates = await check_before_load(order.model_path or config.model_path, config.chat_template_path)
-            # The key travels in the environment: arguments are visible to every user of the machine.
-            environment = {**os.environ, **NO_HOST_CACHE, **hidden_devices(order), "LLAMA_API_KEY": key}
+    @override
+    def arguments(self, order: LoadOrder, port: int) -> list[str]:
+        return server_arguments(self.model, order, port)
 
-            def explain(printed: StartLog) -> WeftError | None:
-                flags = printed.unknown_flags if isinstance(printed, _LlamaStartLog) else ""
-                refused = refused_parameter(flags, order)
-                message = "cannot be set: this llama.cpp server does not know it"
-                return None if refused is None else invalid_field(f"parameters.{refused}", message)
+    @override
+    def environment(self, order: LoadOrder) -> Mapping[str, str]:
+        return {**NO_HOST_CACHE, **super().environment(order)}
 
-            url = await self._listen(lambda port: config.arguments(order, port), environment, explain, _LlamaStartLog)
-            profile = config.profile(templates.all)
-            http = await self._connect(Endpoint(base_url=url, api_key=key, parameters=profile, is_llama_server=True))
-            props = await self._while_loading(read_props(http))
-            self._slots = LlamaSlots(http, props.slots)
-        except BaseException:
-            await self.stop()
-            raise
+    @override
+    async def prepare(self, order: LoadOrder) -> None:
+        # The engine has no sandbox of its own for chat templates of model files.
+        templates = await check_before_load(order.model_path or self.model.file, self.model.chat_template_file)
+        # The server has built-in templates for models without one, and accepts others by name.
+        is_known = templates.all and not names_template(self.model)
+        self.parameters = replace(self.parameters, templates=templates.all if is_known else None)
+
+    @override
+    def start_log(self, order: LoadOrder) -> StartLog:
+        return _LlamaStartLog(order)
+
+    @override
+    def endpoint(self, base_url: str, api_key: str) -> Endpoint:
+        return Endpoint(base_url=base_url, api_key=api_key, parameters=self.parameters, is_llama_server=True)
+
+    @override
+    async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
+        props = await read_props(http)
+        self._slots = LlamaSlots(http, props.slots)
         return BackendFacts(
-            operations=config.operations,
-            context_tokens=props.context_tokens or context_of(config, order),
-            slots=props.slots or slots_of(config, order),
+            operations=self.operations,
+            context_tokens=props.context_tokens or context_of(self.model, order),
+            slots=props.slots or slots_of(self.model, order),
         )
 
     @override
@@ -217,8 +236,8 @@ class LlamaServerBackend(StartedServer):
 
     @override
     async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
-        if not self._config.reranks:
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self._config.alias} is not configured for reranking")
+        if not reranks(self.model):
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self.model.name} is not configured for reranking")
         result = await self._running().rerank(payload, call)
         self._process.note_answer()
         return result

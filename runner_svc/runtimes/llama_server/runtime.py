@@ -62,30 +62,17 @@ def _load_values(model: LlamaServerModel) -> "Mapping[str, LoadValue]":
 
 def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
     # Imported here: only a process that serves models needs these.
-    from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import file_context, file_engine, parameter_profile  # noqa: PLC0415
+    from runner_svc.runtimes.llama_server.arguments import operations_of  # noqa: PLC0415
+    from runner_svc.runtimes.llama_server.backend import LlamaServerBackend  # noqa: PLC0415
+    from runner_svc.runtimes.model_engine import file_context, file_engine  # noqa: PLC0415
 
     context = file_context(model, context, llama_command(context.command))
-    server = LlamaServerConfig(
-        command=context.command or (),
-        model_path=model.file,
-        trained_context_tokens=context.trained_context_tokens,
-        alias=model.name,
-        slots=model.slots,
-        context_tokens=model.slot_context_tokens,
-        threads=model.engine_threads,
-        embeddings=model.embeddings,
-        chat_template_path=model.chat_template_file,
-        extra_arguments=model.extra_arguments,
-        parameters=parameter_profile(model, PARAMETERS),
-        **context.process_settings(),
-    )
     sees = any(word.startswith(PROJECTOR_ARGUMENT) for word in model.extra_arguments)
     return file_engine(
         model,
         context,
-        lambda: LlamaServerBackend(server),
-        operations=server.operations,
+        lambda: LlamaServerBackend(model, context),
+        operations=operations_of(model),
         habits=RUNTIME.habits,
         load_values=_load_values(model),
         skills=frozenset({Skill.TEXT, Skill.IMAGE, Skill.TOOLS}) if sees else frozenset(),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kit.engine_settings import engine_settings
 from own_children import own_children
 
 from runner_svc.backend.port import Backend, CallInfo
@@ -20,7 +21,8 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
@@ -102,17 +104,19 @@ async def repaving(
     **switches: Any,
 ) -> AsyncIterator[Repaving]:
     """Yields an instance that loads a fake backend with these switches, or `command`."""
-    config = LlamaServerConfig(
+    timeouts = http or TimeoutProfile()
+    config = engine_settings(
+        LlamaServerModel,
         command=tuple(command or fake_backend_command(**switches)),
-        model_path=Path(__file__),
-        alias="m",
+        path=Path(__file__),
+        name="m",
         slots=2,
         context_tokens=100_000,
-        timeouts=http or TimeoutProfile(),
+        timeouts=timeouts,
         graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
     )
-    backend = LlamaServerBackend(config)
-    async with living(backend, slots=2, restart=limits or RestartLimits(), timeouts=config.timeouts) as stage:
+    backend = LlamaServerBackend(*config)
+    async with living(backend, slots=2, restart=limits or RestartLimits(), timeouts=timeouts) as stage:
         yield stage
 
 

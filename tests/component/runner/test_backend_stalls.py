@@ -20,8 +20,9 @@ from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.watchdog import Watchdog
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.request_records import RequestRecord, RequestRecords
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from weft.api.common.v1 import chat_pb2, sampling_pb2
@@ -79,10 +80,11 @@ class Watched:
 @asynccontextmanager
 async def _watched(profile: TimeoutProfile = PROFILE, **switches: Any) -> AsyncGenerator[Watched]:
     backend = LlamaServerBackend(
-        LlamaServerConfig(
+        *engine_settings(
+            LlamaServerModel,
             command=tuple(fake_backend_command(**switches)),
-            model_path=Path(__file__),
-            alias="fake",
+            path=Path(__file__),
+            name="fake",
             timeouts=profile,
             graces=StopGraces(first_term_seconds=0.1, second_term_seconds=0.1),
         )
@@ -200,10 +202,10 @@ async def test_a_caller_that_does_not_read_is_not_taken_for_a_stalled_engine() -
 
 @asynccontextmanager
 async def _real_engine(profile: TimeoutProfile = PROFILE) -> AsyncGenerator[Watched]:
-    config = LlamaServerConfig(
-        command=(sys.executable, "-m", LAUNCHER), model_path=demo_model_path(), alias="smollm2", slots=1
+    config = engine_settings(
+        LlamaServerModel, command=(sys.executable, "-m", LAUNCHER), path=demo_model_path(), name="smollm2", slots=1
     )
-    async with _watching(LlamaServerBackend(config), profile) as watched:
+    async with _watching(LlamaServerBackend(*config), profile) as watched:
         yield watched
 
 

@@ -4,10 +4,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from kit.engine_settings import engine_settings
+
 from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.kernel.request import CacheMode
 from weft_testing.conformance.prefix_cache import CITY, HILLS, MODEL, SEA, PrefixCacheConformance
 
@@ -24,10 +27,11 @@ class OneModel:
 
 def _backend(*extra_arguments: str, slots: int = 3) -> LlamaServerBackend:
     return LlamaServerBackend(
-        LlamaServerConfig(
+        *engine_settings(
+            LlamaServerModel,
             command=FAKE,
-            model_path=Path("fake.gguf"),
-            alias=MODEL,
+            path=Path("fake.gguf"),
+            name=MODEL,
             slots=slots,
             context_tokens=4096,
             extra_arguments=extra_arguments,

@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from kit.engine_settings import engine_settings
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import llama_command
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.prefix_cache import MODEL, SEA, PrefixCacheConformance
 
@@ -29,8 +31,13 @@ class TestLlamaServerFromTheWheel(PrefixCacheConformance):
 
     def make_backend(self) -> LlamaServerBackend:
         return LlamaServerBackend(
-            LlamaServerConfig(
-                command=llama_command(()), model_path=demo_model_path(), alias=MODEL, slots=2, context_tokens=512
+            *engine_settings(
+                LlamaServerModel,
+                command=llama_command(()),
+                path=demo_model_path(),
+                name=MODEL,
+                slots=2,
+                context_tokens=512,
             )
         )
 

@@ -5,13 +5,15 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from kit.engine_settings import engine_settings
 from restart_stage import LONG
 from runner_harness import TICKET_KEY, RunningRunner, events_of, refusal, running_runner
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.api.runner.v1 import generation_service_pb2, serve_options_pb2, ticket_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
@@ -26,15 +28,16 @@ _numbers = count(1)
 
 
 def _model(**switches: object) -> ServedModel:
-    config = LlamaServerConfig(
+    config = engine_settings(
+        LlamaServerModel,
         command=tuple(fake_backend_command(**switches)),
-        model_path=Path(__file__),
-        alias="m",
+        path=Path(__file__),
+        name="m",
         slots=4,
         context_tokens=2048,
         graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
     )
-    return ServedModel(name="m", slots=4, make_backend=lambda: LlamaServerBackend(config))
+    return ServedModel(name="m", slots=4, make_backend=lambda: LlamaServerBackend(*config))
 
 
 def _request(

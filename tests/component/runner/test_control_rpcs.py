@@ -5,26 +5,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.engine_settings import engine_settings
 from own_children import own_children
 from runner_harness import ending, events_of, refusal, running_runner
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command
 
 
 def _model(name: str = "m", **switches: Any) -> ServedModel:
-    config = LlamaServerConfig(
+    config = engine_settings(
+        LlamaServerModel,
         command=tuple(fake_backend_command(**switches)),
-        model_path=Path(__file__),
-        alias=name,
+        path=Path(__file__),
+        name=name,
         graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
     )
-    return ServedModel(name=name, make_backend=lambda: LlamaServerBackend(config))
+    return ServedModel(name=name, make_backend=lambda: LlamaServerBackend(*config))
 
 
 async def test_a_model_that_is_not_served_here_is_not_found(tmp_path: Path) -> None:
@@ -69,10 +72,13 @@ async def test_a_runner_that_is_told_to_names_no_address_of_its_engine(tmp_path:
 
 
 async def test_words_about_a_broken_engine_name_no_address_either(tmp_path: Path) -> None:
-    config = LlamaServerConfig(
-        command=("/bin/sh", "-c", "echo lost http://127.0.0.1:41045; exit 3"), model_path=Path(__file__), alias="m"
+    config = engine_settings(
+        LlamaServerModel,
+        command=("/bin/sh", "-c", "echo lost http://127.0.0.1:41045; exit 3"),
+        path=Path(__file__),
+        name="m",
     )
-    model = ServedModel(name="m", make_backend=lambda: LlamaServerBackend(config))
+    model = ServedModel(name="m", make_backend=lambda: LlamaServerBackend(*config))
     async with running_runner(tmp_path, [model], conceals_local_addresses=True) as runner:
         state = await runner.until_state(lambda state: "lost" in state.detail)
         assert "lost <local>" in state.detail
@@ -130,8 +136,10 @@ class StubbornBackend(LlamaServerBackend):
 
 
 async def test_a_model_that_does_not_stop_cleanly_keeps_nothing_else_from_stopping(tmp_path: Path) -> None:
-    config = LlamaServerConfig(command=tuple(fake_backend_command()), model_path=Path(__file__), alias="stubborn")
-    stubborn = ServedModel(name="stubborn", make_backend=lambda: StubbornBackend(config))
+    config = engine_settings(
+        LlamaServerModel, command=tuple(fake_backend_command()), path=Path(__file__), name="stubborn"
+    )
+    stubborn = ServedModel(name="stubborn", make_backend=lambda: StubbornBackend(*config))
     async with running_runner(tmp_path, [stubborn, _model()]) as runner:
         await runner.until(Phase.READY, "stubborn")
         await runner.until(Phase.READY)

@@ -12,10 +12,9 @@ from kit.fake_backend import run_fake_backend
 
 from runner_svc.backend.port import Backend, CallInfo
 from runner_svc.openai_upstream.client import MIN_REPORTED_BYTES
-from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
-from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER_PARAMETERS
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
@@ -30,14 +29,15 @@ LONG_PROMPT = "word " * (MIN_REPORTED_BYTES // 4)
 
 
 @asynccontextmanager
-async def _running(profile: ParameterProfile) -> AsyncGenerator[tuple[LlamaServerBackend, FakeControl]]:
+async def _running(**settings: Any) -> AsyncGenerator[tuple[LlamaServerBackend, FakeControl]]:
     backend = LlamaServerBackend(
-        LlamaServerConfig(
+        *engine_settings(
+            LlamaServerModel,
             command=tuple(fake_backend_command(tokens=3)),
-            model_path=Path(__file__),
-            alias="fake",
+            path=Path(__file__),
+            name="fake",
             graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
-            parameters=profile,
+            **settings,
         )
     )
     await backend.start()
@@ -56,7 +56,7 @@ async def _frames(backend: Backend, extra: dict[str, Any], text: str = "hi") -> 
 
 
 async def test_warnings_come_before_the_answer_and_only_allowed_parameters_reach_the_server() -> None:
-    async with _running(ParameterProfile(engine=LLAMA_SERVER_PARAMETERS, thinking=False)) as (backend, control):
+    async with _running(thinking=False) as (backend, control):
         frames = await _frames(backend, {"mirostat": 2, "frobnicate": 1, "cache_prompt": False})
         body = (await control.state()).last_request_body
     assert [event.warning.field for event in frames[0]] == ["frobnicate", "cache_prompt"]
@@ -68,14 +68,14 @@ async def test_warnings_come_before_the_answer_and_only_allowed_parameters_reach
 
 
 async def test_a_wrong_value_never_reaches_the_server() -> None:
-    async with _running(ParameterProfile(engine=LLAMA_SERVER_PARAMETERS)) as (backend, control):
+    async with _running() as (backend, control):
         with pytest.raises(FieldError, match="mirostat"):
             await _frames(backend, {"mirostat": 9})
         assert (await control.state()).requests_started == 0
 
 
 async def test_passthrough_lets_a_strange_parameter_arrive() -> None:
-    async with _running(ParameterProfile(engine=LLAMA_SERVER_PARAMETERS, passthrough=True)) as (backend, control):
+    async with _running(passthrough="all") as (backend, control):
         frames = await _frames(backend, {"frobnicate": [1, {"a": None}]})
         body = (await control.state()).last_request_body
     assert body["frobnicate"] == [1, {"a": None}]
@@ -84,7 +84,7 @@ async def test_passthrough_lets_a_strange_parameter_arrive() -> None:
 
 async def test_a_length_of_vectors_that_the_server_ignores_is_refused_by_name() -> None:
     payload = embedding_pb2.EmbeddingPayload(inputs=[completion_pb2.PromptInput(text="a")])
-    async with _running(ParameterProfile(engine=LLAMA_SERVER_PARAMETERS)) as (backend, _):
+    async with _running() as (backend, _):
         own = len((await backend.embed(payload, CALL)).embeddings[0].values)
         payload.dimensions = own
         assert await backend.embed(payload, CALL)
@@ -95,7 +95,7 @@ async def test_a_length_of_vectors_that_the_server_ignores_is_refused_by_name() 
 
 async def test_only_a_server_of_our_own_is_asked_to_report_on_its_prefill() -> None:
     """Strict servers refuse fields that they do not know, and `return_progress` is llama.cpp's."""
-    async with _running(ParameterProfile(engine=LLAMA_SERVER_PARAMETERS)) as (backend, control):
+    async with _running() as (backend, control):
         await _frames(backend, {}, LONG_PROMPT)
         assert (await control.state()).last_request_body["return_progress"] is True
         await _frames(backend, {})

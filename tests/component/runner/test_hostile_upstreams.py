@@ -20,7 +20,8 @@ from runner_svc.backend.port import CallInfo
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.runtimes.openai_http import backend
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
@@ -35,15 +36,16 @@ STALL_SECONDS = 0.5
 
 
 async def test_an_engine_that_never_becomes_ready_is_given_up_and_nothing_of_it_is_left() -> None:
-    config = LlamaServerConfig(
+    config = engine_settings(
+        LlamaServerModel,
         command=tuple(fake_backend_command(never_healthy=True, fork_grandchild=True, grandchild_setsid=True)),
-        model_path=Path(__file__),
-        alias="m",
+        path=Path(__file__),
+        name="m",
         load_stall_seconds=STALL_SECONDS,
         graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
     )
     limits = RestartLimits(max_deaths=2, first_pause_seconds=60.0)
-    async with living(LlamaServerBackend(config), slots=1, restart=limits) as stage:
+    async with living(LlamaServerBackend(*config), slots=1, restart=limits) as stage:
         await stage.until_phase(Phase.CRASH_LOOP)
         assert [Reason(restart.reason) for restart in stage.instance.restart_log.all] == [Reason.LOAD_STALLED] * 2
         assert "loading made no progress" in stage.instance.detail

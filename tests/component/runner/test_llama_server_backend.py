@@ -12,10 +12,13 @@ from typing import Any
 
 import psutil
 import pytest
+from kit.engine_settings import engine_settings
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import FieldError, WeftError
@@ -27,11 +30,12 @@ from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
 
 
-def _config(timeouts: TimeoutProfile | None = None, **switches: Any) -> LlamaServerConfig:
-    return LlamaServerConfig(
+def _config(timeouts: TimeoutProfile | None = None, **switches: Any) -> tuple[LlamaServerModel, ModelContext]:
+    return engine_settings(
+        LlamaServerModel,
         command=tuple(fake_backend_command(**switches)),
-        model_path=Path(__file__),
-        alias="fake",
+        path=Path(__file__),
+        name="fake",
         timeouts=timeouts or TimeoutProfile(),
         graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
     )
@@ -39,7 +43,7 @@ def _config(timeouts: TimeoutProfile | None = None, **switches: Any) -> LlamaSer
 
 @asynccontextmanager
 async def _running(timeouts: TimeoutProfile | None = None, **switches: Any) -> AsyncGenerator[LlamaServerBackend]:
-    backend = LlamaServerBackend(_config(timeouts, **switches))
+    backend = LlamaServerBackend(*_config(timeouts, **switches))
     await backend.start()
     try:
         yield backend
@@ -108,7 +112,7 @@ async def test_an_engine_that_runs_out_of_memory_while_it_works_says_so_and_what
 
 
 async def test_a_model_that_does_not_fit_is_not_just_a_death() -> None:
-    backend = LlamaServerBackend(_config(out_of_memory_at_start=True))
+    backend = LlamaServerBackend(*_config(out_of_memory_at_start=True))
     with pytest.raises(WeftError) as failed:
         await backend.start()
     assert failed.value.reason is Reason.OUT_OF_MEMORY
@@ -128,7 +132,7 @@ async def test_an_engine_for_another_processor_says_so_to_the_caller_of_its_firs
 
 
 async def test_an_engine_for_another_processor_says_so_when_it_loads() -> None:
-    backend = LlamaServerBackend(_config(crash_at_start=True, crash_signal="SIGILL"))
+    backend = LlamaServerBackend(*_config(crash_at_start=True, crash_signal="SIGILL"))
     with pytest.raises(WeftError) as failed:
         await backend.start()
     assert failed.value.reason is Reason.SERVER_DIED
@@ -145,7 +149,7 @@ async def test_an_engine_that_has_answered_before_is_not_for_another_processor()
 
 
 async def test_words_of_an_earlier_start_do_not_explain_a_later_death() -> None:
-    backend = LlamaServerBackend(_config(out_of_memory_after_tokens=0))
+    backend = LlamaServerBackend(*_config(out_of_memory_after_tokens=0))
     await backend.start()
     await _failure(backend)
     await backend.stop()
@@ -161,8 +165,9 @@ async def test_words_of_an_earlier_start_do_not_explain_a_later_death() -> None:
 
 async def test_a_death_while_loading_is_told_with_the_words_of_that_start_and_of_no_earlier_one(tmp_path: Path) -> None:
     counter, words = tmp_path / "starts", 'n=$(cat "$0" 2>/dev/null || echo 0); echo $((n + 1)) >"$0"; echo "start $n"'
-    config = replace(_config(), command=("/bin/sh", "-c", f"{words}; exit 1", str(counter)))
-    backend = LlamaServerBackend(config)
+    model, context = _config()
+    command = ("/bin/sh", "-c", f"{words}; exit 1", str(counter))
+    backend = LlamaServerBackend(model, replace(context, command=command))
     for number in range(2):
         with pytest.raises(WeftError) as failed:
             await backend.start()
@@ -265,7 +270,7 @@ async def test_embeddings_of_a_server_that_misbehaves_are_typed_errors_too() -> 
 
 async def test_a_program_that_does_not_exist_says_so() -> None:
     backend = LlamaServerBackend(
-        LlamaServerConfig(command=("/nowhere/llama-server",), model_path=Path(__file__), alias="x")
+        *engine_settings(LlamaServerModel, command=("/nowhere/llama-server",), path=Path(__file__), name="x")
     )
     with pytest.raises(WeftError) as failed:
         await backend.start()

@@ -20,7 +20,8 @@ from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
@@ -45,7 +46,9 @@ os.execv(sys.executable, [sys.executable, "-m", "weft_testing.fake_backend", *sy
 def _backend(**settings: Any) -> LlamaServerBackend:
     settings.setdefault("command", tuple(fake_backend_command()))
     return LlamaServerBackend(
-        LlamaServerConfig(model_path=Path(__file__), alias="fake", load_stall_seconds=10.0, graces=GRACES, **settings)
+        *engine_settings(
+            LlamaServerModel, path=Path(__file__), name="fake", load_stall_seconds=10.0, graces=GRACES, **settings
+        )
     )
 
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import psutil
 import pytest
+from kit.engine_settings import engine_settings
 
 from runner_svc.backend import engine_process
 from runner_svc.backend.engine_process import EnginePorts, PortRange
 from runner_svc.backend.port import CallInfo, LoadOrder
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft_app.compose.demo import demo_model_path
 
@@ -25,10 +27,11 @@ LOAD_SECONDS = 60.0
 
 def _backend(**settings: Any) -> LlamaServerBackend:
     return LlamaServerBackend(
-        LlamaServerConfig(
+        *engine_settings(
+            LlamaServerModel,
             command=(sys.executable, "-m", LAUNCHER),
-            model_path=demo_model_path(),
-            alias="smollm2",
+            path=demo_model_path(),
+            name="smollm2",
             slots=2,
             context_tokens=1024,
             trained_context_tokens=8192,

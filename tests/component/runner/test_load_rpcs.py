@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.engine_settings import engine_settings
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 
 from runner_svc.instance.settings import HibernationSettings, ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.common.v1.priority_pb2 import PRIORITY_NORMAL, PRIORITY_UNSPECIFIED
 from weft.api.runner.v1 import load_pb2, permit_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
@@ -20,15 +22,16 @@ from weft_testing.fake_backend.process import fake_backend_command
 
 
 def _model(start_asleep: bool = False, **switches: Any) -> ServedModel:
-    config = LlamaServerConfig(
+    config = engine_settings(
+        LlamaServerModel,
         command=tuple(fake_backend_command(**switches)),
-        model_path=Path(__file__),
-        alias="m",
+        path=Path(__file__),
+        name="m",
         graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
     )
     return ServedModel(
         name="m",
-        make_backend=lambda: LlamaServerBackend(config),
+        make_backend=lambda: LlamaServerBackend(*config),
         hibernation=HibernationSettings(start_asleep=start_asleep),
         quantizations={"q8_0": Path(__file__)},
         model_path=Path(__file__),

@@ -5,11 +5,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from kit.engine_settings import engine_settings
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER_PARAMETERS
 from runner_svc.runtimes.llama_server.runtime import llama_command
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.telemetry import new_traceparent
@@ -60,10 +62,15 @@ async def _known_names(backend: LlamaServerBackend) -> set[str]:
 
 
 async def test_every_parameter_on_the_list_is_one_of_the_servers_own_and_works() -> None:
-    config = LlamaServerConfig(
-        command=llama_command(None), model_path=Path(demo_model_path()), alias="m", slots=1, context_tokens=256
+    config = engine_settings(
+        LlamaServerModel,
+        command=llama_command(None),
+        path=Path(demo_model_path()),
+        name="m",
+        slots=1,
+        context_tokens=256,
     )
-    backend = LlamaServerBackend(config)
+    backend = LlamaServerBackend(*config)
     await backend.start()
     try:
         names = await _known_names(backend)

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from kit.engine_settings import engine_settings
 from runner_harness import POLL_SECONDS, WAIT_SECONDS, RunningRunner, events_of, refusal, running_runner
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server import xllamacpp_launcher
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import demo_model_path
@@ -33,15 +35,16 @@ RECOVERY_SECONDS = 15.0
 @asynccontextmanager
 async def _real_runner(folder: Path) -> AsyncIterator[RunningRunner]:
     timeouts = TimeoutProfile(idle_stream_seconds=IDLE_STREAM_SECONDS, probe_interval_seconds=0.1)
-    config = LlamaServerConfig(
+    config = engine_settings(
+        LlamaServerModel,
         command=(sys.executable, "-m", xllamacpp_launcher.__name__),
-        model_path=demo_model_path(),
-        alias="m",
+        path=demo_model_path(),
+        name="m",
         slots=1,
         context_tokens=4096,
         timeouts=timeouts,
     )
-    model = ServedModel(name="m", slots=1, make_backend=lambda: LlamaServerBackend(config), timeouts=timeouts)
+    model = ServedModel(name="m", slots=1, make_backend=lambda: LlamaServerBackend(*config), timeouts=timeouts)
     async with running_runner(folder, [model]) as runner:
         await runner.until(Phase.READY)
         yield runner

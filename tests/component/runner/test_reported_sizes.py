@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from kit.engine_settings import engine_settings
 from runner_harness import running_runner
 
 from runner_svc import service
@@ -12,7 +13,8 @@ from runner_svc.memory.port import MemoryForecast
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import EstimateSource, MemoryEstimate
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft_testing.fake_backend.process import fake_backend_command
 
 SIZE_BYTES = 5 << 30
@@ -32,10 +34,10 @@ class _LateForecast(MemoryForecast):
 
 
 def _asleep(name: str, known: asyncio.Event) -> ServedModel:
-    config = LlamaServerConfig(command=tuple(fake_backend_command()), model_path=Path(__file__), alias=name)
+    config = engine_settings(LlamaServerModel, command=tuple(fake_backend_command()), path=Path(__file__), name=name)
     return ServedModel(
         name=name,
-        make_backend=lambda: LlamaServerBackend(config),
+        make_backend=lambda: LlamaServerBackend(*config),
         hibernation=HibernationSettings(start_asleep=True),
         model_path=Path(__file__),
         forecast=_LateForecast(known),

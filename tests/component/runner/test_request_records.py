@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.engine_settings import engine_settings
 from restart_stage import LONG
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 
@@ -16,7 +17,8 @@ from runner_svc.chat.conversation import converse
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.servicers import inference
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
@@ -28,15 +30,16 @@ TIMEOUTS = TimeoutProfile(headers_seconds=30.0, absolute_seconds=600.0)
 
 
 def _model(context_tokens: int = 2048, **switches: Any) -> ServedModel:
-    config = LlamaServerConfig(
+    config = engine_settings(
+        LlamaServerModel,
         command=tuple(fake_backend_command(**switches)),
-        model_path=Path(__file__),
-        alias="m",
+        path=Path(__file__),
+        name="m",
         context_tokens=context_tokens,
         timeouts=TIMEOUTS,
         graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
     )
-    return ServedModel(name="m", make_backend=lambda: LlamaServerBackend(config), timeouts=TIMEOUTS)
+    return ServedModel(name="m", make_backend=lambda: LlamaServerBackend(*config), timeouts=TIMEOUTS)
 
 
 async def _described(runner: RunningRunner, line_count: int = 0) -> pb.InstanceDescription:

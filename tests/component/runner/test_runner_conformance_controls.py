@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from conformance_saboteurs import SABOTEURS, BusyRunner, HangingRunner, HangsWhenFull
+from kit.engine_settings import engine_settings
 from runner_harness import TICKET_KEY, RunningRunner, running_runner
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.registry.v1 import model_pb2
 from weft.dispatch.fleet import RunnerView
 from weft.kernel.rpc import open_channel
@@ -30,15 +32,16 @@ ALL_OPERATIONS = frozenset({int(model_pb2.MODEL_OPERATION_CHAT), int(model_pb2.M
 
 def _model(**switches: Any) -> ServedModel:
     ours: dict[str, Any] = {"answer_tokens": 0, "tokens_per_second": 200, "prefill_seconds": 0.1}
-    config = LlamaServerConfig(
+    config = engine_settings(
+        LlamaServerModel,
         command=tuple(fake_backend_command(**(ours | switches))),
-        model_path=Path(__file__),
-        alias="m",
+        path=Path(__file__),
+        name="m",
         slots=2,
         embeddings=True,
         graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
     )
-    return ServedModel(name="m", make_backend=lambda: LlamaServerBackend(config), slots=2)
+    return ServedModel(name="m", make_backend=lambda: LlamaServerBackend(*config), slots=2)
 
 
 @asynccontextmanager

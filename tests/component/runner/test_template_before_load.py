@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
+from kit.engine_settings import engine_settings
 from own_children import own_children
 from tiny_gguf import write_gguf
 
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.templates.sandbox import check_before_load, read_templates
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -18,10 +20,11 @@ HOSTILE = "{{ 'a' * 2000000000 }}"
 
 def _backend(model: Path, override: Path | None = None) -> LlamaServerBackend:
     return LlamaServerBackend(
-        LlamaServerConfig(
+        *engine_settings(
+            LlamaServerModel,
             command=tuple(fake_backend_command()),
-            model_path=model,
-            alias="fake",
+            path=model,
+            name="fake",
             chat_template_path=override,
             graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
         )

@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import pytest
+from kit.engine_settings import engine_settings
 from runner_harness import events_of, running_runner
 
 from runner_svc.chat.offer import json_object
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import llama_command
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.tools.port import ToolSettings
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2
 from weft_app.compose.demo import demo_model_path
@@ -28,10 +30,16 @@ CALL = {
 async def test_a_call_that_the_model_writes_is_run_and_its_result_understood(tmp_path: Path) -> None:
     # A model this small calls nothing by itself; a grammar makes it write a call, and again when it has the result.
     form = chat_pb2.ResponseFormat(json_schema=chat_pb2.JsonSchemaFormat(name="call", schema=json_object(CALL)))
-    server = LlamaServerConfig(
-        command=llama_command(None), model_path=demo_model_path(), alias="m", slots=1, context_tokens=2048, threads=1
+    server = engine_settings(
+        LlamaServerModel,
+        command=llama_command(None),
+        path=demo_model_path(),
+        name="m",
+        slots=1,
+        context_tokens=2048,
+        threads=1,
     )
-    model = ServedModel(name="m", make_backend=lambda: LlamaServerBackend(server), slots=1)
+    model = ServedModel(name="m", make_backend=lambda: LlamaServerBackend(*server), slots=1)
     behaviour = agent_behaviour_pb2.AgentBehaviour(platform_prompt=True, tools=["add"], max_tool_iterations=1)
     tools = [ToolSettings(type="python", name="add", function="loop_tools:add")]
     async with running_runner(tmp_path, [model], tools=tuple(tools)) as runner:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from kit.engine_settings import engine_settings
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 from structlog.testing import capture_logs
 
@@ -17,7 +18,8 @@ from runner_svc.chat.settings import ChatSettings
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.tools.port import ToolSettings
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, warning_pb2
 from weft.api.runner.v1 import runner_service_pb2
@@ -64,13 +66,14 @@ async def _stage(
     **switches: Any,
 ) -> AsyncIterator[Stage]:
     scripted = {"turns": turns} if turns else {}
-    config = LlamaServerConfig(
+    config = engine_settings(
+        LlamaServerModel,
         command=tuple(fake_backend_command(**scripted, **switches)),
-        model_path=Path(__file__),
-        alias="m",
+        path=Path(__file__),
+        name="m",
         graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
     )
-    backend = LlamaServerBackend(config)
+    backend = LlamaServerBackend(*config)
     model = ServedModel(name="m", make_backend=lambda: backend, slots=1, chat=chat or ChatSettings())
     async with running_runner(folder, [model], tools=tuple(tools)) as runner:
         await runner.until(Phase.READY)

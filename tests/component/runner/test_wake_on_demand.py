@@ -21,7 +21,8 @@ from runner_svc.backend.port import CallInfo
 from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from weft.api.common.v1 import chat_pb2
@@ -65,14 +66,15 @@ def _attached(server: OtherServer, recipe: WakeRecipe | None, *, remote: bool = 
 
 
 def _supervised(**settings: Any) -> ServedModel:
-    config = LlamaServerConfig(
+    config = engine_settings(
+        LlamaServerModel,
         command=tuple(fake_backend_command(**settings.pop("switches", {}))),
-        model_path=Path(__file__),
-        alias="m",
+        path=Path(__file__),
+        name="m",
         graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
     )
     return ServedModel(
-        name="m", make_backend=lambda: LlamaServerBackend(config), hibernation=HibernationSettings(**settings)
+        name="m", make_backend=lambda: LlamaServerBackend(*config), hibernation=HibernationSettings(**settings)
     )
 
 

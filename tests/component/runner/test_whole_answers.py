@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kit.engine_settings import engine_settings
 from restart_stage import LONG
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command
@@ -21,14 +23,15 @@ TIMEOUTS = TimeoutProfile(headers_seconds=30.0, absolute_seconds=600.0)
 
 
 def _model(**switches: Any) -> ServedModel:
-    config = LlamaServerConfig(
+    config = engine_settings(
+        LlamaServerModel,
         command=tuple(fake_backend_command(**switches)),
-        model_path=Path(__file__),
-        alias="m",
+        path=Path(__file__),
+        name="m",
         context_tokens=2048,
         timeouts=TIMEOUTS,
     )
-    return ServedModel(name="m", make_backend=lambda: LlamaServerBackend(config), timeouts=TIMEOUTS)
+    return ServedModel(name="m", make_backend=lambda: LlamaServerBackend(*config), timeouts=TIMEOUTS)
 
 
 @dataclass

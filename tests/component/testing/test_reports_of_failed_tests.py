@@ -34,7 +34,9 @@ async def test_of_an_engine_that_died():
 _AN_ENGINE_THAT_DIES = """\
 from pathlib import Path
 
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.model_engine import ModelContext
 from weft_testing.conformance.backend import BackendConformance
 from weft_testing.fake_backend.process import fake_backend_command
 
@@ -45,7 +47,8 @@ class TestAnEngineThatDies(BackendConformance):
 
     def make_backend(self, engine):
         command = fake_backend_command(crash_after_tokens=0, crash_signal="SIGSEGV")
-        return LlamaServerBackend(LlamaServerConfig(command=tuple(command), model_path=Path(__file__), alias="fake"))
+        model = LlamaServerModel(name="fake", path=Path(__file__))
+        return LlamaServerBackend(model, ModelContext(where="model", command=tuple(command)))
 """
 
 

@@ -146,7 +146,7 @@ async def test_devices_ports_and_the_wait_for_memory_reach_the_runner(model_file
     sight = await config.observer.look()
     assert (sight.source, [device.total_bytes for device in sight.devices]) == (Source.DECLARED, [64 * MIB])
     backends = [model.make_backend() for model in config.models]
-    ports = [backend._config.ports for backend in backends if isinstance(backend, LlamaServerBackend)]
+    ports = [backend.context.ports for backend in backends if isinstance(backend, LlamaServerBackend)]
     assert ports[0] is ports[1] is not None, "the engines of a runner share its ports"
     assert [model.hibernation.pinned for model in config.models] == [True, False]
 

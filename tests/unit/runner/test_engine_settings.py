@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.engine_settings import engine_settings
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
-from runner_svc.runtimes.llama_server.backend import LlamaServerConfig
+from runner_svc.runtimes.llama_server.arguments import server_arguments
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.kernel.errors import FieldError
 from weft.kernel.request import TEXT_OPERATIONS, Operation
 from weft_app.compose.served_models import served_model
@@ -55,10 +57,10 @@ def test_a_server_that_runs_already_is_given_no_template(tmp_path: Path) -> None
 
 
 def test_the_template_is_a_flag_of_llama_server() -> None:
-    config = LlamaServerConfig(
-        command=("llama-server",), model_path=Path("m.gguf"), alias="m", chat_template_path=Path("t.jinja")
+    config, _ = engine_settings(
+        LlamaServerModel, command=("llama-server",), path=Path("m.gguf"), name="m", chat_template_path=Path("t.jinja")
     )
-    arguments = config.arguments()
+    arguments = server_arguments(config)
     assert arguments[arguments.index("--chat-template-file") + 1] == "t.jinja"
-    without = LlamaServerConfig(command=("llama-server",), model_path=Path("m.gguf"), alias="m")
-    assert "--chat-template-file" not in without.arguments()
+    without, _ = engine_settings(LlamaServerModel, command=("llama-server",), path=Path("m.gguf"), name="m")
+    assert "--chat-template-file" not in server_arguments(without)

@@ -18,12 +18,13 @@ from runner_svc.runtimes.llama_cpp_python.engine import CACHE_TYPES, EngineOptio
 from runner_svc.runtimes.llama_cpp_python.host import parse_arguments as parse_host_arguments
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.arguments import (
-    LlamaServerConfig,
     check_together,
     configured_parameters,
     load_parameters,
+    server_arguments,
 )
 from runner_svc.runtimes.llama_server.backend import ServerProps, parse_props
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.runtimes.llama_server.xllamacpp_launcher import parse_arguments as parse_launcher_arguments
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
@@ -31,7 +32,7 @@ from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.kernel.errors import FieldError
 
 GIBIBYTE = 2**30
-SERVER = LlamaServerConfig(command=("llama-server",), model_path=Path("m.gguf"), alias="m")
+SERVER, _ = engine_settings(LlamaServerModel, command=("llama-server",), path=Path("m.gguf"), name="m")
 IN_PROCESS, _ = engine_settings(LlamaCppPythonModel, path=Path("m.gguf"))
 EIGHT = tuple(DeviceBytes(device_index=index, bytes=(10 + index) * GIBIBYTE) for index in range(8))
 
@@ -63,26 +64,30 @@ def _value(arguments: Sequence[str], flag: str) -> str:
 def test_a_parameter_is_a_flag_of_the_server_and_only_where_it_is_given(
     name: str, value: Any, flag: str, written: str
 ) -> None:
-    assert flag not in SERVER.arguments()
-    assert _value(SERVER.arguments(LoadOrder(parameters={name: value})), flag) == written
+    assert flag not in server_arguments(SERVER)
+    assert _value(server_arguments(SERVER, LoadOrder(parameters={name: value})), flag) == written
 
 
 def test_context_and_slots_make_the_context_of_the_whole_server() -> None:
-    arguments = SERVER.arguments(LoadOrder(parameters={"context_tokens": 1024, "slots": 3}))
+    arguments = server_arguments(SERVER, LoadOrder(parameters={"context_tokens": 1024, "slots": 3}))
     assert (_value(arguments, "--ctx-size"), _value(arguments, "--parallel")) == ("3072", "3")
-    usual = SERVER.arguments()
+    usual = server_arguments(SERVER)
     assert (_value(usual, "--ctx-size"), _value(usual, "--parallel")) == ("8192", "4")
 
 
 def test_what_a_load_asks_for_counts_more_than_the_configured_flags() -> None:
-    config = LlamaServerConfig(
-        command=("s",), model_path=Path("m"), alias="m", extra_arguments=("--ctx-size", "99", "--n-gpu-layers", "5")
+    config, _ = engine_settings(
+        LlamaServerModel,
+        command=("s",),
+        path=Path("m"),
+        name="m",
+        extra_arguments=("--ctx-size", "99", "--n-gpu-layers", "5"),
     )
-    assert _value(config.arguments(), "--ctx-size") == "99"
-    arguments = config.arguments(LoadOrder(parameters={"context_tokens": 512, "gpu_layers": 7}))
+    assert _value(server_arguments(config), "--ctx-size") == "99"
+    arguments = server_arguments(config, LoadOrder(parameters={"context_tokens": 512, "gpu_layers": 7}))
     assert _value(arguments, "--ctx-size") == "2048"
     assert _value(arguments, "--n-gpu-layers") == "7"
-    assert _value(config.arguments(LoadOrder(parameters={"gpu_layers": 7})), "--ctx-size") == "99"
+    assert _value(server_arguments(config, LoadOrder(parameters={"gpu_layers": 7})), "--ctx-size") == "99"
 
 
 @pytest.mark.parametrize(("slots", "ubatch", "written"), [(3, 512, "510"), (7, 100, "98"), (600, 512, "600")])
@@ -90,18 +95,18 @@ def test_embeddings_with_three_slots_abort_llama_cpp_unless_its_steps_are_a_mult
     slots: int, ubatch: int, written: str
 ) -> None:
     parameters: dict[str, Any] = {"slots": slots, "ubatch_tokens": ubatch}
-    assert _value(SERVER.arguments(LoadOrder(parameters=parameters)), "--ubatch-size") == written
-    plain = LlamaServerConfig(command=("s",), model_path=Path("m"), alias="m", embeddings=False)
-    assert _value(plain.arguments(LoadOrder(parameters=parameters)), "--ubatch-size") == str(ubatch)
-    small = SERVER.arguments(LoadOrder(parameters={"slots": 4, "batch_tokens": 2}))
+    assert _value(server_arguments(SERVER, LoadOrder(parameters=parameters)), "--ubatch-size") == written
+    plain, _ = engine_settings(LlamaServerModel, command=("s",), path=Path("m"), name="m", embeddings=False)
+    assert _value(server_arguments(plain, LoadOrder(parameters=parameters)), "--ubatch-size") == str(ubatch)
+    small = server_arguments(SERVER, LoadOrder(parameters={"slots": 4, "batch_tokens": 2}))
     assert (_value(small, "--batch-size"), _value(small, "--ubatch-size")) == ("4", "4")
-    as_configured = LlamaServerConfig(command=("s",), model_path=Path("m"), alias="m", slots=3)
-    assert _value(as_configured.arguments(), "--ubatch-size") == "510"
+    as_configured, _ = engine_settings(LlamaServerModel, command=("s",), path=Path("m"), name="m", slots=3)
+    assert _value(server_arguments(as_configured), "--ubatch-size") == "510"
 
 
 def test_another_file_takes_the_place_of_the_configured_one() -> None:
     order = LoadOrder(model_path=Path("/models/q8_0.gguf"))
-    assert _value(SERVER.arguments(order), "--model") == "/models/q8_0.gguf"
+    assert _value(server_arguments(SERVER, order), "--model") == "/models/q8_0.gguf"
     assert _value(host_arguments(IN_PROCESS, Path("s"), order), "--model") == "/models/q8_0.gguf"
 
 
@@ -112,13 +117,13 @@ def test_every_single_device_of_eight_is_the_only_one_that_its_engine_sees() -> 
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": str(share.device_index),
         }
-        assert "--tensor-split" not in SERVER.arguments(order)
+        assert "--tensor-split" not in server_arguments(SERVER, order)
 
 
 def test_a_model_over_several_of_eight_devices_is_split_by_its_shares() -> None:
     order = LoadOrder(shares=(EIGHT[1], EIGHT[4], EIGHT[7]), hides_devices=True)
     assert hidden_devices(order)["CUDA_VISIBLE_DEVICES"] == "1,4,7"
-    arguments = SERVER.arguments(order)
+    arguments = server_arguments(SERVER, order)
     assert _value(arguments, "--tensor-split") == f"{11 * 1024},{14 * 1024},{17 * 1024}"
     assert _value(arguments, "--split-mode") == "layer"
     host = parse_host_arguments(host_arguments(IN_PROCESS, Path("s"), order))
@@ -145,30 +150,32 @@ def test_a_share_of_less_than_a_mebibyte_is_still_a_part() -> None:
 def test_no_shares_mean_no_device_whatever_the_load_asks_for(hides: bool) -> None:
     order = LoadOrder(shares=(), hides_devices=hides, parameters={"gpu_layers": 99})
     assert hidden_devices(order) == {"CUDA_VISIBLE_DEVICES": ""}
-    assert _value(SERVER.arguments(order), "--n-gpu-layers") == "0"
+    assert _value(server_arguments(SERVER, order), "--n-gpu-layers") == "0"
     assert parse_host_arguments(host_arguments(IN_PROCESS, Path("s"), order)).gpu_layers == 0
 
 
 def test_without_a_book_of_devices_nothing_is_said_about_them() -> None:
     assert hidden_devices(LoadOrder()) == {}
-    flags = set(SERVER.arguments()) | set(host_arguments(IN_PROCESS, Path("s")))
+    flags = set(server_arguments(SERVER)) | set(host_arguments(IN_PROCESS, Path("s")))
     assert not flags & {"--n-gpu-layers", "--gpu-layers", "--tensor-split", "--split-mode"}
 
 
 def test_a_load_may_ask_for_the_context_that_the_model_was_made_for_and_no_more() -> None:
-    config = LlamaServerConfig(command=("s",), model_path=Path("m"), alias="m", trained_context_tokens=8192)
-    check_parameters({"context_tokens": 8192}, load_parameters(config))
+    config, context = engine_settings(
+        LlamaServerModel, command=("s",), path=Path("m"), name="m", trained_context_tokens=8192
+    )
+    check_parameters({"context_tokens": 8192}, load_parameters(config, context.trained_context_tokens))
     with pytest.raises(FieldError) as refused:
-        check_parameters({"context_tokens": 8193}, load_parameters(config))
+        check_parameters({"context_tokens": 8193}, load_parameters(config, context.trained_context_tokens))
     assert refused.value.field == "parameters.context_tokens"
     check_parameters({"context_tokens": 1_000_000}, load_parameters(SERVER))
 
 
 def test_a_context_that_was_stretched_by_configuration_may_be_asked_for() -> None:
-    config = LlamaServerConfig(
-        command=("s",), model_path=Path("m"), alias="m", context_tokens=32_768, trained_context_tokens=8192
+    config, context = engine_settings(
+        LlamaServerModel, command=("s",), path=Path("m"), name="m", context_tokens=32_768, trained_context_tokens=8192
     )
-    check_parameters({"context_tokens": 32_768}, load_parameters(config))
+    check_parameters({"context_tokens": 32_768}, load_parameters(config, context.trained_context_tokens))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from runner_svc.instance.load_messages import load_spec_from, options_message
 from runner_svc.policy.load_plan import STAY_LOADED, LoadParameter, LoadPlan, LoadSpec
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.runner.v1.load_pb2 import LoadOptions, LoadValue
 from weft.kernel.errors import FieldError
 
@@ -96,7 +97,7 @@ def test_a_refused_variant_is_answered_with_those_that_there_are() -> None:
 
 
 def _llama_server() -> LlamaServerBackend:
-    return LlamaServerBackend(LlamaServerConfig(command=("llama-server",), model_path=Path("m.gguf"), alias="m"))
+    return LlamaServerBackend(*engine_settings(LlamaServerModel, command=("llama-server",), path=Path("m.gguf")))
 
 
 def _llama_cpp_python() -> LlamaCppPythonBackend:

@@ -28,7 +28,7 @@ def _command(runtime: str, *command: str) -> tuple[str, ...]:
     section = parse_section(ConfiguredRunner, document)
     backend = served_model(section, section.models[0], 1.0).make_backend()
     assert isinstance(backend, LlamaServerBackend | LlamaCppPythonBackend)
-    started = backend._config.command if isinstance(backend, LlamaServerBackend) else backend.context.command
+    started = backend.context.command
     assert started is not None
     return started
 

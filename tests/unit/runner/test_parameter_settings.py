@@ -22,7 +22,7 @@ def _profile(runtime: str, **fields: Any) -> ParameterProfile:
     )
     backend = served_model(section, section.models[0], 5.0).make_backend()
     assert isinstance(backend, LlamaServerBackend | AttachedServer)
-    return backend._config.parameters if isinstance(backend, LlamaServerBackend) else backend.parameters
+    return backend.parameters
 
 
 @pytest.mark.parametrize(
