@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 from typing_extensions import override
@@ -13,21 +13,27 @@ from registry_svc.mesh.declarations import Declarations, SettingsManager
 from registry_svc.mesh.domain import Kind
 from registry_svc.mesh.expiry import Retirements
 from registry_svc.mesh.manifests import valid_batch
+from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.records import to_kind
-from registry_svc.mesh.requests import event_limit, events_of, page_of, page_token, valid_heartbeat, valid_opening
+from registry_svc.mesh.requests import (
+    PageRequest,
+    event_limit,
+    events_of,
+    page_of,
+    page_token,
+    valid_heartbeat,
+    valid_opening,
+)
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.watch import Snapshot, Watcher, change_message, concerns
 from registry_svc.wire_values import to_actor
 from weft.api.registry.v1 import (
-    agent_pb2,
     declaration_service_pb2,
     declaration_service_pb2_grpc,
     event_pb2,
-    model_pb2,
     pool_pb2,
     registry_service_pb2,
     registry_service_pb2_grpc,
-    route_pb2,
     runner_pb2,
     runner_session_service_pb2,
     runner_session_service_pb2_grpc,
@@ -44,71 +50,77 @@ from weft.kernel.timestamps import duration_of, stamp_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+M = TypeVar("M")
 T = TypeVar("T")
 
 
+class Listing(Generic[M]):
+    """The resources of one kind: one by name, and pages in the order of their names."""
+
+    def __init__(
+        self,
+        core: RegistryCore,
+        names: Callable[[Mesh], Iterable[str]],
+        find: Callable[[Mesh, str], M | None],
+        unknown: Reason,
+        noun: str,
+    ) -> None:
+        """`unknown` is the reason of the error for a name that no `noun` has."""
+        self._core = core
+        self._names = names
+        self._find = find
+        self._unknown = unknown
+        self._noun = noun
+
+    def find(self, name: str) -> M | None:
+        """The resource of this name; raises SHUTTING_DOWN while the registry does not run."""
+        self._core.require_open()
+        return self._find(self._core.mesh, name)
+
+    def get(self, name: str) -> M:
+        """The resource of this name; raises an error for an unknown one, and as `find`."""
+        return self.known(self.find(name))
+
+    def known(self, found: T | None) -> T:
+        """What was found by the name of such a resource; raises the error for an unknown one."""
+        if found is None:
+            raise WeftError(self._unknown, f"no {self._noun} of this name is known")
+        return found
+
+    def page(self, request: PageRequest) -> tuple[list[M], str]:
+        """A page and the token of the next one, empty after the last; raises INVALID_ARGUMENT, and as `find`."""
+        after, size = page_of(request)
+        self._core.require_open()
+        mesh = self._core.mesh
+        names = heapq.nsmallest(size + 1, (name for name in self._names(mesh) if name > after))
+        found = [each for name in names[:size] if (each := self._find(mesh, name)) is not None]
+        return found, page_token(names[size - 1]) if len(names) > size else ""
+
+
+def _runner(mesh: Mesh, name: str) -> runner_pb2.Runner | None:
+    state = mesh.of_runner(name)
+    return None if state is None else state.runner().runner
+
+
 class Catalogue:
-    """Answers at once; raises SHUTTING_DOWN while the registry does not run."""
+    """All that readers see of the mesh, one listing for each kind; raises SHUTTING_DOWN while it does not run."""
 
     def __init__(self, core: RegistryCore) -> None:
         self._core = core
+        self.models = Listing(core, Mesh.model_names, Mesh.model, Reason.MODEL_NOT_FOUND, "model")
+        self.pools = Listing(core, lambda mesh: mesh.pools.names(), Mesh.pool, Reason.NOT_FOUND, "pool")
+        self.agents = Listing(core, Mesh.agent_names, Mesh.agent, Reason.NOT_FOUND, "agent")
+        self.routes = Listing(
+            core, lambda mesh: mesh.routes.names(), lambda mesh, name: mesh.routes.get(name), Reason.NOT_FOUND, "route"
+        )
+        self.runners = Listing(core, Mesh.runner_names, _runner, Reason.NOT_FOUND, "runner")
 
-    def runner(self, name: str) -> runner_pb2.Runner | None:
-        """The runner of this name."""
-        self._core.require_open()
-        member = self._core.mesh.of_runner(name)
-        return None if member is None else member.runner().runner
-
-    def model(self, name: str) -> model_pb2.Model | None:
-        """The model of this name."""
-        self._core.require_open()
-        return self._core.mesh.model(name)
-
-    def agent(self, name: str) -> agent_pb2.Agent | None:
-        """The agent of this name."""
-        self._core.require_open()
-        return self._core.mesh.agent(name)
-
-    def route(self, name: str) -> route_pb2.Route | None:
-        """The route of this name."""
-        self._core.require_open()
-        return self._core.mesh.routes.get(name)
-
-    def pool(self, name: str) -> pool_pb2.Pool | None:
-        """The pool of this name."""
-        self._core.require_open()
-        return self._core.mesh.pool(name)
-
-    def pool_of(self, model: str) -> pool_pb2.Pool | None:
-        """The pool that a model is in; None when there is no such model."""
+    def pool_of(self, model: str) -> pool_pb2.Pool:
+        """The pool that a model is in; raises MODEL_NOT_FOUND when there is no such model."""
         self._core.require_open()
         name = self._core.mesh.pools.pool_of(model)
-        return None if name is None else self._core.mesh.pool(name)
-
-    def runners_after(self, name: str, limit: int) -> list[runner_pb2.Runner]:
-        """Return at most `limit` runners with names after `name`, in order."""
-        self._core.require_open()
-        return _page(self._core.mesh.runner_names(), self.runner, name, limit)
-
-    def models_after(self, name: str, limit: int) -> list[model_pb2.Model]:
-        """Return at most `limit` models with names after `name`, in order."""
-        self._core.require_open()
-        return _page(self._core.mesh.model_names(), self.model, name, limit)
-
-    def agents_after(self, name: str, limit: int) -> list[agent_pb2.Agent]:
-        """Return at most `limit` agents with names after `name`, in order."""
-        self._core.require_open()
-        return _page(self._core.mesh.agent_names(), self.agent, name, limit)
-
-    def routes_after(self, name: str, limit: int) -> list[route_pb2.Route]:
-        """Return at most `limit` routes with names after `name`, in order."""
-        self._core.require_open()
-        return _page(self._core.mesh.routes.names(), self.route, name, limit)
-
-    def pools_after(self, name: str, limit: int) -> list[pool_pb2.Pool]:
-        """Return at most `limit` pools with names after `name`, in order."""
-        self._core.require_open()
-        return _page(self._core.mesh.pools.names(), self.pool, name, limit)
+        pool = None if name is None else self._core.mesh.pool(name)
+        return self.models.known(pool)
 
     def watch(self) -> tuple[Snapshot, Watcher[registry_service_pb2.WatchResponse]]:
         """Return everything there is, and a watcher that receives every change after that."""
@@ -125,11 +137,6 @@ class Catalogue:
         return self._core.events.subscribe()
 
 
-def _page(names: Iterable[str], find: Callable[[str], T | None], after: str, limit: int) -> list[T]:
-    first = heapq.nsmallest(limit, (name for name in names if name > after))
-    return [found for name in first if (found := find(name)) is not None]
-
-
 _ALSO_WATCHED = (Access(Resource.RUNNERS, Role.VIEW), Access(Resource.SETTINGS, Role.VIEW))
 
 
@@ -144,120 +151,82 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.ListModelsRequest, context: Context
     ) -> registry_service_pb2.ListModelsResponse:
         async with answering(context):
-            after, size = page_of(request)
-            models = self._catalogue.models_after(after, size + 1)
-            return registry_service_pb2.ListModelsResponse(
-                models=models[:size],
-                next_page_token=_next([model.manifest.name for model in models], size),
-            )
+            models, token = self._catalogue.models.page(request)
+            return registry_service_pb2.ListModelsResponse(models=models, next_page_token=token)
 
     @override
     async def GetModel(
         self, request: registry_service_pb2.GetModelRequest, context: Context
     ) -> registry_service_pb2.GetModelResponse:
         async with answering(context):
-            model = self._catalogue.model(request.name)
-            if model is None:
-                raise WeftError(Reason.MODEL_NOT_FOUND, "no model of this name is known")
-            return registry_service_pb2.GetModelResponse(model=model)
+            return registry_service_pb2.GetModelResponse(model=self._catalogue.models.get(request.name))
 
     @override
     async def GetModelMembers(
         self, request: registry_service_pb2.GetModelMembersRequest, context: Context
     ) -> registry_service_pb2.GetModelMembersResponse:
         async with answering(context):
-            pool = self._catalogue.pool_of(request.name)
-            if pool is None:
-                raise WeftError(Reason.MODEL_NOT_FOUND, "no model of this name is known")
-            return registry_service_pb2.GetModelMembersResponse(pool=pool)
+            return registry_service_pb2.GetModelMembersResponse(pool=self._catalogue.pool_of(request.name))
 
     @override
     async def ListPools(
         self, request: registry_service_pb2.ListPoolsRequest, context: Context
     ) -> registry_service_pb2.ListPoolsResponse:
         async with answering(context):
-            after, size = page_of(request)
-            pools = self._catalogue.pools_after(after, size + 1)
-            return registry_service_pb2.ListPoolsResponse(
-                pools=pools[:size],
-                next_page_token=_next([pool.name for pool in pools], size),
-            )
+            pools, token = self._catalogue.pools.page(request)
+            return registry_service_pb2.ListPoolsResponse(pools=pools, next_page_token=token)
 
     @override
     async def GetPool(
         self, request: registry_service_pb2.GetPoolRequest, context: Context
     ) -> registry_service_pb2.GetPoolResponse:
         async with answering(context):
-            pool = self._catalogue.pool(request.name)
-            if pool is None:
-                raise WeftError(Reason.NOT_FOUND, "no pool of this name is known")
-            return registry_service_pb2.GetPoolResponse(pool=pool)
+            return registry_service_pb2.GetPoolResponse(pool=self._catalogue.pools.get(request.name))
 
     @override
     async def ListAgents(
         self, request: registry_service_pb2.ListAgentsRequest, context: Context
     ) -> registry_service_pb2.ListAgentsResponse:
         async with answering(context):
-            after, size = page_of(request)
-            agents = self._catalogue.agents_after(after, size + 1)
-            return registry_service_pb2.ListAgentsResponse(
-                agents=agents[:size],
-                next_page_token=_next([agent.manifest.name for agent in agents], size),
-            )
+            agents, token = self._catalogue.agents.page(request)
+            return registry_service_pb2.ListAgentsResponse(agents=agents, next_page_token=token)
 
     @override
     async def GetAgent(
         self, request: registry_service_pb2.GetAgentRequest, context: Context
     ) -> registry_service_pb2.GetAgentResponse:
         async with answering(context):
-            agent = self._catalogue.agent(request.name)
-            if agent is None:
-                raise WeftError(Reason.NOT_FOUND, "no agent of this name is known")
-            return registry_service_pb2.GetAgentResponse(agent=agent)
+            return registry_service_pb2.GetAgentResponse(agent=self._catalogue.agents.get(request.name))
 
     @override
     async def ListRoutes(
         self, request: registry_service_pb2.ListRoutesRequest, context: Context
     ) -> registry_service_pb2.ListRoutesResponse:
         async with answering(context):
-            after, size = page_of(request)
-            routes = self._catalogue.routes_after(after, size + 1)
-            return registry_service_pb2.ListRoutesResponse(
-                routes=routes[:size],
-                next_page_token=_next([route.manifest.name for route in routes], size),
-            )
+            routes, token = self._catalogue.routes.page(request)
+            return registry_service_pb2.ListRoutesResponse(routes=routes, next_page_token=token)
 
     @override
     async def GetRoute(
         self, request: registry_service_pb2.GetRouteRequest, context: Context
     ) -> registry_service_pb2.GetRouteResponse:
         async with answering(context):
-            route = self._catalogue.route(request.name)
-            if route is None:
-                raise WeftError(Reason.NOT_FOUND, "no route of this name is known")
-            return registry_service_pb2.GetRouteResponse(route=route)
+            return registry_service_pb2.GetRouteResponse(route=self._catalogue.routes.get(request.name))
 
     @override
     async def ListRunners(
         self, request: registry_service_pb2.ListRunnersRequest, context: Context
     ) -> registry_service_pb2.ListRunnersResponse:
         async with answering(context):
-            after, size = page_of(request)
-            runners = self._catalogue.runners_after(after, size + 1)
-            return registry_service_pb2.ListRunnersResponse(
-                runners=runners[:size],
-                next_page_token=_next([runner.name for runner in runners], size),
-            )
+            runners, token = self._catalogue.runners.page(request)
+            return registry_service_pb2.ListRunnersResponse(runners=runners, next_page_token=token)
 
     @override
     async def GetRunner(
         self, request: registry_service_pb2.GetRunnerRequest, context: Context
     ) -> registry_service_pb2.GetRunnerResponse:
         async with answering(context):
-            runner = self._catalogue.runner(request.name)
-            if runner is None:
-                raise WeftError(Reason.NOT_FOUND, "no runner of this name is known")
-            return registry_service_pb2.GetRunnerResponse(runner=runner)
+            return registry_service_pb2.GetRunnerResponse(runner=self._catalogue.runners.get(request.name))
 
     # A coroutine that writes ends its watcher the moment the call is cancelled; a generator would wait for the
     # garbage collector. grpc.aio takes both, the generated types know only the latter.
@@ -298,11 +267,6 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
                 async for event in watcher:
                     if concerns(event, kind, name):
                         await context.write(registry_service_pb2.WatchEventsResponse(event=event))
-
-
-def _next(names: list[str], size: int) -> str:
-    """The token of the page after `size` of these names; empty when there are no more."""
-    return page_token(names[size - 1]) if len(names) > size else ""
 
 
 class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionServiceServicer):

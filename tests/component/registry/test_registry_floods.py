@@ -135,13 +135,13 @@ async def test_reports_with_more_words_than_there_is_room_for_are_kept_without_t
 
 
 def _kept(registry: BareRegistry, number: int) -> list[tuple[str, str]]:
-    runner = registry.catalogue.runner(f"r{number}")
+    runner = registry.catalogue.runners.find(f"r{number}")
     assert runner is not None
     return [(instance.model, instance.detail) for instance in runner.capability.instances]
 
 
 def _tools(registry: BareRegistry, number: int) -> tuple[str, ...]:
-    runner = registry.catalogue.runner(f"r{number}")
+    runner = registry.catalogue.runners.find(f"r{number}")
     assert runner is not None
     return tuple(runner.capability.tool_names)
 

@@ -56,7 +56,7 @@ async def test_a_session_is_on_disk_before_anyone_hears_of_it(registry: BareRegi
     opening = asyncio.create_task(registry.roster.open_session(OPENING))
     await store.waiting.wait()
     assert not opening.done()
-    assert registry.catalogue.runner("r1") is None
+    assert registry.catalogue.runners.find("r1") is None
     store.gate.set()
     session = await opening
     assert [stored.session for stored in (await store.load()).sessions] == [session]
@@ -68,7 +68,7 @@ async def test_a_session_that_the_disk_refuses_never_was(registry: BareRegistry,
     with pytest.raises(WeftError) as failure:
         await registry.roster.open_session(OPENING)
     assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
-    assert registry.catalogue.runner("r1") is None
+    assert registry.catalogue.runners.find("r1") is None
     assert registry.catalogue.watch()[0].revision == before.revision
 
 
@@ -85,7 +85,7 @@ async def test_a_caller_that_leaves_during_the_commit_does_not_part_memory_from_
     # The next write waits for the one before it, so this repeat finds what the first call did.
     session = await registry.roster.open_session(OPENING)
     assert [stored.session for stored in (await store.load()).sessions] == [session]
-    assert registry.catalogue.model("m1") is not None
+    assert registry.catalogue.models.find("m1") is not None
 
 
 async def test_two_who_ask_for_one_name_at_once_do_not_both_get_it(registry: BareRegistry) -> None:
@@ -106,7 +106,7 @@ async def test_a_good_bye_that_the_disk_refuses_is_not_acknowledged(registry: Ba
     store.failing = True
     with pytest.raises(WeftError):
         await registry.roster.close_session(session.id, session.incarnation)
-    runner = registry.catalogue.runner("r1")
+    runner = registry.catalogue.runners.find("r1")
     assert runner is not None
     assert runner.status == Runner.STATUS_ACTIVE
 
@@ -135,7 +135,7 @@ async def test_silence_is_told_even_while_the_disk_fails_and_written_when_it_wor
     await let_pass(90.0, registry, clock)
     with pytest.raises(WeftError):
         await registry.expiry.sweep()
-    runner = registry.catalogue.runner("r1")
+    runner = registry.catalogue.runners.find("r1")
     assert runner is not None
     assert runner.status == Runner.STATUS_INACTIVE
     store.failing = False
@@ -154,10 +154,10 @@ async def test_a_runner_that_the_disk_cannot_forget_is_forgotten_later(
     store.failing = True
     with pytest.raises(WeftError):
         await registry.expiry.sweep()
-    assert registry.catalogue.runner("r1") is not None
+    assert registry.catalogue.runners.find("r1") is not None
     store.failing = False
     await registry.expiry.sweep()
-    assert registry.catalogue.runner("r1") is None
+    assert registry.catalogue.runners.find("r1") is None
     assert (await store.load()).sessions == ()
 
 
@@ -167,12 +167,12 @@ async def test_a_registry_that_was_frozen_gives_everyone_time_to_be_heard_again(
     await registry.roster.open_session(OPENING)
     await clock.advance(600.0)
     await registry.expiry.sweep()
-    runner = registry.catalogue.runner("r1")
+    runner = registry.catalogue.runners.find("r1")
     assert runner is not None
     assert runner.status == Runner.STATUS_ACTIVE
     await let_pass(90.0, registry, clock)
     await registry.expiry.sweep()
-    runner = registry.catalogue.runner("r1")
+    runner = registry.catalogue.runners.find("r1")
     assert runner is not None
     assert runner.status == Runner.STATUS_INACTIVE
 
@@ -182,7 +182,7 @@ async def test_a_sweep_that_is_merely_late_expires_who_is_due(registry: BareRegi
     await let_pass(50.0, registry, clock)
     await clock.advance(40.0)
     await registry.expiry.sweep()
-    runner = registry.catalogue.runner("r1")
+    runner = registry.catalogue.runners.find("r1")
     assert runner is not None
     assert runner.status == Runner.STATUS_INACTIVE
 
@@ -192,7 +192,7 @@ async def test_stopping_with_a_broken_disk_still_stops(registry: BareRegistry, s
     store.failing = True
     await registry.stop(grace_seconds=1.0)
     with pytest.raises(WeftError) as refusal:
-        registry.catalogue.runner("r1")
+        registry.catalogue.runners.find("r1")
     assert refusal.value.reason is Reason.SHUTTING_DOWN
 
 
@@ -223,7 +223,7 @@ async def test_nothing_of_a_batch_is_told_before_all_of_it_is_on_disk(
     batch = ApplyRequest(declarations=[a_model("m1"), a_model("m2")])
     applying = asyncio.create_task(registry.declarations.apply(batch))
     await store.waiting.wait()
-    assert registry.catalogue.model("m1") is None
+    assert registry.catalogue.models.find("m1") is None
     store.gate.set()
     await applying
     assert [each.manifest.name for each in (await store.load()).models] == ["m1", "m2"]
@@ -281,7 +281,7 @@ async def test_nothing_is_answered_before_the_start(store: GatedStore, clock: Fa
     closed = BareRegistry(store, clock, RegistryConfig(database_url="sqlite+aiosqlite://"))
     batch = ApplyRequest()
     for attempt in (
-        lambda: closed.catalogue.pool("p"),
+        lambda: closed.catalogue.pools.find("p"),
         closed.catalogue.watch_events,
         closed.tokens.newest_first,
         lambda: closed.tokens.check("wjt_a_b"),

@@ -118,7 +118,7 @@ class World:
                 await self.registry.declarations.delete(kind, name)
 
     def _incarnation(self, runner: str) -> str:
-        found = self.registry.catalogue.runner(runner)
+        found = self.registry.catalogue.runners.find(runner)
         return "none" if found is None else found.incarnation
 
     def _opening(self, step: Open) -> OpenSessionRequest:
