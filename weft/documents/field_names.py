@@ -40,9 +40,10 @@ def document_field(field: str) -> str:
 
 # The model of a load or an unload is named beside its document.
 _SUBJECTS = frozenset({"action.load_model.model", "action.unload_model.model"})
-_ENGINE_PARAMETERS = "action.load_model.options.parameters"
+_LOAD_OPTIONS = "action.load_model.options."
+_ENGINE_PARAMETERS = "parameters"
 _PARTS: Mapping[str, Any] = MappingProxyType(
-    {"action.load_model.options.": LoadOptions.DESCRIPTOR, "action.": OperationAction.DESCRIPTOR}
+    {_LOAD_OPTIONS: LoadOptions.DESCRIPTOR, "action.": OperationAction.DESCRIPTOR}
 )
 """Parts of a request that are documents, the options of a load beside its other fields; longest first."""
 _REQUEST_FIELDS: Mapping[str, str] = MappingProxyType({"request_id": "Idempotency-Key", "after_sequence": "after"})
@@ -55,8 +56,8 @@ def operation_field(field: str) -> str:
     """
     if field in _SUBJECTS:
         return "name"
-    if field.startswith(_ENGINE_PARAMETERS):
-        return field.removeprefix("action.load_model.options.")
+    if field.removeprefix(_LOAD_OPTIONS).startswith(_ENGINE_PARAMETERS):
+        return field.removeprefix(_LOAD_OPTIONS)
     for part, descriptor in _PARTS.items():
         if field.startswith(part):
             own = path_text(document_path(descriptor, tuple(_steps(field.removeprefix(part)))))
