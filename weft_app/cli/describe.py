@@ -1,10 +1,10 @@
 """`weft describe`: everything known about one resource."""
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, TypeVar
 
 import typer
 
-from weft.api.registry.v1.event_pb2 import Event
 from weft.client.resources import Registry, connect_registry, describe_runner
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
@@ -23,6 +23,7 @@ from weft_app.cli.output import print_document, say
 from weft_app.cli.targets import Target, find, one_target
 from weft_app.cli.tasks import describe_task, is_about_tasks
 
+T = TypeVar("T")
 LOG_LINES = 10
 EVENTS = 10
 
@@ -65,7 +66,7 @@ def gather(registry: Registry, target: Target) -> Facts:
         routes=_routes(registry, document, pool),
         rungs=_rungs(registry, document),
         runner=describe_runner(address, LOG_LINES) if address else None,
-        events=_events(registry, target),
+        events=_or_none(lambda: registry.events(target.kind, target.name, EVENTS)) or [],
     )
 
 
@@ -78,7 +79,7 @@ def _pool(registry: Registry, document: AnyDocument) -> PoolDocument | None:
         case AgentDocument(declared=manifest) if manifest.pool:
             found = _find_or_none(registry, Target(ResourceKind.POOL, manifest.pool))
         case AgentDocument(declared=manifest):
-            found = _members_or_none(registry, manifest.model)
+            found = _or_none(lambda: registry.members(manifest.model))
         case _:
             return None
     return found if isinstance(found, PoolDocument) else None
@@ -131,22 +132,12 @@ def _runner_address(registry: Registry, document: AnyDocument) -> str | None:
     return found.observed.address
 
 
-def _events(registry: Registry, target: Target) -> list[Event]:
-    try:
-        return registry.events(target.kind, target.name, EVENTS)
-    except WeftError:
-        return []
-
-
 def _find_or_none(registry: Registry, target: Target) -> AnyDocument | None:
-    try:
-        return registry.document(target.kind, target.name)
-    except WeftError:
-        return None
+    return _or_none(lambda: registry.document(target.kind, target.name))
 
 
-def _members_or_none(registry: Registry, model: str) -> PoolDocument | None:
+def _or_none(call: Callable[[], T]) -> T | None:
     try:
-        return registry.members(model)
+        return call()
     except WeftError:
         return None

@@ -45,12 +45,8 @@ def ps(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABL
         with connect_registry(home=home) as registry:
             runners = [one for one in registry.documents(ResourceKind.RUNNER) if isinstance(one, RunnerDocument)]
         with ThreadPoolExecutor(MAX_ASKED_AT_ONCE) as pool:
-            rows = [row for processes in pool.map(_processes, runners) for row in processes]
+            rows = [row for processes in pool.map(lambda runner: list(_rows(runner)), runners) for row in processes]
         _PROCESSES.print(rows, output)
-
-
-def _processes(runner: RunnerDocument) -> list[dict[str, Any]]:
-    return list(_rows(runner))
 
 
 def _rows(runner: RunnerDocument) -> Iterator[dict[str, Any]]:
@@ -62,50 +58,33 @@ def _rows(runner: RunnerDocument) -> Iterator[dict[str, Any]]:
     description = describe_runner(status.address) if active else None
     described = {instance.model: instance for instance in description.instances} if description else {}
     for state in status.capability.instances:
-        instance = described.get(state.model)
-        unload_at = moment_of(state, "unload_time")
-        yield {
-            "model": state.model,
-            "runner": runner.name,
-            "host": status.host,
-            "runtime": status.runtime,
-            "state": word_of(state, "phase") if active else "gone",
-            "detail": state.detail,
-            "slotsUsed": len(instance.active_request_ids) if instance is not None else state.slots_used,
-            "slotsTotal": state.slots_total,
-            "memoryBytes": _memory_bytes(state),
-            "deviceIndexes": list(state.memory.device_indexes),
-            "pinned": state.pinned,
-            "unloadAt": None if unload_at is None else unload_at.isoformat(),
-            "until": until_text(unload_at, pinned=state.pinned) if state.phase == InstanceState.PHASE_READY else "-",
-            "contextTokens": state.context_tokens,
-            "pid": instance.process_id if instance is not None else 0,
-            "restarts": instance.restart_count if instance is not None else 0,
-        }
-    known = {state.model for state in status.capability.instances}
-    unknown = (one for one in described.values() if one.model not in known and one.process_id)
-    yield from (_unowned(runner.name, status, one) for one in unknown)
+        yield _row(status, state, described.pop(state.model, None), word_of(state, "phase") if active else "gone")
+    for instance in described.values():
+        if instance.process_id:
+            unknown = InstanceState(model=instance.model, detail="the runner no longer publishes it")
+            yield _row(status, unknown, instance, "unowned")
 
 
-def _unowned(runner: str, status: Runner, instance: pb.InstanceDescription) -> dict[str, Any]:
-    """Returns the row of an instance whose model the mesh no longer knows."""
+def _row(runner: Runner, state: InstanceState, instance: pb.InstanceDescription | None, word: str) -> dict[str, Any]:
+    """Returns the row of an instance; `word`: its state."""
+    unload_at = moment_of(state, "unload_time")
     return {
-        "model": instance.model,
-        "runner": runner,
-        "host": status.host,
-        "runtime": status.runtime,
-        "state": "unowned",
-        "detail": "the runner no longer publishes it",
-        "slotsUsed": len(instance.active_request_ids),
-        "slotsTotal": 0,
-        "memoryBytes": 0,
-        "deviceIndexes": [],
-        "pinned": False,
-        "unloadAt": None,
-        "until": "-",
-        "contextTokens": 0,
-        "pid": instance.process_id,
-        "restarts": instance.restart_count,
+        "model": state.model,
+        "runner": runner.name,
+        "host": runner.host,
+        "runtime": runner.runtime,
+        "state": word,
+        "detail": state.detail,
+        "slotsUsed": len(instance.active_request_ids) if instance is not None else state.slots_used,
+        "slotsTotal": state.slots_total,
+        "memoryBytes": _memory_bytes(state),
+        "deviceIndexes": list(state.memory.device_indexes),
+        "pinned": state.pinned,
+        "unloadAt": None if unload_at is None else unload_at.isoformat(),
+        "until": until_text(unload_at, pinned=state.pinned) if state.phase == InstanceState.PHASE_READY else "-",
+        "contextTokens": state.context_tokens,
+        "pid": instance.process_id if instance is not None else 0,
+        "restarts": instance.restart_count if instance is not None else 0,
     }
 
 
