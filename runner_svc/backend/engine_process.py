@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from typing_extensions import override
@@ -12,7 +12,7 @@ from typing_extensions import override
 from runner_svc.backend.port import Backend, CallInfo, ExitReport, ProcessSigns
 from runner_svc.policy.engine_failures import LAST_LINES, explain_foreign_build, explain_out_of_memory
 from runner_svc.policy.progress import LoadSample, LoadStallDetector
-from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
+from runner_svc.policy.timeouts import StopGraces
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process import SupervisedProcess
@@ -164,20 +164,6 @@ class EngineProcess:
         report = self._report(how)
         lines = " | ".join([*self._last_lines][-CRASH_LOG_LINES:]) if when == LOADING else ""
         return WeftError(report.reason, f"the backend died {when} ({report.how}){': ' + lines if lines else ''}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineProcessSettings:
-    """The settings of every engine that weft starts, which the models of a runner share."""
-
-    ports: "EnginePorts | None" = None
-    """Ports that engines may listen on, shared with the runner's other engines; None: any free port."""
-    load_stall_seconds: float = 300.0
-    """Time without output, load progress and CPU time after which a load is aborted."""
-    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
-    graces: StopGraces = field(default_factory=StopGraces)
-    leftovers: Leftovers | None = None
-    """Record of the engines' processes for the runner's next start; None: not recorded."""
 
 
 class ProcessBackend(Backend):

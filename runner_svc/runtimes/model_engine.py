@@ -5,33 +5,44 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from runner_svc.backend.engine_process import EngineProcessSettings
+from runner_svc.backend.engine_process import EnginePorts
 from runner_svc.backend.port import Backend
 from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, manifest_bytes_of, read_model_facts
 from runner_svc.memory.port import MemoryForecast
 from runner_svc.policy.load_plan import LoadValue
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.parameters import EngineParameters, ParameterProfile
-from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.runtimes.settings import (
     FileModelSettings,
     ModelSettings,
     UpstreamSettings,
 )
+from runner_svc.supervise.leftovers import Leftovers
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelContext(EngineProcessSettings):
+class ModelContext:
     """The context of one model: what all models of the runner share, and the model's place in the configuration."""
 
     where: str
     """Path of the model in the configuration, such as "runners.box.models.qwen"; errors begin with it."""
     command: tuple[str, ...] | None = None
     """The engine's program and its first arguments; None: the runtime's own."""
+    ports: EnginePorts | None = None
+    """Ports that engines may listen on, shared with the runner's other engines; None: any free port."""
+    load_stall_seconds: float = 300.0
+    """Time without output, load progress and CPU time after which a load is aborted."""
+    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
+    graces: StopGraces = field(default_factory=StopGraces)
+    leftovers: Leftovers | None = None
+    """Record of the engines' processes for the runner's next start; None: not recorded."""
     probe_interval_seconds: float = 5.0
+    """Interval of the probes of a server that weft does not start."""
     probe_failures: int = 3
+    """Number of failed probes in a row after which such a server counts as gone."""
     estimator: MemoryEstimator = field(default_factory=MemoryEstimator)
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     """Environment variables, which hold API keys, and which engines are started with."""
