@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 from contextlib import aclosing
-from datetime import UTC, datetime
 from typing import Any
 
 import grpc
-from google.protobuf import duration_pb2, timestamp_pb2
 from typing_extensions import override
 
 from registry_svc.config import LedgerConfig
@@ -20,64 +18,55 @@ from registry_svc.ledger.domain import (
 from registry_svc.ledger.host_view import lease_message
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Holder, HolderKind
-from registry_svc.store.schema import MAX_PURPOSE_CHARS
-from registry_svc.wire_values import require_at_most, require_count, require_range, require_text
+from registry_svc.wire_values import require_text
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
-from weft.gpu.snapshot_messages import MAX_DEVICE_BYTES, MAX_DEVICES, MAX_HOST_CHARS, process_id_from, snapshot_from
+from weft.gpu.snapshot_messages import MAX_DEVICE_BYTES, MAX_DEVICES, process_id_from, snapshot_from
 from weft.kernel.clock import Clock
 from weft.kernel.errors import invalid_field
-from weft.kernel.names import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, require_name, require_token
+from weft.kernel.field_rules import check_message
+from weft.kernel.names import MAX_NAME_CHARS, require_name, require_token
 from weft.kernel.principal import MESH_ACCESS
 from weft.kernel.request import CALLER_BANDS, Priority
 from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
-from weft.kernel.timestamps import duration_of, stamp_of
+from weft.kernel.timestamps import duration_of, optional_datetime, seconds_of, stamp_of
 
 MAX_ID_CHARS = 128
-MAX_LEASES_PER_RENEWAL = 1_024
-MAX_PROCESSES_PER_LEASE = 256
 MAX_BYTES = MAX_DEVICES * MAX_DEVICE_BYTES
 """1 PiB: more memory than any host has, and sums of it stay exact everywhere."""
-MAX_WAIT_SECONDS = 86_400.0
 
 
 def acquire_request_of(request: lease_service_pb2.AcquireLeaseRequest) -> AcquireRequest:
     """A valid AcquireLease; raises INVALID_ARGUMENT naming the field."""
-    require_at_most(request.device_indexes, "device_indexes", MAX_DEVICES)
-    for position, index in enumerate(request.device_indexes):
-        _require_device_index(index, f"device_indexes[{position}]")
+    check_message(request)
     if len(set(request.device_indexes)) < len(request.device_indexes):
         raise invalid_field("device_indexes", "must not name a device twice")
-    if not 0 <= request.max_devices <= MAX_DEVICES:
-        raise invalid_field("max_devices", f"must be 0 to {MAX_DEVICES}")
-    if not request.purpose:
-        raise invalid_field("purpose", "must say what the memory is for")
     holder = holder_of(request.holder, "holder")
     return AcquireRequest(
-        request_id=require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS),
+        request_id=request.request_id,
         holder=holder,
-        session_id=_session_of(request.session_id),
-        purpose=_purpose_of(request.purpose, holder),
+        session_id=request.session_id,
+        # The purpose is the model name that the runner is asked to evict.
+        purpose=require_name(request.purpose, "purpose") if holder.kind is HolderKind.RUNNER else request.purpose,
         snapshot=snapshot_from(request.sighting, "sighting"),
-        size=_size(request.bytes, "bytes"),
+        size=request.bytes,
         device_indexes=frozenset(request.device_indexes),
         max_devices=request.max_devices,
         priority=_priority_of(request.priority, "priority", holder),
-        max_wait_seconds=_wait_of(request.max_wait) if request.HasField("max_wait") else None,
+        max_wait_seconds=seconds_of(request.max_wait) if request.HasField("max_wait") else None,
         pinned=request.pinned,
     )
 
 
 def renewal_of(request: lease_service_pb2.RenewLeasesRequest) -> Renewal:
     """A valid RenewLeases; raises INVALID_ARGUMENT naming the field."""
-    require_at_most(request.leases, "leases", MAX_LEASES_PER_RENEWAL)
+    check_message(request)
     holder = holder_of(request.holder, "holder")
     uses = tuple(_use_of(use, f"leases[{index}]", holder) for index, use in enumerate(request.leases))
-    _require_once([use.lease_id for use in uses], "leases", "lease_id")
     return Renewal(
         holder=holder,
-        session_id=_session_of(request.session_id),
+        session_id=request.session_id,
         uses=uses,
         snapshot=snapshot_from(request.sighting, "sighting"),
     )
@@ -85,22 +74,20 @@ def renewal_of(request: lease_service_pb2.RenewLeasesRequest) -> Renewal:
 
 def release_of(request: lease_service_pb2.ReleaseLeaseRequest) -> tuple[Holder, str, str, int]:
     """Holder, session id, lease id and fencing number; raises INVALID_ARGUMENT naming the field."""
-    return (
-        holder_of(request.holder, "holder"),
-        _session_of(request.session_id),
-        require_token(request.lease_id, "lease_id", MAX_ID_CHARS),
-        require_count(request.fencing_number, "fencing_number"),
-    )
+    check_message(request)
+    return holder_of(request.holder, "holder"), request.session_id, request.lease_id, request.fencing_number
 
 
 def earlier_lives_of(request: lease_service_pb2.ReleaseEarlierLivesRequest) -> tuple[Holder, str]:
     """Holder and session id; raises INVALID_ARGUMENT naming the field."""
-    return holder_of(request.holder, "holder"), _session_of(request.session_id)
+    check_message(request)
+    return holder_of(request.holder, "holder"), request.session_id
 
 
 def host_filter_of(request: lease_service_pb2.ListHostMemoryRequest) -> str:
     """One host or, empty, all; raises INVALID_ARGUMENT naming the field."""
-    return require_text(request.host, "host", MAX_HOST_CHARS)
+    check_message(request)
+    return request.host
 
 
 def holder_of(holder: lease_pb2.LeaseHolder, field: str) -> Holder:
@@ -117,20 +104,17 @@ def holder_of(holder: lease_pb2.LeaseHolder, field: str) -> Holder:
 
 
 def _use_of(use: lease_service_pb2.LeaseUse, field: str, holder: Holder) -> LeaseUse:
-    require_at_most(use.processes, f"{field}.processes", MAX_PROCESSES_PER_LEASE)
     processes = [process_id_from(each, f"{field}.processes[{index}]") for index, each in enumerate(use.processes)]
     _require_once(processes, f"{field}.processes", "pid")
     return LeaseUse(
-        lease_id=require_token(use.lease_id, f"{field}.lease_id", MAX_ID_CHARS),
-        fencing_number=require_count(use.fencing_number, f"{field}.fencing_number"),
+        lease_id=use.lease_id,
+        fencing_number=use.fencing_number,
         processes=frozenset(processes),
         filled=use.filled,
-        active_requests=require_count(use.active_requests, f"{field}.active_requests"),
+        active_requests=use.active_requests,
         priority=_priority_of(use.priority, f"{field}.priority", holder),
         pinned=use.pinned,
-        last_used_at=(
-            _moment_of(use.last_used_time, f"{field}.last_used_time") if use.HasField("last_used_time") else None
-        ),
+        last_used_at=optional_datetime(use, "last_used_time"),
     )
 
 
@@ -142,43 +126,10 @@ def _priority_of(priority: priority_pb2.Priority.ValueType, field: str, holder: 
     return band
 
 
-def _moment_of(moment: timestamp_pb2.Timestamp, field: str) -> datetime:
-    try:
-        return moment.ToDatetime(tzinfo=UTC)
-    except (ValueError, OverflowError):
-        raise invalid_field(field, "must be a moment between the years 1 and 9999") from None
-
-
-def _wait_of(wait: duration_pb2.Duration) -> float:
-    return require_range(wait.seconds + wait.nanos / 1e9, "max_wait", 0.0, MAX_WAIT_SECONDS)
-
-
-def _session_of(session_id: str) -> str:
-    return require_token(session_id, "session_id", MAX_ID_CHARS) if session_id else ""
-
-
-def _purpose_of(purpose: str, holder: Holder) -> str:
-    # The purpose is the model name that the runner is asked to evict.
-    if holder.kind is HolderKind.RUNNER:
-        return require_name(purpose, "purpose")
-    return require_text(purpose, "purpose", MAX_PURPOSE_CHARS)
-
-
 def _filled_text(text: str, field: str, max_chars: int) -> str:
     if not text:
         raise invalid_field(field, "must not be empty")
     return require_text(text, field, max_chars)
-
-
-def _require_device_index(index: int, field: str) -> None:
-    if not 0 <= index < MAX_DEVICES:
-        raise invalid_field(field, f"must be 0 to {MAX_DEVICES - 1}")
-
-
-def _size(size: int, field: str) -> int:
-    if not 1 <= size <= MAX_BYTES:
-        raise invalid_field(field, f"must be 1 to {MAX_BYTES} bytes")
-    return size
 
 
 def _require_once(items: Sequence[object], field: str, member: str) -> None:

@@ -30,13 +30,49 @@ from weft.api.common.v1 import priority_pb2 as weft_dot_api_dot_common_dot_v1_do
 from weft.api.registry.v1 import lease_pb2 as weft_dot_api_dot_registry_dot_v1_dot_lease__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(weft/api/registry/v1/lease_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a!weft/api/common/v1/priority.proto\x1a weft/api/registry/v1/lease.proto\"\xe0\x02\n\x13\x41\x63quireLeaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x31\n\x06holder\x18\x02 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolder\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x0f\n\x07purpose\x18\x04 \x01(\t\x12\x34\n\x08sighting\x18\x05 \x01(\x0b\x32\".weft.api.registry.v1.HostSighting\x12\r\n\x05\x62ytes\x18\x06 \x01(\x03\x12\x16\n\x0e\x64\x65vice_indexes\x18\x07 \x03(\x05\x12\x13\n\x0bmax_devices\x18\x08 \x01(\x05\x12.\n\x08priority\x18\t \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12+\n\x08max_wait\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06pinned\x18\x0b \x01(\x08\"\x90\x01\n\x14\x41\x63quireLeaseResponse\x12\x39\n\x07waiting\x18\x01 \x01(\x0b\x32&.weft.api.registry.v1.WaitingForMemoryH\x00\x12\x35\n\x07granted\x18\x02 \x01(\x0b\x32\".weft.api.registry.v1.GrantedLeaseH\x00\x42\x06\n\x04kind\"]\n\x10WaitingForMemory\x12\x0e\n\x06\x64\x65tail\x18\x01 \x01(\t\x12\x14\n\x0cneeded_bytes\x18\x02 \x01(\x03\x12\x12\n\nfree_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07holders\x18\x04 \x03(\t\"\x9e\x01\n\x0cGrantedLease\x12*\n\x05lease\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Lease\x12/\n\x0ctime_to_live\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0erenew_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x85\x02\n\x08LeaseUse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x16\n\x0e\x66\x65ncing_number\x18\x02 \x01(\x03\x12\x32\n\tprocesses\x18\x03 \x03(\x0b\x32\x1f.weft.api.registry.v1.ProcessId\x12\x0e\n\x06\x66illed\x18\x04 \x01(\x08\x12\x17\n\x0f\x61\x63tive_requests\x18\x05 \x01(\x05\x12.\n\x08priority\x18\x06 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\x0e\n\x06pinned\x18\x07 \x01(\x08\x12\x32\n\x0elast_used_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xc1\x01\n\x12RenewLeasesRequest\x12\x31\n\x06holder\x18\x01 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolder\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12.\n\x06leases\x18\x03 \x03(\x0b\x32\x1e.weft.api.registry.v1.LeaseUse\x12\x34\n\x08sighting\x18\x04 \x01(\x0b\x32\".weft.api.registry.v1.HostSighting\"\x99\x01\n\x13RenewLeasesResponse\x12\x16\n\x0elost_lease_ids\x18\x01 \x03(\t\x12:\n\x11watched_processes\x18\x02 \x03(\x0b\x32\x1f.weft.api.registry.v1.ProcessId\x12.\n\x0bnext_within\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x86\x01\n\x13ReleaseLeaseRequest\x12\x31\n\x06holder\x18\x01 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolder\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12\x16\n\x0e\x66\x65ncing_number\x18\x04 \x01(\x03\"\x16\n\x14ReleaseLeaseResponse\"c\n\x1aReleaseEarlierLivesRequest\x12\x31\n\x06holder\x18\x01 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolder\x12\x12\n\nsession_id\x18\x02 \x01(\t\"5\n\x1bReleaseEarlierLivesResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\"%\n\x15ListHostMemoryRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\"x\n\x16ListHostMemoryResponse\x12/\n\x05hosts\x18\x01 \x03(\x0b\x32 .weft.api.registry.v1.HostMemory\x12-\n\tmesh_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xb8\x02\n\nHostMemory\x12\x14\n\x04host\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x41\n\x06source\x18\x02 \x01(\x0e\x32).weft.api.registry.v1.HostSighting.SourceB\x06\x92\xb5\x18\x02\x10\x01\x12@\n\rsighting_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\r\x92\xb5\x18\t\n\x07seen_at\x12;\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32\".weft.api.registry.v1.DeviceMemoryB\x06\x92\xb5\x18\x02\x10\x01\x12\x33\n\x06leases\x18\x05 \x03(\x0b\x32\x1b.weft.api.registry.v1.LeaseB\x06\x92\xb5\x18\x02\x10\x01\x12\x1d\n\rwaiting_count\x18\x06 \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\"\xe2\x01\n\x0c\x44\x65viceMemory\x12\x36\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.DeviceB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x1c\n\x0c\x62ooked_bytes\x18\x02 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1a\n\rforeign_bytes\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x1a\n\nfree_bytes\x18\x04 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1c\n\x0cmargin_bytes\x18\x05 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01:\x14\xb2\xb5\x18\x10\x12\x0e\x44\x65viceDocumentB\x10\n\x0e_foreign_bytes2\x98\x05\n\x0cLeaseService\x12{\n\x0c\x41\x63quireLease\x12).weft.api.registry.v1.AcquireLeaseRequest\x1a*.weft.api.registry.v1.AcquireLeaseResponse\"\x12\xb2\xb5\x18\x0erunners:create0\x01\x12y\n\x0bRenewLeases\x12(.weft.api.registry.v1.RenewLeasesRequest\x1a).weft.api.registry.v1.RenewLeasesResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0erunners:create\x12|\n\x0cReleaseLease\x12).weft.api.registry.v1.ReleaseLeaseRequest\x1a*.weft.api.registry.v1.ReleaseLeaseResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0erunners:create\x12\x8e\x01\n\x13ReleaseEarlierLives\x12\x30.weft.api.registry.v1.ReleaseEarlierLivesRequest\x1a\x31.weft.api.registry.v1.ReleaseEarlierLivesResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12\x80\x01\n\x0eListHostMemory\x12+.weft.api.registry.v1.ListHostMemoryRequest\x1a,.weft.api.registry.v1.ListHostMemoryResponse\"\x13\x90\x02\x01\xb2\xb5\x18\x0crunners:viewb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(weft/api/registry/v1/lease_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a!weft/api/common/v1/priority.proto\x1a weft/api/registry/v1/lease.proto\"\xf7\x04\n\x13\x41\x63quireLeaseRequest\x12\x1f\n\nrequest_id\x18\x01 \x01(\tB\x0b\x8a\xb5\x18\x07\x08\x01\x10\x02 \x80\x01\x12\x31\n\x06holder\x18\x02 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolder\x12\x1d\n\nsession_id\x18\x03 \x01(\tB\t\x8a\xb5\x18\x05\x10\x02 \x80\x01\x12\x84\x01\n\x07purpose\x18\x04 \x01(\tBs\x8a\xb5\x18o\x08\x01\x10\x03 \x80\x02zfmust say what the memory is for, in at most 256 characters, without line breaks and control characters\x12\x34\n\x08sighting\x18\x05 \x01(\x0b\x32\".weft.api.registry.v1.HostSighting\x12L\n\x05\x62ytes\x18\x06 \x01(\x03\x42=\x8a\xb5\x18\x39\x08\x01\x31\x00\x00\x00\x00\x00\x00\xf0?9\x00\x00\x00\x00\x00\x00\x10\x43z#must be 1 to 1125899906842624 bytes\x12\x30\n\x0e\x64\x65vice_indexes\x18\x07 \x03(\x05\x42\x18\x8a\xb5\x18\x14\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x80O@X@\x12+\n\x0bmax_devices\x18\x08 \x01(\x05\x42\x16\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00P@\x12.\n\x08priority\x18\t \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\x43\n\x08max_wait\x18\n \x01(\x0b\x32\x19.google.protobuf.DurationB\x16\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x18\xf5@\x12\x0e\n\x06pinned\x18\x0b \x01(\x08\"\x90\x01\n\x14\x41\x63quireLeaseResponse\x12\x39\n\x07waiting\x18\x01 \x01(\x0b\x32&.weft.api.registry.v1.WaitingForMemoryH\x00\x12\x35\n\x07granted\x18\x02 \x01(\x0b\x32\".weft.api.registry.v1.GrantedLeaseH\x00\x42\x06\n\x04kind\"]\n\x10WaitingForMemory\x12\x0e\n\x06\x64\x65tail\x18\x01 \x01(\t\x12\x14\n\x0cneeded_bytes\x18\x02 \x01(\x03\x12\x12\n\nfree_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07holders\x18\x04 \x03(\t\"\x9e\x01\n\x0cGrantedLease\x12*\n\x05lease\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Lease\x12/\n\x0ctime_to_live\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0erenew_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xb9\x02\n\x08LeaseUse\x12\x1d\n\x08lease_id\x18\x01 \x01(\tB\x0b\x8a\xb5\x18\x07\x08\x01\x10\x02 \x80\x01\x12%\n\x0e\x66\x65ncing_number\x18\x02 \x01(\x03\x42\r\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x12;\n\tprocesses\x18\x03 \x03(\x0b\x32\x1f.weft.api.registry.v1.ProcessIdB\x07\x8a\xb5\x18\x03X\x80\x02\x12\x0e\n\x06\x66illed\x18\x04 \x01(\x08\x12&\n\x0f\x61\x63tive_requests\x18\x05 \x01(\x05\x42\r\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x12.\n\x08priority\x18\x06 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\x0e\n\x06pinned\x18\x07 \x01(\x08\x12\x32\n\x0elast_used_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xdf\x01\n\x12RenewLeasesRequest\x12\x31\n\x06holder\x18\x01 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolder\x12\x1d\n\nsession_id\x18\x02 \x01(\tB\t\x8a\xb5\x18\x05\x10\x02 \x80\x01\x12\x41\n\x06leases\x18\x03 \x03(\x0b\x32\x1e.weft.api.registry.v1.LeaseUseB\x11\x8a\xb5\x18\rX\x80\x08j\x08lease_id\x12\x34\n\x08sighting\x18\x04 \x01(\x0b\x32\".weft.api.registry.v1.HostSighting\"\x99\x01\n\x13RenewLeasesResponse\x12\x16\n\x0elost_lease_ids\x18\x01 \x03(\t\x12:\n\x11watched_processes\x18\x02 \x03(\x0b\x32\x1f.weft.api.registry.v1.ProcessId\x12.\n\x0bnext_within\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xad\x01\n\x13ReleaseLeaseRequest\x12\x31\n\x06holder\x18\x01 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolder\x12\x1d\n\nsession_id\x18\x02 \x01(\tB\t\x8a\xb5\x18\x05\x10\x02 \x80\x01\x12\x1d\n\x08lease_id\x18\x03 \x01(\tB\x0b\x8a\xb5\x18\x07\x08\x01\x10\x02 \x80\x01\x12%\n\x0e\x66\x65ncing_number\x18\x04 \x01(\x03\x42\r\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\"\x16\n\x14ReleaseLeaseResponse\"n\n\x1aReleaseEarlierLivesRequest\x12\x31\n\x06holder\x18\x01 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolder\x12\x1d\n\nsession_id\x18\x02 \x01(\tB\t\x8a\xb5\x18\x05\x10\x02 \x80\x01\"5\n\x1bReleaseEarlierLivesResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\"0\n\x15ListHostMemoryRequest\x12\x17\n\x04host\x18\x01 \x01(\tB\t\x8a\xb5\x18\x05\x10\x03 \xfd\x01\"x\n\x16ListHostMemoryResponse\x12/\n\x05hosts\x18\x01 \x03(\x0b\x32 .weft.api.registry.v1.HostMemory\x12-\n\tmesh_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xb8\x02\n\nHostMemory\x12\x14\n\x04host\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x41\n\x06source\x18\x02 \x01(\x0e\x32).weft.api.registry.v1.HostSighting.SourceB\x06\x92\xb5\x18\x02\x10\x01\x12@\n\rsighting_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\r\x92\xb5\x18\t\n\x07seen_at\x12;\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32\".weft.api.registry.v1.DeviceMemoryB\x06\x92\xb5\x18\x02\x10\x01\x12\x33\n\x06leases\x18\x05 \x03(\x0b\x32\x1b.weft.api.registry.v1.LeaseB\x06\x92\xb5\x18\x02\x10\x01\x12\x1d\n\rwaiting_count\x18\x06 \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\"\xe2\x01\n\x0c\x44\x65viceMemory\x12\x36\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.DeviceB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x1c\n\x0c\x62ooked_bytes\x18\x02 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1a\n\rforeign_bytes\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x1a\n\nfree_bytes\x18\x04 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1c\n\x0cmargin_bytes\x18\x05 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01:\x14\xb2\xb5\x18\x10\x12\x0e\x44\x65viceDocumentB\x10\n\x0e_foreign_bytes2\x98\x05\n\x0cLeaseService\x12{\n\x0c\x41\x63quireLease\x12).weft.api.registry.v1.AcquireLeaseRequest\x1a*.weft.api.registry.v1.AcquireLeaseResponse\"\x12\xb2\xb5\x18\x0erunners:create0\x01\x12y\n\x0bRenewLeases\x12(.weft.api.registry.v1.RenewLeasesRequest\x1a).weft.api.registry.v1.RenewLeasesResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0erunners:create\x12|\n\x0cReleaseLease\x12).weft.api.registry.v1.ReleaseLeaseRequest\x1a*.weft.api.registry.v1.ReleaseLeaseResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0erunners:create\x12\x8e\x01\n\x13ReleaseEarlierLives\x12\x30.weft.api.registry.v1.ReleaseEarlierLivesRequest\x1a\x31.weft.api.registry.v1.ReleaseEarlierLivesResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12\x80\x01\n\x0eListHostMemory\x12+.weft.api.registry.v1.ListHostMemoryRequest\x1a,.weft.api.registry.v1.ListHostMemoryResponse\"\x13\x90\x02\x01\xb2\xb5\x18\x0crunners:viewb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.lease_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['request_id']._loaded_options = None
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['request_id']._serialized_options = b'\212\265\030\007\010\001\020\002 \200\001'
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['session_id']._loaded_options = None
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['session_id']._serialized_options = b'\212\265\030\005\020\002 \200\001'
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['purpose']._loaded_options = None
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['purpose']._serialized_options = b'\212\265\030o\010\001\020\003 \200\002zfmust say what the memory is for, in at most 256 characters, without line breaks and control characters'
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['bytes']._loaded_options = None
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['bytes']._serialized_options = b'\212\265\0309\010\0011\000\000\000\000\000\000\360?9\000\000\000\000\000\000\020Cz#must be 1 to 1125899906842624 bytes'
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['device_indexes']._loaded_options = None
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['device_indexes']._serialized_options = b'\212\265\030\0241\000\000\000\000\000\000\000\0009\000\000\000\000\000\200O@X@'
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['max_devices']._loaded_options = None
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['max_devices']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\000\000P@'
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['max_wait']._loaded_options = None
+  _globals['_ACQUIRELEASEREQUEST'].fields_by_name['max_wait']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\000\030\365@'
+  _globals['_LEASEUSE'].fields_by_name['lease_id']._loaded_options = None
+  _globals['_LEASEUSE'].fields_by_name['lease_id']._serialized_options = b'\212\265\030\007\010\001\020\002 \200\001'
+  _globals['_LEASEUSE'].fields_by_name['fencing_number']._loaded_options = None
+  _globals['_LEASEUSE'].fields_by_name['fencing_number']._serialized_options = b'\212\265\030\t1\000\000\000\000\000\000\000\000'
+  _globals['_LEASEUSE'].fields_by_name['processes']._loaded_options = None
+  _globals['_LEASEUSE'].fields_by_name['processes']._serialized_options = b'\212\265\030\003X\200\002'
+  _globals['_LEASEUSE'].fields_by_name['active_requests']._loaded_options = None
+  _globals['_LEASEUSE'].fields_by_name['active_requests']._serialized_options = b'\212\265\030\t1\000\000\000\000\000\000\000\000'
+  _globals['_RENEWLEASESREQUEST'].fields_by_name['session_id']._loaded_options = None
+  _globals['_RENEWLEASESREQUEST'].fields_by_name['session_id']._serialized_options = b'\212\265\030\005\020\002 \200\001'
+  _globals['_RENEWLEASESREQUEST'].fields_by_name['leases']._loaded_options = None
+  _globals['_RENEWLEASESREQUEST'].fields_by_name['leases']._serialized_options = b'\212\265\030\rX\200\010j\010lease_id'
+  _globals['_RELEASELEASEREQUEST'].fields_by_name['session_id']._loaded_options = None
+  _globals['_RELEASELEASEREQUEST'].fields_by_name['session_id']._serialized_options = b'\212\265\030\005\020\002 \200\001'
+  _globals['_RELEASELEASEREQUEST'].fields_by_name['lease_id']._loaded_options = None
+  _globals['_RELEASELEASEREQUEST'].fields_by_name['lease_id']._serialized_options = b'\212\265\030\007\010\001\020\002 \200\001'
+  _globals['_RELEASELEASEREQUEST'].fields_by_name['fencing_number']._loaded_options = None
+  _globals['_RELEASELEASEREQUEST'].fields_by_name['fencing_number']._serialized_options = b'\212\265\030\t1\000\000\000\000\000\000\000\000'
+  _globals['_RELEASEEARLIERLIVESREQUEST'].fields_by_name['session_id']._loaded_options = None
+  _globals['_RELEASEEARLIERLIVESREQUEST'].fields_by_name['session_id']._serialized_options = b'\212\265\030\005\020\002 \200\001'
+  _globals['_LISTHOSTMEMORYREQUEST'].fields_by_name['host']._loaded_options = None
+  _globals['_LISTHOSTMEMORYREQUEST'].fields_by_name['host']._serialized_options = b'\212\265\030\005\020\003 \375\001'
   _globals['_HOSTMEMORY'].fields_by_name['host']._loaded_options = None
   _globals['_HOSTMEMORY'].fields_by_name['host']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_HOSTMEMORY'].fields_by_name['source']._loaded_options = None
@@ -70,35 +106,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASESERVICE'].methods_by_name['ListHostMemory']._loaded_options = None
   _globals['_LEASESERVICE'].methods_by_name['ListHostMemory']._serialized_options = b'\220\002\001\262\265\030\014runners:view'
   _globals['_ACQUIRELEASEREQUEST']._serialized_start=269
-  _globals['_ACQUIRELEASEREQUEST']._serialized_end=621
-  _globals['_ACQUIRELEASERESPONSE']._serialized_start=624
-  _globals['_ACQUIRELEASERESPONSE']._serialized_end=768
-  _globals['_WAITINGFORMEMORY']._serialized_start=770
-  _globals['_WAITINGFORMEMORY']._serialized_end=863
-  _globals['_GRANTEDLEASE']._serialized_start=866
-  _globals['_GRANTEDLEASE']._serialized_end=1024
-  _globals['_LEASEUSE']._serialized_start=1027
-  _globals['_LEASEUSE']._serialized_end=1288
-  _globals['_RENEWLEASESREQUEST']._serialized_start=1291
-  _globals['_RENEWLEASESREQUEST']._serialized_end=1484
-  _globals['_RENEWLEASESRESPONSE']._serialized_start=1487
-  _globals['_RENEWLEASESRESPONSE']._serialized_end=1640
-  _globals['_RELEASELEASEREQUEST']._serialized_start=1643
-  _globals['_RELEASELEASEREQUEST']._serialized_end=1777
-  _globals['_RELEASELEASERESPONSE']._serialized_start=1779
-  _globals['_RELEASELEASERESPONSE']._serialized_end=1801
-  _globals['_RELEASEEARLIERLIVESREQUEST']._serialized_start=1803
-  _globals['_RELEASEEARLIERLIVESREQUEST']._serialized_end=1902
-  _globals['_RELEASEEARLIERLIVESRESPONSE']._serialized_start=1904
-  _globals['_RELEASEEARLIERLIVESRESPONSE']._serialized_end=1957
-  _globals['_LISTHOSTMEMORYREQUEST']._serialized_start=1959
-  _globals['_LISTHOSTMEMORYREQUEST']._serialized_end=1996
-  _globals['_LISTHOSTMEMORYRESPONSE']._serialized_start=1998
-  _globals['_LISTHOSTMEMORYRESPONSE']._serialized_end=2118
-  _globals['_HOSTMEMORY']._serialized_start=2121
-  _globals['_HOSTMEMORY']._serialized_end=2433
-  _globals['_DEVICEMEMORY']._serialized_start=2436
-  _globals['_DEVICEMEMORY']._serialized_end=2662
-  _globals['_LEASESERVICE']._serialized_start=2665
-  _globals['_LEASESERVICE']._serialized_end=3329
+  _globals['_ACQUIRELEASEREQUEST']._serialized_end=900
+  _globals['_ACQUIRELEASERESPONSE']._serialized_start=903
+  _globals['_ACQUIRELEASERESPONSE']._serialized_end=1047
+  _globals['_WAITINGFORMEMORY']._serialized_start=1049
+  _globals['_WAITINGFORMEMORY']._serialized_end=1142
+  _globals['_GRANTEDLEASE']._serialized_start=1145
+  _globals['_GRANTEDLEASE']._serialized_end=1303
+  _globals['_LEASEUSE']._serialized_start=1306
+  _globals['_LEASEUSE']._serialized_end=1619
+  _globals['_RENEWLEASESREQUEST']._serialized_start=1622
+  _globals['_RENEWLEASESREQUEST']._serialized_end=1845
+  _globals['_RENEWLEASESRESPONSE']._serialized_start=1848
+  _globals['_RENEWLEASESRESPONSE']._serialized_end=2001
+  _globals['_RELEASELEASEREQUEST']._serialized_start=2004
+  _globals['_RELEASELEASEREQUEST']._serialized_end=2177
+  _globals['_RELEASELEASERESPONSE']._serialized_start=2179
+  _globals['_RELEASELEASERESPONSE']._serialized_end=2201
+  _globals['_RELEASEEARLIERLIVESREQUEST']._serialized_start=2203
+  _globals['_RELEASEEARLIERLIVESREQUEST']._serialized_end=2313
+  _globals['_RELEASEEARLIERLIVESRESPONSE']._serialized_start=2315
+  _globals['_RELEASEEARLIERLIVESRESPONSE']._serialized_end=2368
+  _globals['_LISTHOSTMEMORYREQUEST']._serialized_start=2370
+  _globals['_LISTHOSTMEMORYREQUEST']._serialized_end=2418
+  _globals['_LISTHOSTMEMORYRESPONSE']._serialized_start=2420
+  _globals['_LISTHOSTMEMORYRESPONSE']._serialized_end=2540
+  _globals['_HOSTMEMORY']._serialized_start=2543
+  _globals['_HOSTMEMORY']._serialized_end=2855
+  _globals['_DEVICEMEMORY']._serialized_start=2858
+  _globals['_DEVICEMEMORY']._serialized_end=3084
+  _globals['_LEASESERVICE']._serialized_start=3087
+  _globals['_LEASESERVICE']._serialized_end=3751
 # @@protoc_insertion_point(module_scope)
