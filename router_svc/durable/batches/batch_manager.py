@@ -5,12 +5,13 @@ The intake validates the items of a new batch as they arrive, and turns each int
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from hashlib import blake2b
 
 from router_svc.durable.batches.batch_sql import CHANGED_AT_ONCE, BatchStore, Item, ItemContent, ItemTally
 from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS, Uploads, upload_timed_out
 from router_svc.durable.limits import BatchLimits, TaskLimits
-from router_svc.durable.tasks.spec_validation import CheckedSpec, check_spec
+from router_svc.durable.tasks.spec_validation import checked_row
 from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, StoreEvent, TaskRow
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.store.tables import MAX_ID_CHARS
@@ -27,7 +28,6 @@ from weft.durable.batches import (
     LineResult,
     batch_not_found,
 )
-from weft.durable.tasks import TASK_PREFIX
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token, new_id, require_token
@@ -105,34 +105,28 @@ class ItemIntake:
         place = self._count
         self._require_room()
         self._check_custom_id(line.custom_id, f"lines[{place}].custom_id")
-        checked = self._checked(line, f"lines[{place}].spec")
+        row = self._checked(line, f"lines[{place}].spec")
         self._count += 1
-        lane = Lane(model=checked.model, tenant=self._batch.tenant, band=checked.band)
         if len(self._lanes) <= MAX_LANES_PUBLISHED:
-            self._lanes.add(lane)
-        return TaskRow(
-            id=new_id(TASK_PREFIX),
-            lane=lane,
-            digest=checked.digest,
-            spec=checked.spec,
-            origin_kind=checked.origin_kind,
-            caller=self._caller,
-            batch=self._batch.id,
-            line=place,
-            custom_id=line.custom_id,
-            max_attempts=checked.max_attempts,
-            pending_limit_seconds=checked.pending_limit_seconds,
-            created_at=self._created_at,
-            window_ends_at=self._window_ends_at,
+            self._lanes.add(row.lane)
+        return replace(
+            row, batch=self._batch.id, line=place, custom_id=line.custom_id, window_ends_at=self._window_ends_at
         )
 
-    def _checked(self, line: batch_pb.BatchLine, field: str) -> CheckedSpec:
+    def _checked(self, line: batch_pb.BatchLine, field: str) -> TaskRow:
         if line.spec.options.priority:
             raise invalid_field(f"{field}.options.priority", "must not be set: lines of a batch are durable work")
-        checked = check_spec(line.spec, self._task_limits, field)
+        row = checked_row(
+            line.spec,
+            self._task_limits,
+            field,
+            tenant=self._batch.tenant,
+            caller=self._caller,
+            created_at=self._created_at,
+        )
         if self._names is not None and not line.spec.wait_for_model:
-            self._names.require(checked.model, f"{field}.model")
-        return checked
+            self._names.require(row.lane.model, f"{field}.model")
+        return row
 
     def _require_room(self) -> None:
         most = self._limits.max_lines

@@ -14,12 +14,10 @@ from typing_extensions import override
 
 from router_svc.durable.limits import MEBIBYTE
 from router_svc.durable.tasks.failpoints import Failpoint
-from router_svc.durable.tasks.spec_validation import CheckedSpec, check_spec
+from router_svc.durable.tasks.spec_validation import checked_row
 from router_svc.durable.tasks.store_port import (
-    Lane,
     LaneFilled,
     TaskChanged,
-    TaskRow,
 )
 from router_svc.durable.tasks.sweeper import OpenTaskCounts
 from router_svc.durable.tasks.task_engine import TaskEngine
@@ -32,7 +30,6 @@ from weft.durable.tasks import (
     DEFAULT_LISTED,
     MAX_IDEMPOTENCY_KEY_CHARS,
     MAX_LISTED,
-    TASK_PREFIX,
     TaskPort,
     attempt_of,
     copy_of,
@@ -43,7 +40,6 @@ from weft.durable.tasks import (
 )
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
-from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 log = get_logger("weft.tasks")
@@ -211,11 +207,19 @@ class LocalTasks(TaskPort):
         self, tenant: str, request: pb.SubmitTaskRequest, *, caller: str = "local"
     ) -> pb.SubmitTaskResponse:
         deps = self._deps
-        checked = check_spec(request.spec, deps.limits, "spec")
-        row = _row_of(tenant, request.idempotency_key, caller, checked, deps.database_clock.now())
+        row = checked_row(
+            request.spec,
+            deps.limits,
+            "spec",
+            tenant=tenant,
+            caller=caller,
+            created_at=deps.database_clock.now(),
+            idempotency_key=request.idempotency_key,
+        )
+        _check_key(row.idempotency_key)
         try:
             if self._names is not None and not request.spec.wait_for_model:
-                self._names.require(checked.model, "spec.model")
+                self._names.require(row.lane.model, "spec.model")
             await self._counts.require(tenant)
         except WeftError as error:
             # A resubmission adds nothing, and its sender may have lost the acknowledgement.
@@ -331,18 +335,6 @@ class LocalTasks(TaskPort):
 _STATES = frozenset(task_pb2.TaskState.values()) - {task_pb2.TASK_STATE_UNSPECIFIED}
 
 
-def _row_of(tenant: str, key: str, caller: str, checked: CheckedSpec, now: float) -> TaskRow:
+def _check_key(key: str) -> None:
     if len(key) > MAX_IDEMPOTENCY_KEY_CHARS or (key and not key.isprintable()):
         raise invalid_field("idempotency_key", f"must have at most {MAX_IDEMPOTENCY_KEY_CHARS} printable characters")
-    return TaskRow(
-        id=new_id(TASK_PREFIX),
-        lane=Lane(checked.model, tenant, checked.band),
-        idempotency_key=key,
-        digest=checked.digest,
-        spec=checked.spec,
-        origin_kind=checked.origin_kind,
-        caller=caller,
-        max_attempts=checked.max_attempts,
-        pending_limit_seconds=checked.pending_limit_seconds,
-        created_at=now,
-    )

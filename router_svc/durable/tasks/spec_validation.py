@@ -1,17 +1,18 @@
-"""Validation of a TaskSpec, for single tasks and items of batches. Pure."""
+"""Validation of a TaskSpec, from which it makes the new task: a single one or an item of a batch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import sha256
 
 from router_svc.durable.limits import TaskLimits
+from router_svc.durable.tasks.store_port import Lane, TaskRow
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.agents import AGENT_PREFIX, require_model_name
 from weft.dispatch.operations import operation_of
 from weft.dispatch.parameter_checks import client_of, handling_of, priority_of, session_of
-from weft.durable.tasks import MAX_ORIGIN_KIND_CHARS, payload_of
+from weft.durable.tasks import MAX_ORIGIN_KIND_CHARS, TASK_PREFIX, payload_of
 from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
@@ -24,28 +25,19 @@ _PAYLOAD = "payload"
 """Field name of the payload in the checks that live requests share."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedSpec:
-    """A valid TaskSpec, and the columns that are stored beside it."""
+def checked_row(
+    spec: task_pb2.TaskSpec,
+    limits: TaskLimits,
+    field: str,
+    *,
+    tenant: str,
+    caller: str,
+    created_at: float,
+    idempotency_key: str = "",
+) -> TaskRow:
+    """Returns the new task of a valid spec, of the class DURABLE unless the spec names another.
 
-    model: str
-    operation: Operation
-    band: Priority
-    """DURABLE unless the spec names another."""
-    origin_kind: str
-    max_attempts: int
-    pending_limit_seconds: float
-    spec: bytes
-    """Serialized deterministically: equal specs have equal bytes."""
-
-    @property
-    def digest(self) -> bytes:
-        """SHA-256 of the serialized spec, for `TaskRow.digest`."""
-        return sha256(self.spec).digest()
-
-
-def check_spec(spec: task_pb2.TaskSpec, limits: TaskLimits, field: str) -> CheckedSpec:
-    """Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming the field, which is `field` or in it.
+    Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming the field, which is `field` or in it.
 
     Whether the caller may allow remote models is checked by the servicer, which knows the caller.
     """
@@ -58,14 +50,20 @@ def check_spec(spec: task_pb2.TaskSpec, limits: TaskLimits, field: str) -> Check
         handling_of(spec.options)
         client_of(spec.options)
         session_of(spec.options)
-        return CheckedSpec(
-            model=model,
-            operation=operation,
-            band=priority_of(spec.options) if spec.options.priority else Priority.DURABLE,
+        band = priority_of(spec.options) if spec.options.priority else Priority.DURABLE
+        # Equal specs have equal bytes, and so equal digests.
+        serialized = spec.SerializeToString(deterministic=True)
+        return TaskRow(
+            id=new_id(TASK_PREFIX),
+            lane=Lane(model, tenant, band),
+            idempotency_key=idempotency_key,
+            digest=sha256(serialized).digest(),
+            spec=serialized,
+            caller=caller,
             origin_kind=_printable(spec.origin_kind, "origin_kind", MAX_ORIGIN_KIND_CHARS),
             max_attempts=_max_attempts(spec, limits),
             pending_limit_seconds=_pending_limit_seconds(spec, limits),
-            spec=spec.SerializeToString(deterministic=True),
+            created_at=created_at,
         )
 
 

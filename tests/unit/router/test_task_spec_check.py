@@ -5,9 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.spec_validation import CheckedSpec, check_spec
+from router_svc.durable.tasks.spec_validation import checked_row
+from router_svc.durable.tasks.store_port import TaskRow
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, priority_pb2
 from weft.api.router.v1 import task_pb2
+from weft.dispatch.operations import operation_of
+from weft.durable.tasks import payload_of
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
@@ -25,13 +28,19 @@ def spec() -> task_pb2.TaskSpec:
     return task_pb2.TaskSpec(model="qwen", chat=chat(), origin=b"{}", origin_kind="chat")
 
 
-def checked(given: task_pb2.TaskSpec) -> CheckedSpec:
-    return check_spec(given, LIMITS, "spec")
+def checked(given: task_pb2.TaskSpec, field: str = "spec") -> TaskRow:
+    return checked_row(given, LIMITS, field, tenant="ann", caller="local", created_at=0.0)
+
+
+def operation(row: TaskRow) -> Operation:
+    payload = payload_of(task_pb2.TaskSpec.FromString(row.spec))
+    assert payload is not None
+    return operation_of(payload).operation
 
 
 def test_a_task_without_wishes_is_durable_work_with_the_routers_limits() -> None:
     found = checked(spec())
-    assert (found.model, found.operation, found.band) == ("qwen", Operation.CHAT, Priority.DURABLE)
+    assert (found.lane.model, operation(found), found.lane.band) == ("qwen", Operation.CHAT, Priority.DURABLE)
     assert (found.origin_kind, found.max_attempts, found.pending_limit_seconds) == ("chat", 7, 30.0)
     assert task_pb2.TaskSpec.FromString(found.spec) == spec()
 
@@ -42,7 +51,7 @@ def test_a_task_has_the_limits_and_the_priority_that_it_requests() -> None:
     given.pending_limit.seconds = 7 * 86_400
     given.options.priority = priority_pb2.PRIORITY_LOW
     found = checked(given)
-    assert (found.max_attempts, found.pending_limit_seconds, found.band) == (100, 604_800.0, Priority.LOW)
+    assert (found.max_attempts, found.pending_limit_seconds, found.lane.band) == (100, 604_800.0, Priority.LOW)
 
 
 def test_the_same_spec_has_the_same_digest_and_another_has_another() -> None:
@@ -54,7 +63,7 @@ def test_the_same_spec_has_the_same_digest_and_another_has_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "given"),
+    ("expected", "given"),
     [
         (Operation.CHAT, task_pb2.TaskSpec(model="agent/coder", chat=chat())),
         (Operation.CHAT, task_pb2.TaskSpec(model="route/best", chat=chat())),
@@ -68,8 +77,8 @@ def test_the_same_spec_has_the_same_digest_and_another_has_another() -> None:
         ),
     ],
 )
-def test_every_generation_and_embedding_may_be_a_task(operation: Operation, given: task_pb2.TaskSpec) -> None:
-    assert checked(given).operation is operation
+def test_every_generation_and_embedding_may_be_a_task(expected: Operation, given: task_pb2.TaskSpec) -> None:
+    assert operation(checked(given)) is expected
 
 
 def _agent(given: task_pb2.TaskSpec) -> None:
@@ -132,7 +141,7 @@ def test_what_is_out_of_range_is_named(field: str, change: Callable[[task_pb2.Ta
     given = spec()
     change(given)
     with pytest.raises(FieldError) as found:
-        check_spec(given, LIMITS, "lines[3].spec")
+        checked(given, "lines[3].spec")
     assert (found.value.reason, found.value.field) == (Reason.INVALID_ARGUMENT, f"lines[3].spec.{field}")
     assert found.value.message.startswith(f"lines[3].spec.{field}: ")
     assert found.value.message.count(field) == 1
