@@ -22,6 +22,7 @@ from router_svc.durable.tasks.store_port import (
     StoreEvent,
     TaskChanged,
     TaskOutcome,
+    TaskReads,
     TaskRow,
     TaskStore,
 )
@@ -44,41 +45,11 @@ _BY_OWNER = task_error(Reason.CANCELLED, "it was cancelled")
 Done = TypeVar("Done")
 
 
-class SqlTaskStore(TaskStore):
-    """A TaskStore on SQLAlchemy. Life cycle: start, stop; it keeps the shared database open in between.
+class SqlTaskReads(TaskReads):
+    """The reads of a task store: each is a transaction of its own that waits for no writer."""
 
-    Each read is a transaction of its own that waits for no writer; concurrent writes share a commit.
-    After a cancellation, or SERVICE_UNAVAILABLE from a broken connection, a writer does not know whether its write is
-    on disk. `append` and `end` may then be repeated. A claim that is on disk without its owner knowing
-    is renewed with the others; the owner finds it in the result of `renew` and reverts it.
-    """
-
-    fence: ClassVar[ColumnElement[bool]] = sql_statements.FENCE
-    """The condition of every write under a claim, an attribute so that a negative control can remove it."""
-
-    def __init__(self, database: RouterDatabase, *, max_commit_batch: int, clock: Clock | None = None) -> None:
+    def __init__(self, database: RouterDatabase) -> None:
         self._database = database
-        self._commits = GroupCommit(database, max_batch=max_commit_batch)
-        self._origin = new_id("events")
-        self._postgres_events = PostgresEvents(database, self._origin, clock or SystemClock())
-        self._fenced = sql_statements.FencedStatements(self.fence)
-        self._is_open = False
-
-    async def start(self) -> None:
-        """Opens the database. Raises SERVICE_UNAVAILABLE."""
-        await self._database.open()
-        self._is_open = True
-        await self._commits.start()
-
-    async def stop(self) -> None:
-        """Closes after all waiting writes are done. Safe to call twice, or when never started."""
-        await self._commits.stop()
-        if self._is_open:
-            # The database counts its users: each one that opened it closes it once.
-            self._is_open = False
-            await self._database.close()
-
-    # -- reads
 
     @override
     async def submitted(self, row: TaskRow) -> pb.SubmitTaskResponse | None:
@@ -191,7 +162,40 @@ class SqlTaskStore(TaskStore):
         assert found is not None, "it selects one row from no table"
         return float(found.now)
 
-    # -- submissions
+
+class SqlTaskStore(SqlTaskReads, TaskStore):
+    """A TaskStore on SQLAlchemy. Life cycle: start, stop; it keeps the shared database open in between.
+
+    Concurrent writes share a commit.
+    After a cancellation, or SERVICE_UNAVAILABLE from a broken connection, a writer does not know whether its write is
+    on disk. `append` and `end` may then be repeated. A claim that is on disk without its owner knowing
+    is renewed with the others; the owner finds it in the result of `renew` and reverts it.
+    """
+
+    fence: ClassVar[ColumnElement[bool]] = sql_statements.FENCE
+    """The condition of every write under a claim, an attribute so that a negative control can remove it."""
+
+    def __init__(self, database: RouterDatabase, *, max_commit_batch: int, clock: Clock | None = None) -> None:
+        super().__init__(database)
+        self._commits = GroupCommit(database, max_batch=max_commit_batch)
+        self._origin = new_id("events")
+        self._postgres_events = PostgresEvents(database, self._origin, clock or SystemClock())
+        self._fenced = sql_statements.FencedStatements(self.fence)
+        self._is_open = False
+
+    async def start(self) -> None:
+        """Opens the database. Raises SERVICE_UNAVAILABLE."""
+        await self._database.open()
+        self._is_open = True
+        await self._commits.start()
+
+    async def stop(self) -> None:
+        """Closes after all waiting writes are done. Safe to call twice, or when never started."""
+        await self._commits.stop()
+        if self._is_open:
+            # The database counts its users: each one that opened it closes it once.
+            self._is_open = False
+            await self._database.close()
 
     @override
     async def submit(self, row: TaskRow) -> pb.SubmitTaskResponse:
