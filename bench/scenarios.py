@@ -116,8 +116,7 @@ def measure_all(options: Options, figures: Figures, stub: Target, targets: Seque
     if options.wants("memory"):
         _measure_memory(figures, targets, loaded=False)
     if options.wants("latency"):
-        for target in targets:
-            _measure_latency(options, figures, stub, target)
+        _measure_latency(options, figures, stub, targets)
     if options.wants("unary"):
         _measure_throughput(options, figures, unary(), (stub, *targets))
     if options.wants("stream"):
@@ -137,8 +136,7 @@ def _measure_throughput(options: Options, figures: Figures, scenario: Throughput
     for target in targets:
         run_load(_job(options, target, scenario, seconds=min(1.0, options.seconds)), options.root)
     for turn in range(options.repetitions):
-        # The other way round in every second turn, so that none is always measured after the same one.
-        for target in targets if turn % 2 == 0 else reversed(targets):
+        for target in _order(targets, turn):
             _measure_once(options, figures, scenario, target)
 
 
@@ -173,22 +171,27 @@ def _job(options: Options, target: Target, scenario: Throughput, seconds: float 
     )
 
 
-def _measure_latency(options: Options, figures: Figures, stub: Target, target: Target) -> None:
-    for body, of in (
-        (chat(UNARY_TOKENS, stream=False), "unary"),
-        (chat(UNARY_TOKENS, stream=True), "first"),
+def _measure_latency(options: Options, figures: Figures, stub: Target, targets: Sequence[Target]) -> None:
+    for body, add in (
+        (chat(UNARY_TOKENS, stream=False), _add_unary_latency),
+        (chat(UNARY_TOKENS, stream=True), _add_first_latency),
     ):
-        for side in (stub, target):
+        for side in (stub, *targets):
             run_load(side.job(body, seconds=options.seconds, max_requests=50), options.root)
-        for _ in range(options.repetitions):
-            raw, mesh = (
-                run_load(side.job(body, seconds=options.seconds, max_requests=options.latency_requests), options.root)
-                for side in (stub, target)
-            )
-            if of == "unary":
-                _add_unary_latency(figures, stub, target, raw, mesh)
-            else:
-                _add_first_latency(figures, stub, target, raw, mesh)
+        for turn in range(options.repetitions):
+            for target in _order(targets, turn):
+                raw, mesh = (
+                    run_load(
+                        side.job(body, seconds=options.seconds, max_requests=options.latency_requests), options.root
+                    )
+                    for side in (stub, target)
+                )
+                add(figures, stub, target, raw, mesh)
+
+
+def _order(targets: Sequence[Target], turn: int) -> Sequence[Target]:
+    """Returns the other order in every second turn, so that none is always measured after the same one."""
+    return targets if turn % 2 == 0 else targets[::-1]
 
 
 def _add_unary_latency(figures: Figures, stub: Target, target: Target, raw: Result, mesh: Result) -> None:
