@@ -64,7 +64,7 @@ def valid_route(manifest: route_pb2.RouteManifest, field: str) -> route_pb2.Rout
 
 
 def _check_wake(wake: wake_pb2.Wake, field: str, *, published: bool) -> None:
-    """Raise INVALID_ARGUMENT naming the field of a plan that nobody can, or that routers may not, carry out."""
+    """Raise INVALID_ARGUMENT naming the field of a plan that cannot be carried out, or not by routers."""
     if not wake.by_runner and not wake.HasField("by_mesh"):
         raise invalid_field(field, "must say who wakes it: by_runner, by_mesh or both")
     recipe, field = wake.by_mesh, f"{field}.by_mesh"

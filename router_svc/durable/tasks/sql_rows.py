@@ -258,7 +258,7 @@ def failure_parameters(failure: task_pb2.TaskError) -> dict[str, object]:
 
 
 def end_parameters(row: Any, failure: task_pb2.TaskError, now: float) -> dict[str, object]:
-    """Returns the parameters of the end of a task that nobody has claimed."""
+    """Returns the parameters of the end of a task without a claim."""
     return {"the_seq": row.seq, "the_time": now, **failure_parameters(failure)}
 
 
