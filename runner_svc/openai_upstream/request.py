@@ -58,6 +58,7 @@ _SCALARS = (
 _ENABLE_THINKING = "enable_thinking"
 """Argument of chat templates that switches thinking on and off."""
 _TOKEN_LIMIT = "max_tokens"  # noqa: S105 - a parameter's name
+_CHOICES = "n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfi
     Raises INVALID_ARGUMENT naming an extra parameter that has a wrong value.
     """
     body = _chat_fields(payload, model)
+    _rename(body, profile)
     if profile.engine.forces_one_tool and payload.tool_choice.WhichOneof("kind") == "function_name":
         _force(body, payload.tool_choice.function_name)
     arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
@@ -82,6 +84,7 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfi
     read_by_template = {name: value for name, value in arguments.items() if name != _ENABLE_THINKING}
     warnings += warning_frame(unread_arguments(read_by_template, profile))
     thinking = _thinking(payload, arguments, profile)
+    warnings += _leave_out(body, profile)
     if profile.engine.is_strict:
         warnings += _fit_provider(body, thinking, profile)
     elif thinking is not None:
@@ -91,11 +94,29 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfi
     return PreparedBody(body, warnings)
 
 
-def _fit_provider(body: Json, thinking: bool | None, profile: ParameterProfile) -> Frame:
-    """Fit a body to a provider, which refuses fields that are not OpenAI's; returns warnings about removed ones."""
+def _rename(body: Json, profile: ParameterProfile) -> None:
+    """Call parameters as the engine does. Before extra parameters are added, which never replace one of the API."""
+    for name, own_name in profile.engine.renamed.items():
+        if name in body:
+            body[own_name] = body.pop(name)
+
+
+def _leave_out(body: Json, profile: ParameterProfile) -> Frame:
+    """Remove the parameters that the engine does not support; returns warnings about them.
+
+    Raises INVALID_ARGUMENT for several choices, where the engine gives one.
+    """
     untaken = [] if profile.passthrough else sorted(profile.engine.untaken & body.keys())
     for name in untaken:
+        if name == _CHOICES and body[name] > 1:
+            raise invalid_field(_CHOICES, f"must be 1: this model's engine ({profile.engine.engine}) gives one choice")
         del body[name]
+    return warning_frame([untaken_warning(name, profile.engine) for name in untaken if name != _CHOICES])
+
+
+def _fit_provider(body: Json, thinking: bool | None, profile: ParameterProfile) -> Frame:
+    """Fit a body to a provider, which refuses fields that are not OpenAI's; returns warnings about removed ones."""
+    untaken = []
     if thinking is not None and profile.thinking is None:
         untaken.append("thinking")
     elif thinking is not None:
@@ -153,7 +174,9 @@ def completion_body(payload: completion_pb2.CompletionPayload, model: str, profi
         raise invalid_field("echo", "this runtime cannot repeat the prompt; leave it out")
     if payload.HasField("suffix"):
         raise invalid_field("suffix", "this runtime does not fill in the middle; leave it out")
+    _rename(body, profile)
     arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
+    warnings += _leave_out(body, profile)
     if arguments and profile.passthrough:
         body[TEMPLATE_ARGUMENTS] = arguments
     elif arguments:

@@ -62,6 +62,8 @@ class _Delta(msgspec.Struct):
     role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: object = None
+    """The same as a text, by the name that Ollama and mlx-lm give it; other servers have other things here."""
     refusal: str | None = None
     tool_calls: list[_ToolCall] | None = None
 
@@ -373,7 +375,7 @@ def _continuation(chunk: _Chunk, frame: Frame) -> str:
     if not last.text or last.finish_reason or last.logprobs or last.tool_calls:
         return ""
     delta = choice.delta
-    is_more = delta.role or delta.reasoning_content or delta.refusal or delta.tool_calls
+    is_more = delta.role or delta.reasoning_content or delta.reasoning or delta.refusal or delta.tool_calls
     return "" if is_more else delta.content or ""
 
 
@@ -394,8 +396,9 @@ def _progress_event(progress: _PromptProgress) -> event_pb2.InferenceEvent:
 
 
 def _copy_rare_content(source: _Delta, delta: event_pb2.Delta) -> None:
-    if source.reasoning_content:
-        delta.reasoning = source.reasoning_content
+    thinking = source.reasoning_content or source.reasoning
+    if thinking and isinstance(thinking, str):
+        delta.reasoning = thinking
     if source.refusal:
         delta.refusal = source.refusal
     for call in source.tool_calls or ():

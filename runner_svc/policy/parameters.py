@@ -180,7 +180,10 @@ class EngineParameters:
     allowed: Mapping[str, Rule] = field(default_factory=dict)
     """Extra parameters that it supports, with their allowed values."""
     untaken: frozenset[str] = frozenset()
-    """Parameters of the API that it does not support: left out, with `untaken_warning`."""
+    """Parameters of the API that it does not support: left out, with `untaken_warning`; several choices (`n`) are
+    refused, since the answer would lack some."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Its names of parameters of the API that it calls otherwise, such as `repetition_penalty` for `repeat_penalty`."""
     thinks_by_template: bool = False
     """Whether only the arguments of the chat template control thinking: `reasoning_effort: none` is then sent as
     `enable_thinking: false`."""

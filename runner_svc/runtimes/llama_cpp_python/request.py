@@ -79,6 +79,7 @@ async def _chat(
     request.has_template = True
     if templates.eos_token:
         request.stop = [*request.stop, templates.eos_token]
+    # With `passthrough` they are still in the body.
     untaken = [untaken_warning(name, profile.engine) for name in sorted(profile.engine.untaken) if name in body]
     return PreparedRequest(request, [*prepared.warnings, *warning_frame(untaken)])
 

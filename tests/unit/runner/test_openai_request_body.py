@@ -7,7 +7,7 @@ import pytest
 
 from runner_svc.openai_upstream import request
 from runner_svc.openai_upstream.request import PreparedBody
-from runner_svc.policy.parameters import ParameterProfile
+from runner_svc.policy.parameters import EngineParameters, Number, ParameterProfile
 from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER_PARAMETERS
 from runner_svc.runtimes.openai_http.parameters import PARAMETERS as OPENAI_HTTP_PARAMETERS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2, warning_pb2
@@ -167,3 +167,53 @@ def test_languages_for_a_model_that_does_not_translate_are_warned_of() -> None:
     )
     assert chat_body(payload, "", translates).warnings == []
     assert chat_body(payload, "", replace(LLAMA, templates=None)).warnings == []
+
+
+LIMITED = EngineParameters(
+    engine="a small engine",
+    allowed={"repetition_penalty": Number(0, 2)},
+    untaken=frozenset({"top_k", "n"}),
+    renamed={"repeat_penalty": "repetition_penalty"},
+)
+
+
+def _sampled(extra: dict[str, Any] | None = None) -> chat_pb2.ChatPayload:
+    return _chat(extra, sampling=sampling_pb2.SamplingParams(top_k=5, repeat_penalty=1.1))
+
+
+def test_what_an_engine_does_not_take_is_left_out_with_a_warning_and_its_own_names_are_used() -> None:
+    prepared = chat_body(_sampled(), "m", ParameterProfile(engine=LIMITED))
+    assert "top_k" not in prepared.body
+    assert "repeat_penalty" not in prepared.body
+    assert prepared.body["repetition_penalty"] == pytest.approx(1.1)
+    assert [event.warning.field for event in prepared.warnings] == ["top_k"]
+
+
+def test_a_completion_leaves_out_what_an_engine_does_not_take() -> None:
+    payload = completion_pb2.CompletionPayload(
+        prompts=[completion_pb2.PromptInput(text="a")], sampling=sampling_pb2.SamplingParams(top_k=5)
+    )
+    prepared = completion_body(payload, "m", ParameterProfile(engine=LIMITED))
+    assert "top_k" not in prepared.body
+    assert [event.warning.field for event in prepared.warnings] == ["top_k"]
+
+
+def test_an_extra_parameter_does_not_replace_a_renamed_one() -> None:
+    prepared = chat_body(_sampled({"repetition_penalty": 1.9}), "m", ParameterProfile(engine=LIMITED))
+    assert prepared.body["repetition_penalty"] == pytest.approx(1.1)
+
+
+def test_several_choices_are_refused_where_an_engine_gives_one() -> None:
+    profile = ParameterProfile(engine=LIMITED)
+    with pytest.raises(FieldError) as refused:
+        chat_body(_chat(choice_count=2), "m", profile)
+    assert refused.value.field == "n"
+    single = chat_body(_chat(choice_count=1), "m", profile)
+    assert "n" not in single.body
+    assert single.warnings == []
+
+
+def test_with_passthrough_everything_is_sent() -> None:
+    prepared = chat_body(_sampled(), "m", ParameterProfile(engine=LIMITED, passthrough=True))
+    assert prepared.body["top_k"] == 5
+    assert prepared.warnings == []

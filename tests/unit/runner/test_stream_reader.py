@@ -71,6 +71,15 @@ def test_pieces_of_a_whole_answer_that_are_more_than_text_are_not_put_together()
     assert [len(event.delta.logprobs) for event in frame] == [0, 0, 0, 0, 1, 0, 0]
 
 
+def test_thinking_is_read_by_both_of_its_names_and_only_as_a_text() -> None:
+    named = _chunk(choices=[{"index": 0, "delta": {"reasoning": "so"}}])
+    usual = _chunk(choices=[{"index": 0, "delta": {"reasoning_content": "then"}}])
+    other = _chunk(choices=[{"index": 0, "delta": {"reasoning": {"effort": "low"}, "content": "a"}}])
+    frames = StreamReader(1, 1).read([named, usual, other, _end()])
+    told = [(event.delta.reasoning, event.delta.text) for frame in frames for event in frame]
+    assert told[:3] == [("so", ""), ("then", ""), ("", "a")]
+
+
 def test_prefill_progress_before_the_content_comes_first_in_a_frame_of_its_own() -> None:
     progress = _chunk(choices=[], prompt_progress={"total": 100, "cache": 10, "processed": 60})
     frames = StreamReader(1, 1).read([progress, _text("a")])
