@@ -3,8 +3,8 @@
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from typing_extensions import override
@@ -49,6 +49,10 @@ class ModelFacts:
     """Trained context of the model."""
     quantization: str = ""
     identity: FileIdentity | None = None
+    projector_bytes: int = 0
+    """Size of the projector's file; 0: there is none."""
+    draft: "ModelFacts | None" = None
+    """The facts of the draft model; None: there is none."""
 
 
 def read_model_facts(path: Path) -> ModelFacts:
@@ -67,6 +71,18 @@ def read_model_facts(path: Path) -> ModelFacts:
         return ModelFacts()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """The files that an engine loads for one model."""
+
+    path: Path
+    """Its weights, or the first part of them."""
+    projector: Path | None = None
+    """The encoder of its images and audio."""
+    draft: Path | None = None
+    """The model that drafts tokens for it."""
+
+
 class MemoryEstimator:
     """Estimates for the models of one runner; the headers of unchanged files are read once."""
 
@@ -75,30 +91,40 @@ class MemoryEstimator:
         self._lock = threading.Lock()
         self._facts: OrderedDict[tuple[str, int, int], ModelFacts] = OrderedDict()
 
-    async def facts(self, path: Path) -> ModelFacts:
-        """Returns the facts in the files of a model."""
-        return await asyncio.to_thread(self._facts_of, path)
-
     async def estimate(
-        self, name: str, path: Path | None, settings: MemorySettings, manifest_bytes: int | None = None
+        self, name: str, files: ModelFiles | None, settings: MemorySettings, manifest_bytes: int | None = None
     ) -> MemoryEstimate | None:
-        """Returns the estimate of a load; None: unknown."""
-        return await asyncio.to_thread(self._estimate, name, path, settings, manifest_bytes)
+        """Returns the estimate of a load, also by the name alone; None: unknown."""
+        return await asyncio.to_thread(self._estimate, name, files, settings, manifest_bytes)
 
-    def learn(self, path: Path, settings: MemorySettings, measured_bytes: int) -> None:
+    async def largest_context(self, files: ModelFiles, settings: MemorySettings, budget_bytes: int) -> int | None:
+        """Returns the largest context of one slot that fits a budget; None: unknown, or none fits."""
+        return await asyncio.to_thread(self._largest_context, files, settings, budget_bytes)
+
+    def learn(self, files: ModelFiles, settings: MemorySettings, measured_bytes: int) -> None:
         """Record the measured memory of a load over all devices. Blocks for the time of a small file's write."""
-        identity = self._facts_of(path).identity if self._learned is not None else None
+        identity = self._loaded_facts(files).identity if self._learned is not None else None
         if self._learned is not None and identity is not None:
             self._learned.learn(identity, settings, measured_bytes)
 
     def _estimate(
-        self, name: str, path: Path | None, settings: MemorySettings, manifest_bytes: int | None
+        self, name: str, files: ModelFiles | None, settings: MemorySettings, manifest_bytes: int | None
     ) -> MemoryEstimate | None:
-        facts = ModelFacts() if path is None else self._facts_of(path)
+        facts = ModelFacts() if files is None else self._loaded_facts(files)
         measured: tuple[int, ...] = ()
         if self._learned is not None and facts.identity is not None:
             measured = tuple(self._learned.measurements(facts.identity, settings))
         return estimate_memory(known_model(name, facts, manifest_bytes, measured), settings)
+
+    def _largest_context(self, files: ModelFiles, settings: MemorySettings, budget_bytes: int) -> int | None:
+        facts = self._loaded_facts(files)
+        if facts.shape is None:
+            return None
+        fits = largest_context(known_model("", facts), settings, budget_bytes)
+        return min(fits, facts.context_tokens or fits) or None
+
+    def _loaded_facts(self, files: ModelFiles) -> ModelFacts:
+        return loaded_facts(files, self._facts_of)
 
     def _facts_of(self, path: Path) -> ModelFacts:
         try:
@@ -125,7 +151,22 @@ def known_model(
         shape=facts.shape,
         file_bytes=facts.file_bytes,
         file_kind=facts.file_kind,
+        projector_bytes=facts.projector_bytes,
+        draft=None if facts.draft is None else known_model("", facts.draft),
     )
+
+
+def loaded_facts(files: ModelFiles, read: Callable[[Path], ModelFacts] = read_model_facts) -> ModelFacts:
+    """Returns the facts of a model with those of its projector and draft model. Blocks as `read_model_facts`."""
+    facts = read(files.path)
+    projector = None if files.projector is None else read(files.projector)
+    draft = None if files.draft is None else read(files.draft)
+    identity = facts.identity
+    if identity is not None:
+        beside = tuple(one.identity for one in (projector, draft) if one is not None and one.identity is not None)
+        identity = replace(identity, companions=beside)
+    projector_bytes = 0 if projector is None else projector.file_bytes
+    return replace(facts, projector_bytes=projector_bytes, draft=draft, identity=identity)
 
 
 def manifest_bytes_of(memory_mb: int | None) -> int | None:
@@ -182,8 +223,9 @@ class ForecastModel:
     """The configuration of a model that determines its memory."""
 
     name: str
-    path: Path
+    files: ModelFiles
     quantizations: Mapping[str, Path] = field(default_factory=dict)
+    """Further files of its weights, by quantization."""
     context_tokens: int
     slots: int
     parameters: Mapping[str, LoadValue] = field(default_factory=dict)
@@ -213,23 +255,20 @@ class FileForecast(MemoryForecast):
 
     @override
     async def context_within(self, plan: LoadPlan, budget_bytes: int) -> int | None:
-        facts = await self._estimator.facts(self._path(plan))
-        if facts.shape is None:
-            return None
-        fits = largest_context(facts.shape, self._settings(plan), budget_bytes)
-        return min(fits, facts.context_tokens or fits) or None
+        return await self._estimator.largest_context(self._files(plan), self._settings(plan), budget_bytes)
 
     @override
     def note_taken(self, plan: LoadPlan, taken_bytes: int) -> None:
         learn = self._estimator.learn
-        asyncio.get_running_loop().run_in_executor(None, learn, self._path(plan), self._settings(plan), taken_bytes)
+        asyncio.get_running_loop().run_in_executor(None, learn, self._files(plan), self._settings(plan), taken_bytes)
 
     async def _estimate(self, plan: LoadPlan, manifest_bytes: int | None) -> MemoryEstimate | None:
-        path, settings = self._path(plan), self._settings(plan)
-        return await self._estimator.estimate(self._model.name, path, settings, manifest_bytes)
+        files, settings = self._files(plan), self._settings(plan)
+        return await self._estimator.estimate(self._model.name, files, settings, manifest_bytes)
 
-    def _path(self, plan: LoadPlan) -> Path:
-        return self._model.quantizations.get(plan.quantization, self._model.path)
+    def _files(self, plan: LoadPlan) -> ModelFiles:
+        files = self._model.files
+        return replace(files, path=self._model.quantizations.get(plan.quantization, files.path))
 
     def _settings(self, plan: LoadPlan) -> MemorySettings:
         parameters = {**self._model.parameters, **plan.parameters}

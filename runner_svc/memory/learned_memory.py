@@ -38,6 +38,8 @@ class FileIdentity:
     bytes: int
     """Size of all parts."""
     modified_ns: int
+    companions: "tuple[FileIdentity, ...]" = ()
+    """Files that are loaded with it: its projector, its draft model."""
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,5 +122,7 @@ class LearnedMemory:
 def _key(identity: FileIdentity, settings: MemorySettings) -> str:
     """Returns a key that is unique per file and settings."""
     taken_for = [getattr(settings, name) for name in settings.__slots__]
-    own = [identity.path, identity.bytes, identity.modified_ns, taken_for]
+    own: list[object] = [identity.path, identity.bytes, identity.modified_ns, taken_for]
+    # A model without such files keeps the key of earlier versions.
+    own += [[file.path, file.bytes, file.modified_ns] for file in identity.companions]
     return hashlib.sha256(msgspec.json.encode(own)).hexdigest()

@@ -134,6 +134,10 @@ class KnownModel:
     file_bytes: int = 0
     """0: unknown."""
     file_kind: FileKind | None = None
+    projector_bytes: int = 0
+    """Size of the file with the encoder of its images and audio; all of it is on a device."""
+    draft: "KnownModel | None" = None
+    """The model that drafts tokens for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,13 +158,41 @@ class MemoryEstimate:
 
 
 def estimate_memory(model: KnownModel, settings: MemorySettings) -> MemoryEstimate | None:
-    """Returns the estimate from the best available source; None: there is no source."""
+    """Returns the estimate from the best available source; None: there is no source.
+
+    Measurements and the configuration are for the model with its projector and its draft model; the other sources are
+    for its own weights, and those two are added.
+    """
     if model.learned_bytes:
         measured = max(model.learned_bytes)
         margin = _whole_mebibytes(measured * LEARNED_MARGIN) - measured
         return _estimate(EstimateSource.LEARNED, measured=measured, margin=margin)
     if model.manifest_bytes is not None:
         return _estimate(EstimateSource.MANIFEST, declared=model.manifest_bytes)
+    found = _estimate_weights(model, settings)
+    if found is None:
+        return None
+    beside = companion_parts(model, settings)
+    return replace(found, bytes=found.bytes + sum(part.bytes for part in beside), parts=(*found.parts, *beside))
+
+
+def companion_parts(model: KnownModel, settings: MemorySettings) -> tuple[MemoryPart, ...]:
+    """Returns the memory of the projector and of the draft model; empty where no layer is on a device.
+
+    The draft model has a cache of its own for the same context, with the engine's default types.
+    """
+    if not settings.gpu_layers:
+        return ()
+    parts = [MemoryPart(name="projector", bytes=model.projector_bytes)] if model.projector_bytes else []
+    if model.draft is not None:
+        own = replace(settings, cache_type_k="f16", cache_type_v="f16", gpu_layers=-1)
+        draft = estimate_memory(model.draft, own)
+        if draft is not None:
+            parts.append(MemoryPart(name="draft", bytes=draft.bytes))
+    return tuple(parts)
+
+
+def _estimate_weights(model: KnownModel, settings: MemorySettings) -> MemoryEstimate | None:
     if model.shape is not None or not settings.gpu_layers:
         return estimate_shape(model.shape or _ANY_SHAPE, settings)
     if model.file_bytes > 0:
@@ -215,13 +247,17 @@ def compute_bytes(shape: ModelShape, settings: MemorySettings) -> int:
     return settings.ubatch_tokens * per_token * _COMPUTE_NUMBER_BYTES
 
 
-def largest_context(shape: ModelShape, settings: MemorySettings, budget_bytes: int) -> int:
-    """Returns the largest context of one slot that fits a budget, in steps of CONTEXT_STEP; 0: none fits."""
+def largest_context(model: KnownModel, settings: MemorySettings, budget_bytes: int) -> int:
+    """Returns the largest context of one slot that fits a budget, in steps of CONTEXT_STEP; 0: none fits.
+
+    The model must have a shape.
+    """
     low, high = 0, MAX_CONTEXT_TOKENS // CONTEXT_STEP
     while low < high:
         middle = (low + high + 1) // 2
         longer = replace(settings, context_tokens=middle * CONTEXT_STEP)
-        if estimate_shape(shape, longer).bytes <= budget_bytes:
+        beside = sum(part.bytes for part in companion_parts(model, longer))
+        if estimate_shape(model.shape or _ANY_SHAPE, longer).bytes + beside <= budget_bytes:
             low = middle
         else:
             high = middle - 1

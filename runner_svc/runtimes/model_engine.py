@@ -1,13 +1,21 @@
 """The context in which a runtime builds the engine of one model, the result, and the common part of models in files."""
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner_svc.backend.engine_process import EnginePorts
 from runner_svc.backend.port import Backend
-from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, manifest_bytes_of, read_model_facts
+from runner_svc.memory.estimate import (
+    FileForecast,
+    ForecastModel,
+    MemoryEstimator,
+    ModelFiles,
+    manifest_bytes_of,
+    read_model_facts,
+)
 from runner_svc.memory.port import MemoryForecast
 from runner_svc.policy.load_plan import LoadValue
 from runner_svc.policy.memory_estimate import EngineHabits
@@ -16,6 +24,7 @@ from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.runtimes.settings import (
     FileModelSettings,
     ModelSettings,
+    StartedModelSettings,
     UpstreamSettings,
 )
 from runner_svc.supervise.leftovers import Leftovers
@@ -91,6 +100,42 @@ def file_context(model: FileModelSettings, context: ModelContext, command: tuple
     return replace(context, command=command, trained_context_tokens=trained)
 
 
+def model_files(model: FileModelSettings) -> ModelFiles:
+    """Returns the files that the engine of a model loads."""
+    return ModelFiles(path=model.file, projector=model.projector_file, draft=model.draft_file)
+
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+LIBRARY_PATH = "LD_LIBRARY_PATH"
+
+
+def engine_environment(model: StartedModelSettings, context: ModelContext) -> Mapping[str, str]:
+    """Returns the environment of the engine of a model: the runner's, with the model's own variables.
+
+    Raises INVALID_ARGUMENT naming the setting, never a value, for a variable that the runner does not have, and for a
+    folder of libraries that does not exist.
+    """
+    if not (model.environment or model.library_path):
+        return context.environment
+
+    def value_of(found: re.Match[str]) -> str:
+        if found[1] not in context.environment:
+            raise context.refuse("environment", f"the variable {found[1]} is not set where the runner runs")
+        return context.environment[found[1]]
+
+    own = {name: _VARIABLE.sub(value_of, value) for name, value in model.environment.items()}
+    environment = {**context.environment, **own}
+    folders = [folder.expanduser() for folder in model.library_path]
+    for index, folder in enumerate(folders):
+        if not folder.is_dir() or os.pathsep in str(folder):
+            message = f"must be a folder that exists, without {os.pathsep!r} in its name: {folder}"
+            raise context.refuse(f"library_path[{index}]", message)
+    if folders:
+        usual = [environment[LIBRARY_PATH]] if environment.get(LIBRARY_PATH) else []
+        environment[LIBRARY_PATH] = os.pathsep.join([*map(str, folders), *usual])
+    return environment
+
+
 def file_engine(
     model: FileModelSettings,
     context: ModelContext,
@@ -111,7 +156,7 @@ def file_engine(
             raise context.refuse(f"quantizations.{name}", f"there is no file {variant}")
     forecast = ForecastModel(
         name=model.name,
-        path=model.file,
+        files=model_files(model),
         quantizations=quantizations,
         context_tokens=model.slot_context_tokens,
         slots=model.slots,

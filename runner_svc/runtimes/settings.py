@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le, MaxLen
 
 from weft.kernel.request import Operation, OperationName
-from weft.kernel.settings import PUBLIC, SECRET, Before, Name, PathText, Seconds, off_for_false
+from weft.kernel.settings import PUBLIC, SECRET, Before, Name, PathText, Pattern, Seconds, off_for_false
 
 DEFAULT_CONTEXT_TOKENS = 2048
 """Context of one slot of an engine that weft starts."""
@@ -23,6 +23,8 @@ Repetition = Annotated[Literal["off", "warn", "kill"], Before(off_for_false)]
 """What happens to an answer that repeats itself over and over."""
 Url = Annotated[str, MaxLen(2048), SECRET]
 Arguments = tuple[str, ...]
+VariableName = Annotated[str, Pattern(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+VariableValue = Annotated[str, MaxLen(4096), Pattern(r"^[^\x00]*$")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,13 @@ class StartedModelSettings(SleepingModelSettings):
     """Processor threads. Default: cores minus one."""
     extra_arguments: Annotated[Arguments, PUBLIC] = ()
     """Further flags for the engine's program."""
+    environment: Annotated[Mapping[VariableName, VariableValue], MaxLen(64), SECRET] = field(
+        default_factory=dict, repr=False
+    )
+    """Environment variables of the engine's program, besides those of the runner. `${NAME}` stands for the variable of
+    that name of the runner, so that a secret need not be in this file."""
+    library_path: Annotated[tuple[PathText, ...], MaxLen(16)] = ()
+    """Folders that the engine's program searches for shared libraries first (LD_LIBRARY_PATH)."""
 
     @property
     def slot_context_tokens(self) -> int:
@@ -197,6 +206,16 @@ class FileModelSettings(StartedModelSettings):
     def chat_template_file(self) -> Path | None:
         """The file of the chat template, by its whole path."""
         return None if self.chat_template_path is None else self.chat_template_path.expanduser()
+
+    @property
+    def projector_file(self) -> Path | None:
+        """The file with the encoder of images and audio, by its whole path; None: it has none."""
+        return None
+
+    @property
+    def draft_file(self) -> Path | None:
+        """The file of the model that drafts tokens for it, by its whole path; None: it has none."""
+        return None
 
     @property
     def location(self) -> str:

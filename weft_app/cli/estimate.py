@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runner_svc.memory.estimate import ModelFacts, known_model, read_model_facts
+from runner_svc.memory.estimate import ModelFacts, ModelFiles, known_model, loaded_facts
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
 from runner_svc.policy.memory_estimate import (
     CACHE_TYPE_BYTES,
@@ -19,6 +19,7 @@ from runner_svc.policy.memory_estimate import (
     estimate_memory,
     settings_for,
 )
+from runner_svc.runtimes.model_engine import model_files
 from runner_svc.runtimes.runtime import Runtime
 from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS, FileModelSettings, ModelSettings
 from weft.kernel.errors import WeftError, invalid_field
@@ -55,7 +56,7 @@ class _Subject:
     """The model that is estimated."""
 
     name: str
-    path: Path | None = None
+    files: ModelFiles | None = None
     model: ModelSettings | None = None
     """Its configuration; None: it is not configured."""
     runtime: Runtime[Any] | None = None
@@ -82,7 +83,7 @@ def estimate(
             raise invalid_field("--cache-type", f"must be one of: {', '.join(CACHE_TYPE_BYTES)}")
         subject = _subject(target, config)
         settings = _settings(subject, ctx, slots, cache_type)
-        facts = ModelFacts() if subject.path is None else read_model_facts(subject.path)
+        facts = ModelFacts() if subject.files is None else loaded_facts(subject.files)
         found = _estimate(subject, facts, settings, home)
         if found is None:
             raise WeftError(
@@ -99,15 +100,15 @@ def estimate(
 def _subject(target: str, config: Path | None) -> _Subject:
     path = Path(target).expanduser()
     if path.exists():
-        return _Subject(name=path.name, path=path)
+        return _Subject(name=path.name, files=ModelFiles(path=path))
     runners = load_config(config).runners
     if runners is None and target == DEMO_MODEL:
         runners = (demo_runner(),)
     for runner in runners or ():
         for model in runner.models:
             if model.name == target:
-                file = model.path.expanduser() if isinstance(model, FileModelSettings) else None
-                return _Subject(name=target, path=file, model=model, runtime=runner.engine, runner=runner.name)
+                files = model_files(model) if isinstance(model, FileModelSettings) else None
+                return _Subject(name=target, files=files, model=model, runtime=runner.engine, runner=runner.name)
     return _Subject(name=Path(target).name)
 
 

@@ -11,7 +11,7 @@ from runner_svc.openai_upstream.address import is_http_url
 from runner_svc.policy.repetition import RepetitionLimits
 from runner_svc.policy.signals import SignalDescription, reason_only, signal_catalogue
 from runner_svc.runtimes import settings
-from runner_svc.runtimes.model_engine import ModelContext
+from runner_svc.runtimes.model_engine import ModelContext, engine_environment
 from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings, StartedModelSettings, WakeSettings
 from runner_svc.settings import RunnerSettings, SignalSettings
 from runner_svc.tools.schemas import object_schema
@@ -51,7 +51,10 @@ def served_model(
     where = f"runners.{section.name}.models.{model.name}"
     wake = model.wake if isinstance(model, SleepingModelSettings) else None
     hibernation = _hibernation(section, model, drain_seconds, where)
-    engine = section.engine.build(model, replace(context or runner_context(section), where=where))
+    context = replace(context or runner_context(section), where=where)
+    if isinstance(model, StartedModelSettings):
+        context = replace(context, environment=engine_environment(model, context))
+    engine = section.engine.build(model, context)
     return ServedModel(
         name=model.name,
         pool=model.pool or "",

@@ -77,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--parallel", "-np", type=_between(1, MAX_SLOTS), default=DEFAULT_SLOTS)
     parser.add_argument("--ctx-size", "-c", type=_between(0, MAX_CONTEXT_TOKENS), default=DEFAULT_CONTEXT_TOKENS)
     parser.add_argument("--model", "-m", default="fake.gguf", help="not read")
+    parser.add_argument("--mmproj", "-mm", default="", help="not read")
+    parser.add_argument("--model-draft", "-md", default="", help="not read")
     parser.add_argument("--threads", "-t", type=int, default=1, help="not used")
     parser.add_argument("--embeddings", "--embedding", action="store_true")
     parser.add_argument("--reranking", "--rerank", action="store_true")

@@ -34,6 +34,10 @@ CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 RERANKING_FLAGS = frozenset({"--reranking", "--rerank"})
 SPECULATION = ("none", "draft-mtp", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 """Kinds of speculative decoding that need no further file."""
+DRAFT_BY_MODEL = "draft-simple"
+"""The kind that lets another model draft."""
+PROJECTOR_FLAGS = ("--mmproj", "-mm", "--mmproj-url", "-mmu")
+DRAFT_FLAGS = ("--model-draft", "-md", "--spec-draft-model", "--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft")
 _FLAGS: Mapping[str, str] = MappingProxyType(
     {
         "flash_attention": "--flash-attn",
@@ -83,6 +87,11 @@ def reranks(model: LlamaServerModel) -> bool:
     return not RERANKING_FLAGS.isdisjoint(model.extra_arguments)
 
 
+def names_flag(arguments: Sequence[str], flags: Sequence[str]) -> bool:
+    """Whether the arguments have one of the flags, alone or with its value after `=`."""
+    return any(argument.split("=", 1)[0] in flags for argument in arguments)
+
+
 def names_template(model: LlamaServerModel) -> bool:
     """Whether the flags of a model name a chat template, perhaps one of those that are built into the server."""
     return not TEMPLATE_FLAGS.isdisjoint(model.extra_arguments)
@@ -104,6 +113,13 @@ def server_arguments(model: LlamaServerModel, order: LoadOrder | None = None, po
         arguments += ["--embeddings", "--pooling", "mean"]
     if model.chat_template_file is not None:
         arguments += ["--chat-template-file", str(model.chat_template_file)]
+    if model.projector_file is not None:
+        arguments += ["--mmproj", str(model.projector_file)]
+    if model.draft_file is not None:
+        arguments += ["--model-draft", str(model.draft_file)]
+        if "spec_type" not in order.parameters and not names_flag(model.extra_arguments, ("--spec-type",)):
+            # Without a type the server loads the model and does not use it.
+            arguments += ["--spec-type", DRAFT_BY_MODEL]
     # Options of a load are last: the last of two equal flags counts.
     if order.parameters.keys() & {"slots", "context_tokens"} and model.extra_arguments:
         arguments += [*model.extra_arguments, "--parallel", str(slots), "--ctx-size", str(slots * context)]
@@ -202,4 +218,4 @@ def _word_of(value: LoadValue) -> str:
 
 def shares_between_slots(extra_arguments: Sequence[str]) -> bool:
     """Whether the configuration switches the prompt cache in the host's memory on."""
-    return any(argument.split("=", 1)[0] in _HOST_CACHE_FLAGS for argument in extra_arguments)
+    return names_flag(extra_arguments, _HOST_CACHE_FLAGS)

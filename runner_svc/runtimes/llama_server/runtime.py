@@ -27,8 +27,6 @@ _MOVED_PROGRAMS = {
     "weft.testing.fake_backend": "weft_testing.fake_backend",
 }
 """Modules that a configuration may still name as they were called before they moved."""
-PROJECTOR_ARGUMENT = "--mmproj"
-"""Gives llama.cpp's server the part of a model that encodes images."""
 
 
 def llama_command(configured: tuple[str, ...] | None) -> tuple[str, ...]:
@@ -62,12 +60,25 @@ def _load_values(model: LlamaServerModel) -> "Mapping[str, LoadValue]":
 
 def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
     # Imported here: only a process that serves models needs these.
-    from runner_svc.runtimes.llama_server.arguments import operations_of  # noqa: PLC0415
+    from runner_svc.runtimes.llama_server.arguments import (  # noqa: PLC0415
+        DRAFT_FLAGS,
+        PROJECTOR_FLAGS,
+        names_flag,
+        operations_of,
+    )
     from runner_svc.runtimes.llama_server.backend import LlamaServerBackend  # noqa: PLC0415
     from runner_svc.runtimes.model_engine import file_context, file_engine  # noqa: PLC0415
 
     context = file_context(model, context, llama_command(context.command))
-    sees = any(word.startswith(PROJECTOR_ARGUMENT) for word in model.extra_arguments)
+    for setting, file, flags in (
+        ("mmproj_path", model.projector_file, PROJECTOR_FLAGS),
+        ("draft_model_path", model.draft_file, DRAFT_FLAGS),
+    ):
+        if file is not None and names_flag(model.extra_arguments, flags):
+            raise context.refuse(setting, f"is also given by {flags[0]} among extra_arguments; leave one of them out")
+        if file is not None and not file.is_file():
+            raise context.refuse(setting, f"there is no file {file}")
+    sees = model.mmproj_path is not None or names_flag(model.extra_arguments, PROJECTOR_FLAGS)
     return file_engine(
         model,
         context,

@@ -16,6 +16,7 @@ from typing import Any
 FLASH_ATTENTION = MappingProxyType({"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"})
 CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 SPECULATION = ("none", "draft-mtp", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+DRAFT_BY_MODEL = "draft-simple"
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -36,8 +37,11 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--flash-attn", "-fa", choices=list(FLASH_ATTENTION), default="auto")
     parser.add_argument("--cache-type-k", "-ctk", choices=CACHE_TYPES, default="f16", help="type of cached keys")
     parser.add_argument("--cache-type-v", "-ctv", choices=CACHE_TYPES, default="f16", help="type of cached values")
+    parser.add_argument("--mmproj", "-mm", type=Path, help="projector: the model takes images or audio with it")
+    parser.add_argument("--model-draft", "-md", "--spec-draft-model", type=Path, help="model that drafts tokens")
     parser.add_argument("--image-max-tokens", type=int, default=-1, help="-1: as the model says")
-    parser.add_argument("--spec-type", choices=SPECULATION, default="none", help="speculative decoding")
+    kinds = (*SPECULATION, DRAFT_BY_MODEL)
+    parser.add_argument("--spec-type", choices=kinds, default="none", help="speculative decoding")
     parser.add_argument("--spec-draft-n-max", type=int, help="tokens that are guessed at a time")
     parser.add_argument("--spec-draft-p-min", type=float, help="how probable a guess must be for guessing to go on")
     cache_ram = int(os.environ.get("LLAMA_ARG_CACHE_RAM", "8192"))
@@ -64,6 +68,10 @@ def _set_load_options(params: Any, options: argparse.Namespace, library: Any) ->
     ]
     params.cache_type_k = library.ggml_type[f"GGML_TYPE_{options.cache_type_k.upper()}"]
     params.cache_type_v = library.ggml_type[f"GGML_TYPE_{options.cache_type_v.upper()}"]
+    if options.mmproj is not None:
+        params.mmproj.path = str(options.mmproj)
+    if options.model_draft is not None:
+        params.speculative.draft.mparams.path = str(options.model_draft)
     params.image_max_tokens = options.image_max_tokens
     params.split_mode = library.llama_split_mode[f"LLAMA_SPLIT_MODE_{options.split_mode.upper()}"]
     if options.tensor_split:

@@ -122,3 +122,14 @@ async def test_a_variant_of_the_model_is_loaded(tmp_path: Path) -> None:
         assert await _answer_tokens(backend) == 4
     finally:
         await backend.stop()
+
+
+async def test_the_real_server_drafts_with_a_model_of_its_own() -> None:
+    backend = _backend(draft_model_path=demo_model_path())
+    try:
+        async with asyncio.timeout(LOAD_SECONDS):
+            await backend.start()
+        assert await _answer_tokens(backend) == 4
+        assert any("draft" in line for line in backend.log_lines(1000)), "the server loaded it"
+    finally:
+        await backend.stop()

@@ -11,6 +11,7 @@ from kit.examples import given
 from runner_svc.memory.estimate import (
     MemoryEstimator,
     ModelFacts,
+    ModelFiles,
     read_model_facts,
 )
 from runner_svc.model_files.gguf import GgufHeader
@@ -134,7 +135,7 @@ SETTINGS = st.builds(
 
 @given(settings=SETTINGS, budget=st.integers(0, 64 * GIBIBYTE))
 def test_the_largest_context_fits_and_the_next_one_does_not(settings: MemorySettings, budget: int) -> None:
-    longest = largest_context(SMOLLM2, settings, budget)
+    longest = largest_context(KnownModel(name="m", shape=SMOLLM2), settings, budget)
     assert longest % CONTEXT_STEP == 0
     if longest:
         assert estimate_shape(SMOLLM2, replace(settings, context_tokens=longest)).bytes <= budget
@@ -261,11 +262,11 @@ async def test_a_file_is_looked_at_again_when_it_has_changed(tmp_path: Path) -> 
     path = tmp_path / "m.bin"
     path.write_bytes(b"x" * MEBIBYTE)
     estimator = MemoryEstimator()
-    first = await estimator.estimate("m", path, ONE_SLOT)
+    first = await estimator.estimate("m", ModelFiles(path=path), ONE_SLOT)
     path.write_bytes(b"x" * 10 * MEBIBYTE)
-    second = await estimator.estimate("m", path, ONE_SLOT)
+    second = await estimator.estimate("m", ModelFiles(path=path), ONE_SLOT)
     assert first is not None
     assert second is not None
     assert (first.bytes, second.bytes) == (2 * MEBIBYTE, 13 * MEBIBYTE)
     assert await estimator.estimate("m", None, ONE_SLOT) is None
-    assert await estimator.estimate("m", tmp_path / "nothing", ONE_SLOT) is None
+    assert await estimator.estimate("m", ModelFiles(path=tmp_path / "nothing"), ONE_SLOT) is None

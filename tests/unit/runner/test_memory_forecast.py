@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, manifest_bytes_of
+from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, ModelFiles, manifest_bytes_of
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
 from runner_svc.memory.port import MemoryForecast
 from runner_svc.policy.load_plan import LoadPlan, LoadValue
-from runner_svc.policy.memory_estimate import MEBIBYTE
+from runner_svc.policy.memory_estimate import MEBIBYTE, settings_for
 from weft_app.compose.demo import demo_model_path
 
 AS_CONFIGURED = LoadPlan()
@@ -25,7 +25,7 @@ def _forecast(
     path = files.pop("path", demo_model_path())
     model = ForecastModel(
         name="smollm2-135m",
-        path=path,
+        files=ModelFiles(path=path),
         quantizations=files,
         context_tokens=2048,
         slots=1,
@@ -103,3 +103,31 @@ async def test_what_is_configured_by_a_flag_counts_and_a_load_can_say_otherwise(
     off_the_devices = await _expected(forecast, AS_CONFIGURED)
     assert (usual[1] > 0, off_the_devices[1]) == (True, 0), "the engine is shown no device, so it computes on none"
     assert await _expected(forecast, LoadPlan(parameters={"gpu_layers": -1})) == usual
+
+
+def _with_draft(learned: LearnedMemory | None = None) -> FileForecast:
+    path = demo_model_path()
+    files = ModelFiles(path=path, draft=path)
+    model = ForecastModel(name="m", files=files, context_tokens=2048, slots=1)
+    return FileForecast(model, MemoryEstimator(learned))
+
+
+async def test_the_context_that_fits_leaves_room_for_the_cache_of_a_draft_model() -> None:
+    budget = 600 * MEBIBYTE
+    alone = await _forecast().context_within(AS_CONFIGURED, budget)
+    drafting = await _with_draft().context_within(AS_CONFIGURED, budget)
+    assert alone == 8192
+    assert drafting is not None
+    assert drafting < alone
+    expected = await _with_draft().expect(LoadPlan(parameters={"context_tokens": drafting}))
+    assert expected is not None
+    assert expected.bytes <= budget
+
+
+async def test_what_a_load_with_a_draft_model_took_is_not_learned_for_one_without(tmp_path: Path) -> None:
+    learned = LearnedMemory(learned_file(tmp_path, "local"))
+    path = demo_model_path()
+    settings = settings_for(2048, 1, {})
+    MemoryEstimator(learned).learn(ModelFiles(path=path, draft=path), settings, 500 * MEBIBYTE)
+    assert await _expected(_with_draft(learned), AS_CONFIGURED) == ("learned", 525)
+    assert (await _expected(_forecast(learned), AS_CONFIGURED))[0] == "header"

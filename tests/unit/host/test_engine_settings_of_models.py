@@ -1,0 +1,152 @@
+"""A model's own environment, libraries, projector and draft model reach its engine."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner_svc.instance.settings import ServedModel
+from runner_svc.policy.load_plan import AS_CONFIGURED
+from runner_svc.policy.memory_estimate import MEBIBYTE
+from runner_svc.runtimes.llama_server.arguments import server_arguments
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.model_engine import LIBRARY_PATH
+from runner_svc.settings import RunnerSettings
+from weft.kernel.errors import FieldError
+from weft_app.compose.demo import demo_model_path
+from weft_app.compose.served_models import runner_context, served_model
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
+
+RUNNERS_OWN = {"PATH": "/bin", "HF_TOKEN": "hf-secret", LIBRARY_PATH: "/usr/lib/cuda"}
+
+
+def section(path: Path, runtime: str = "llama_server", **fields: Any) -> RunnerSettings:
+    model = {"name": "m", "path": str(path), **fields}
+    return parse_section(ConfiguredRunner, {"name": "r", "runtime": runtime, "command": ["server"], "models": [model]})
+
+
+def served(runner: RunnerSettings, environment: Mapping[str, str] = RUNNERS_OWN) -> ServedModel:
+    context = runner_context(runner)
+    object.__setattr__(context, "environment", environment)
+    return served_model(runner, runner.models[0], 5.0, context)
+
+
+def environment_of(runner: RunnerSettings) -> Mapping[str, str]:
+    backend: Any = served(runner).make_backend()
+    environment: Mapping[str, str] = backend.context.environment
+    return environment
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(bytes(MEBIBYTE))
+    return path
+
+
+@pytest.mark.parametrize("runtime", ["llama_server", "llama_cpp_python"])
+def test_variables_of_a_model_are_added_to_those_of_the_runner(runtime: str, file: Path) -> None:
+    slots = {"slots": 1} if runtime == "llama_cpp_python" else {}
+    environment = {"GGML_CUDA_GRAPHS": "1", "TOKEN": "bearer ${HF_TOKEN}"}
+    found = environment_of(section(file, runtime, environment=environment, **slots))
+    assert found == {**RUNNERS_OWN, "GGML_CUDA_GRAPHS": "1", "TOKEN": "bearer hf-secret"}
+    assert environment_of(section(file, runtime, **slots)) is RUNNERS_OWN
+
+
+def test_folders_of_libraries_are_searched_before_the_usual_ones(file: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    runner = section(file, library_path=[str(folder) for folder in folders])
+    assert environment_of(runner)[LIBRARY_PATH] == os.pathsep.join([*map(str, folders), "/usr/lib/cuda"])
+    alone: Any = served(runner, {}).make_backend()
+    assert alone.context.environment == {LIBRARY_PATH: os.pathsep.join(map(str, folders))}
+
+
+def test_a_variable_that_the_runner_lacks_is_named_without_any_value(file: Path) -> None:
+    runner = section(file, environment={"KEY": "prefix-${MISSING}"})
+    with pytest.raises(FieldError, match="MISSING is not set") as refused:
+        served(runner)
+    assert refused.value.field == "runners.r.models.m.environment"
+    assert "prefix" not in refused.value.message
+
+
+def test_a_folder_of_libraries_that_does_not_exist_is_named(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(FieldError, match="nowhere") as refused:
+        served(section(file, library_path=[str(tmp_path), str(tmp_path / "nowhere")]))
+    assert refused.value.field == "runners.r.models.m.library_path[1]"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"A=B": "1"}, {"": "1"}, {"1A": "1"}, {"A": "x" * 4097}, {"A": "\0"}, {f"A{index}": "1" for index in range(65)}],
+)
+def test_variables_that_no_program_can_have_are_refused(environment: dict[str, str], file: Path) -> None:
+    with pytest.raises(FieldError, match="environment"):
+        section(file, environment=environment)
+
+
+def test_values_of_variables_are_not_shown(file: Path) -> None:
+    assert "hunter2" not in repr(section(file, environment={"KEY": "hunter2"}))
+
+
+def test_a_server_that_weft_does_not_start_has_no_environment() -> None:
+    model = {"name": "m", "url": "http://127.0.0.1:1/v1", "environment": {"A": "1"}}
+    with pytest.raises(FieldError, match="environment"):
+        parse_section(ConfiguredRunner, {"name": "r", "runtime": "openai_http", "models": [model]})
+
+
+def test_projector_and_draft_model_are_flags_of_the_server(file: Path) -> None:
+    runner = section(file, mmproj_path=str(file), draft_model_path=str(file))
+    backend = served(runner).make_backend()
+    assert isinstance(backend, LlamaServerBackend)
+    arguments = server_arguments(backend.model)
+    assert arguments[arguments.index("--mmproj") + 1] == str(file)
+    assert arguments[arguments.index("--model-draft") + 1] == str(file)
+    assert arguments[arguments.index("--spec-type") + 1] == "draft-simple"
+
+
+@pytest.mark.parametrize(
+    ("setting", "flags"),
+    [
+        ("mmproj_path", ["--mmproj", "other.gguf"]),
+        ("mmproj_path", ["-mm", "other.gguf"]),
+        ("mmproj_path", ["--mmproj-url=http://x"]),
+        ("draft_model_path", ["--model-draft", "other.gguf"]),
+        ("draft_model_path", ["-md=other.gguf"]),
+        ("draft_model_path", ["--spec-draft-model", "other.gguf"]),
+    ],
+)
+def test_a_companion_file_is_given_once(setting: str, flags: list[str], file: Path) -> None:
+    with pytest.raises(FieldError, match="among extra_arguments") as refused:
+        served(section(file, extra_arguments=flags, **{setting: str(file)}))
+    assert refused.value.field == f"runners.r.models.m.{setting}"
+
+
+@pytest.mark.parametrize("setting", ["mmproj_path", "draft_model_path"])
+def test_a_companion_file_that_does_not_exist_is_named(setting: str, file: Path) -> None:
+    with pytest.raises(FieldError, match="there is no file /nowhere") as refused:
+        served(section(file, **{setting: "/nowhere.gguf"}))
+    assert refused.value.field == f"runners.r.models.m.{setting}"
+
+
+def test_a_configured_kind_of_speculation_stays(file: Path) -> None:
+    runner = section(file, draft_model_path=str(file), extra_arguments=["--spec-type", "draft-mtp"])
+    backend: Any = served(runner).make_backend()
+    assert server_arguments(backend.model).count("--spec-type") == 1
+
+
+async def test_projector_and_draft_model_count_in_the_memory_of_a_load(tmp_path: Path) -> None:
+    projector = tmp_path / "mmproj.gguf"
+    projector.write_bytes(bytes(40 * MEBIBYTE))
+    model = demo_model_path()
+    alone = await served(section(model)).forecast.expect(AS_CONFIGURED)
+    both = section(model, mmproj_path=str(projector), draft_model_path=str(model))
+    beside = await served(both).forecast.expect(AS_CONFIGURED)
+    assert alone is not None
+    assert beside is not None
+    assert {part.name: part.bytes for part in beside.parts}["projector"] == 40 * MEBIBYTE
+    assert beside.bytes == 2 * alone.bytes + 40 * MEBIBYTE, "a draft of the same size takes as much as the model"
