@@ -1,12 +1,15 @@
 """The process of an engine that weft starts: its load, its signs of life, why it ended, and the ports for engines."""
 
 import asyncio
+import random
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import psutil
 from typing_extensions import override
 
 from runner_svc.backend.port import Backend, CallInfo, ExitReport, ProcessSigns
@@ -103,6 +106,10 @@ class EngineProcess:
         """See Backend.processes."""
         members = (process_id_of(pid) for pid in sorted(self._process.member_pids()))
         return tuple(process for process in members if process is not None)
+
+    async def listens_on(self, port: int) -> bool:
+        """Whether the program, or a descendant of it, is what listens on a TCP port."""
+        return await asyncio.to_thread(_listens_on, self._process.member_pids(), port)
 
     async def wait_exit(self) -> ExitReport:
         """See Backend.wait_exit."""
@@ -239,6 +246,22 @@ class EnginePorts:
         self._taken.discard(port)
 
 
+FREE_PORTS = range(20_000, 32_000)
+"""Below the ephemeral ports, which another program may be given while an engine still loads."""
+MAX_FREE_PORT_TRIES = 100
+
+
+def free_port() -> int:
+    """Returns a port that no program has bound. Another one may still bind it first. Raises CONNECT_FAILED."""
+    # Not the shared generator: runners that seed it alike would all try the same ports.
+    for port in random.SystemRandom().sample(FREE_PORTS, MAX_FREE_PORT_TRIES):
+        # Without SO_REUSEADDR: a port is not free while a server has bound it and does not listen yet.
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
+    raise WeftError(Reason.CONNECT_FAILED, f"none of {MAX_FREE_PORT_TRIES} ports was free for an engine")
+
+
 def parse_port_range(text: str, field: str = "port_range") -> PortRange:
     """Reads a range such as "41000-41099". Raises INVALID_ARGUMENT naming `field`."""
     first, dash, last = text.partition("-")
@@ -262,3 +285,12 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _listens_on(pids: Iterable[int], port: int) -> bool:
+    for pid in pids:
+        with suppress(psutil.Error):
+            for connection in psutil.Process(pid).net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                    return True
+    return False

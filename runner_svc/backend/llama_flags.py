@@ -1,4 +1,4 @@
-"""Flags and load parameters of engines over llama.cpp: devices, context, cache types."""
+"""Flags and load parameters of engines over llama.cpp: split over devices, cache types."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -7,25 +7,7 @@ from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_plan import LoadParameter, LoadValue, check_parameters
 from weft.kernel.errors import WeftError, invalid_field
 
-VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-DEVICE_ORDER = "CUDA_DEVICE_ORDER"
-BY_BUS = "PCI_BUS_ID"
-"""Order of the device numbers in the memory ledger; CUDA's default puts the fastest device first."""
 MEBIBYTE = 1024 * 1024
-
-
-def uses_no_device(order: LoadOrder) -> bool:
-    """Whether the load may not use any device."""
-    return order.shares == ()
-
-
-def hidden_devices(order: LoadOrder) -> dict[str, str]:
-    """Returns environment variables that hide other devices from the engine; empty: it sees the runner's devices."""
-    if uses_no_device(order):
-        return {VISIBLE_DEVICES: ""}
-    if order.shares is None or not order.hides_devices:
-        return {}
-    return {DEVICE_ORDER: BY_BUS, VISIBLE_DEVICES: ",".join(str(share.device_index) for share in order.shares)}
 
 
 def tensor_split(order: LoadOrder) -> list[int]:
@@ -42,35 +24,7 @@ def tensor_split(order: LoadOrder) -> list[int]:
     return [parts.get(index, 0) for index in range(shares[-1].device_index + 1)]
 
 
-MIN_CONTEXT_TOKENS = 16
-MAX_CONTEXT_TOKENS = 16_777_216
 PLAIN_CACHE_TYPES = frozenset({"f16", "bf16", "f32"})
-
-
-def context_parameter(configured: int, trained: int) -> LoadParameter:
-    """Returns the parameter for the context of one slot; its maximum: the larger of trained and configured."""
-    return LoadParameter(
-        name="context_tokens",
-        description="Context of one slot, prompt and answer together.",
-        integer=True,
-        minimum=MIN_CONTEXT_TOKENS,
-        maximum=max(trained, configured) if trained else MAX_CONTEXT_TOKENS,
-        default=configured,
-    )
-
-
-def whole_parameter(
-    name: str, description: str, minimum: int, maximum: int, default: LoadValue | None = None
-) -> LoadParameter:
-    """Returns a load parameter that is a whole number."""
-    return LoadParameter(
-        name=name, description=description, integer=True, minimum=minimum, maximum=maximum, default=default
-    )
-
-
-def word_parameter(name: str, description: str, words: Sequence[str]) -> LoadParameter:
-    """Returns a load parameter with one of a list of values."""
-    return LoadParameter(name=name, description=description, words=tuple(words))
 
 
 def check_cache_and_attention(parameters: Mapping[str, LoadValue], usual_attention: str, field: str) -> None:

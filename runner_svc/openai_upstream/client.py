@@ -164,17 +164,13 @@ class OpenAiHttp:
         """Close every connection, which cancels the server's work for it."""
         await self._session.close()
 
-    async def healthy(self, timeout_seconds: float) -> bool:
-        """Whether GET /health is answered with 200."""
-        return await self.status_of(HEALTH, timeout_seconds) == 200
-
     async def status_of(self, path: str, timeout_seconds: float) -> int | None:
-        """Returns the status of the answer to GET `path` (HEALTH or MODELS); None: no answer."""
+        """Returns the status of the answer to GET `path`; None: no answer."""
         answer = await self._get(path, timeout_seconds, max_bytes=0)
         return None if answer is None else answer[0]
 
     async def answer_of(self, path: str, timeout_seconds: float) -> tuple[int, bytes] | None:
-        """Returns status and body of the answer to GET `path` (HEALTH or MODELS); None: no answer.
+        """Returns status and body of the answer to GET `path`; None: no answer.
 
         The body is empty where it is too long or breaks off.
         """
@@ -183,7 +179,8 @@ class OpenAiHttp:
     async def _get(self, path: str, timeout_seconds: float, *, max_bytes: int) -> tuple[int, bytes] | None:
         try:
             timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-            async with self._session.get(self._urls[path], timeout=timeout, allow_redirects=False) as response:
+            url = self._urls.get(path) or URL(self._base_url + path)
+            async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
                 try:
                     return response.status, await read_bounded(response, max_bytes) if max_bytes else b""
                 except (aiohttp.ClientError, TimeoutError, WeftError):

@@ -9,6 +9,8 @@ from weft.kernel.errors import invalid_field
 LoadValue = int | float | str | bool
 MAX_PARAMETERS = 64
 """Maximum number of parameters of one load."""
+MIN_CONTEXT_TOKENS = 16
+MAX_CONTEXT_TOKENS = 16_777_216
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,32 @@ class LoadParameter:
     flag: bool = False
     default: LoadValue | None = None
     """The configured value; None: the engine's default."""
+
+
+def context_parameter(configured: int, trained: int) -> LoadParameter:
+    """Returns the parameter for the context of one slot; its maximum: the larger of trained and configured."""
+    return LoadParameter(
+        name="context_tokens",
+        description="Context of one slot, prompt and answer together.",
+        integer=True,
+        minimum=MIN_CONTEXT_TOKENS,
+        maximum=max(trained, configured) if trained else MAX_CONTEXT_TOKENS,
+        default=configured,
+    )
+
+
+def whole_parameter(
+    name: str, description: str, minimum: int, maximum: int, default: LoadValue | None = None
+) -> LoadParameter:
+    """Returns a load parameter that is a whole number."""
+    return LoadParameter(
+        name=name, description=description, integer=True, minimum=minimum, maximum=maximum, default=default
+    )
+
+
+def word_parameter(name: str, description: str, words: Sequence[str]) -> LoadParameter:
+    """Returns a load parameter with one of a list of values."""
+    return LoadParameter(name=name, description=description, words=tuple(words))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,31 +1,34 @@
 """An OpenAI-compatible server that weft starts: a child process, its port, its health, and the requests to it.
 
-The program binds port 0 and prints where it listens, so another program on a recycled port is never mistaken for it.
+Another program on its port is never mistaken for it: it binds port 0 and prints where it listens, or it is given a free
+port, and once it answers there, one of its processes must be what listens on it.
 """
 
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Container, Mapping, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 from typing_extensions import override
 
-from runner_svc.backend.engine_process import LOOPBACK, EngineProcess, ProcessBackend
-from runner_svc.backend.llama_flags import hidden_devices
-from runner_svc.backend.port import BackendFacts, CallInfo, EmbeddingResult, LoadOrder
+from runner_svc.backend.devices import hidden_devices
+from runner_svc.backend.engine_process import LOOPBACK, EngineProcess, ProcessBackend, free_port
+from runner_svc.backend.port import BackendFacts, CallInfo, EmbeddingResult, LoadOrder, RerankResult
 from runner_svc.openai_upstream.client import HEALTH, Endpoint, OpenAiHttp
+from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
 from runner_svc.runtimes.settings import StartedModelSettings
 from runner_svc.supervise.process_time import GpuTime
-from weft.api.common.v1 import embedding_pb2
+from weft.api.common.v1 import embedding_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 HEALTH_TIMEOUT_SECONDS = 2.0
+HEALTHY = 200
 FIRST_HEALTH_PAUSE_SECONDS = 0.02
 MAX_HEALTH_PAUSE_SECONDS = 1.0
 MAX_PORT_ATTEMPTS = 16
@@ -53,11 +56,17 @@ class StartLog:
         if self.port.done():
             return
         if (found := self.listening.search(line)) is not None:
+            self.port_is_taken = False
             self.port.set_result(int(next(filter(None, found.groups()))))
         elif _PORT_TAKEN.search(line):
             self.port_is_taken = True
         else:
             self.read_other(line)
+
+    def finish(self, port: int) -> None:
+        """Read no further lines: the server listens on `port`."""
+        if not self.port.done():
+            self.port.set_result(port)
 
     def read_other(self, line: str) -> None:
         """Read a line that does not concern the port."""
@@ -74,11 +83,15 @@ class StartedServer(ProcessBackend, Generic[Model]):
     the defaults do not fit, the methods beside them. It needs no `start` and `stop` of its own.
     """
 
-    engine_parameters: ClassVar[EngineParameters]
+    engine_parameters: EngineParameters
     """Request parameters that the server takes."""
-    command: ClassVar[tuple[str, ...]] = ()
+    command: tuple[str, ...] = ()
     """The program and its first arguments, where the context names no other."""
-    key_variable: ClassVar[str]
+    needs_port: bool = False
+    """Whether the server must be told its port, because it does not print the one that it has chosen."""
+    health_path: str = HEALTH
+    """The route that is answered with 200 once the server takes requests."""
+    key_variable: str
     """Environment variable from which the server takes the key that it demands. The key is another one in each start:
     it keeps other programs off the server's port."""
 
@@ -89,7 +102,7 @@ class StartedServer(ProcessBackend, Generic[Model]):
         self.parameters = parameter_profile(model, self.engine_parameters)
         self._http: OpenAiHttp | None = None
         self._port = 0
-        """The reserved port; 0: the server chooses."""
+        """The port that the server is told; 0: it chooses one."""
 
     @property
     def operations(self) -> frozenset[Operation]:
@@ -97,7 +110,7 @@ class StartedServer(ProcessBackend, Generic[Model]):
         return frozenset({Operation.CHAT, Operation.COMPLETION})
 
     def arguments(self, order: LoadOrder, port: int) -> Sequence[str]:
-        """Returns the arguments after the command; port 0: any free one of this machine."""
+        """Returns the arguments after the command; port 0: any free one of this machine, unless `needs_port`."""
         raise NotImplementedError
 
     def environment(self, order: LoadOrder) -> Mapping[str, str]:
@@ -127,14 +140,9 @@ class StartedServer(ProcessBackend, Generic[Model]):
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         order = order or LoadOrder()
         self.check_load(order.parameters)
-        key = secrets.token_urlsafe(24)
         try:
             await self.prepare(order)
-            # The key travels in the environment: arguments are visible to every user of the machine.
-            environment = {**self.context.environment, **self.environment(order), self.key_variable: key}
-            base_url = await self._listen(order, environment)
-            self._http = http = OpenAiHttp(self.endpoint(base_url, key), self.context.timeouts, self._explain_break)
-            await self._while_loading(_until_healthy(http))
+            http = await self._healthy(order)
             return await self._while_loading(self.facts(http, order))
         except BaseException:
             await self.stop()
@@ -143,7 +151,7 @@ class StartedServer(ProcessBackend, Generic[Model]):
     @override
     async def responds(self, timeout_seconds: float) -> bool:
         http = self._http
-        return http is not None and await http.status_of(HEALTH, timeout_seconds) is not None
+        return http is not None and await http.status_of(self.health_path, timeout_seconds) is not None
 
     async def stop(self) -> None:
         """See Backend.stop. Connections are closed first: llama-server without requests obeys its first SIGTERM."""
@@ -152,7 +160,10 @@ class StartedServer(ProcessBackend, Generic[Model]):
             if http is not None:
                 await http.close()
         finally:
-            await self._stop_process()
+            await self._process.stop()
+            port, self._port = self._port, 0
+            if self.context.ports is not None:
+                self.context.ports.give_back(port)
 
     @override
     def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
@@ -160,30 +171,72 @@ class StartedServer(ProcessBackend, Generic[Model]):
 
     @override
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
-        if Operation.EMBEDDING not in self.operations:
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self.model.name} is not configured for embeddings")
+        self._require(Operation.EMBEDDING, "embeddings")
         result = await self._running().embed(payload, call)
         self._process.note_answer()
         return result
 
-    async def _listen(self, order: LoadOrder, environment: Mapping[str, str]) -> str:
-        """Start the server and return its base URL; further ports are tried while another program takes them."""
-        ports, tried = self.context.ports, set[int]()
-        command = self.context.command or self.command
+    @override
+    async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
+        self._require(Operation.RERANK, "reranking")
+        result = await self._running().rerank(payload, call)
+        self._process.note_answer()
+        return result
+
+    @override
+    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
+        self._require(Operation.TOKENIZE, "counting tokens")
+        return await tokenize(self._running(), payload, call)
+
+    def _require(self, operation: Operation, words: str) -> None:
+        if operation not in self.operations:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self.model.name} is not configured for {words}")
+
+    async def _healthy(self, order: LoadOrder) -> OpenAiHttp:
+        """Returns the client of the started server; further ports are tried while other programs take them."""
+        tried = set[int]()
         while True:
-            if ports is not None:
-                self._port = ports.take(tried)
-                tried.add(self._port)
+            self._port = self._next_port(tried)
+            tried.add(self._port)
             log = self.start_log(order)
-            await self._process.start([*command, *self.arguments(order, self._port)], environment, log.read)
             try:
-                return f"http://{LOOPBACK}:{await self._while_loading(log.port)}"
+                return await self._attempt(order, log)
             except WeftError:
                 if (refusal := log.refusal()) is not None:
                     raise refusal from None
-                if ports is None or not log.port_is_taken or len(tried) == MAX_PORT_ATTEMPTS:
+                if not (self._port and log.port_is_taken) or len(tried) == MAX_PORT_ATTEMPTS:
                     raise
-                await self._stop_process()
+                await StartedServer.stop(self)
+
+    def _next_port(self, tried: Container[int]) -> int:
+        """Returns a port that is free now; 0: the server chooses."""
+        if self.context.ports is not None:
+            return self.context.ports.take(tried)
+        return free_port() if self.needs_port else 0
+
+    async def _attempt(self, order: LoadOrder, log: StartLog) -> OpenAiHttp:
+        """Start the server on one port and return its client once it is healthy."""
+        key = secrets.token_urlsafe(24)
+        # The key travels in the environment: arguments are visible to every user of the machine.
+        environment = {**self.context.environment, **self.environment(order), self.key_variable: key}
+        arguments = [*(self.context.command or self.command), *self.arguments(order, self._port)]
+        await self._process.start(arguments, environment, log.read)
+        port = self._port if self.needs_port else await self._while_loading(log.port)
+        endpoint = self.endpoint(f"http://{LOOPBACK}:{port}", key)
+        self._http = http = OpenAiHttp(endpoint, self.context.timeouts, self._explain_break)
+        await self._while_loading(self._until_healthy(http))
+        if self.needs_port:
+            if not await self._process.listens_on(port):
+                log.port_is_taken = True
+                raise WeftError(Reason.CONNECT_FAILED, f"another program listens on port {port}, not the server")
+            log.finish(port)
+        return http
+
+    async def _until_healthy(self, http: OpenAiHttp) -> None:
+        pause = FIRST_HEALTH_PAUSE_SECONDS
+        while await http.status_of(self.health_path, HEALTH_TIMEOUT_SECONDS) != HEALTHY:
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, MAX_HEALTH_PAUSE_SECONDS)
 
     def _running(self) -> OpenAiHttp:
         if self._http is None:
@@ -193,19 +246,6 @@ class StartedServer(ProcessBackend, Generic[Model]):
     async def _while_loading(self, awaited: Awaitable[_Result]) -> _Result:
         return await self._process.while_loading(awaited, self.context.load_stall_seconds)
 
-    async def _stop_process(self) -> None:
-        await self._process.stop()
-        port, self._port = self._port, 0
-        if self.context.ports is not None:
-            self.context.ports.give_back(port)
-
     async def _explain_break(self, reason: Reason) -> WeftError | None:
         del reason
         return await self._process.explain_break()
-
-
-async def _until_healthy(http: OpenAiHttp) -> None:
-    pause = FIRST_HEALTH_PAUSE_SECONDS
-    while not await http.healthy(HEALTH_TIMEOUT_SECONDS):
-        await asyncio.sleep(pause)
-        pause = min(pause * 2, MAX_HEALTH_PAUSE_SECONDS)

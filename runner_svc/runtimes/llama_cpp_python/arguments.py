@@ -5,17 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from runner_svc.backend.devices import uses_no_device
 from runner_svc.backend.llama_flags import (
     check_cache_and_attention,
-    context_parameter,
     tensor_split,
-    uses_no_device,
     values_of_flags,
-    whole_parameter,
-    word_parameter,
 )
 from runner_svc.backend.port import LoadOrder
-from runner_svc.policy.load_plan import LoadParameter, LoadValue
+from runner_svc.policy.load_plan import LoadParameter, LoadValue, context_parameter, whole_parameter, word_parameter
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from weft.kernel.request import Operation
 

@@ -10,8 +10,8 @@ from contextlib import aclosing
 
 from typing_extensions import override
 
+from runner_svc.backend.devices import hidden_devices
 from runner_svc.backend.engine_process import LOADING, WORKING, EngineProcess, ProcessBackend
-from runner_svc.backend.llama_flags import hidden_devices
 from runner_svc.backend.port import (
     BackendFacts,
     CacheIsolation,

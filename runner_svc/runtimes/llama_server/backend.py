@@ -16,15 +16,12 @@ from typing_extensions import override
 from runner_svc.backend.port import (
     BackendFacts,
     CacheIsolation,
-    CallInfo,
     ErasedCache,
     LoadOrder,
-    RerankResult,
     SlotSnapshot,
 )
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.errors import JSON_FAULTS
-from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.runtimes.llama_server.arguments import (
     NO_HOST_CACHE,
@@ -34,7 +31,6 @@ from runner_svc.runtimes.llama_server.arguments import (
     names_template,
     operations_of,
     refused_parameter,
-    reranks,
     server_arguments,
     shares_between_slots,
     slots_of,
@@ -45,7 +41,6 @@ from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.supervise.process_time import GpuTime
 from runner_svc.templates.sandbox import check_before_load
-from weft.api.common.v1 import rerank_pb2, tokenize_pb2
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -229,18 +224,6 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
     async def stop(self) -> None:
         self._slots = None
         await super().stop()
-
-    @override
-    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
-        return await tokenize(self._running(), payload, call)
-
-    @override
-    async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
-        if not reranks(self.model):
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self.model.name} is not configured for reranking")
-        result = await self._running().rerank(payload, call)
-        self._process.note_answer()
-        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from kit.engine_settings import engine_settings
 
-from runner_svc.backend.llama_flags import hidden_devices, tensor_split
+from runner_svc.backend.devices import hidden_devices
+from runner_svc.backend.llama_flags import tensor_split
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_plan import check_parameters
 from runner_svc.runtimes.llama_cpp_python.arguments import check_together as check_together_in_process
