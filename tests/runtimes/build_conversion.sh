@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Makes an environment that converts weights: transformers and torch, and llama.cpp's converter to GGUF.
+# Usage: build_conversion.sh <target environment>; the converter ends up in <target environment>/llama.cpp.
+set -euo pipefail
+target=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+python3 -m venv --clear "$target"
+"$target/bin/pip" install --quiet torch==2.13.0 transformers==5.23.0 accelerate==1.15.0 sentencepiece==0.2.3
+# The converter of the release that the tests' llama-server is built from.
+"$target/bin/pip" download --quiet --no-deps --no-binary :all: --dest "$work" llama-cpp-python==0.3.36
+tar -xzf "$work"/llama_cpp_python-*.tar.gz -C "$work"
+mkdir "$target/llama.cpp"
+cp -r "$work"/llama_cpp_python-*/vendor/llama.cpp/{convert_hf_to_gguf.py,conversion,gguf-py} "$target/llama.cpp/"
+PYTHONPATH="$target/llama.cpp/gguf-py" "$target/bin/python" -c "import gguf, torch, transformers"
