@@ -1,6 +1,5 @@
 """The memory of hosts and the leases on it as callers see them: messages."""
 
-from registry_svc.ledger.domain import Granted
 from registry_svc.ledger.lease_table import LeaseTable, OwnsModel
 from registry_svc.ledger.policy.device_memory import DeviceAccount
 from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseState
@@ -31,17 +30,17 @@ class HostMemoryView:
             sighting_time=stamp_of(seen.seen_at),
             devices=[_device_memory(device, account.devices[device.index]) for device in seen.snapshot.devices],
             leases=[
-                lease_message(Granted(lease=each, seen=account.seen[each.grant.id], unowned=self.is_unowned(each)))
+                _lease_message(each, account.seen[each.grant.id], unowned=self.is_unowned(each))
                 for each in self._table.leases_on(name)
             ],
             waiting_count=len(self._queue.on(name)),
         )
 
-    def granted(self, lease: Lease) -> Granted:
-        """Return a lease with the memory that its processes were observed to hold."""
+    def lease(self, lease: Lease) -> lease_pb2.Lease:
+        """Return one lease with the memory that its processes were observed to hold."""
         account = self._table.open(lease.grant.host)
         seen = None if account is None else account.seen.get(lease.grant.id)
-        return Granted(lease=lease, seen=seen, unowned=self.is_unowned(lease))
+        return _lease_message(lease, seen, unowned=self.is_unowned(lease))
 
     def is_unowned(self, lease: Lease) -> bool:
         """Return whether no runner answers for a lease: its holder is silent, or no longer publishes the model."""
@@ -51,9 +50,8 @@ class HostMemoryView:
         return lease.state is LeaseState.ORPHANED
 
 
-def lease_message(granted: Granted) -> lease_pb2.Lease:
-    """One lease."""
-    lease, grant = granted.lease, granted.lease.grant
+def _lease_message(lease: Lease, seen_bytes: int | None, *, unowned: bool) -> lease_pb2.Lease:
+    grant = lease.grant
     return lease_pb2.Lease(
         lease_id=grant.id,
         fencing_number=grant.fencing_number,
@@ -65,10 +63,10 @@ def lease_message(granted: Granted) -> lease_pb2.Lease:
         priority=priority_pb2.Priority.ValueType(lease.priority.wire),
         pinned=lease.pinned,
         active_requests=lease.active_requests,
-        seen_bytes=granted.seen,
+        seen_bytes=seen_bytes,
         create_time=stamp_of(grant.created_at),
         last_used_time=optional_stamp(lease.last_used_at),
-        unowned=granted.unowned,
+        unowned=unowned,
     )
 
 

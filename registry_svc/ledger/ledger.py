@@ -5,13 +5,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
 from registry_svc.config import LedgerConfig
-from registry_svc.ledger.domain import (
-    AcquireRequest,
-    Granted,
-    LeaseUse,
-    Renewal,
-    Renewed,
-)
 from registry_svc.ledger.host_view import HostMemoryView
 from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.lease_table import (
@@ -32,21 +25,23 @@ from registry_svc.ledger.policy.leases import (
     is_fresh,
     processes_after,
     read_back,
-    renewed,
     watched,
 )
 from registry_svc.ledger.reconciler import Evictor, Reconciler
+from registry_svc.ledger.requests import holder_from, memory_request_from, processes_in, renewed_with
 from registry_svc.ledger.wait_queue import Waiter, WaitQueue, require_place, require_possible
 from registry_svc.mesh.policy.unowned import UnownedModel
 from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.writer import SingleWriter
-from weft.api.registry.v1 import lease_service_pb2
-from weft.gpu.snapshot import ProcessId
+from weft.api.registry.v1 import lease_service_pb2 as pb
+from weft.gpu.snapshot import HostSnapshot, ProcessId
+from weft.gpu.snapshot_messages import process_id_message, snapshot_from
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.timestamps import duration_of
 
 log = get_logger("weft.registry.ledger")
 
@@ -95,11 +90,6 @@ class Ledger:
         self._writer = SingleWriter()
         self._tasks: list[asyncio.Task[None]] = []
 
-    @property
-    def config(self) -> LedgerConfig:
-        """Its settings."""
-        return self._config
-
     async def start(self) -> None:
         """Load the leases and begin; the store's database is open. May be started once."""
         stored, now = await self._store.load(), self._clock.monotonic()
@@ -122,28 +112,29 @@ class Ledger:
         await self._writer.drain(grace_seconds)
         await self._evictor.stop()
 
-    async def acquire(self, call: AcquireRequest) -> AsyncGenerator[lease_service_pb2.WaitingForMemory | Granted]:
-        """Yield status messages while the request waits, then the lease. See AcquireLease.
+    async def acquire(self, request: pb.AcquireLeaseRequest) -> AsyncGenerator[pb.AcquireLeaseResponse]:
+        """Yield status messages while the request waits, then the lease. See AcquireLease; `request` is valid.
 
         Must be iterated to its end: a lease whose caller stops before that is released, unless it was renewed. Raises
         INSUFFICIENT_MEMORY, NOT_FOUND, PERMISSION_DENIED, TOO_MANY_RESOURCES, and CANCELLED when another call of the
         same request replaced this one.
         """
         self._require_running()
-        self._holders.require_present(call.holder, call.session_id)
-        self._table.see(call.holder, call.snapshot, self._clock.monotonic(), self._clock.utc_now())
-        waiter = self._waiter_for(call)
+        holder, snapshot = holder_from(request.holder), snapshot_from(request.sighting)
+        self._holders.require_present(holder, request.session_id)
+        self._table.see(holder, snapshot, self._clock.monotonic(), self._clock.utc_now())
+        waiter = self._waiter_for(request, snapshot)
         was_delivered = False
         try:
             while waiter.outcome is None:
                 await waiter.changed.wait()
                 waiter.changed.clear()
                 if waiter.outcome is None and waiter.status is not None:
-                    yield waiter.status
+                    yield pb.AcquireLeaseResponse(waiting=waiter.status)
             if isinstance(waiter.outcome, WeftError):
                 raise waiter.outcome
             lease, was_delivered = waiter.outcome, True
-            yield self._view.granted(self._table.lease(lease.grant.id) or lease)
+            yield self._granted(self._table.lease(lease.grant.id) or lease)
             self._reconciler.set_recipient(lease, None)
         finally:
             self._queue.leave(waiter)
@@ -151,23 +142,26 @@ class Ledger:
                 self._reconciler.abandon(waiter.outcome, waiter, may_have_received=was_delivered)
             self._wake.set()
 
-    async def renew(self, renewal: Renewal) -> Renewed:
-        """Renew leases, and record their use and what the holder observes. See RenewLeases."""
+    async def renew(self, request: pb.RenewLeasesRequest) -> pb.RenewLeasesResponse:
+        """Renew leases, and record their use and what the holder observes. See RenewLeases; `request` is valid."""
         self._require_running()
-        is_present = self._holders.is_present(renewal.holder, renewal.session_id)
-        self._table.see(renewal.holder, renewal.snapshot, self._clock.monotonic(), self._clock.utc_now())
-        lost = tuple(use.lease_id for use in renewal.uses if not (is_present and self._apply_use(renewal.holder, use)))
-        for use in renewal.uses:
+        holder, snapshot = holder_from(request.holder), snapshot_from(request.sighting)
+        is_present = self._holders.is_present(holder, request.session_id)
+        self._table.see(holder, snapshot, self._clock.monotonic(), self._clock.utc_now())
+        lost = [use.lease_id for use in request.leases if not (is_present and self._apply_use(holder, use))]
+        for use in request.leases:
             if use.lease_id not in lost:
-                await self._keep_processes(use)
-        leases = self._table.leases_on(renewal.snapshot.host)
-        someone_waits = bool(self._queue.on(renewal.snapshot.host))
+                await self._keep_processes(use.lease_id, processes_in(use))
+        leases = self._table.leases_on(snapshot.host)
+        someone_waits = bool(self._queue.on(snapshot.host))
         if someone_waits or self._reconciler.is_one_at_its_end(leases):
             self._wake.set()
         is_awaited = someone_waits or any(is_fresh(lease, self._clock.monotonic()) for lease in leases)
         next_within = self._config.watch_interval_seconds if is_awaited else self._config.renew_interval_seconds
-        return Renewed(
-            lost_lease_ids=lost, watched=tuple(watched(leases)[:MAX_WATCHED]), next_within_seconds=next_within
+        return pb.RenewLeasesResponse(
+            lost_lease_ids=lost,
+            watched_processes=[process_id_message(process) for process in watched(leases)[:MAX_WATCHED]],
+            next_within=duration_of(next_within),
         )
 
     async def release(self, holder: Holder, session_id: str, lease_id: str, fencing_number: int) -> None:
@@ -212,7 +206,7 @@ class Ledger:
         holders = (lease.grant.holder for lease in self._table)
         return sum(holder.kind is HolderKind.RUNNER and holder.name == runner for holder in holders)
 
-    def hosts(self, only: str = "") -> list[lease_service_pb2.HostMemory]:
+    def hosts(self, only: str = "") -> list[pb.HostMemory]:
         """Hosts with devices, by name, as last seen; `only` one of them if it is named."""
         self._require_running()
         self._table.forget_hosts(self._clock.monotonic())
@@ -225,8 +219,21 @@ class Ledger:
         held = (lease for lease in self._table if lease.state is LeaseState.HELD and self._view.is_unowned(lease))
         return [UnownedModel(lease.grant.holder.name, lease.grant.purpose) for lease in held]
 
-    def _waiter_for(self, call: AcquireRequest) -> Waiter:
-        request = self._memory_request(call)
+    def _granted(self, lease: Lease) -> pb.AcquireLeaseResponse:
+        granted = pb.GrantedLease(
+            lease=self._view.lease(lease),
+            time_to_live=duration_of(self._config.lease_time_to_live_seconds),
+            renew_interval=duration_of(self._config.renew_interval_seconds),
+        )
+        return pb.AcquireLeaseResponse(granted=granted)
+
+    def _waiter_for(self, message: pb.AcquireLeaseRequest, snapshot: HostSnapshot) -> Waiter:
+        request = memory_request_from(
+            message,
+            arrival=self._queue.next_arrival(),
+            now=self._clock.monotonic(),
+            max_wait_seconds=self._config.max_wait_seconds,
+        )
         waiter = Waiter(request=request)
         lease = self._lease_of(request)
         if lease is not None:
@@ -234,7 +241,7 @@ class Ledger:
             self._reconciler.set_recipient(lease, waiter)
             return waiter
         account = self._table.open(request.host)
-        if account is None or not call.snapshot.devices:
+        if account is None or not snapshot.devices:
             raise WeftError(
                 Reason.NOT_FOUND,
                 f"{request.host} has no devices whose memory is booked",
@@ -264,24 +271,6 @@ class Ledger:
         self._active.set()
         self._wake.set()
 
-    def _memory_request(self, call: AcquireRequest) -> MemoryRequest:
-        holder, most = call.holder, self._config.max_wait_seconds
-        wait = most if call.max_wait_seconds is None else min(call.max_wait_seconds, most)
-        return MemoryRequest(
-            key=f"{holder.kind.name}\n{holder.name}\n{holder.incarnation}\n{call.request_id}",
-            request_id=call.request_id,
-            holder=holder,
-            purpose=call.purpose,
-            host=call.snapshot.host,
-            size=call.size,
-            device_indexes=call.device_indexes,
-            max_devices=call.max_devices,
-            priority=call.priority,
-            pinned=call.pinned,
-            arrival=self._queue.next_arrival(),
-            deadline=self._clock.monotonic() + wait,
-        )
-
     def _lease_of(self, request: MemoryRequest) -> Lease | None:
         for lease in self._table.leases_on(request.host):
             same = lease.grant.holder == request.holder and lease.grant.request_id == request.request_id
@@ -289,7 +278,7 @@ class Ledger:
                 return lease
         return None
 
-    def _apply_use(self, holder: Holder, use: LeaseUse) -> bool:
+    def _apply_use(self, holder: Holder, use: pb.LeaseUse) -> bool:
         """Whether the lease is still the holder's."""
         lease = self._table.lease(use.lease_id)
         if (
@@ -300,37 +289,28 @@ class Ledger:
             or self._reconciler.is_ending(use.lease_id)
         ):
             return False
-        changed = replace(
-            renewed(lease, self._clock.monotonic()),
-            named=use.processes,
-            filled=use.filled,
-            active_requests=use.active_requests,
-            priority=use.priority,
-            pinned=use.pinned,
-            last_used_at=use.last_used_at,
-        )
-        self._table.put(changed)
+        self._table.put(renewed_with(lease, use, self._clock.monotonic()))
         self._reconciler.acknowledge(use.lease_id)
         return True
 
-    async def _keep_processes(self, use: LeaseUse) -> None:
-        lease = self._table.lease(use.lease_id)
-        if lease is not None and processes_after(lease, use.processes) != lease.grant.processes:
-            await self._write(lambda: self._save_processes(use))
+    async def _keep_processes(self, lease_id: str, named: frozenset[ProcessId]) -> None:
+        lease = self._table.lease(lease_id)
+        if lease is not None and processes_after(lease, named) != lease.grant.processes:
+            await self._write(lambda: self._save_processes(lease_id, named))
 
-    async def _save_processes(self, use: LeaseUse) -> None:
-        lease = self._table.lease(use.lease_id)
+    async def _save_processes(self, lease_id: str, named: frozenset[ProcessId]) -> None:
+        lease = self._table.lease(lease_id)
         if lease is None:
             return
-        processes = processes_after(lease, use.processes)
+        processes = processes_after(lease, named)
         if len(processes) > MAX_PROCESSES:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
                 f"a lease may have {MAX_PROCESSES} processes, those that were not seen to end included",
-                metadata={"lease": use.lease_id},
+                metadata={"lease": lease_id},
             )
-        await self._store.save_processes(use.lease_id, processes)
-        self._keep(use.lease_id, processes)
+        await self._store.save_processes(lease_id, processes)
+        self._keep(lease_id, processes)
 
     def _keep(self, lease_id: str, processes: tuple[ProcessId, ...]) -> None:
         lease = self._table.lease(lease_id)

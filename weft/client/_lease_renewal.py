@@ -16,6 +16,7 @@ from weft.gpu.process import is_alive, tree_of
 from weft.gpu.snapshot import HostSnapshot, ProcessId
 from weft.gpu.snapshot_messages import MAX_PROCESSES, process_id_from, process_id_message, snapshot_message
 from weft.kernel.errors import WeftError
+from weft.kernel.field_rules import check_message
 
 MAX_SEEN_PROCESSES = 4_096
 """Maximum number of tracked processes of one tree; those with the lowest ids are kept."""
@@ -237,7 +238,9 @@ class LeaseManager:
 
     def _note(self, response: lease_service_pb2.RenewLeasesResponse) -> None:
         watched = list(response.watched_processes)[:MAX_PROCESSES]
-        self._watched = tuple(process_id_from(process, "watched_processes") for process in watched)
+        for process in watched:
+            check_message(process, "watched_processes")
+        self._watched = tuple(map(process_id_from, watched))
 
 
 def _seconds(response: lease_service_pb2.RenewLeasesResponse, otherwise: float) -> float:

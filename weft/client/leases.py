@@ -32,6 +32,7 @@ from weft.gpu.process import process_id_of
 from weft.gpu.snapshot import ProcessId, Source
 from weft.gpu.snapshot_messages import MAX_DEVICES, device_from, snapshot_message
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.field_rules import check_message
 from weft.kernel.names import MAX_NAME_CHARS, new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.request import CALLER_BANDS
@@ -199,8 +200,9 @@ def observer_of_this_host(calls: LeaseClient) -> HostObserver:
     observer = HostObserver()
     for known in calls.hosts(observer.host):
         if known.host == observer.host and known.source == lease_pb2.HostSighting.SOURCE_DECLARED:
-            devices = (device_from(memory.device, "hosts.devices") for memory in known.devices)
-            return HostObserver(declared=tuple(devices))
+            for memory in known.devices:
+                check_message(memory.device, "hosts.devices")
+            return HostObserver(declared=tuple(device_from(memory.device) for memory in known.devices))
     return observer
 
 

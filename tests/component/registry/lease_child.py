@@ -12,10 +12,9 @@ import sys
 from contextlib import aclosing
 
 import structlog
-from lease_stage import GIB, MARGIN, ScriptedCalls, SimulatedHost, program
+from lease_stage import GIB, MARGIN, ScriptedCalls, SimulatedHost, granted_lease, program, renewal, wanted
 
 from registry_svc.config import LedgerConfig
-from registry_svc.ledger.domain import AcquireRequest, Granted, Renewal
 from registry_svc.ledger.lease_store import SqlLeaseStore
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant, Lease
@@ -34,18 +33,11 @@ class DyingStore(SqlLeaseStore):
 
 
 async def lease(ledger: Ledger, host: SimulatedHost, size: int, number: int) -> Lease | None:
-    request = AcquireRequest(
-        request_id=f"request-{os.getpid()}-{number}",
-        holder=program(),
-        session_id="",
-        purpose="work",
-        snapshot=host.look(),
-        size=size,
-        max_wait_seconds=0.0,
-    )
+    request_id = f"request-{os.getpid()}-{number}"
+    request = wanted(program(), size, host.look(), request_id=request_id, purpose="work", max_wait_seconds=0.0)
     try:
         async with aclosing(ledger.acquire(request)) as words:
-            return next(iter([word.lease async for word in words if isinstance(word, Granted)]), None)
+            return next(iter([granted_lease(ledger, word) async for word in words if word.HasField("granted")]), None)
     except WeftError as error:
         if error.reason is not Reason.INSUFFICIENT_MEMORY:
             raise
@@ -65,7 +57,7 @@ async def work(ledger: Ledger, host: SimulatedHost) -> None:
             sys.stdout.flush()
             await ledger.release(given_up.grant.holder, "", given_up.grant.id, given_up.grant.fencing_number)
         sys.stdout.flush()
-        await ledger.renew(Renewal(holder=program(), session_id="", uses=(), snapshot=host.look()))
+        await ledger.renew(renewal(program(), (), host.look()))
         await asyncio.sleep(0.002)
 
 

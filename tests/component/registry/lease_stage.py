@@ -8,16 +8,25 @@ from itertools import count
 from typing import Any, Self
 
 from registry_svc.config import LedgerConfig
-from registry_svc.ledger.domain import AcquireRequest, Granted, LeaseUse, Renewal, Renewed
 from registry_svc.ledger.lease_store import LeaseStore, StoredLedger
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind, Lease
+from registry_svc.ledger.requests import check_acquire, check_renewal
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest
-from weft.api.registry.v1.lease_service_pb2 import WaitingForMemory
+from weft.api.registry.v1 import lease_pb2
+from weft.api.registry.v1.lease_service_pb2 import (
+    AcquireLeaseRequest,
+    AcquireLeaseResponse,
+    LeaseUse,
+    RenewLeasesRequest,
+    WaitingForMemory,
+)
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
+from weft.gpu.snapshot_messages import process_id_from, process_id_message, snapshot_message
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
+from weft.kernel.timestamps import duration_of, seconds_of
 from weft_testing.fake_clock import FakeClock, let_all_run
 
 GIB = 1024**3
@@ -155,30 +164,40 @@ class ScriptedCalls:
         return EvictionAnswer.REFUSED if self.answer is None else await self.answer(request)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Renewed:
+    """What a holder reads in the answer to a renewal."""
+
+    lost_lease_ids: tuple[str, ...]
+    watched: tuple[ProcessId, ...]
+    next_within_seconds: float
+
+
 @dataclass(eq=False)
 class Acquisition:
     """One AcquireLease call in the background."""
 
+    ledger: Ledger
     words: list[WaitingForMemory] = field(default_factory=list)
-    granted: Granted | None = None
+    granted: Lease | None = None
     error: WeftError | None = None
     task: "asyncio.Task[None] | None" = None
 
-    async def run(self, words: AsyncGenerator[WaitingForMemory | Granted]) -> None:
+    async def run(self, words: AsyncGenerator[AcquireLeaseResponse]) -> None:
         try:
             async with aclosing(words):
                 async for word in words:
-                    if isinstance(word, Granted):
-                        self.granted = word
+                    if word.HasField("granted"):
+                        self.granted = granted_lease(self.ledger, word)
                     else:
-                        self.words.append(word)
+                        self.words.append(word.waiting)
         except WeftError as error:
             self.error = error
 
     @property
     def lease(self) -> Lease:
         assert self.granted is not None, self.error or self.words
-        return self.granted.lease
+        return self.granted
 
     async def cancel(self) -> None:
         assert self.task is not None
@@ -250,21 +269,18 @@ class Stage:
 
     def acquire(self, holder: Holder, size: int, **asked: Any) -> Acquisition:
         """Begin to wait."""
-        acquisition = Acquisition()
+        acquisition = Acquisition(self.ledger)
         words = self.ledger.acquire(self.request(holder, size, **asked))
         acquisition.task = asyncio.create_task(acquisition.run(words))
         self.acquisitions.append(acquisition)
         return acquisition
 
-    def request(self, holder: Holder, size: int, **asked: Any) -> AcquireRequest:
-        facts = {
-            "request_id": f"request-{next(self._requests)}",
-            "holder": holder,
-            "session_id": session_id(holder),
-            "purpose": "m1",
-            "snapshot": self.host.look(),
-        }
-        return AcquireRequest(size=size, **{**facts, **asked})
+    def request(self, holder: Holder, size: int, **asked: Any) -> AcquireLeaseRequest:
+        facts = {"request_id": f"request-{next(self._requests)}", "session_id": session_id(holder), "purpose": "m1"}
+        snapshot = asked.pop("snapshot", None) or self.host.look()
+        request = wanted(holder, size, snapshot, **{**facts, **asked})
+        check_acquire(request)
+        return request
 
     async def lease(self, holder: Holder, size: int, **asked: Any) -> Lease:
         """Memory that is there."""
@@ -282,8 +298,7 @@ class Stage:
 
     async def renew(self, holder: Holder, *uses: LeaseUse, asked: Iterable[ProcessId] = ()) -> Renewed:
         """What a holder does every few seconds."""
-        renewal = Renewal(holder=holder, session_id=session_id(holder), uses=uses, snapshot=self.host.look(asked))
-        answer = await self.ledger.renew(renewal)
+        answer = await renew(self.ledger, renewal(holder, uses, self.host.look(asked)))
         await self.settle()
         return answer
 
@@ -341,16 +356,57 @@ def program(name: str = "train") -> Holder:
     return Holder(kind=HolderKind.PROGRAM, name=name, incarnation="life-1")
 
 
+def holder_message(holder: Holder) -> lease_pb2.LeaseHolder:
+    kind = lease_pb2.LeaseHolder.Kind.ValueType(holder.kind)
+    return lease_pb2.LeaseHolder(kind=kind, name=holder.name, incarnation=holder.incarnation)
+
+
+def wanted(holder: Holder, size: int, snapshot: HostSnapshot, **asked: Any) -> AcquireLeaseRequest:
+    """A request for memory."""
+    asked["priority"] = asked.get("priority", Priority.NORMAL).wire
+    if "max_wait_seconds" in asked:
+        asked["max_wait"] = duration_of(asked.pop("max_wait_seconds"))
+    return AcquireLeaseRequest(holder=holder_message(holder), bytes=size, sighting=snapshot_message(snapshot), **asked)
+
+
+def granted_lease(ledger: Ledger, response: AcquireLeaseResponse) -> Lease:
+    """The lease that a response grants, as the ledger has it at this moment."""
+    lease = ledger._table.lease(response.granted.lease.lease_id)
+    assert lease is not None
+    return lease
+
+
+def renewal(holder: Holder, uses: Iterable[LeaseUse], snapshot: HostSnapshot) -> RenewLeasesRequest:
+    """A holder is there, uses its leases so, and sees this."""
+    return RenewLeasesRequest(
+        holder=holder_message(holder),
+        session_id=session_id(holder),
+        leases=uses,
+        sighting=snapshot_message(snapshot),
+    )
+
+
+async def renew(ledger: Ledger, request: RenewLeasesRequest) -> Renewed:
+    """The answer of a ledger to a renewal."""
+    check_renewal(request)
+    response = await ledger.renew(request)
+    return Renewed(
+        lost_lease_ids=tuple(response.lost_lease_ids),
+        watched=tuple(map(process_id_from, response.watched_processes)),
+        next_within_seconds=seconds_of(response.next_within),
+    )
+
+
 def use(lease: Lease, *processes: ProcessId, **how: Any) -> LeaseUse:
     """An idle, loaded model, unless said otherwise."""
     facts = {
         "filled": True,
-        "priority": how.pop("use_priority", Priority.NORMAL),
+        "priority": how.pop("use_priority", Priority.NORMAL).wire,
         "pinned": how.pop("pinned_by_use", False),
     }
     return LeaseUse(
         lease_id=lease.grant.id,
         fencing_number=lease.grant.fencing_number,
-        processes=frozenset(processes),
+        processes=map(process_id_message, processes),
         **{**facts, **how},
     )

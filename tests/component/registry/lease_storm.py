@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
-from lease_stage import GIB, MARGIN, Acquisition, SimulatedHost, Stage, program, session_id
+from lease_stage import GIB, MARGIN, Acquisition, SimulatedHost, Stage, program, renew, renewal, session_id, use
 
-from registry_svc.ledger.domain import LeaseUse, Renewal
 from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseState
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest
+from weft.api.registry.v1.lease_service_pb2 import LeaseUse
 from weft.gpu.snapshot import ProcessId, Source
 from weft.kernel.errors import WeftError
 from weft.kernel.request import CALLER_BANDS, Priority
@@ -94,14 +94,9 @@ class Actor:
             await self._move_on(held)
 
     async def renew(self) -> None:
-        renewal = Renewal(
-            holder=self.holder,
-            session_id=session_id(self.holder),
-            uses=tuple(self._use(held) for held in self.held.values() if not held.leaving or held.process),
-            snapshot=self.storm.host.look(self.asked),
-        )
+        uses = [self._use(held) for held in self.held.values() if not held.leaving or held.process]
         try:
-            answer = await self.storm.stage.ledger.renew(renewal)
+            answer = await renew(self.storm.stage.ledger, renewal(self.holder, uses, self.storm.host.look(self.asked)))
         except WeftError:
             self.due = self.storm.now + 1.0
             return
@@ -111,9 +106,8 @@ class Actor:
             self.storm.count["lost"] += 1
             if held.process is not None:
                 self.storm.end_later(held.process)
-        for use in renewal.uses:
-            if use.lease_id in self.held:
-                self.held[use.lease_id].confirmed = self.storm.now
+        for lease_id in {each.lease_id for each in uses}.intersection(self.held):
+            self.held[lease_id].confirmed = self.storm.now
 
     def unload(self, held: Held) -> None:
         held.leaving = True
@@ -156,7 +150,7 @@ class Actor:
             if load.granted is None:
                 self.storm.count["refused"] += 1
                 continue
-            lease = load.granted.lease
+            lease = load.granted
             self.storm.count["granted"] += 1
             start_at = self.storm.now + self.storm.random.choice([0.0, 0.0, 1.0, 30.0])
             granted_at = (lease.grant.created_at - self.storm.began_at).total_seconds()
@@ -186,14 +180,13 @@ class Actor:
             self.storm.count["released"] += 1
 
     def _use(self, held: Held) -> LeaseUse:
-        return LeaseUse(
-            lease_id=held.lease.grant.id,
-            fencing_number=held.lease.grant.fencing_number,
-            processes=frozenset() if held.process is None else frozenset({held.process}),
+        return use(
+            held.lease,
+            *([] if held.process is None else [held.process]),
             filled=held.process is not None and self.storm.now >= held.filled_at,
             active_requests=held.active,
-            priority=held.priority,
-            pinned=held.pinned,
+            use_priority=held.priority,
+            pinned_by_use=held.pinned,
         )
 
 

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from lease_stage import GIB, SimulatedHost, Stage, session_id
+from lease_stage import GIB, SimulatedHost, Stage, renew, renewal
 
-from registry_svc.ledger.domain import Renewal
 from registry_svc.ledger.lease_table import DEVICES_KEPT_SECONDS
 from registry_svc.ledger.policy.leases import Holder
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessSnapshot
@@ -24,7 +23,7 @@ def _lie(stage: Stage) -> HostSnapshot:
 
 
 async def _tell(stage: Stage, holder: Holder, snapshot: HostSnapshot) -> None:
-    await stage.ledger.renew(Renewal(holder=holder, session_id=session_id(holder), uses=(), snapshot=snapshot))
+    await renew(stage.ledger, renewal(holder, (), snapshot))
     await stage.settle()
 
 

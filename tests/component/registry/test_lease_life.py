@@ -1,14 +1,13 @@
 """The life of a lease: granted, renewed, given up, orphaned, over."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from lease_stage import GIB, MARGIN, Stage, program, session_id, use
+from lease_stage import GIB, MARGIN, Stage, granted_lease, program, renew, renewal, session_id, use
 
 from registry_svc.ledger import lease_table
-from registry_svc.ledger.domain import Granted, Renewal
 from registry_svc.ledger.policy.leases import Holder, HolderKind
+from weft.api.registry.v1.lease_service_pb2 import LeaseUse
 from weft.gpu.snapshot import HostSnapshot, ProcessId, Source
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -62,10 +61,10 @@ async def test_a_lease_that_was_renewed_is_not_given_up_when_its_call_is_cancell
     async with Stage() as stage:
         words = stage.ledger.acquire(stage.request(stage.runner(), GIB))
         granted = await anext(words)
-        assert isinstance(granted, Granted)
+        lease = granted_lease(stage.ledger, granted)
         await words.aclose()
         await stage.settle()
-        await stage.renew(stage.runner(), use(granted.lease))
+        await stage.renew(stage.runner(), use(lease))
         await stage.pass_time(2.0)
         assert stage.states() == ["m1 held"]
 
@@ -171,7 +170,7 @@ async def test_a_renewal_of_what_is_not_the_holders_own_is_lost(wrong: str) -> N
             await stage.release(lease)
         use_ = use(lease)
         changed = {"lease_id": use_.lease_id, "fencing_number": use_.fencing_number, **how}
-        answer = await stage.renew(holder, type(use_)(**changed))
+        answer = await stage.renew(holder, LeaseUse(**changed))
         assert answer.lost_lease_ids == (changed["lease_id"],)
 
 
@@ -268,11 +267,7 @@ async def test_the_number_of_hosts_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     async with Stage() as stage:
         await stage.renew(stage.runner())
         with pytest.raises(WeftError) as refusal:
-            await stage.ledger.renew(
-                Renewal(
-                    holder=program(), session_id="", uses=(), snapshot=HostSnapshot(host="host-b", source=Source.NVML)
-                )
-            )
+            await renew(stage.ledger, renewal(program(), (), HostSnapshot(host="host-b", source=Source.NVML)))
         assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
 
 
@@ -293,13 +288,10 @@ async def test_a_renewal_beside_an_orphan_that_lives_on_starts_no_step_of_the_wh
         await stage.look()
         assert stage.states() == ["m1 orphaned"]
         observer = stage.runner("observer")
-        renewal = Renewal(
-            holder=observer, session_id=session_id(observer), uses=(), snapshot=stage.host.look([process])
-        )
-        await stage.ledger.renew(renewal)
+        await renew(stage.ledger, renewal(observer, (), stage.host.look([process])))
         assert not stage.ledger._wake.is_set(), "hosts with an orphan would keep the registry busy"
         stage.host.end(process)
-        await stage.ledger.renew(replace(renewal, snapshot=stage.host.look([process])))
+        await renew(stage.ledger, renewal(observer, (), stage.host.look([process])))
         assert stage.ledger._wake.is_set()
         await stage.settle()
         assert stage.states() == []

@@ -4,10 +4,9 @@ from contextlib import aclosing
 
 import pytest
 from kit.messages import changed
-from lease_stage import GIB, ScriptedCalls, SimulatedHost
+from lease_stage import GIB, ScriptedCalls, SimulatedHost, granted_lease, wanted
 
 from registry_svc.config import LedgerConfig, RegistryConfig
-from registry_svc.ledger.domain import AcquireRequest, Granted
 from registry_svc.ledger.lease_store import SqlLeaseStore
 from registry_svc.ledger.lease_table import dial_out_lookup, session_lookup
 from registry_svc.ledger.ledger import Ledger
@@ -15,6 +14,7 @@ from registry_svc.ledger.policy.leases import Holder, HolderKind
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.store import SqlStore
+from weft.api.registry.v1.lease_service_pb2 import AcquireLeaseRequest
 from weft.api.registry.v1.runner_pb2 import Runner
 from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
 from weft.kernel.clock import SystemClock
@@ -30,15 +30,10 @@ def opening(life: str, session_id: str = "") -> OpenSessionRequest:
     )
 
 
-def request(life: str, session_id: str) -> AcquireRequest:
-    return AcquireRequest(
-        request_id=f"load-{life}",
-        holder=Holder(kind=HolderKind.RUNNER, name="r1", incarnation=life),
-        session_id=session_id,
-        purpose="m1",
-        snapshot=SimulatedHost().look(),
-        size=GIB,
-    )
+def request(life: str, session_id: str) -> AcquireLeaseRequest:
+    holder = Holder(kind=HolderKind.RUNNER, name="r1", incarnation=life)
+    asked = {"request_id": f"load-{life}", "session_id": session_id, "purpose": "m1"}
+    return wanted(holder, GIB, SimulatedHost().look(), **asked)
 
 
 async def test_a_runner_leases_memory_with_the_session_that_it_opened() -> None:
@@ -55,8 +50,7 @@ async def test_a_runner_leases_memory_with_the_session_that_it_opened() -> None:
         assert sessions("r1") == (session.id, "life-1")
         async with aclosing(ledger.acquire(request("life-1", session.id))) as words:
             (granted,) = [word async for word in words]
-        assert isinstance(granted, Granted)
-        assert (await SqlLeaseStore(store).load()).grants == (granted.lease.grant,)
+        assert (await SqlLeaseStore(store).load()).grants == (granted_lease(ledger, granted).grant,)
 
         again = await roster.open_session(opening("life-2", session.id))
         assert sessions("r1") == (again.id, "life-2")

@@ -9,8 +9,9 @@ from test_nvml_reader import GIB, Card, Listed, StandIn
 from weft.gpu.nvml import NvmlReader
 from weft.gpu.observer import HostObserver
 from weft.gpu.snapshot import HostSnapshot
-from weft.gpu.snapshot_messages import snapshot_from, snapshot_message
+from weft.gpu.snapshot_messages import check_processes, snapshot_from, snapshot_message
 from weft.kernel.errors import WeftError
+from weft.kernel.field_rules import check_message
 
 HUGE = 2**64 - 2
 OTHER = Card(name="other", bus=9)
@@ -18,7 +19,10 @@ OTHER = Card(name="other", bus=9)
 
 def _sight(*cards: Card) -> HostSnapshot:
     observer = HostObserver(reader=NvmlReader(StandIn(*cards).load), host="h")
-    return snapshot_from(snapshot_message(observer.look_blocking(fresh=True)))
+    message = snapshot_message(observer.look_blocking(fresh=True))
+    check_message(message, "sighting")
+    check_processes(message, "sighting")
+    return snapshot_from(message)
 
 
 def _held(**listed: Any) -> Card:
@@ -60,4 +64,4 @@ def test_the_registry_would_refuse_such_a_card() -> None:
     message = snapshot_message(_sight(OTHER))
     message.devices[0].total_bytes = 0
     with pytest.raises(WeftError):
-        snapshot_from(message)
+        check_message(message, "sighting")

@@ -8,8 +8,16 @@ from kit.examples import given
 
 from weft.api.registry.v1 import lease_pb2
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
-from weft.gpu.snapshot_messages import MAX_DEVICE_BYTES, MAX_DEVICES, MAX_PROCESSES, snapshot_from, snapshot_message
+from weft.gpu.snapshot_messages import (
+    MAX_DEVICE_BYTES,
+    MAX_DEVICES,
+    MAX_PROCESSES,
+    check_processes,
+    snapshot_from,
+    snapshot_message,
+)
 from weft.kernel.errors import FieldError
+from weft.kernel.field_rules import check_message
 
 GIB = 1024**3
 _BYTES = st.integers(0, MAX_DEVICE_BYTES)
@@ -47,7 +55,15 @@ def _sights(draw: st.DrawFn) -> HostSnapshot:
 
 @given(_sights())
 def test_a_sighting_comes_back_as_it_was_sent(sight: HostSnapshot) -> None:
-    assert snapshot_from(lease_pb2.HostSighting.FromString(snapshot_message(sight).SerializeToString())) == sight
+    message = lease_pb2.HostSighting.FromString(snapshot_message(sight).SerializeToString())
+    _check(message)
+    assert snapshot_from(message) == sight
+
+
+def _check(message: lease_pb2.HostSighting) -> None:
+    """As the registry checks it."""
+    check_message(message, "sighting")
+    check_processes(message, "sighting")
 
 
 def _good() -> lease_pb2.HostSighting:
@@ -106,10 +122,10 @@ def _set(path: str, value: object) -> Spoil:
 )
 def test_what_is_wrong_in_a_sighting_is_named(spoil: Spoil, field: str) -> None:
     message = _good()
-    snapshot_from(message)  # the negative control: without the fault it is taken
+    _check(message)  # the negative control: without the fault it is taken
     spoil(message)
     with pytest.raises(FieldError) as refused:
-        snapshot_from(message)
+        _check(message)
     assert refused.value.field == field
 
 

@@ -5,27 +5,31 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from ledger_values import lease
 
 from registry_svc.config import LedgerConfig
-from registry_svc.ledger.policy.leases import Holder, HolderKind
-from registry_svc.ledger.servicer import (
-    MAX_BYTES,
-    acquire_request_of,
-    earlier_lives_of,
-    host_filter_of,
-    release_of,
-    renewal_of,
+from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, MemoryRequest
+from registry_svc.ledger.requests import (
+    check_acquire,
+    check_holder,
+    check_renewal,
+    holder_from,
+    memory_request_from,
+    renewed_with,
 )
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
-from weft.gpu.snapshot_messages import MAX_DEVICE_BYTES
+from weft.gpu.snapshot_messages import MAX_DEVICE_BYTES, MAX_DEVICES, snapshot_from
 from weft.kernel.errors import FieldError
+from weft.kernel.field_rules import check_message
 from weft.kernel.request import Priority
 
 Acquire = lease_service_pb2.AcquireLeaseRequest
 Renew = lease_service_pb2.RenewLeasesRequest
 Change = Callable[[Any], Any]
+MAX_BYTES = MAX_DEVICES * MAX_DEVICE_BYTES
+NOW = 1_000.0
 
 
 def holder() -> lease_pb2.LeaseHolder:
@@ -65,6 +69,18 @@ def renew() -> Renew:
     return Renew(holder=holder(), session_id="session", leases=uses, sighting=sighting())
 
 
+def wanted_by(request: Acquire) -> MemoryRequest:
+    """What the ledger makes of a request that it accepts."""
+    check_acquire(request)
+    return memory_request_from(request, arrival=7, now=NOW, max_wait_seconds=300.0)
+
+
+def used_by(request: Renew) -> Lease:
+    """A lease after the first use of a renewal that the ledger accepts."""
+    check_renewal(request)
+    return renewed_with(lease(1), request.leases[0], NOW)
+
+
 def test_what_is_asked_arrives_whole() -> None:
     request = acquire()
     request.device_indexes.extend([1, 0])
@@ -72,11 +88,12 @@ def test_what_is_asked_arrives_whole() -> None:
     request.priority = priority_pb2.PRIORITY_HIGH
     request.max_wait.FromMilliseconds(2_500)
     request.pinned = True
-    wanted = acquire_request_of(request)
+    wanted = wanted_by(request)
     assert wanted.holder == Holder(kind=HolderKind.RUNNER, name="r1", incarnation="life-1")
-    assert (wanted.request_id, wanted.session_id, wanted.purpose, wanted.size) == ("once", "session", "qwen", 50)
+    assert (wanted.request_id, wanted.host, wanted.purpose, wanted.size) == ("once", "hôst a", "qwen", 50)
     assert (wanted.device_indexes, wanted.max_devices) == (frozenset({0, 1}), 2)
-    assert (wanted.priority, wanted.max_wait_seconds, wanted.pinned) == (Priority.HIGH, 2.5, True)
+    assert (wanted.priority, wanted.deadline, wanted.pinned) == (Priority.HIGH, NOW + 2.5, True)
+    assert (wanted.arrival, wanted.key) == (7, "RUNNER\nr1\nlife-1\nonce")
     devices = (
         DeviceSnapshot(index=0, id="GPU-0", name="card", total_bytes=100, used_bytes=0, utilization=0.0),
         DeviceSnapshot(index=1, id="GPU-1", name="card", total_bytes=100),
@@ -84,14 +101,22 @@ def test_what_is_asked_arrives_whole() -> None:
     processes = tuple(
         ProcessSnapshot(process=ProcessId(pid, 9), alive=True, bytes_by_device=((0, 7), (1, 5))) for pid in (7, 8)
     )
-    assert wanted.snapshot == HostSnapshot(host="hôst a", source=Source.NVML, devices=devices, processes=processes)
+    assert snapshot_from(request.sighting) == HostSnapshot(
+        host="hôst a", source=Source.NVML, devices=devices, processes=processes
+    )
 
 
 def test_what_is_not_set_has_its_default() -> None:
-    wanted = acquire_request_of(acquire())
-    assert (wanted.priority, wanted.max_wait_seconds, wanted.pinned) == (Priority.NORMAL, None, False)
-    use = renewal_of(renew()).uses[0]
+    wanted = wanted_by(acquire())
+    assert (wanted.priority, wanted.deadline, wanted.pinned) == (Priority.NORMAL, NOW + 300.0, False)
+    use = used_by(renew())
     assert (use.priority, use.last_used_at, use.filled) == (Priority.NORMAL, None, False)
+
+
+def test_a_wait_is_no_longer_than_the_registry_allows() -> None:
+    request = acquire()
+    request.max_wait.FromSeconds(301)
+    assert wanted_by(request).deadline == NOW + 300.0
 
 
 def test_a_use_arrives_whole() -> None:
@@ -99,9 +124,9 @@ def test_a_use_arrives_whole() -> None:
     request.leases[0].filled = True
     request.leases[0].active_requests = 3
     request.leases[0].last_used_time.FromJsonString("2026-01-01T00:00:00Z")
-    use = renewal_of(request).uses[0]
-    assert (use.lease_id, use.fencing_number, use.filled, use.active_requests) == ("lease-1", 1, True, 3)
-    assert use.processes == frozenset({ProcessId(7, 9)})
+    use = used_by(request)
+    assert (use.grant.id, use.renewed, use.filled, use.active_requests) == ("lease-1", NOW, True, 3)
+    assert use.named == frozenset({ProcessId(7, 9)})
     assert use.last_used_at == datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -197,20 +222,20 @@ RENEW = [
 @pytest.mark.parametrize(("field", "change"), [*BOTH, *ACQUIRE])
 def test_a_request_for_memory_beyond_a_limit_is_refused_by_field(field: str, change: Change) -> None:
     request = acquire()
-    acquire_request_of(request)
+    check_acquire(request)
     change(request)
     with pytest.raises(FieldError) as refusal:
-        acquire_request_of(request)
+        check_acquire(request)
     assert refusal.value.field == field
 
 
 @pytest.mark.parametrize(("field", "change"), [*BOTH, *RENEW])
 def test_a_renewal_beyond_a_limit_is_refused_by_field(field: str, change: Change) -> None:
     request = renew()
-    renewal_of(request)
+    check_renewal(request)
     change(request)
     with pytest.raises(FieldError) as refusal:
-        renewal_of(request)
+        check_renewal(request)
     assert refusal.value.field == field
 
 
@@ -218,34 +243,34 @@ def test_a_program_may_call_itself_and_its_purpose_what_it_likes() -> None:
     request = acquire()
     request.holder.kind = lease_pb2.LeaseHolder.KIND_PROGRAM
     request.holder.name, request.purpose, request.session_id = "my training", "fine tuning " * 21, ""
-    wanted = acquire_request_of(request)
-    assert wanted.holder == Holder(kind=HolderKind.PROGRAM, name="my training", incarnation="life-1")
+    check_acquire(request)
+    assert holder_from(request.holder) == Holder(kind=HolderKind.PROGRAM, name="my training", incarnation="life-1")
     for field, value in (("holder.name", ""), ("holder.name", "x" * 129), ("purpose", "x" * 257)):
         request = acquire()
         request.holder.kind = lease_pb2.LeaseHolder.KIND_PROGRAM
         set_field(field, value)(request)
         with pytest.raises(FieldError, match=field):
-            acquire_request_of(request)
+            check_acquire(request)
 
 
 def test_a_release_names_what_is_wrong_with_it() -> None:
     good = lease_service_pb2.ReleaseLeaseRequest(holder=holder(), lease_id="lease-1", fencing_number=1)
-    assert release_of(good)[2:] == ("lease-1", 1)
+    check_holder(good)
     for field, value in (("lease_id", ""), ("lease_id", "x" * 129), ("fencing_number", -1), ("holder.name", "")):
         request = lease_service_pb2.ReleaseLeaseRequest()
         request.CopyFrom(good)
         set_field(field, value)(request)
         with pytest.raises(FieldError) as refusal:
-            release_of(request)
+            check_holder(request)
         assert refusal.value.field == field
 
 
 def test_other_requests_are_checked_too() -> None:
     with pytest.raises(FieldError, match=r"holder\.kind"):
-        earlier_lives_of(lease_service_pb2.ReleaseEarlierLivesRequest())
+        check_holder(lease_service_pb2.ReleaseEarlierLivesRequest())
     with pytest.raises(FieldError, match="host"):
-        host_filter_of(lease_service_pb2.ListHostMemoryRequest(host="a\x00b"))
-    assert host_filter_of(lease_service_pb2.ListHostMemoryRequest(host="a")) == "a"
+        check_message(lease_service_pb2.ListHostMemoryRequest(host="a\x00b"))
+    check_message(lease_service_pb2.ListHostMemoryRequest(host="a"))
 
 
 @pytest.mark.parametrize("name", LedgerConfig.__dataclass_fields__)
@@ -266,11 +291,11 @@ def test_a_lease_must_outlive_the_interval_of_its_renewals() -> None:
 def test_a_program_cannot_take_a_band_of_the_mesh_itself_and_a_runner_is_asked_to_load_in_it(band: Priority) -> None:
     request, renewal = acquire(), renew()
     request.priority = renewal.leases[0].priority = priority_pb2.Priority.ValueType(band.wire)
-    assert acquire_request_of(request).priority is band
-    assert renewal_of(renewal).uses[0].priority is band
+    assert wanted_by(request).priority is band
+    assert used_by(renewal).priority is band
     for message in (request, renewal):
         message.holder.kind, message.session_id = lease_pb2.LeaseHolder.KIND_PROGRAM, ""
     with pytest.raises(FieldError, match="priority"):
-        acquire_request_of(request)
+        check_acquire(request)
     with pytest.raises(FieldError, match="priority"):
-        renewal_of(renewal)
+        check_renewal(renewal)

@@ -40,7 +40,7 @@ class Device(google.protobuf.message.Message):
     name: builtins.str
     """What it is called, for people."""
     total_bytes: builtins.int
-    """Its memory."""
+    """Its memory; at most 16 TiB."""
     used_bytes: builtins.int
     """Memory in use, by any process. Absent: unknown."""
     utilization: builtins.float
@@ -239,7 +239,7 @@ class LeaseHolder(google.protobuf.message.Message):
     kind: global___LeaseHolder.Kind.ValueType
     """What it is."""
     name: builtins.str
-    """A runner's name; for a program whatever it calls itself."""
+    """A runner's name; for a program whatever it calls itself, on one line; at most 128 characters."""
     incarnation: builtins.str
     """One life of it."""
     def __init__(
