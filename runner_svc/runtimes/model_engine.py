@@ -8,6 +8,7 @@ from pathlib import Path
 
 from runner_svc.backend.engine_process import EnginePorts
 from runner_svc.backend.port import Backend
+from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.memory.estimate import (
     FileForecast,
     ForecastModel,
@@ -55,6 +56,8 @@ class ModelContext:
     estimator: MemoryEstimator = field(default_factory=MemoryEstimator)
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     """Environment variables, which hold API keys, and which engines are started with."""
+    environments: EnvironmentFolder = field(default_factory=EnvironmentFolder)
+    """The installed environments of engines."""
     trained_context_tokens: int = 0
     """Trained context of the model by its file, the maximum for a load; 0: unknown."""
 

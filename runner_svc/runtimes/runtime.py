@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.settings import ModelSettings
@@ -69,6 +70,8 @@ class Runtime(Generic[Settings]):
     """Returns the load parameters in a model's settings, by name, for estimates."""
     requirement: Requirement | None = None
     """Program or library that must be installed."""
+    environment: EngineEnvironment | None = None
+    """Environment that its engines run in where the runner has no `command`; None: weft's own."""
     find_fault: Callable[[Settings, Mapping[str, str]], ModelFault | None] | None = None
     """Checks within seconds whether a model's server has it; the mapping is the environment. None: there is no server
     to check before a start."""

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from router_svc.store.promises import PromiseFile
+from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.runtimes.runtime import ModelFault
 from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings, UpstreamSettings
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in_names, installed, require_runtime
@@ -121,7 +122,7 @@ def examine(home: WeftHome, config_path: Path | None, port: int | None) -> Itera
     yield from _runtimes()
     yield from _servers(config)
     yield _accelerators()
-    yield from _requirements(config)
+    yield from _requirements(config, home.environments)
     yield _port(home, port if port is not None else config.port)
     if home.running() is not None:
         yield from _engines(home)
@@ -255,14 +256,18 @@ def _server(model: ModelSettings, fault: ModelFault | None) -> Finding:
     return Finding(check="server", verdict=verdict, detail=detail, remedy=fault.remedy)
 
 
-def _requirements(config: WeftConfig) -> Iterator[Finding]:
-    """Whether the programs and libraries of the configured runtimes are installed; each is named once."""
+def _requirements(config: WeftConfig, environments: EnvironmentFolder) -> Iterator[Finding]:
+    """Whether the programs, libraries and environments of the configured runtimes are installed; each is named once."""
     configured = [(runner.runtime, runner.command) for runner in config.runners or ()]
     runners = [(DEFAULT_RUNTIME, None)] if config.runners is None else configured
     for name, command in dict.fromkeys(runners):
-        needed = require_runtime(name).requirement
+        runtime = require_runtime(name)
+        needed, environment = runtime.requirement, runtime.environment
         if needed is not None:
             yield _attempt(needed.name, partial(needed.find, command), needed.remedy)
+        if environment is not None and not command:
+            look = partial(environments.description, environment)
+            yield _attempt("environment", look, environments.install_command(environment.name))
 
 
 def _accelerators() -> Finding:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runner_svc.environments.folder import EnvironmentFolder
 from weft.kernel.errors import WeftError
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.reasons import Reason
@@ -48,6 +49,11 @@ class WeftHome:
     def logs(self) -> Path:
         """Folder of log files, each bounded in size."""
         return self.root / "logs"
+
+    @property
+    def environments(self) -> EnvironmentFolder:
+        """Folder of the environments of engines, which `weft runtime install` makes."""
+        return EnvironmentFolder(self.root / "runtimes")
 
     @property
     def up_file(self) -> Path:

@@ -47,6 +47,7 @@ from weft_app.compose.published_agents import published_agents
 from weft_app.compose.registry import registry_config
 from weft_app.compose.relay import RelayEndpoint, relay_listeners
 from weft_app.compose.router import router_config
+from weft_app.compose.runner import require_environments
 from weft_app.compose.runner_processes import RunnerChild, StartedRunners, retirement_notes
 from weft_app.compose.security import KeyCheck, channel_security, key_check, keys_required
 from weft_app.config.config import WeftConfig
@@ -136,6 +137,7 @@ class UpHost:
         """Starts everything and returns once every model is ready. Raises LOAD_STALLED when one cannot become ready."""
         try:
             require_startable(self._config, self._home)
+            require_environments(self._runners, self._home)
             show(Stage(name="services", detail="starting registry, router and gateway"))
             fleet = await self._start_services()
             show(Stage(name="services", detail=f"listening at {self.url}", done=True))

@@ -1,0 +1,1 @@
+"""Environments of engines: Python installations under the home, each made from lock files with hashes."""

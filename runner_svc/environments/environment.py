@@ -1,0 +1,65 @@
+"""The declaration of an engine's environment: its variants, their lock files, and what proves that it works.
+
+An environment is a folder beside this file with its lock files and an `environment.py`, which holds `ENVIRONMENT`;
+`runner_svc.environments.table` finds them. Several runtimes may share one: their descriptors name it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+PythonVersion = tuple[int, int]
+"""A minor version of Python, such as (3, 11)."""
+
+
+class Variant(StrEnum):
+    """For which devices the packages of an environment are built."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentVariant:
+    """The packages of an environment for one sort of device."""
+
+    locks: tuple[str, ...]
+    """Lock files in the environment's folder, installed in this order. They hold every package: dependencies that no
+    lock names are left out."""
+    installed_bytes: int
+    """Measured size of the installed environment."""
+    download_bytes: int
+    """Measured size of the packages."""
+    stubs: tuple[str, ...] = ()
+    """Distributions without content, as "name==version": for programs that ask for the version of a package under a
+    name by which it was not installed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEnvironment:
+    """A Python environment that engines run in, apart from weft's own: its packages never decide those of weft."""
+
+    folder: Path
+    """Folder of the lock files; its name is the environment's."""
+    summary: str
+    """Description in one line."""
+    variants: Mapping[Variant, EnvironmentVariant]
+    check: str
+    """Python code that its interpreter runs after the installation; an exception means that it does not work."""
+    oldest_python: PythonVersion
+    newest_python: PythonVersion
+    """The versions of Python that the locks have packages for."""
+
+    @property
+    def name(self) -> str:
+        """The name of `weft runtime install`, and of its folder under the home."""
+        return self.folder.name
+
+    def lock_files(self, variant: Variant) -> tuple[Path, ...]:
+        """Returns the lock files of a variant that it has."""
+        return tuple(self.folder / lock for lock in self.variants[variant].locks)
+
+    def supports_python(self, version: PythonVersion) -> bool:
+        """Whether the locks have packages for this version."""
+        return self.oldest_python <= version <= self.newest_python

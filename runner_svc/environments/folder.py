@@ -1,0 +1,70 @@
+"""The folder of the installed environments under a home, and the programs in them.
+
+`<root>/<name>` is a link to the installed version of an environment, so that engines are started from
+`<root>/<name>/bin`, and a new version replaces the old one at once.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner_svc.environments.environment import EngineEnvironment
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+NO_FOLDER = Path("/dev/null/runtimes")
+"""A folder that cannot exist, for what is not part of a home."""
+PYTHON = "python"
+_VERSIONS = ".versions"
+_USUAL_HOME = Path("~/.weft")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentFolder:
+    """The folder of environments, `<home>/runtimes`."""
+
+    root: Path = NO_FOLDER
+
+    def environment_python(self, environment: EngineEnvironment) -> Path:
+        """Returns the interpreter of an environment. Raises as `environment_program`."""
+        return self.environment_program(environment, PYTHON)
+
+    def environment_program(self, environment: EngineEnvironment, program: str) -> Path:
+        """Returns a program in an environment, such as "vllm".
+
+        Raises INVALID_ARGUMENT with the command that installs the environment where it is not installed.
+        """
+        link, command = self.link(environment), self.install_command(environment.name)
+        if not link.exists():
+            raise WeftError(
+                Reason.INVALID_ARGUMENT, f"the environment {environment.name} is not installed; run: {command}"
+            )
+        found = link / "bin" / program
+        if not found.exists():
+            raise WeftError(
+                Reason.INVALID_ARGUMENT,
+                f"the environment {environment.name} is damaged: there is no {found}; run: {command} --reinstall",
+            )
+        return found
+
+    def description(self, environment: EngineEnvironment) -> str:
+        """Returns a description of an installed environment. Raises as `environment_program`."""
+        self.environment_python(environment)
+        return f"{environment.name}: {self.link(environment)}"
+
+    def link(self, environment: EngineEnvironment) -> Path:
+        """Returns the path of an environment, installed or not."""
+        return self.root / environment.name
+
+    def versions(self, environment: EngineEnvironment) -> Path:
+        """Returns the folder of what the link points to; other folders in it are leftovers."""
+        return self.root / _VERSIONS / environment.name
+
+    def lock_file(self, environment: EngineEnvironment) -> Path:
+        """Returns the file that is locked while an environment changes."""
+        return self.root / _VERSIONS / f"{environment.name}.lock"
+
+    def install_command(self, name: str) -> str:
+        """Returns the command that installs an environment."""
+        command = f"weft runtime install {name}"
+        usual = self.root in (NO_FOLDER, _USUAL_HOME.expanduser() / self.root.name)
+        return command if usual else f"{command} --home {self.root.parent}"

@@ -1,0 +1,1 @@
+"""The environment of vLLM, served and in process."""

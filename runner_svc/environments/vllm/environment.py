@@ -1,0 +1,22 @@
+"""The environment of vLLM: the program `vllm`, and the library for engines in process."""
+
+from pathlib import Path
+
+from runner_svc.environments.environment import EngineEnvironment, EnvironmentVariant, Variant
+
+ENVIRONMENT = EngineEnvironment(
+    folder=Path(__file__).parent,
+    summary="vLLM 0.32.0",
+    variants={
+        Variant.CPU: EnvironmentVariant(
+            locks=("cpu-torch.lock", "cpu.lock"),
+            installed_bytes=3_100_000_000,
+            download_bytes=900_000_000,
+            # The program asks for its version under this name, and the build for processors has another.
+            stubs=("vllm==0.32.0+cpu",),
+        ),
+    },
+    check="import msgspec, vllm; from vllm.entrypoints.cli import main",
+    oldest_python=(3, 11),
+    newest_python=(3, 13),
+)

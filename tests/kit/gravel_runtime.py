@@ -1,0 +1,102 @@
+"""A runtime of another package whose engines run in an environment of its own, as if it were installed.
+
+Its environment holds one package, `pebble`, a wheel made here.
+"""
+
+import hashlib
+import zipfile
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+from kit.runtime_plugin import write_distribution
+
+NAME = "gravel"
+WHEEL = "pebble-1.0-py3-none-any.whl"
+CONFIGURATION = "runners: [{name: box, runtime: gravel, models: [{name: stone}]}]"
+
+_RUNTIME = """
+from pathlib import Path
+
+from runner_svc.environments.environment import EngineEnvironment, EnvironmentVariant, Variant
+from runner_svc.runtimes.openai_http.parameters import PARAMETERS
+from runner_svc.runtimes.runtime import Runtime
+from runner_svc.runtimes.settings import StartedModelSettings
+
+ENVIRONMENT = EngineEnvironment(
+    folder=Path(__file__).parent / "gravel",
+    summary="Gravel 1.0",
+    variants={variants},
+    check={check!r},
+    oldest_python=(3, 11),
+    newest_python=(3, 14),
+)
+
+
+def build(model, context):
+    raise context.refuse("name", context.environments.environment_program(ENVIRONMENT, "pebble"))
+
+
+RUNTIME = Runtime(
+    name="gravel",
+    summary="gravel",
+    docs="https://example.com",
+    settings=StartedModelSettings,
+    build=build,
+    parameters=PARAMETERS,
+    environment=ENVIRONMENT,
+)
+"""
+_SIZES = 'locks=("cpu.lock",), installed_bytes={bytes}, download_bytes=1'
+_CPU = f'Variant.CPU: EnvironmentVariant({_SIZES}, stubs=("grit==2.0+cpu",))'
+_CUDA = f"Variant.CUDA: EnvironmentVariant({_SIZES})"
+
+
+def install_gravel(
+    site: Path,
+    lock: str = "",
+    *,
+    check: str = "import pebble",
+    variants: tuple[str, ...] = ("cpu", "cuda"),
+    needed_bytes: int = 1_000_000,
+) -> Path:
+    """Installs the runtime into `site`, a folder of Python packages; returns its lock file."""
+    package = site / "weft_gravel"
+    (package / NAME).mkdir(parents=True)
+    chosen = [{"cpu": _CPU, "cuda": _CUDA}[variant].format(bytes=needed_bytes) for variant in variants]
+    text = _RUNTIME.replace("{variants}", "{" + ", ".join(chosen) + "}").replace("{check!r}", repr(check))
+    (package / "runtime.py").write_text(text, "utf-8")
+    (package / "__init__.py").touch()
+    write_distribution(site, "weft-gravel", "1.0", {f"weft.runtimes:{NAME}": "weft_gravel.runtime:RUNTIME"})
+    path = package / NAME / "cpu.lock"
+    path.write_text(lock, "utf-8")
+    return path
+
+
+def lock_of(wheel: Path) -> str:
+    """Returns the lock file of one wheel."""
+    name, version = wheel.name.split("-")[:2]
+    return f"{name}=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+
+
+def write_wheel(folder: Path, *, filling_bytes: int = 0) -> Path:
+    """Writes the wheel of `pebble`, with a program of that name; `filling_bytes` make it larger."""
+    folder.mkdir(parents=True, exist_ok=True)
+    info = "pebble-1.0.dist-info"
+    files = {
+        "pebble/__init__.py": b"def main():\n    print('a pebble')\n",
+        "pebble/filling": bytes(filling_bytes),
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: pebble\nVersion: 1.0\n",
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: weft\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": b"[console_scripts]\npebble = pebble:main\n",
+    }
+    record = "".join(f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in files.items())
+    files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    path = folder / WHEEL
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, content in files.items():
+            wheel.writestr(name, content)
+    return path
+
+
+def _digest(content: bytes) -> str:
+    return urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

@@ -1,0 +1,133 @@
+"""Where the programs of an environment are, and what is said where it is not installed."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kit.gravel_runtime import CONFIGURATION, NAME, install_gravel
+
+from runner_svc.environments.environment import EngineEnvironment
+from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.runtimes import table
+from runner_svc.runtimes.environment_table import environments, require_environment, users_of
+from runner_svc.runtimes.model_engine import ModelContext
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft_app.cli.doctor import Verdict, examine
+from weft_app.compose.home import WeftHome
+from weft_app.compose.runner import require_environments, runner_config
+from weft_app.config.loader import load_config
+
+
+@pytest.fixture
+def gravel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineEnvironment]:
+    """The environment of an installed runtime of another package."""
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    install_gravel(tmp_path / "site")
+    table.installed.cache_clear()
+    yield require_environment(NAME)
+    table.installed.cache_clear()
+    for module in ("weft_gravel.runtime", "weft_gravel"):
+        del sys.modules[module]
+
+
+def _place(folder: EnvironmentFolder, *programs: str) -> Path:
+    """Puts an environment with these programs where an installation would."""
+    version = folder.root / ".versions" / NAME / "1"
+    (version / "bin").mkdir(parents=True)
+    for program in programs:
+        (version / "bin" / program).touch()
+    (folder.root / NAME).symlink_to(version)
+    return folder.root / NAME
+
+
+def test_the_programs_of_an_installed_environment_are_found_by_their_names(
+    gravel: EngineEnvironment, tmp_path: Path
+) -> None:
+    folder = WeftHome(tmp_path / "home").environments
+    link = _place(folder, "python", "pebble")
+    assert link == tmp_path / "home" / "runtimes" / NAME
+    assert folder.environment_python(gravel) == link / "bin" / "python"
+    assert folder.environment_program(gravel, "pebble") == link / "bin" / "pebble"
+
+
+def test_a_missing_environment_is_refused_with_the_command_that_installs_it(
+    gravel: EngineEnvironment, tmp_path: Path
+) -> None:
+    with pytest.raises(WeftError) as refused:
+        WeftHome(tmp_path).environments.environment_python(gravel)
+    assert refused.value.reason is Reason.INVALID_ARGUMENT
+    command = f"weft runtime install gravel --home {tmp_path}"
+    assert refused.value.message == f"the environment gravel is not installed; run: {command}"
+
+
+def test_a_damaged_environment_is_refused_with_the_command_that_makes_it_again(
+    gravel: EngineEnvironment, tmp_path: Path
+) -> None:
+    folder = WeftHome(tmp_path).environments
+    _place(folder, "python")
+    with pytest.raises(WeftError, match=rf"there is no {tmp_path}/runtimes/gravel/bin/pebble; run: .* --reinstall"):
+        folder.environment_program(gravel, "pebble")
+
+
+def test_the_usual_home_needs_no_option() -> None:
+    usual = WeftHome(Path("~/.weft").expanduser()).environments
+    assert usual.install_command("gravel") == "weft runtime install gravel"
+
+
+def test_a_context_without_a_home_has_no_environments(gravel: EngineEnvironment) -> None:
+    with pytest.raises(WeftError, match=r"run: weft runtime install gravel$"):
+        ModelContext(where="runners.box").environments.environment_python(gravel)
+
+
+def test_an_environment_of_another_package_is_in_the_table_with_the_runtimes_that_use_it(
+    gravel: EngineEnvironment,
+) -> None:
+    assert gravel in environments()
+    assert [runtime.name for runtime in users_of(gravel)] == [NAME]
+    with pytest.raises(FieldError, match=r"there is no environment 'gravle'; did you mean gravel\?"):
+        require_environment("gravle")
+
+
+def test_the_locks_say_for_which_python_they_are(gravel: EngineEnvironment) -> None:
+    narrow = replace(gravel, oldest_python=(3, 11), newest_python=(3, 12))
+    answers = [narrow.supports_python(version) for version in ((3, 10), (3, 11), (3, 12), (3, 13))]
+    assert answers == [False, True, True, False]
+
+
+@pytest.mark.usefixtures("gravel")
+def test_a_start_and_the_doctor_name_the_command_where_an_environment_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "weft.yaml"
+    path.write_text(CONFIGURATION, "utf-8")
+    home = WeftHome(tmp_path / "home")
+    runners = load_config(path).runners or ()
+    command = f"weft runtime install gravel --home {home.root}"
+    with pytest.raises(FieldError, match=rf"runners.box: the environment gravel is not installed; run: {command}$"):
+        require_environments(runners, home)
+    (missing,) = [finding for finding in examine(home, path, 0) if finding.check == "environment"]
+    assert (missing.verdict, missing.remedy) == (Verdict.FAILED, command)
+
+    link = _place(home.environments, "python", "pebble")
+    require_environments(runners, home)
+    (there,) = [finding for finding in examine(home, path, 0) if finding.check == "environment"]
+    assert (there.verdict, there.detail) == (Verdict.OK, f"gravel: {link}")
+
+
+@pytest.mark.usefixtures("gravel")
+def test_a_runner_with_a_command_of_its_own_needs_no_environment(tmp_path: Path) -> None:
+    path = tmp_path / "weft.yaml"
+    path.write_text(CONFIGURATION.replace("runtime: gravel", "runtime: gravel, command: [pebble]"), "utf-8")
+    home = WeftHome(tmp_path / "home")
+    require_environments(load_config(path).runners or (), home)
+    assert not [finding for finding in examine(home, path, 0) if finding.check == "environment"]
+
+
+@pytest.mark.usefixtures("gravel")
+def test_a_runtime_gets_the_environments_of_its_home(tmp_path: Path) -> None:
+    path = tmp_path / "weft.yaml"
+    path.write_text(CONFIGURATION, "utf-8")
+    (section,) = load_config(path).runners or ()
+    with pytest.raises(WeftError, match=f"not installed; run: weft runtime install gravel --home {tmp_path}"):
+        runner_config(section, WeftHome(tmp_path), address="unix:/r", registry_address="unix:/g")
