@@ -40,21 +40,12 @@ from gateway.errors import DetailedError
 from gateway.intake.body import read_model
 from gateway.intake.request_model import require_few
 from gateway.media import RequestMedia, supply
-from gateway.openai.chat_fields import (
-    ROLES,
-    TOOL_MODES,
-    ChatTranslation,
-    add_function,
-    fill_json_schema,
-    reasoning_effort,
-    require_offered,
-)
+from gateway.openai.chat_builder import ROLES, ChatBuilder, ChatTranslation, entries
 from gateway.openai.extension_fields import unknown_extensions, unsupported
 from gateway.request_facts import facts_of
-from weft.api.common.v1 import chat_pb2, tokenize_pb2, warning_pb2
+from weft.api.common.v1 import chat_pb2, tokenize_pb2
 from weft.dispatch.operations import TOKENIZE
 from weft.dispatch.payload_description import estimated_prompt_tokens
-from weft.dispatch.schema_guard import SchemaGuard
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.json_objects import add_member
 from weft.kernel.reasons import Reason
@@ -123,69 +114,58 @@ def to_countable(request: CountTokensRequest, limits: RequestLimits, media: Requ
     """Returns the payload whose tokens are counted. Raises INVALID_ARGUMENT naming the wrong field."""
     if request.thread is not None:
         raise _no_threads()
-    require_few(request.messages, "messages", limits.max_messages, "entries")
-    payload = chat_pb2.ChatPayload()
-    turns = Turns(payload, media)
+    chat = ChatBuilder(limits, media)
+    turns = Turns(chat)
     if request.system is not None:
         turns.add_system(request.system)
-    for index, message in enumerate(request.messages):
-        turns.add(message, f"messages[{index}]")
-    warnings = [unsupported(field, "cannot be decrypted and was left out") for field in turns.unreadable]
-    guard = SchemaGuard(limits.schemas)
-    warnings += _fill_tools(payload, request.tools or [], limits, guard)
+    for field, message in entries(request.messages, "messages", limits.max_messages):
+        turns.add(message, field)
+    for field, tool in entries(request.tools, "tools", limits.max_tools):
+        _add_tool(chat, tool, field)
     if request.tool_choice is not None:
-        _fill_tool_choice(payload, request.tool_choice)
-    _fill_output(payload, request, guard)
+        _choose(chat, request.tool_choice)
+    _set_output(chat, request)
     if request.thinking is not None:
-        _fill_thinking(payload, request.thinking)
+        _set_thinking(chat.payload, request.thinking)
     given = request.model_extra or {}
-    warnings += [unsupported(name, "is not supported; it was not used") for name in _NOT_OFFERED if given.get(name)]
-    warnings += unknown_extensions(given)
-    return ChatTranslation(payload, warnings[:MAX_NOTICES])
+    not_offered = [unsupported(name, "is not supported; it was not used") for name in _NOT_OFFERED if given.get(name)]
+    warnings = chat.warnings + not_offered + unknown_extensions(given)
+    return ChatTranslation(chat.payload, warnings[:MAX_NOTICES])
 
 
-def _fill_tools(
-    payload: chat_pb2.ChatPayload, tools: list[ToolParam], limits: RequestLimits, guard: SchemaGuard
-) -> list[warning_pb2.Warning]:
-    """Add the tools; returns a warning for each that is not offered to the model."""
-    require_few(tools, "tools", limits.max_tools, "entries")
-    warnings = []
-    for index, tool in enumerate(tools):
-        if isinstance(tool, FunctionTool):
-            add_function(payload, tool.name, tool, tool.input_schema, f"tools[{index}].input_schema", guard)
-        else:
-            message = f"tools of type '{tool.type[:64]}' are not supported; it was not offered to the model"
-            warnings.append(unsupported(f"tools[{index}]", message))
-    return warnings
+def _add_tool(chat: ChatBuilder, tool: ToolParam, field: str) -> None:
+    """Offer a function; another tool is not offered to the model, and a warning says so."""
+    if isinstance(tool, FunctionTool):
+        chat.add_function(tool.name, tool, tool.input_schema, f"{field}.input_schema")
+    else:
+        message = f"tools of type '{tool.type[:64]}' are not supported; it was not offered to the model"
+        chat.warnings.append(unsupported(field, message))
 
 
-def _fill_tool_choice(payload: chat_pb2.ChatPayload, choice: ToolChoiceParam) -> None:
+def _choose(chat: ChatBuilder, choice: ToolChoiceParam) -> None:
+    payload = chat.payload
     if choice.type == "tool":
         if choice.name is None:
             raise invalid_field("tool_choice.name", "is required for type 'tool'")
-        message = "names none of the tools that are offered to the model"
-        require_offered(payload, (choice.name,), "tool_choice.name", message)
-        payload.tool_choice.function_name = choice.name
-    elif payload.tools:
-        payload.tool_choice.mode = TOOL_MODES[choice.type]
-    elif choice.type == "any":
-        raise invalid_field("tool_choice.type", "cannot be 'any' without a tool that has an 'input_schema'")
+        chat.choose_function(choice.name, "tool_choice.name", "names none of the tools that are offered to the model")
+    elif payload.tools or choice.type == "any":
+        problem = "cannot be 'any' without a tool that has an 'input_schema'"
+        chat.choose_mode(choice.type, "tool_choice.type", problem)
     if choice.disable_parallel_tool_use is not None and payload.tools:
         payload.parallel_tool_calls = not choice.disable_parallel_tool_use
 
 
-def _fill_output(payload: chat_pb2.ChatPayload, request: CountTokensRequest, guard: SchemaGuard) -> None:
+def _set_output(chat: ChatBuilder, request: CountTokensRequest) -> None:
     config, wanted, field = request.output_config, request.output_format, "output_format.schema"
-    if config is not None and config.effort is not None:
-        payload.reasoning_effort = reasoning_effort(config.effort)
+    chat.set_effort(None if config is None else config.effort)
     if config is not None and config.format is not None:
         wanted, field = config.format, "output_config.format.schema"
     if wanted is not None:
-        payload.response_format.json_schema.strict = True
-        fill_json_schema(payload, _SCHEMA_NAME, None, wanted.schema_, field, guard)
+        chat.payload.response_format.json_schema.strict = True
+        chat.set_schema(_SCHEMA_NAME, None, wanted.schema_, field)
 
 
-def _fill_thinking(payload: chat_pb2.ChatPayload, wanted: ThinkingParam) -> None:
+def _set_thinking(payload: chat_pb2.ChatPayload, wanted: ThinkingParam) -> None:
     if wanted.type == "disabled":
         payload.thinking = False
     elif wanted.type == "enabled":
@@ -209,74 +189,60 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class Turns:
-    """Adds messages to one payload. Successive turns of one role are joined, as in Anthropic's API."""
+    """Adds messages to one chat. Successive turns of one role are joined, as in Anthropic's API."""
 
-    def __init__(self, payload: chat_pb2.ChatPayload, media: RequestMedia) -> None:
-        self._payload = payload
-        self._media = media
-        self._calls: set[str] = set()
-        self.unreadable: list[str] = []
-        """Fields of encrypted blocks of other services, which are left out."""
+    def __init__(self, chat: ChatBuilder) -> None:
+        self._chat = chat
 
     def add_system(self, system: str | list[TextBlock]) -> None:
         """Add the system prompt; an empty one is ignored."""
         texts = [system] if isinstance(system, str) else [block.text for block in system]
         for text in texts:
             if text:
-                self._turn(chat_pb2.ROLE_SYSTEM).content.add(text=text)
+                self._turn("system").content.add(text=text)
 
     def add(self, message: MessageParam, field: str) -> None:
         """Add one message. Raises INVALID_ARGUMENT naming a misplaced block."""
         content = message.content
         if isinstance(content, str):
-            self._turn(ROLES[message.role]).content.add(text=content)
+            self._turn(message.role).content.add(text=content)
             return
         if not content and message.role != "assistant":
             raise invalid_field(f"{field}.content", "must have at least one block")
         if message.role == "assistant":
             # An assistant turn without content is still a turn.
-            self._turn(chat_pb2.ROLE_ASSISTANT)
+            self._turn("assistant")
         for index, block in enumerate(content):
             self._add_block(message.role, block, f"{field}.content[{index}]")
 
     def _add_block(self, role: str, block: ContentBlock, field: str) -> None:
         if isinstance(block, TextBlock):
-            self._turn(ROLES[role]).content.add(text=block.text)
+            self._turn(role).content.add(text=block.text)
         elif role == "user" and isinstance(block, ImageBlock):
-            self._turn(chat_pb2.ROLE_USER).content.add(image=self._image(block.source, f"{field}.source"))
+            self._add_image(self._turn(role), block.source, f"{field}.source")
         elif role == "user" and isinstance(block, ToolResultBlock):
             self._add_result(block, field)
         elif role == "assistant" and isinstance(block, ToolUseBlock):
-            self._add_call(block)
+            self._chat.add_call(self._turn(role), block.id, block.name, _encode(block.input))
         elif role == "assistant" and isinstance(block, ThinkingBlock):
-            turn = self._turn(chat_pb2.ROLE_ASSISTANT)
+            turn = self._turn("assistant")
             turn.reasoning += block.thinking
         elif role == "assistant" and isinstance(block, RedactedThinkingBlock):
-            self.unreadable.append(field)
+            self._chat.warnings.append(unsupported(field, "cannot be decrypted and was left out"))
         else:
             raise _misplaced(role, block.type, field)
 
-    def _turn(self, role: chat_pb2.Role.ValueType) -> chat_pb2.ChatMessage:
-        messages = self._payload.messages
-        if messages and messages[-1].role == role:
+    def _turn(self, role: str) -> chat_pb2.ChatMessage:
+        messages = self._chat.payload.messages
+        if messages and messages[-1].role == ROLES[role]:
             return messages[-1]
-        return messages.add(role=role)
-
-    def _add_call(self, block: ToolUseBlock) -> None:
-        self._calls.add(block.id)
-        turn = self._turn(chat_pb2.ROLE_ASSISTANT)
-        turn.tool_calls.add(id=block.id, name=block.name, arguments_text=_encode(block.input))
+        return self._chat.add_message(role)
 
     def _add_result(self, block: ToolResultBlock, field: str) -> None:
-        if block.tool_use_id not in self._calls:
-            raise invalid_field(f"{field}.tool_use_id", "answers no tool_use of an earlier assistant message")
-        turn = self._payload.messages.add(role=chat_pb2.ROLE_TOOL, tool_call_id=block.tool_use_id)
-        content = block.content or ""
-        if isinstance(content, str):
-            turn.content.add(text=content)
-        else:
-            for index, part in enumerate(content):
-                self._add_result_part(turn, part, f"{field}.content[{index}]")
+        problem = "answers no tool_use of an earlier assistant message"
+        self._chat.require_called(block.tool_use_id, f"{field}.tool_use_id", problem)
+        turn = self._chat.add_result(block.tool_use_id)
+        self._chat.add_content(turn, block.content or "", f"{field}.content", self._add_result_part)
         if block.is_error:
             _mark_failed(turn)
 
@@ -284,18 +250,19 @@ class Turns:
         if isinstance(part, TextBlock):
             turn.content.add(text=part.text)
         elif isinstance(part, ImageBlock):
-            turn.content.add(image=self._image(part.source, f"{field}.source"))
+            self._add_image(turn, part.source, f"{field}.source")
         elif isinstance(part, ToolReferenceBlock):
             turn.content.add(text=f"The tool {part.tool_name} is available.")
         else:
             raise invalid_field(f"{field}.type", f"'{part.type[:64]}' is not supported here: send text or images")
 
-    def _image(self, source: Source, field: str) -> chat_pb2.MediaPart:
+    def _add_image(self, turn: chat_pb2.ChatMessage, source: Source, field: str) -> None:
         if isinstance(source, Base64Source):
-            return self._media.encoded_image(source.data, source.media_type, f"{field}.data")
-        if isinstance(source, UrlSource):
-            return self._media.image(source.url, f"{field}.url")
-        raise invalid_field(f"{field}.type", "must be 'base64' or 'url': uploaded files are not supported")
+            self._chat.add_encoded_image(turn, source.data, source.media_type, f"{field}.data")
+        elif isinstance(source, UrlSource):
+            self._chat.add_image(turn, source.url, f"{field}.url")
+        else:
+            raise invalid_field(f"{field}.type", "must be 'base64' or 'url': uploaded files are not supported")
 
 
 def _mark_failed(turn: chat_pb2.ChatMessage) -> None:

@@ -7,7 +7,7 @@ import msgspec
 
 from gateway.answers.answer_builder import encode_json
 from gateway.errors import envelope
-from gateway.openai.chat_fields import FUNCTION
+from gateway.openai.chat_builder import FUNCTION
 from gateway.responses.output import OutputItems
 from gateway.responses.payload import uses_pool_envelope, wants_logprobs
 from gateway.responses.schema import ResponsesRequest, ResponsesToolChoiceObject

@@ -6,15 +6,23 @@ expect it, and each function's output becomes a message of the role `tool`.
 
 from collections.abc import Iterable
 
-from gateway.media import RequestMedia
-from gateway.openai.chat_fields import ROLES
-from gateway.openai.chat_schema import ImageUrl
+from gateway.openai.chat_builder import ChatBuilder
 from gateway.responses.schema import InputItem, InputPart
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import invalid_field
 
-_TEXT_TYPES = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
-_IMAGE_TYPES = frozenset({"input_image", "image_url"})
+_PART_MEMBERS = {
+    "input_text": "text",
+    "output_text": "text",
+    "text": "text",
+    "summary_text": "text",
+    "reasoning_text": "text",
+    "input_image": "image_url",
+    "image_url": "image_url",
+    "input_audio": "input_audio",
+}
+"""By type of a content part: the member that has its content."""
+_ASSISTANT_PART_MEMBERS = _PART_MEMBERS | {"refusal": "refusal"}
 MAX_CALL_NAME_CHARS = 256
 """Maximum length of a called function's name."""
 PART_TYPES = frozenset({"text", "image_url"})
@@ -24,20 +32,14 @@ _ITEM_TYPES = "'message', 'function_call', 'function_call_output', 'reasoning' o
 _PART_TYPES = "'input_text', 'input_image', 'input_audio', 'output_text' or 'refusal'"
 
 
-class ConversationBuilder:
-    """Appends items, in order, to the messages of a payload."""
+class ItemReader:
+    """Adds items, in order, to the messages of a chat."""
 
-    def __init__(self, payload: chat_pb2.ChatPayload, media: RequestMedia) -> None:
-        self._payload = payload
-        self._media = media
+    def __init__(self, chat: ChatBuilder) -> None:
+        self._chat = chat
         self._turn: chat_pb2.ChatMessage | None = None
-        self._calls: set[str] = set()
         self.reasoning_unread = 0
         """Number of encrypted reasoning items, which are left out."""
-
-    def add_text(self, role: str, text: str) -> None:
-        """Add a message of plain text."""
-        self._message(role).content.add(text=text)
 
     def add(self, item: InputItem, field: str) -> None:
         """Add one item. Raises INVALID_ARGUMENT naming `field` or a part of it."""
@@ -55,10 +57,7 @@ class ConversationBuilder:
 
     def add_parts(self, item: InputItem, field: str) -> None:
         """Add a user message whose content parts were given in place of items."""
-        message = self._message("user")
-        for index, part in enumerate(item.content or ()):
-            assert isinstance(part, InputPart)
-            self._fill_part(message, part, f"{field}[{index}]")
+        self._chat.add_content(self._message("user"), item.content or (), field, self._add_part)
 
     def _add_message(self, item: InputItem, field: str) -> None:
         if item.role is None:
@@ -68,7 +67,7 @@ class ConversationBuilder:
         if item.content == [] and item.role != "assistant":
             raise invalid_field(f"{field}.content", "must have at least one part")
         message = self._assistant_message() if item.role == "assistant" else self._message(item.role)
-        self._fill_content(message, item.content, f"{field}.content")
+        self._chat.add_content(message, item.content, f"{field}.content", self._add_part)
 
     def _add_call(self, item: InputItem, field: str) -> None:
         for name in ("call_id", "name", "arguments"):
@@ -76,22 +75,18 @@ class ConversationBuilder:
                 raise invalid_field(f"{field}.{name}", "is required")
         if len(item.name or "") > MAX_CALL_NAME_CHARS:
             raise invalid_field(f"{field}.name", f"must have at most {MAX_CALL_NAME_CHARS} characters")
-        assert item.call_id is not None
-        self._calls.add(item.call_id)
-        self._assistant_turn().tool_calls.add(
-            id=item.call_id, name=item.name or "", arguments_text=item.arguments or ""
-        )
+        turn = self._new_turn() if self._turn is None else self._turn
+        self._chat.add_call(turn, item.call_id or "", item.name or "", item.arguments or "")
 
     def _add_output(self, item: InputItem, field: str) -> None:
         if item.call_id is None:
             raise invalid_field(f"{field}.call_id", "is required")
-        if item.call_id not in self._calls:
-            raise invalid_field(f"{field}.call_id", "answers no function call of the input")
+        self._chat.require_called(item.call_id, f"{field}.call_id", "answers no function call of the input")
         if item.output is None:
             raise invalid_field(f"{field}.output", "is required")
-        message = self._payload.messages.add(role=chat_pb2.ROLE_TOOL, tool_call_id=item.call_id)
+        message = self._chat.add_result(item.call_id)
         self._turn = None
-        self._fill_content(message, item.output, f"{field}.output")
+        self._chat.add_content(message, item.output, f"{field}.output", self._add_part)
         if not message.content:
             message.content.add(text="")
 
@@ -107,7 +102,7 @@ class ConversationBuilder:
 
     def _message(self, role: str) -> chat_pb2.ChatMessage:
         self._turn = None
-        return self._payload.messages.add(role=ROLES[role])
+        return self._chat.add_message(role)
 
     def _assistant_message(self) -> chat_pb2.ChatMessage:
         """Returns the assistant message to extend: the current turn, unless it has text and no calls."""
@@ -116,52 +111,20 @@ class ConversationBuilder:
             turn = self._new_turn()
         return turn
 
-    def _assistant_turn(self) -> chat_pb2.ChatMessage:
-        return self._new_turn() if self._turn is None else self._turn
-
     def _new_turn(self) -> chat_pb2.ChatMessage:
-        self._turn = self._payload.messages.add(role=chat_pb2.ROLE_ASSISTANT)
+        self._turn = self._chat.add_message("assistant")
         return self._turn
 
-    def _fill_content(self, target: chat_pb2.ChatMessage, content: str | list[InputPart], field: str) -> None:
-        if isinstance(content, str):
-            target.content.add(text=content)
-            return
-        for index, part in enumerate(content):
-            self._fill_part(target, part, f"{field}[{index}]")
-
-    def _fill_part(self, target: chat_pb2.ChatMessage, part: InputPart, field: str) -> None:
-        if part.type in _TEXT_TYPES:
-            if part.text is None:
-                raise invalid_field(f"{field}.text", "is required for a part of this type")
-            target.content.add(text=part.text)
-        elif part.type in _IMAGE_TYPES:
-            target.content.add(image=self._image(part, field))
-        elif part.type == "input_audio":
-            if part.input_audio is None:
-                raise invalid_field(f"{field}.input_audio", "is required for a part of this type")
-            audio = part.input_audio
-            recording = self._media.encoded_audio(audio.data, audio.format, f"{field}.input_audio.data")
-            target.content.add(audio=recording)
-        elif part.type == "refusal" and target.role == chat_pb2.ROLE_ASSISTANT:
-            target.refusal += part.refusal or ""
-        elif part.type == "input_file":
+    def _add_part(self, message: chat_pb2.ChatMessage, part: InputPart, field: str) -> None:
+        is_assistant = message.role == chat_pb2.ROLE_ASSISTANT
+        members = _ASSISTANT_PART_MEMBERS if is_assistant else _PART_MEMBERS
+        if part.type == "input_file":
             raise invalid_field(f"{field}.type", "files are not supported; send their text, or their pages as images")
-        else:
-            raise invalid_field(f"{field}.type", f"must be {_PART_TYPES}")
-
-    def _image(self, part: InputPart, field: str) -> chat_pb2.MediaPart:
-        if part.image_url is None:
-            if part.file_id is not None:
-                raise invalid_field(
-                    f"{field}.file_id", "uploaded files are not supported; send the image as a data: URL"
-                )
-            raise invalid_field(f"{field}.image_url", "is required for a part of this type")
-        if isinstance(part.image_url, ImageUrl):
-            url, place, detail = part.image_url.url, f"{field}.image_url.url", part.image_url.detail
-        else:
-            url, place, detail = part.image_url, f"{field}.image_url", part.detail
-        return self._media.image(url, place, detail=detail or "")
+        if members.get(part.type) == "image_url" and part.image_url is None and part.file_id is not None:
+            raise invalid_field(f"{field}.file_id", "uploaded files are not supported; send the image as a data: URL")
+        is_empty = is_assistant and part.type == "refusal" and part.refusal is None
+        if not is_empty:
+            self._chat.add_part(message, part, field, members, _PART_TYPES)
 
 
 def reasoning_text(item: InputItem) -> str:

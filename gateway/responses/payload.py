@@ -5,23 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.config import RequestLimits
-from gateway.intake.request_model import require_few
 from gateway.media import RequestMedia
-from gateway.openai.chat_fields import (
-    FUNCTION,
-    ChatTranslation,
-    add_function,
-    fill_json_schema,
-    fill_thinking,
-    fill_tool_mode,
-    keep_functions,
-    reasoning_effort,
-    require_offered,
-)
+from gateway.openai.chat_builder import FUNCTION, ChatBuilder, ChatTranslation, entries
 from gateway.openai.chat_schema import MAX_NAME_CHARS
-from gateway.openai.extension_fields import fill_extra, unknown_extensions, unsupported
+from gateway.openai.extension_fields import unknown_extensions, unsupported
 from gateway.openai.sampling import fill_sampling, require_choices, require_stream_options_fit
-from gateway.responses.input_items import PART_TYPES, ConversationBuilder
+from gateway.responses.input_items import PART_TYPES, ItemReader
 from gateway.responses.schema import (
     Decoding,
     InputItem,
@@ -33,7 +22,6 @@ from gateway.responses.schema import (
     TextFormat,
 )
 from weft.api.common.v1 import chat_pb2, sampling_pb2, warning_pb2
-from weft.dispatch.schema_guard import SchemaGuard
 from weft.kernel.errors import invalid_field
 
 LOGPROBS = "message.output_text.logprobs"
@@ -69,21 +57,22 @@ def to_response_request(
     """
     require_stream_options_fit(request)
     _require_offered(request, limits)
-    params = ChatTranslation(chat_pb2.ChatPayload())
-    payload, warnings = params.payload, params.warnings
-    _fill_messages(params, request, conversation, media, limits)
+    chat = ChatBuilder(limits, media)
+    payload = chat.payload
+    _add_messages(chat, request, conversation, limits)
     _fill_sampling(payload, request, limits)
-    warnings += fill_tools(payload, request.tools or [], limits)
+    _add_tools(chat, request.tools, limits)
     if request.tool_choice is not None:
-        fill_tool_choice(payload, request.tool_choice)
+        _choose(chat, request.tool_choice)
     if request.parallel_tool_calls is not None:
         payload.parallel_tool_calls = request.parallel_tool_calls
     if request.text is not None and request.text.format is not None:
-        fill_format(payload, request.text.format, limits)
-    _fill_thinking(payload, request)
-    _fill_extra(payload, request)
-    warnings += _unused(request)
-    return params
+        _set_format(chat, request.text.format)
+    is_default = request.thinking in {None, "default"}
+    chat.set_thinking(request, None if is_default else request.thinking == "enabled")
+    chat.set_effort(None if request.reasoning is None else request.reasoning.effort)
+    _set_extra(chat, request)
+    return ChatTranslation(payload, chat.warnings + _unused(request))
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
@@ -138,12 +127,8 @@ def _require_offered(request: ResponsesRequest, limits: RequestLimits) -> None:
             raise invalid_field(f"include[{index}]", f"must be one of {', '.join(sorted(_INCLUDES))}")
 
 
-def _fill_messages(
-    params: ChatTranslation,
-    request: ResponsesRequest,
-    conversation: Conversation,
-    media: RequestMedia,
-    limits: RequestLimits,
+def _add_messages(
+    chat: ChatBuilder, request: ResponsesRequest, conversation: Conversation, limits: RequestLimits
 ) -> None:
     items, earlier = conversation.items, conversation.earlier
     name = "messages" if request.messages is not None else "input"
@@ -151,23 +136,23 @@ def _fill_messages(
         raise invalid_field(name, "must have at least one item")
     if len(items) + len(earlier) > limits.max_messages:
         raise invalid_field(name, f"must have at most {limits.max_messages} items, those before it included")
-    builder = ConversationBuilder(params.payload, media)
+    reader = ItemReader(chat)
     if request.instructions:
-        builder.add_text("system", request.instructions)
+        chat.add_message("system").content.add(text=request.instructions)
     for item in earlier:
-        builder.add(item, "previous_response_id")
+        reader.add(item, "previous_response_id")
     if request.messages is not None:
         require_pool_messages(request.messages)
     if isinstance(request.input, list) and is_parts(request.input):
-        builder.add_parts(items[0], name)
+        reader.add_parts(items[0], name)
     else:
         for index, item in enumerate(items):
-            builder.add(item, name if isinstance(request.input, str) else f"{name}[{index}]")
-    if not params.payload.messages:
+            reader.add(item, name if isinstance(request.input, str) else f"{name}[{index}]")
+    if not chat.payload.messages:
         raise invalid_field(name, "must have at least one message")
-    if builder.reasoning_unread:
-        params.warnings.append(unsupported(name, "reasoning that another service has encrypted was left out"))
-    fill_languages(params.payload, request)
+    if reader.reasoning_unread:
+        chat.warnings.append(unsupported(name, "reasoning that another service has encrypted was left out"))
+    fill_languages(chat.payload, request)
 
 
 def _fill_sampling(payload: chat_pb2.ChatPayload, request: ResponsesRequest, limits: RequestLimits) -> None:
@@ -181,30 +166,14 @@ def _fill_sampling(payload: chat_pb2.ChatPayload, request: ResponsesRequest, lim
             payload.top_logprobs = request.top_logprobs
 
 
-def _fill_thinking(payload: chat_pb2.ChatPayload, request: ResponsesRequest) -> None:
-    arguments = request.chat_template_kwargs
-    spellings = {
-        "enable_thinking": request.enable_thinking,
-        "thinking": None if request.thinking in {None, "default"} else request.thinking == "enabled",
-        "chat_template_kwargs.enable_thinking": None if arguments is None else arguments.enable_thinking,
-    }
-    fill_thinking(payload, spellings)
-    if request.reasoning is not None and request.reasoning.effort is not None:
-        payload.reasoning_effort = reasoning_effort(request.reasoning.effort)
-
-
-def _fill_extra(payload: chat_pb2.ChatPayload, request: ResponsesRequest) -> None:
+def _set_extra(chat: ChatBuilder, request: ResponsesRequest) -> None:
     unknown = request.model_extra or {}
     given = {name: value for name, value in unknown.items() if name not in _NOT_USED and name not in _NOT_OFFERED}
     if request.text is not None and request.text.verbosity is not None:
         given["verbosity"] = request.text.verbosity
     if request.decoding is not None and (request.decoding.beam_size or 1) > 1:
         given["beam_size"] = request.decoding.beam_size
-    arguments = dict((request.chat_template_kwargs and request.chat_template_kwargs.model_extra) or {})
-    arguments |= languages_of(request)
-    if arguments:
-        given["chat_template_kwargs"] = arguments
-    fill_extra(payload.extra_parameters, given)
+    chat.set_extra(given, request, languages_of(request))
 
 
 def _unused(request: ResponsesRequest) -> list[warning_pb2.Warning]:
@@ -291,61 +260,49 @@ _NAME_RULE = f"must be 1 to {MAX_NAME_CHARS} letters, digits, '_' or '-'"
 _MAX_SHOWN_CHARS = 64
 
 
-def fill_tools(
-    payload: chat_pb2.ChatPayload, tools: list[ResponseTool], limits: RequestLimits
-) -> list[warning_pb2.Warning]:
-    """Add the functions. Returns a warning for each other tool: those are not offered to the model."""
-    require_few(tools, "tools", limits.max_tools, "entries")
-    warnings, guard = [], SchemaGuard(limits.schemas)
-    for index, tool in enumerate(tools):
-        field = f"tools[{index}]"
+def _add_tools(chat: ChatBuilder, tools: Sequence[ResponseTool] | None, limits: RequestLimits) -> None:
+    """Add the functions, and a warning for each other tool: those are not offered to the model."""
+    for field, tool in entries(tools, "tools", limits.max_tools):
         if tool.type == FUNCTION:
             name = _required_name(tool.name, f"{field}.name")
-            add_function(payload, name, tool, tool.parameters, f"{field}.parameters", guard)
+            chat.add_function(name, tool, tool.parameters, f"{field}.parameters")
         else:
             shown = tool.type[:_MAX_SHOWN_CHARS]
-            warnings.append(unsupported(field, f"tools of type '{shown}' are not supported; it was left out"))
-    return warnings
+            message = f"tools of type '{shown}' are not supported; it was left out"
+            chat.warnings.append(unsupported(field, message))
 
 
-def fill_tool_choice(payload: chat_pb2.ChatPayload, choice: str | ResponsesToolChoiceObject) -> None:
-    """Set the tool choice. Raises INVALID_ARGUMENT for an unsupported one."""
+def _choose(chat: ChatBuilder, choice: str | ResponsesToolChoiceObject) -> None:
     if isinstance(choice, str):
-        fill_tool_mode(payload, choice, "tool_choice")
+        chat.choose_mode(choice, "tool_choice")
     elif choice.type == FUNCTION:
         if choice.name is None:
             raise invalid_field("tool_choice.name", "is required")
-        require_offered(payload, (choice.name,), "tool_choice.name")
-        payload.tool_choice.function_name = choice.name
+        chat.choose_function(choice.name, "tool_choice.name")
     elif choice.type == "allowed_tools":
-        _fill_allowed(payload, choice)
+        _choose_allowed(chat, choice)
     else:
         raise invalid_field("tool_choice.type", "must be 'function' or 'allowed_tools': other tools are not supported")
 
 
-def _fill_allowed(payload: chat_pb2.ChatPayload, choice: ResponsesToolChoiceObject) -> None:
+def _choose_allowed(chat: ChatBuilder, choice: ResponsesToolChoiceObject) -> None:
     if choice.tools is None or choice.mode is None:
         raise invalid_field("tool_choice.tools" if choice.tools is None else "tool_choice.mode", "is required")
     names = {tool.name for tool in choice.tools if tool.type == FUNCTION}
-    require_offered(payload, names, "tool_choice.tools", "names a function that is none of the tools")
-    keep_functions(payload, names, "tool_choice.tools")
-    fill_tool_mode(payload, choice.mode, "tool_choice.mode")
+    chat.require_offered(names, "tool_choice.tools", "names a function that is none of the tools")
+    chat.keep_functions(names, "tool_choice.tools")
+    chat.choose_mode(choice.mode, "tool_choice.mode")
 
 
-def fill_format(payload: chat_pb2.ChatPayload, wanted: TextFormat, limits: RequestLimits) -> None:
-    """Set the format of the answer."""
-    if wanted.type == "text":
-        payload.response_format.text = True
-        return
-    if wanted.type == "json_object" and wanted.schema_ is None:
-        payload.response_format.json_object = True
+def _set_format(chat: ChatBuilder, wanted: TextFormat) -> None:
+    if chat.set_plain_format(wanted.type, wanted.schema_):
         return
     # An object with a schema must follow it, as in chat completions.
     given = "answer" if wanted.name is None and wanted.type == "json_object" else wanted.name
     name, field = _required_name(given, "text.format.name"), "text.format.schema"
     if wanted.schema_ is None:
         raise invalid_field(field, "is required for type 'json_schema'")
-    fill_json_schema(payload, name, wanted, wanted.schema_, field, SchemaGuard(limits.schemas))
+    chat.set_schema(name, wanted, wanted.schema_, field)
 
 
 def _required_name(name: str | None, field: str) -> str:

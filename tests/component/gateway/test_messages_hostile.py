@@ -15,7 +15,7 @@ from gateway.anthropic.schema import MessagesRequest
 from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
-from gateway.openai.chat_fields import ChatTranslation
+from gateway.openai.chat_builder import ChatTranslation
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

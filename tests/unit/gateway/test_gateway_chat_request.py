@@ -14,6 +14,7 @@ from weft.api.common.v1 import chat_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import plain_object
+from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.reasons import Reason
 from weft_testing.media_files import png, wav
 
@@ -515,3 +516,17 @@ def test_what_is_understood_and_not_done_is_told(fields: dict[str, object], told
 def test_no_more_warnings_are_told_than_an_answer_holds() -> None:
     raw = json.dumps({"model": "m", "messages": [USER], "tools": [{"type": "custom"}] * 1000}).encode()
     assert len(warnings_of(parse(ChatRequest, raw, max_depth=64))) == 64
+
+
+def test_schemas_of_tools_and_of_the_answer_are_counted_together() -> None:
+    """Each had the bytes and patterns of a whole request, though the limit is one for both."""
+    schema = {"description": "x" * 600}
+    fields = {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+    }
+    raw = json.dumps({"model": "m", "messages": [USER], **fields}).encode()
+    limits = RequestLimits(schemas=SchemaLimits(max_total_bytes=1024))
+    with pytest.raises(FieldError, match="at most 1024 bytes together") as refused:
+        to_payload(parse(ChatRequest, raw, max_depth=64), limits)
+    assert refused.value.field == "response_format.json_schema.schema"

@@ -9,7 +9,7 @@ from gateway.anthropic.schema import MessagesRequest
 from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
-from gateway.openai.chat_fields import ChatTranslation
+from gateway.openai.chat_builder import ChatTranslation
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.json_objects import plain_object

@@ -10,7 +10,7 @@ from kit.examples import examples, given
 from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
-from gateway.openai.chat_fields import ChatTranslation
+from gateway.openai.chat_builder import ChatTranslation
 from gateway.responses.document import ResponseDocument
 from gateway.responses.history import conversation_of, items_to_store
 from gateway.responses.output import new_response_id

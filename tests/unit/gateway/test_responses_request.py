@@ -8,12 +8,13 @@ from google.protobuf.json_format import MessageToDict
 from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
-from gateway.openai.chat_fields import ChatTranslation
+from gateway.openai.chat_builder import ChatTranslation
 from gateway.responses.payload import Conversation, own_items, to_response_request, uses_pool_envelope
 from gateway.responses.schema import InputItem, ResponsesRequest
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import plain_object
+from weft.kernel.json_schema import SchemaLimits
 from weft_testing.media_files import png, wav
 
 LIMITS = RequestLimits(max_messages=8, max_tools=3)
@@ -377,3 +378,17 @@ def test_the_figures_come_with_each_field_that_asks_for_them(fields: dict[str, o
 
 def test_a_request_of_an_official_client_asks_for_no_figures() -> None:
     assert not uses_pool_envelope(request_of(input=[USER], temperature=0.5, allow_remote=True, include=[], tools=[]))
+
+
+def test_schemas_of_tools_and_of_the_answer_are_counted_together() -> None:
+    """Each had the bytes and patterns of a whole request, though the limit is one for both."""
+    schema = {"description": "x" * 600}
+    request = request_of(
+        input="Say hi",
+        tools=[FUNCTION | {"parameters": schema}],
+        text={"format": {"type": "json_schema", "name": "a", "schema": schema}},
+    )
+    limits = RequestLimits(schemas=SchemaLimits(max_total_bytes=1024))
+    with pytest.raises(FieldError, match="at most 1024 bytes together") as refused:
+        to_response_request(request, Conversation(own_items(request)), RequestMedia(MediaConfig()), limits)
+    assert refused.value.field == "text.format.schema"

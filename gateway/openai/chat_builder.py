@@ -1,0 +1,259 @@
+"""The builder of chat payloads: messages, tools, tool choice, output schema and thinking, for every API of chats."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from typing import Any, Protocol, TypeVar
+
+from gateway.config import MediaConfig, RequestLimits
+from gateway.intake.request_model import require_few
+from gateway.media import RequestMedia
+from gateway.openai.chat_schema import ImageUrl, InputAudio, TemplateArguments
+from gateway.openai.extension_fields import fill_extra
+from weft.api.common.v1 import chat_pb2, warning_pb2
+from weft.dispatch.schema_guard import SchemaGuard
+from weft.kernel.errors import invalid_field
+from weft.kernel.json_objects import to_json_object
+
+FUNCTION = "function"
+ROLES: Mapping[str, chat_pb2.Role.ValueType] = {
+    "system": chat_pb2.ROLE_SYSTEM,
+    "developer": chat_pb2.ROLE_DEVELOPER,
+    "user": chat_pb2.ROLE_USER,
+    "assistant": chat_pb2.ROLE_ASSISTANT,
+    "tool": chat_pb2.ROLE_TOOL,
+    "function": chat_pb2.ROLE_TOOL,
+}
+_TOOL_MODES: Mapping[str, chat_pb2.ToolChoice.Mode.ValueType] = {
+    "none": chat_pb2.ToolChoice.MODE_NONE,
+    "auto": chat_pb2.ToolChoice.MODE_AUTO,
+    "required": chat_pb2.ToolChoice.MODE_REQUIRED,
+    "any": chat_pb2.ToolChoice.MODE_REQUIRED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTranslation:
+    """A chat payload, with warnings for the caller."""
+
+    payload: chat_pb2.ChatPayload
+    warnings: list[warning_pb2.Warning] = dataclass_field(default_factory=list)
+
+
+class Described(Protocol):
+    """What the schemas of functions and of output formats have in common."""
+
+    @property
+    def description(self) -> str | None:
+        """What it is for, for the model to read."""
+        ...
+
+    @property
+    def strict(self) -> bool | None:
+        """Whether the schema must be followed exactly."""
+        ...
+
+
+class TypedPart(Protocol):
+    """A content part with a type; its content is in one of its members."""
+
+    @property
+    def type(self) -> str:
+        """Its type."""
+        ...
+
+
+class TemplateOptions(Protocol):
+    """Fields of a request about the model's chat template."""
+
+    @property
+    def enable_thinking(self) -> bool | None:
+        """Whether the model thinks."""
+        ...
+
+    @property
+    def chat_template_kwargs(self) -> TemplateArguments | None:
+        """Arguments of the template."""
+        ...
+
+
+PartT = TypeVar("PartT")
+EntryT = TypeVar("EntryT")
+
+
+def entries(
+    given: Sequence[EntryT] | None, field: str, most: int, what: str = "entries"
+) -> Iterator[tuple[str, EntryT]]:
+    """Yields the path of each entry and the entry. Raises INVALID_ARGUMENT naming `field` above `most`."""
+    require_few(given, field, most, what)
+    for index, entry in enumerate(given or ()):
+        yield f"{field}[{index}]", entry
+
+
+class ChatBuilder:
+    """Builds one chat payload from what an API reads from its request.
+
+    Methods with a `field`, a path in the request, raise INVALID_ARGUMENT naming it.
+    """
+
+    def __init__(self, limits: RequestLimits, media: RequestMedia | None = None) -> None:
+        """`media` collects the addresses to fetch; None: addresses are refused."""
+        self.payload = chat_pb2.ChatPayload()
+        self.warnings: list[warning_pb2.Warning] = []
+        """Warnings for the caller."""
+        self._media = media or RequestMedia(MediaConfig())
+        self._guard = SchemaGuard(limits.schemas)
+        self._calls: set[str] = set()
+
+    def add_message(self, role: str) -> chat_pb2.ChatMessage:
+        """Add a message without content."""
+        return self.payload.messages.add(role=ROLES[role])
+
+    def add_call(self, message: chat_pb2.ChatMessage, call_id: str, name: str, arguments: str) -> None:
+        """Add a tool call to an assistant's message."""
+        self._calls.add(call_id)
+        message.tool_calls.add(id=call_id, name=name, arguments_text=arguments)
+
+    def require_called(self, call_id: str, field: str, problem: str) -> None:
+        """Raises INVALID_ARGUMENT with `problem` unless an earlier message has this call."""
+        if call_id not in self._calls:
+            raise invalid_field(field, problem)
+
+    def add_result(self, call_id: str) -> chat_pb2.ChatMessage:
+        """Add a message with the result of a tool call."""
+        return self.payload.messages.add(role=chat_pb2.ROLE_TOOL, tool_call_id=call_id)
+
+    def add_content(
+        self,
+        message: chat_pb2.ChatMessage,
+        content: str | Sequence[PartT],
+        field: str,
+        add_part: Callable[[chat_pb2.ChatMessage, PartT, str], None],
+    ) -> None:
+        """Add text, or parts by `add_part`, which takes the message, a part and its path."""
+        if isinstance(content, str):
+            message.content.add(text=content)
+            return
+        for index, part in enumerate(content):
+            add_part(message, part, f"{field}[{index}]")
+
+    def add_part(
+        self, message: chat_pb2.ChatMessage, part: TypedPart, field: str, members: Mapping[str, str], types: str
+    ) -> None:
+        """Add a content part. `members`: by type, the member that has the content; `types`: them in words."""
+        member = members.get(part.type)
+        if member is None:
+            raise invalid_field(f"{field}.type", f"must be {types}")
+        content = getattr(part, member)
+        if content is None:
+            raise invalid_field(f"{field}.{member}", "is required for a part of this type")
+        if member == "text":
+            message.content.add(text=content)
+        elif member == "refusal":
+            message.refusal += content
+        elif isinstance(content, InputAudio):
+            recording = self._media.encoded_audio(content.data, content.format, f"{field}.{member}.data")
+            message.content.add(audio=recording)
+        elif isinstance(content, ImageUrl):
+            self.add_image(message, content.url, f"{field}.{member}.url", content.detail)
+        else:
+            self.add_image(message, content, f"{field}.{member}", getattr(part, "detail", None))
+
+    def add_image(self, message: chat_pb2.ChatMessage, url: str, field: str, detail: str | None = None) -> None:
+        """Add an image by its URL."""
+        message.content.add(image=self._media.image(url, field, detail=detail or ""))
+
+    def add_encoded_image(self, message: chat_pb2.ChatMessage, data: str, media_type: str, field: str) -> None:
+        """Add an image in base64."""
+        message.content.add(image=self._media.encoded_image(data, media_type, field))
+
+    def add_function(self, name: str, tool: Described, schema: Mapping[str, Any] | None, field: str) -> None:
+        """Offer a function to the model. `schema`: of its arguments, at `field`; None: it has no arguments."""
+        target = self.payload.tools.add().function
+        target.name = name
+        _describe(target, tool)
+        if schema is not None:
+            target.parameters.CopyFrom(to_json_object(self._guard.require_safe(schema, field), field))
+
+    def choose_mode(self, mode: str, field: str, problem: str | None = None) -> None:
+        """Set whether a tool must be called; refused where none can be, with `problem` if given."""
+        if mode in {"required", "any"} and not self.payload.tools:
+            raise invalid_field(field, problem or f"cannot be '{mode}' without a tool of type 'function'")
+        self.payload.tool_choice.mode = _TOOL_MODES[mode]
+
+    def choose_function(self, name: str, field: str, problem: str = "names none of the tools") -> None:
+        """Set the function that must be called; refused with `problem` unless it is offered."""
+        self.require_offered((name,), field, problem)
+        self.payload.tool_choice.function_name = name
+
+    def require_offered(
+        self, names: Collection[str | None], field: str, problem: str = "names none of the tools"
+    ) -> None:
+        """Raises INVALID_ARGUMENT with `problem` unless all names are functions that are offered to the model."""
+        if not {tool.function.name for tool in self.payload.tools}.issuperset(names):
+            raise invalid_field(field, problem)
+
+    def keep_functions(self, names: Collection[str | None], field: str) -> None:
+        """Offer only these functions: engines have no choice of several. Refused for none."""
+        if not names:
+            raise invalid_field(field, "must have a tool of type 'function'")
+        tools = self.payload.tools
+        kept = [tool for tool in tools if tool.function.name in names]
+        del tools[:]
+        tools.extend(kept)
+
+    def set_plain_format(self, kind: str, schema: Mapping[str, Any] | None) -> bool:
+        """Set a format of the answer without a schema. Returns False for one with a schema."""
+        target = self.payload.response_format
+        if kind == "text":
+            target.text = True
+        elif kind == "json_object" and schema is None:
+            target.json_object = True
+        else:
+            return False
+        return True
+
+    def set_schema(self, name: str, output: Described | None, schema: Mapping[str, Any], field: str) -> None:
+        """Set the schema that the answer must follow."""
+        target = self.payload.response_format.json_schema
+        target.name = name
+        if output is not None:
+            _describe(target, output)
+        target.schema.CopyFrom(to_json_object(self._guard.require_safe(schema, field), field))
+
+    def set_thinking(self, options: TemplateOptions, thinking: bool | None = None) -> None:
+        """Set whether the model thinks. `thinking`: a further field; refused where two of them differ."""
+        arguments = options.chat_template_kwargs
+        spellings = {
+            "enable_thinking": options.enable_thinking,
+            "thinking": thinking,
+            "chat_template_kwargs.enable_thinking": None if arguments is None else arguments.enable_thinking,
+        }
+        given = {name: value for name, value in spellings.items() if value is not None}
+        if len(set(given.values())) > 1:
+            first, *others = given
+            raise invalid_field(others[-1], f"must not differ from '{first}'")
+        if given:
+            self.payload.thinking = next(iter(given.values()))
+
+    def set_effort(self, effort: str | None) -> None:
+        """Set how much the model thinks, if the request says so."""
+        if effort is not None:
+            self.payload.reasoning_effort = chat_pb2.ReasoningEffort.Value(f"REASONING_EFFORT_{effort.upper()}")
+
+    def set_extra(
+        self, given: Mapping[str, object], options: TemplateOptions, template: Mapping[str, object] | None = None
+    ) -> None:
+        """Set the fields to pass to the engine, those of the chat template included; `template`: further ones."""
+        arguments = options.chat_template_kwargs
+        passed = dict((arguments and arguments.model_extra) or {}) | dict(template or {})
+        if passed:
+            given = {**given, "chat_template_kwargs": passed}
+        fill_extra(self.payload.extra_parameters, given)
+
+
+def _describe(target: chat_pb2.FunctionTool | chat_pb2.JsonSchemaFormat, source: Described) -> None:
+    if source.description is not None:
+        target.description = source.description
+    if source.strict is not None:
+        target.strict = source.strict
