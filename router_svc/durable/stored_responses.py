@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 from sqlalchemy import true
@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from router_svc.durable import statements
 from router_svc.durable.limits import ResponseLimits
+from router_svc.durable.sweeper import Sweeper, Sweeps, sweep_once
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import responses
 from weft.api.router.v1 import stored_response_service_pb2, stored_response_service_pb2_grpc
@@ -18,19 +19,12 @@ from weft.api.router.v1 import stored_response_service_pb2 as pb
 from weft.durable.responses import MAX_CHAIN, ResponseStore, response_not_found
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answers
-from weft.kernel.service import Service, start_restarting, stop_tasks
+from weft.kernel.service import Service
 from weft.kernel.timestamps import datetime_of, stamp_of
 from weft.sql.moments import BoundedMoment, bring_back
-
-if TYPE_CHECKING:
-    import asyncio
-
-
-log = get_logger("weft.router")
 
 SWEPT_AT_ONCE = 100
 """Responses that one statement of a sweep changes; other writes run in between."""
@@ -243,10 +237,9 @@ class ResponseService(Service):
 
     def __init__(self, database: RouterDatabase, limits: ResponseLimits, clock: Clock) -> None:
         self._database = database
-        self._limits = limits
-        self._clock = clock
         self._manager = ResponseManager(database, limits, clock)
-        self._sweeping: asyncio.Task[None] | None = None
+        self._sweeps: Sweeps = {"responses": self._manager.sweep}
+        self._sweeper = Sweeper("response-sweeper", self._sweeps, limits.sweep_interval_seconds, clock)
 
     @property
     def store(self) -> ResponseStore:
@@ -267,24 +260,11 @@ class ResponseService(Service):
     @override
     async def start(self) -> None:
         await self._database.open()
-        await self._sweep_once()
-        self._sweeping = start_restarting(self._sweep, name="response-sweeper", clock=self._clock)
+        await sweep_once(self._sweeps)
+        self._sweeper.start()
 
     @override
     async def stop(self, grace_seconds: float) -> None:
-        if self._sweeping is not None:
-            task, self._sweeping = self._sweeping, None
-            await stop_tasks([task])
+        if self._sweeper.is_started:
+            await self._sweeper.stop()
             await self._database.close()
-
-    async def _sweep(self) -> None:
-        while True:
-            await self._clock.sleep(self._limits.sweep_interval_seconds)
-            await self._sweep_once()
-
-    async def _sweep_once(self) -> None:
-        """Sweeps once. A failure, such as a full disk, is logged and ends no service; the next round repeats it."""
-        try:
-            await self._manager.sweep()
-        except WeftError as error:
-            log.error("responses were not swept", reason=error.reason.name)  # noqa: TRY400 - the cause is logged

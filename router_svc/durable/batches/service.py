@@ -1,8 +1,9 @@
-"""The batch service: batches and files over gRPC, the sweeper that purges them, and their composition."""
+"""The batch service: batches and files over gRPC, and their composition."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import grpc
 from typing_extensions import override
@@ -13,6 +14,7 @@ from router_svc.durable.batches.batch_sql import BatchStore
 from router_svc.durable.batches.files import FileManager
 from router_svc.durable.batches.uploads import IDLE_SECONDS, incomplete_stream, with_idle_timeout
 from router_svc.durable.limits import BatchLimits, TaskLimits
+from router_svc.durable.sweeper import Sweeper, Sweeps, sweep_once
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
@@ -22,19 +24,12 @@ from weft.dispatch.agents import KnownNames
 from weft.durable.batches import BATCH_OUTPUT, MAX_PIECE_BYTES, BatchPort, FilePort, LineResult
 from weft.durable.remote_stores import MAX_LINES_PER_MESSAGE
 from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.log import get_logger
+from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.principal import MAY_LEAVE, MESH_ACCESS
 from weft.kernel.rpc import answering, answers
 from weft.kernel.rpc_auth import caller
-from weft.kernel.service import Service, start_restarting, stop_tasks
-
-if TYPE_CHECKING:
-    import asyncio
-
-
-log = get_logger("weft.router")
+from weft.kernel.service import Service
 
 DEFAULT_LISTED_BATCHES = 20
 DEFAULT_LISTED_FILES = 100
@@ -228,41 +223,6 @@ def _id(text: str, field: str = "id") -> str:
     return require_token(text, field, MAX_REQUEST_ID_CHARS)
 
 
-class Sweeper:
-    """Sweeps files and batches at its start and after each interval."""
-
-    def __init__(self, files: FileManager, batches: BatchManager, limits: BatchLimits, clock: Clock) -> None:
-        self._files = files
-        self._batches = batches
-        self._limits = limits
-        self._clock = clock
-        self._sweeping: asyncio.Task[None] | None = None
-
-    async def start(self, *, all_incomplete: bool) -> None:
-        """Sweeps once, then starts the loop. `all_incomplete`: see `FileManager.sweep`."""
-        await self._once(all_incomplete=all_incomplete)
-        self._sweeping = start_restarting(self._run, name="batch-sweeper", clock=self._clock)
-
-    async def stop(self) -> None:
-        """Stops the loop. Safe to call twice."""
-        if self._sweeping is not None:
-            task, self._sweeping = self._sweeping, None
-            await stop_tasks([task])
-
-    async def _run(self) -> None:
-        while True:
-            await self._clock.sleep(self._limits.sweep_interval_seconds)
-            await self._once(all_incomplete=False)
-
-    async def _once(self, *, all_incomplete: bool) -> None:
-        """Sweeps once. A failure, such as a full disk, is logged and ends no service; the next round repeats it."""
-        for manager, kind in ((self._files, "files"), (self._batches, "batches")):
-            try:
-                await manager.sweep(all_incomplete=all_incomplete)
-            except WeftError as error:
-                log.error("not swept", kind=kind, reason=error.reason.name)  # noqa: TRY400 - the cause is logged
-
-
 def build(
     database: RouterDatabase,
     limits: BatchLimits,
@@ -279,17 +239,24 @@ def build(
     chosen = clock or SystemClock()
     files = FileManager(database, limits, chosen)
     batches = BatchManager(BatchStore(database), limits, task_limits, events, chosen, names=names)
-    return BatchService(database, files, batches, Sweeper(files, batches, limits, chosen))
+    return BatchService(database, files, batches, limits.sweep_interval_seconds, chosen)
 
 
 class BatchService(Service):
     """Serves files and batches beside a router."""
 
-    def __init__(self, database: RouterDatabase, files: FileManager, batches: BatchManager, sweeper: Sweeper) -> None:
+    def __init__(
+        self,
+        database: RouterDatabase,
+        files: FileManager,
+        batches: BatchManager,
+        sweep_interval_seconds: float,
+        clock: Clock,
+    ) -> None:
         self._database = database
         self._files = files
         self._batches = batches
-        self._sweeper = sweeper
+        self._sweeper = Sweeper("batch-sweeper", self._sweeps(), sweep_interval_seconds, clock)
         self._is_open = False
 
     @property
@@ -320,7 +287,8 @@ class BatchService(Service):
         await self._database.open()
         self._is_open = True
         # No other router writes to an unshared database: what is incomplete was left by an earlier process.
-        await self._sweeper.start(all_incomplete=not self._database.is_shared)
+        await sweep_once(self._sweeps(all_incomplete=not self._database.is_shared))
+        self._sweeper.start()
 
     @override
     async def stop(self, grace_seconds: float) -> None:
@@ -331,3 +299,10 @@ class BatchService(Service):
         await self._files.stop(grace_seconds)
         await self._batches.stop(grace_seconds)
         await self._database.close()
+
+    def _sweeps(self, *, all_incomplete: bool = False) -> Sweeps:
+        """Returns the sweeps; `all_incomplete`: see `FileManager.sweep`."""
+        return {
+            "files": partial(self._files.sweep, all_incomplete=all_incomplete),
+            "batches": partial(self._batches.sweep, all_incomplete=all_incomplete),
+        }

@@ -1,20 +1,21 @@
 """The task service: composition of the task engine, its gRPC servicer, and their life cycle."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 from typing_extensions import override
 
 from router_svc.call_metadata import metadata_of, tenant_of
 from router_svc.durable.limits import TaskLimits
+from router_svc.durable.sweeper import Sweeper
 from router_svc.durable.tasks.failpoints import Failpoints, NoFailpoints
 from router_svc.durable.tasks.local_tasks import LocalTasks
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import DatabaseClock, OpenableTaskStore
-from router_svc.durable.tasks.sweeper import OpenTaskCounts, TaskSweeper
+from router_svc.durable.tasks.sweeper import OpenTaskCounts, TaskSweeps
 from router_svc.durable.tasks.task_call import CallMaker, DispatchedCalls
 from router_svc.durable.tasks.task_engine import TaskEngine
 from router_svc.durable.tasks.task_events import TaskEventBus
@@ -32,12 +33,8 @@ from weft.kernel.names import MAX_REQUEST_ID_CHARS, new_id, require_token
 from weft.kernel.principal import MAY_LEAVE
 from weft.kernel.rpc import ChannelPool, answering, answers
 from weft.kernel.rpc_auth import caller
-from weft.kernel.service import Service, start_restarting, stop_tasks
+from weft.kernel.service import Service
 from weft.kernel.telemetry import TRACEPARENT, valid_traceparent
-
-if TYPE_CHECKING:
-    import asyncio
-
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -163,9 +160,9 @@ class TaskService(Service):
         )
         self._engine = TaskEngine(deps)
         self._counts = OpenTaskCounts(store, limits, clock)
-        self._sweeper = TaskSweeper(deps, self._counts)
+        sweeps = {"tasks": TaskSweeps(deps, self._counts).sweep}
+        self._sweeper = Sweeper("task-sweeper", sweeps, limits.sweep_interval_seconds, clock)
         self._tasks = LocalTasks(deps, self._engine, self._counts, names)
-        self._sweeping: asyncio.Task[None] | None = None
 
     @property
     def tasks(self) -> TaskPort:
@@ -206,15 +203,13 @@ class TaskService(Service):
             await self._store.stop()
             raise
         await self._engine.start()
-        self._sweeping = start_restarting(self._sweeper.run, name="task-sweeper", clock=self._database_clock.clock)
+        self._sweeper.start(at_once=True)
 
     async def stop(self, grace_seconds: float) -> None:
         """Stops everything; runs that do not end within the grace period are reverted for other routers."""
-        if self._sweeping is not None:
-            task, self._sweeping = self._sweeping, None
-            task.cancel()
-            try:
-                await self._engine.stop(grace_seconds)
-                await stop_tasks([task])
-            finally:
-                await self._store.stop()
+        if not self._sweeper.is_started:
+            return
+        async with AsyncExitStack() as last_first:
+            last_first.push_async_callback(self._store.stop)
+            last_first.push_async_callback(self._engine.stop, grace_seconds)
+            last_first.push_async_callback(self._sweeper.stop)

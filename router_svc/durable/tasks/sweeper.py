@@ -1,4 +1,4 @@
-"""The task sweeper: fails expired tasks, purges old ones, and counts the open tasks of each tenant.
+"""The sweeps of tasks: fail expired tasks, purges old ones, and counts the open tasks of each tenant.
 
 Times that lie too far in the future, because a clock was set back, are corrected first.
 """
@@ -70,8 +70,8 @@ class OpenTaskCounts:
 log = get_logger("weft.tasks")
 
 
-class TaskSweeper:
-    """Sweeps in bounded batches, so that other writes run in between."""
+class TaskSweeps:
+    """Sweeps tasks in bounded batches, so that other writes run in between."""
 
     def __init__(self, deps: TaskDeps, counts: OpenTaskCounts) -> None:
         self._store = deps.store
@@ -79,16 +79,6 @@ class TaskSweeper:
         self._counts = counts
         self._database_clock = deps.database_clock
         self._limits = deps.limits
-
-    async def run(self) -> None:
-        """Sweeps until cancelled, the first time at once."""
-        while True:
-            try:
-                await self.sweep()
-            except WeftError as error:
-                # The next round repeats what failed.
-                log.warning("tasks were not swept", why=error.message)
-            await self._database_clock.clock.sleep(self._limits.sweep_interval_seconds)
 
     async def sweep(self) -> None:
         """Sweeps once. Raises SERVICE_UNAVAILABLE."""

@@ -1,0 +1,61 @@
+"""The sweeper of a durable service: purges and corrections of its records, repeated after an interval."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
+
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
+from weft.kernel.service import start_restarting, stop_tasks
+
+if TYPE_CHECKING:
+    import asyncio
+
+log = get_logger("weft.router")
+
+Sweeps = Mapping[str, Callable[[], Awaitable[None]]]
+"""Sweeps by the kind of their records."""
+
+
+async def sweep_once(sweeps: Sweeps) -> None:
+    """Runs each sweep. A failure, such as a full disk, is logged and ends no service; the next round repeats it."""
+    for kind, sweep in sweeps.items():
+        try:
+            await sweep()
+        except WeftError as error:
+            log.error("not swept", kind=kind, reason=error.reason.name)  # noqa: TRY400 - the cause is logged
+
+
+class Sweeper:
+    """Repeats the sweeps of one service; after an unforeseen end the loop is restarted."""
+
+    def __init__(self, name: str, sweeps: Sweeps, interval_seconds: float, clock: Clock) -> None:
+        """`name`: the loop's, for logs."""
+        self._name = name
+        self._sweeps = sweeps
+        self._interval_seconds = interval_seconds
+        self._clock = clock
+        self._sweeping: asyncio.Task[None] | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it was started and not stopped since."""
+        return self._sweeping is not None
+
+    def start(self, *, at_once: bool = False) -> None:
+        """Starts the loop. `at_once`: the first round does not wait for the interval."""
+
+        async def run() -> None:
+            if at_once:
+                await sweep_once(self._sweeps)
+            while True:
+                await self._clock.sleep(self._interval_seconds)
+                await sweep_once(self._sweeps)
+
+        self._sweeping = start_restarting(run, name=self._name, clock=self._clock)
+
+    async def stop(self) -> None:
+        """Stops the loop. Safe to call twice."""
+        if self._sweeping is not None:
+            task, self._sweeping = self._sweeping, None
+            await stop_tasks([task])
