@@ -68,7 +68,7 @@ def explain_foreign_build(how: str, command: Sequence[str], *, has_answered: boo
 
 def program_name(command: Sequence[str]) -> str:
     """Returns the program of a command: the module where an interpreter runs one, else the file."""
-    if len(command) > 2 and command[1] == "-m":
+    if len(command) > 2 and (command[1] == "-m" or PurePath(command[1]).match("engine_host/bootstrap.py")):
         return command[2]
     return PurePath(command[0]).name if command else "the engine"
 

@@ -10,7 +10,8 @@ from kit.engine_settings import engine_settings
 from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_server
 
 from runner_svc.backend.port import Backend, CallInfo, LoadOrder
-from runner_svc.runtimes.llama_cpp_python.backend import HOST_PROGRAM, LlamaCppPythonBackend
+from runner_svc.runtimes.llama_cpp_python.arguments import HOST_PROGRAM
+from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel

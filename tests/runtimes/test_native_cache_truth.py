@@ -11,7 +11,8 @@ from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_s
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
-from runner_svc.runtimes.llama_cpp_python.backend import HOST_PROGRAM, LlamaCppPythonBackend
+from runner_svc.runtimes.llama_cpp_python.arguments import HOST_PROGRAM
+from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel

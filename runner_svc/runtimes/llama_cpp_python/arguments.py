@@ -1,6 +1,5 @@
 """The command line of the program that hosts llama-cpp-python: from a model's settings and a load's order."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +16,6 @@ from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from weft.kernel.request import Operation
 
 HOST_PROGRAM = "runner_svc.runtimes.llama_cpp_python.host"
-HOST_COMMAND = (sys.executable, "-m", HOST_PROGRAM)
 MAX_GPU_LAYERS = 999
 MAX_BATCH_TOKENS = 65_536
 CACHE_TYPES = ("f16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")

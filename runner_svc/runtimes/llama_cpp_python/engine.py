@@ -3,35 +3,35 @@
 `create_completion` is not used: it hides the number of tokens, and its prefill can be neither observed nor ended.
 """
 
-import codecs
 import inspect
 import json
 import logging
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from runner_svc.runtimes.llama_cpp_python.messages import (
+from runner_svc.engine_host.engine import Job, RefusedError, Send
+from runner_svc.engine_host.messages import (
     Done,
     Embed,
-    Failed,
     Forget,
     Generate,
     LoadProgress,
     PromptProgress,
+    Ready,
     Token,
     Tokenize,
     Tokens,
-    TooLongError,
     ToRunner,
     Vector,
     Work,
 )
+from runner_svc.engine_host.stop_strings import StopMatcher
 
 MAX_SCHEMA_CHARS = 64 * 1024
 MAX_REPETITIONS = 2000
@@ -65,50 +65,6 @@ def _counts(part: dict[str, Any]) -> list[float]:
     return counts
 
 
-class StopMatcher:
-    """Finds stop strings in the bytes of the tokens, and returns the text that can be shown.
-
-    It holds back the bytes of an incomplete character, and text that a stop string may begin with.
-    """
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._stop = tuple(text for text in stop if text)
-        self._longest = max(map(len, self._stop), default=0)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""
-        self.stopped = False
-        """Whether a stop string was found; it and the text after it are never shown."""
-
-    def feed(self, piece: bytes) -> str:
-        """Returns the text that can be shown after these bytes."""
-        return self._show(self._decoder.decode(piece))
-
-    def finish(self) -> str:
-        """Returns the text that was held back, at the end of the generation."""
-        shown = self._show(self._decoder.decode(b"", final=True))
-        rest, self._held = ("" if self.stopped else self._held), ""
-        return shown + rest
-
-    def _show(self, text: str) -> str:
-        if self.stopped:
-            return ""
-        text = self._held + text
-        found = [place for place in map(text.find, self._stop) if place >= 0]
-        if found:
-            self.stopped, self._held = True, ""
-            return text[: min(found)]
-        keep = self._undecided(text)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-    def _undecided(self, text: str) -> int:
-        """Returns the length of the longest end of `text` that a stop string begins with."""
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stop):
-                return length
-        return 0
-
-
 MEAN_POOLING = 1
 """llama.cpp's number for one vector per text, the pooling that weft also sets for llama-server."""
 LAYER_SPLIT = 1
@@ -119,8 +75,6 @@ CACHE_TYPES: Mapping[str, int] = MappingProxyType(
 """ggml's numbers of the types of keys and values."""
 LIBRARY_LOGGER = "llama-cpp-python"
 _CONTROLLED = frozenset({"self", "tokens", "reset", "logits_processor", "stopping_criteria", "grammar"})
-
-Send = Callable[[ToRunner], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,44 +98,34 @@ class EngineOptions:
     """Parts of the model for each device, by layers; empty: the library's default."""
 
 
-class RefusedError(Exception):
-    """An invalid request; `reason` is the name of a `Reason`."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-class CancelledRequestError(Exception):
-    """The running request was cancelled."""
-
-
 @dataclass(slots=True)
 class _Current:
     """The running request."""
 
-    id: int = 0
+    job: Job
     prompt_total: int = 0
     reports_prefill: bool = False
     usage: Done = field(default_factory=lambda: Done(id=0, prompt_tokens=0))
     """Its end, whose figures grow until it is sent."""
 
 
+def _send_nothing(message: ToRunner) -> None:
+    """The sender of an engine without a request."""
+
+
 class LlamaCppEngine:
-    """A loaded model. All calls come from one thread, except `cancel` and `tokenize`."""
+    """A loaded model, see Engine: one request at a time."""
 
     def __init__(self, library: Any, options: EngineOptions, send: Send) -> None:
         self._library = library
         self._options = options
-        self._send = send
-        self._current = _Current()
-        self._cancelled: set[int] = set()
-        self._last_id = 0
-        self._llama = self._load()
+        self._current = _Current(Job(0, _send_nothing))
+        self._llama = self._load(send)
         self._native_eval = self._llama.eval
         self._llama.eval = self._watched_eval
-        # The library keeps no reference to the callback, which must live as long as the context.
-        self._abort = library.llama_cpp.ggml_abort_callback(lambda _: self._current.id in self._cancelled)
+        # The library keeps no reference to the callback, which must live as long as the context. Through it a
+        # cancellation ends a prefill within one node of the graph (on a GPU, one batch).
+        self._abort = library.llama_cpp.ggml_abort_callback(lambda _: self._current.job.is_cancelled)
         library.llama_cpp.llama_set_abort_callback(self._llama.ctx, self._abort, None)
         self._vocabulary = library.llama_cpp.llama_model_get_vocab(self._llama.model)
         self._known = frozenset(inspect.signature(self._llama.generate).parameters) - _CONTROLLED
@@ -191,59 +135,34 @@ class LlamaCppEngine:
         """Context of prompt and answer together."""
         return int(self._llama.n_ctx())
 
-    def cancel(self, request_id: int) -> None:
-        """Cancel a request, from any thread.
+    @property
+    def facts(self) -> Ready:
+        """See Engine.facts."""
+        return Ready(context_tokens=self.context_tokens)
 
-        It ends between two tokens or, in prefill, within one node of the graph (on a GPU, one batch).
-        """
-        if request_id > self._last_id:
-            self._cancelled.add(request_id)
+    def tokenize(self, request: Tokenize, job: Job) -> None:
+        """See Engine.tokenize: the vocabulary is only read."""
+        ids: list[int] = self._llama.tokenize(request.text.encode(), add_bos=request.add_special, special=True)
+        if request.has_template:
+            ids = self._with_one_bos(ids)
+        pieces = [self._llama.detokenize([token]) for token in ids] if request.with_pieces else []
+        job.send(Tokens(id=request.id, ids=ids, pieces=pieces))
+        job.send(Done(id=request.id, prompt_tokens=0))
 
-    def tokenize(self, request: Tokenize) -> None:
-        """Tokenize a text, and report Done or Failed. Called from another thread: the vocabulary is only read."""
-        try:
-            ids: list[int] = self._llama.tokenize(request.text.encode(), add_bos=request.add_special, special=True)
-            if request.has_template:
-                ids = self._with_one_bos(ids)
-            pieces = [self._llama.detokenize([token]) for token in ids] if request.with_pieces else []
-            self._send(Tokens(id=request.id, ids=ids, pieces=pieces))
-            self._send(Done(id=request.id, prompt_tokens=0))
-        except BrokenPipeError:
-            raise
-        except TooLongError:
-            self._send(Failed(request.id, "INVALID_ARGUMENT", "the text has too many tokens to tell them all"))
-        except Exception as error:
-            self._send(Failed(request.id, "BACKEND_ERROR", f"the engine failed: {error}"))
-            raise
-        finally:
-            self._cancelled.discard(request.id)
+    def work(self, request: Work, job: Job) -> None:
+        """See Engine.work."""
+        self._current = _Current(job)
+        match request:
+            case Generate():
+                self._generate(request)
+            case Embed():
+                self._embed(request)
+            case Forget():
+                job.send(Done(id=request.id, prompt_tokens=self._forget()))
 
-    def work(self, request: Work) -> None:
-        """Works on a request until it ends, and reports Done or Failed; nothing if it was cancelled."""
-        self._current = _Current(id=request.id)
-        try:
-            match request:
-                case Generate():
-                    self._generate(request)
-                case Embed():
-                    self._embed(request)
-                case Forget():
-                    self._send(Done(id=request.id, prompt_tokens=self._forget()))
-        except CancelledRequestError:
-            pass
-        except RefusedError as refusal:
-            self._send(Failed(request.id, refusal.reason, str(refusal)))
-        except Exception as error:
-            if request.id not in self._cancelled:
-                self._send(Failed(request.id, "BACKEND_ERROR", f"the engine failed: {error}"))
-                raise
-        finally:
-            self._last_id = request.id
-            self._cancelled.discard(request.id)
-
-    def _load(self) -> Any:
+    def _load(self, send: Send) -> Any:
         options = self._options
-        with _load_progress(self._library.llama_cpp, self._send):
+        with _load_progress(self._library.llama_cpp, send):
             llama = self._library.Llama(
                 model_path=options.model_path,
                 n_ctx=options.context_tokens,
@@ -276,11 +195,11 @@ class LlamaCppEngine:
         self._output_embeddings(True)
         began, tokens = time.perf_counter(), 0
         for index, text in enumerate(request.texts):
-            self._raise_if_cancelled()
+            self._current.job.raise_if_cancelled()
             vectors, count = self._llama.embed([text], normalize=True, truncate=False, return_count=True)
             tokens += count
-            self._send(Vector(request.id, index, [float(value) for value in vectors[0]]))
-        self._send(Done(id=request.id, prompt_tokens=tokens, prompt_seconds=time.perf_counter() - began))
+            self._current.job.send(Vector(request.id, index, [float(value) for value in vectors[0]]))
+        self._current.job.send(Done(id=request.id, prompt_tokens=tokens, prompt_seconds=time.perf_counter() - began))
 
     def _generate(self, request: Generate) -> None:
         prompts = [self._tokens(prompt, request.has_template) for prompt in request.prompts]
@@ -307,16 +226,17 @@ class LlamaCppEngine:
                     options["grammar"] = self._library.LlamaGrammar.from_string(grammar, verbose=False)
                 self._one_choice(request, choice, tokens, options)
         self._current.usage.id = request.id
-        self._send(self._current.usage)
+        self._current.job.send(self._current.usage)
 
     def _one_choice(self, request: Generate, choice: int, tokens: list[int], options: dict[str, Any]) -> None:
         budget = self.context_tokens - len(tokens)
         limit = budget if request.max_tokens is None else min(request.max_tokens, budget)
         self._current.prompt_total = len(tokens)
-        matcher, usage, began = StopMatcher(request.stop), self._current.usage, time.perf_counter()
+        matcher, usage, job = StopMatcher(request.stop), self._current.usage, self._current.job
+        began = time.perf_counter()
         generation = self._llama.generate(tokens, **options)
         for count, token in enumerate(generation, start=1):
-            self._raise_if_cancelled()
+            job.raise_if_cancelled()
             if count == 1:
                 usage.prompt_seconds += time.perf_counter() - began
                 began = time.perf_counter()
@@ -325,9 +245,9 @@ class LlamaCppEngine:
             text = "" if ended else matcher.feed(self._llama.detokenize([token]))
             stopped = ended or matcher.stopped
             if stopped or count >= limit:
-                self._send(Token(request.id, choice, text + matcher.finish(), "stop" if stopped else "length"))
+                job.send(Token(request.id, choice, text + matcher.finish(), "stop" if stopped else "length"))
                 break
-            self._send(Token(request.id, choice, text))
+            job.send(Token(request.id, choice, text))
         generation.close()
         usage.decode_seconds += time.perf_counter() - began
 
@@ -342,10 +262,10 @@ class LlamaCppEngine:
         if current.reports_prefill:
             current.usage.cached_tokens += cached
         for begin in range(0, len(tokens), llama.n_batch):
-            self._raise_if_cancelled()
+            current.job.raise_if_cancelled()
             self._native_eval(tokens[begin : begin + llama.n_batch])
             if current.reports_prefill:
-                self._send(PromptProgress(current.id, current.prompt_total, llama.n_tokens, cached))
+                current.job.send(PromptProgress(current.job.id, current.prompt_total, llama.n_tokens, cached))
 
     def _tokens(self, prompt: str | list[int], has_template: bool) -> list[int]:
         if isinstance(prompt, list):
@@ -410,10 +330,6 @@ class LlamaCppEngine:
         count = int(self._llama.n_tokens)
         self._llama.reset()
         return count
-
-    def _raise_if_cancelled(self) -> None:
-        if self._current.id in self._cancelled:
-            raise CancelledRequestError
 
 
 def _load_settings(options: EngineOptions) -> dict[str, Any]:

@@ -37,17 +37,15 @@ def _load_values(model: LlamaCppPythonModel) -> "Mapping[str, LoadValue]":
 
 def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine":
     # Imported here: only a process that serves models needs these.
-    from runner_svc.runtimes.llama_cpp_python.backend import (  # noqa: PLC0415
-        HOST_COMMAND,
-        HOST_PROGRAM,
-        LlamaCppPythonBackend,
-        operations_of,
-    )
+    from runner_svc.runtimes.hosted_engine import host_command  # noqa: PLC0415
+    from runner_svc.runtimes.llama_cpp_python.arguments import HOST_PROGRAM, operations_of  # noqa: PLC0415
+    from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend  # noqa: PLC0415
     from runner_svc.runtimes.model_engine import file_context, file_engine  # noqa: PLC0415
 
     if model.slots != 1:
         raise context.refuse("slots", "must be 1: llama-cpp-python works on one request at a time")
-    command = tuple(HOST_PROGRAM if word == _OLD_HOST_PROGRAM else word for word in context.command or HOST_COMMAND)
+    command = context.command or host_command(HOST_PROGRAM)
+    command = tuple(HOST_PROGRAM if word == _OLD_HOST_PROGRAM else word for word in command)
     context = file_context(model, context, command)
     return file_engine(
         model,

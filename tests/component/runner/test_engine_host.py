@@ -16,10 +16,10 @@ from own_children import own_children
 from tiny_gguf import TEMPLATE, write_gguf
 
 from runner_svc.backend.port import BackendFacts, CallInfo
+from runner_svc.engine_host.channel import EngineChannel
+from runner_svc.engine_host.messages import Hello, encode
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
-from runner_svc.runtimes.llama_cpp_python.channel import EngineChannel
-from runner_svc.runtimes.llama_cpp_python.messages import Hello, encode
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame
@@ -352,7 +352,7 @@ async def test_a_text_beyond_a_batch_is_not_embedded(model: Path) -> None:
 async def test_a_slow_reader_makes_the_engine_wait_and_loses_nothing(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner_svc.runtimes.llama_cpp_python.channel.MAX_UNREAD_ANSWERS", 2)
+    monkeypatch.setattr("runner_svc.engine_host.channel.MAX_UNREAD_ANSWERS", 2)
     async with _running(model, {"answer": "x" * 500}) as (backend, _):
         count = 0
         async with aclosing(backend.generate(_chat(), CALL)) as frames:

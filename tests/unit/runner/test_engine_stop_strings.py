@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from kit.examples import given
 
-from runner_svc.runtimes.llama_cpp_python.engine import StopMatcher
+from runner_svc.engine_host.stop_strings import StopMatcher
 
 
 def _run(pieces: list[bytes], stop: list[str]) -> tuple[list[str], bool]:

@@ -5,6 +5,7 @@ and end. SCRIPTED_LLAMA holds switches as JSON.
 """
 # ruff: noqa: ARG003, PLR0917 (the library's signatures)
 
+import importlib.util
 import json
 import os
 import signal
@@ -21,6 +22,11 @@ ABORTED = "llama_decode returned 2"
 
 if SWITCHES.get("import_fails"):
     raise ImportError("libllama.so: cannot open shared object file")
+
+
+for _name in SWITCHES.get("look_for", ()):
+    _found = importlib.util.find_spec(_name)
+    sys.stderr.write(f"{_name}: {'missing' if _found is None else 'found'}\n")
 
 
 class _Bindings:

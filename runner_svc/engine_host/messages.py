@@ -1,7 +1,8 @@
 """The messages between a runner and the host program of an engine.
 
 Each message is a four-byte length, most significant byte first, followed by JSON. Both ends have the same version: they
-come from one installation. The runner assigns ids, counting up from 1.
+come from one installation. The runner assigns ids, counting up from 1. An engine with several slots mixes the answers
+to several requests.
 """
 
 import struct
@@ -97,6 +98,8 @@ class Ready(msgspec.Struct, tag="ready"):
     """The model is loaded."""
 
     context_tokens: int
+    slots: int = 1
+    """Number of requests that the engine works on at once."""
 
 
 class PromptProgress(msgspec.Struct, tag="prompt_progress"):

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from runner_svc.runtimes.llama_cpp_python.messages import (
+from runner_svc.engine_host.messages import (
     LENGTH_BYTES,
     LIBRARY_MISSING,
     LOAD_ID,
@@ -28,8 +28,10 @@ from runner_svc.runtimes.llama_cpp_python.messages import (
     LoadProgress,
     Ping,
     Pong,
+    PromptProgress,
     Ready,
     ToEngine,
+    Token,
     TooLongError,
     ToRunner,
     body_length,
@@ -42,7 +44,8 @@ from weft.kernel.reasons import Reason
 log = get_logger("weft.runner")
 
 MAX_UNREAD_ANSWERS = 4096
-"""Maximum number of unread answers of a request; beyond it the engine waits."""
+"""Maximum number of unread answers of a request; beyond it an engine with one slot waits, and another's tokens are
+joined."""
 HELLO_SECONDS = 5.0
 """Timeout of the first message of a connection."""
 _REASONS = MappingProxyType(
@@ -63,11 +66,72 @@ class ChannelClosedError(Exception):
     """The channel is closed; the process's supervisor knows why."""
 
 
+class UnreadAnswers:
+    """The answers to one request that its caller has not read yet, at most MAX_UNREAD_ANSWERS."""
+
+    def __init__(self) -> None:
+        self._answers: list[Answer] = []
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._closed = False
+
+    async def put(self, answer: Answer) -> None:
+        """Add an answer once there is room for it; whoever waits here does not read the engine's further messages."""
+        while len(self._answers) >= MAX_UNREAD_ANSWERS and not self._closed:
+            self._room.clear()
+            await self._room.wait()
+        self.put_now(answer)
+
+    def put_now(self, answer: Answer) -> None:
+        """Add an answer without waiting; beyond the maximum a token's text joins that of its choice's last token."""
+        if self._closed:
+            return
+        if len(self._answers) >= MAX_UNREAD_ANSWERS and self._join(answer):
+            return
+        self._answers.append(answer)
+        self._changed.set()
+
+    async def take(self) -> list[Answer]:
+        """Returns all answers once there are some. Raises ChannelClosedError when there will be none."""
+        while not self._answers:
+            if self._closed:
+                raise ChannelClosedError
+            self._changed.clear()
+            await self._changed.wait()
+        taken, self._answers = self._answers, []
+        self._room.set()
+        return taken
+
+    def close(self) -> None:
+        """Accept no further answers: the request or the channel has ended. Idempotent."""
+        self._closed = True
+        self._room.set()
+        self._changed.set()
+
+    def _join(self, answer: Answer) -> bool:
+        """Whether the answer was joined with an earlier one; a last answer and the end of a choice never are."""
+        if isinstance(answer, PromptProgress):
+            return True
+        if not isinstance(answer, Token) or answer.finish_reason:
+            return False
+        for place in range(len(self._answers) - 1, -1, -1):
+            last = self._answers[place]
+            if isinstance(last, Token) and last.choice == answer.choice:
+                self._answers[place] = Token(last.id, last.choice, last.text + answer.text)
+                return True
+        return False
+
+
 class EngineChannel:
     """The channel to one program, opened before the program starts."""
 
-    def __init__(self) -> None:
-        """Raises CONNECT_FAILED when no folder for the socket can be made."""
+    def __init__(self, missing_library: str = "the engine's library cannot be loaded") -> None:
+        """Raises CONNECT_FAILED when no folder for the socket can be made.
+
+        `missing_library`: the error for a library that cannot be imported, with its remedy.
+        """
+        self._missing_library = missing_library
         self.token = secrets.token_urlsafe(24)
         """The token by which the program authenticates."""
         try:
@@ -78,9 +142,11 @@ class EngineChannel:
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self._answers: dict[int, asyncio.Queue[Answer | None]] = {}
+        self._answers: dict[int, UnreadAnswers] = {}
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._last_id = LOAD_ID
+        self._mixes_requests = False
+        """Whether the engine works on several requests at once: a slow reader of one must not hold up the others."""
         self._decoder = msgspec.json.Decoder(ToRunner)
         self.load_share: float | None = None
         """How much of the model is loaded, 0 to 1; None: it has not said."""
@@ -136,8 +202,7 @@ class EngineChannel:
 
         Raises the program's error, or ChannelClosedError.
         """
-        queue: asyncio.Queue[Answer | None] = asyncio.Queue(MAX_UNREAD_ANSWERS)
-        self._answers[request.id] = queue
+        unread = self._answers[request.id] = UnreadAnswers()
         ended = False
         try:
             try:
@@ -146,23 +211,19 @@ class EngineChannel:
                 ended = True
                 raise WeftError(Reason.INVALID_ARGUMENT, "the request is too long for this engine") from None
             while not ended:
-                arrived = [await queue.get()]
-                while not queue.empty():
-                    arrived.append(queue.get_nowait())
-                answers = [answer for answer in arrived if answer is not None]
-                broken = len(answers) < len(arrived)
+                try:
+                    answers = await unread.take()
+                except ChannelClosedError:
+                    ended = True
+                    raise
                 failed = next((answer for answer in answers if isinstance(answer, Failed)), None)
-                ended = broken or failed is not None or isinstance(answers[-1], Done)
-                if broken:
-                    raise ChannelClosedError
+                ended = failed is not None or isinstance(answers[-1], Done)
                 if failed is not None:
-                    raise _failure(failed)
+                    raise self._failure(failed)
                 yield answers
         finally:
             del self._answers[request.id]
-            # `_read` may wait for room in the queue of this request, which was cancelled.
-            while not queue.empty():
-                queue.get_nowait()
+            unread.close()
             if not ended:
                 self._cancel(request.id)
 
@@ -220,26 +281,31 @@ class EngineChannel:
             case LoadProgress(share=share):
                 self.load_share = min(max(share, 0.0), 1.0)
             case Ready():
+                self._mixes_requests = message.slots > 1
                 if not self._ready.done():
                     self._ready.set_result(message)
             case Failed(id=number) if number == LOAD_ID:
                 if not self._ready.done():
-                    self._ready.set_exception(_failure(message))
+                    self._ready.set_exception(self._failure(message))
             case Hello():
                 pass
             case answer:
-                if (queue := self._answers.get(answer.id)) is not None:
-                    await queue.put(answer)
+                await self._deliver(answer)
+
+    async def _deliver(self, answer: Answer) -> None:
+        unread = self._answers.get(answer.id)
+        if unread is not None and self._mixes_requests:
+            unread.put_now(answer)
+        elif unread is not None:
+            await unread.put(answer)
 
     def _fail_all(self) -> None:
         """Fail every waiting request and ping."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
-        for queue in self._answers.values():
-            while queue.full():
-                queue.get_nowait()
-            queue.put_nowait(None)
+        for unread in self._answers.values():
+            unread.close()
         for ping in self._pings.values():
             if not ping.done():
                 ping.set_exception(ChannelClosedError())
@@ -247,6 +313,11 @@ class EngineChannel:
             self._ready.set_exception(ChannelClosedError())
         if not self._ready.cancelled():
             self._ready.exception()  # retrieved, so that asyncio does not log it
+
+    def _failure(self, failed: Failed) -> WeftError:
+        if failed.reason == LIBRARY_MISSING:
+            return WeftError(Reason.CONNECT_FAILED, f"{self._missing_library}. {failed.message}")
+        return WeftError(_REASONS.get(failed.reason, Reason.BACKEND_ERROR), failed.message)
 
     async def _stop_listening(self) -> None:
         server, self._server = self._server, None
@@ -257,13 +328,3 @@ class EngineChannel:
 
 def _no_socket(error: OSError) -> WeftError:
     return WeftError(Reason.CONNECT_FAILED, f"no socket for the engine could be made: {error.strerror or error}")
-
-
-def _failure(failed: Failed) -> WeftError:
-    if failed.reason == LIBRARY_MISSING:
-        return WeftError(
-            Reason.CONNECT_FAILED,
-            "llama-cpp-python cannot be loaded; run: pip install 'weft[llama-cpp-python]' (this compiles llama.cpp: it "
-            f"takes minutes and a C++ compiler). {failed.message}",
-        )
-    return WeftError(_REASONS.get(failed.reason, Reason.BACKEND_ERROR), failed.message)

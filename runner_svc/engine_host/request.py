@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from runner_svc.engine_host.messages import Answer, Done, Generate, PromptProgress, Token
 from runner_svc.openai_upstream.request import Json, chat_body, choices_per_prompt, completion_body, warning_frame
 from runner_svc.policy.parameters import TEMPLATE_ARGUMENTS, ParameterProfile, untaken_warning
-from runner_svc.runtimes.llama_cpp_python.messages import Answer, Done, Generate, PromptProgress, Token
 from runner_svc.templates.sandbox import ModelTemplates
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload

@@ -1,0 +1,271 @@
+"""The common part of backends whose engine is a library in a host program that the runner starts.
+
+docs/decisions/0011-in-process-engines.md explains the program and its messages. The runner renders chat templates in
+its sandbox; the engine receives rendered prompts only.
+"""
+
+import asyncio
+import sys
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+from typing import ClassVar, Generic, TypeVar
+
+from typing_extensions import override
+
+from runner_svc.backend.devices import hidden_devices
+from runner_svc.backend.engine_process import LOADING, WORKING, EngineProcess, ProcessBackend
+from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, EmbeddingResult, ErasedCache, LoadOrder
+from runner_svc.engine_host.channel import ChannelClosedError, EngineChannel
+from runner_svc.engine_host.messages import (
+    TOKEN_VARIABLE,
+    Answer,
+    Done,
+    Embed,
+    EngineRequest,
+    Forget,
+    PromptProgress,
+    Ready,
+    Token,
+    Tokenize,
+    Tokens,
+    Vector,
+)
+from runner_svc.engine_host.request import AnswerReader, prepare
+from runner_svc.policy.parameters import EngineParameters
+from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
+from runner_svc.runtimes.settings import FileModelSettings
+from runner_svc.supervise.process_time import GpuTime
+from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox, check_templates, read_templates
+from weft.api.common.v1 import chat_pb2, embedding_pb2, tokenize_pb2, usage_pb2
+from weft.dispatch.frames import Frame, GenerationPayload, has_content
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+ERASE_SECONDS = 30.0
+"""Maximum wait for running requests before the cache is erased."""
+BOOTSTRAP = Path(__file__).parents[1] / "engine_host" / "bootstrap.py"
+
+Settings = TypeVar("Settings", bound=FileModelSettings)
+
+
+def host_command(program: str, python: str = sys.executable) -> tuple[str, ...]:
+    """Returns the command of a host program, a module of weft's, under an interpreter that has the engine's library."""
+    return (python, str(BOOTSTRAP), program)
+
+
+class HostedBackend(ProcessBackend, Generic[Settings]):
+    """A Backend over one host process."""
+
+    program: ClassVar[str]
+    """The module of the host program."""
+    engine_parameters: ClassVar[EngineParameters]
+    missing_library: ClassVar[str]
+    """The error for a library that cannot be imported, with its remedy."""
+
+    def __init__(self, model: Settings, context: ModelContext, gpu: GpuTime | None = None) -> None:
+        super().__init__(EngineProcess(context.graces, gpu, context.leftovers))
+        self.model = model
+        self.context = context
+        self.parameters = parameter_profile(model, self.engine_parameters)
+        self._sandbox = TemplateSandbox()
+        self._templates = ModelTemplates()
+        self._channel: EngineChannel | None = None
+        self._loading = False
+        self._slots, self._free = 1, asyncio.Semaphore(1)
+        """One place per running request: admission admits no more, but a cancelled one may still be ending."""
+        self._erasing = asyncio.Lock()
+
+    @abstractmethod
+    def arguments(self, order: LoadOrder, socket: Path) -> list[str]:
+        """Returns the command line of the host program after its command."""
+
+    @abstractmethod
+    def operations(self) -> frozenset[Operation]:
+        """Returns the operations that the model offers, if its files have a chat template."""
+
+    @override
+    def load_progress(self) -> float | None:
+        return self._channel.load_share if self._loading and self._channel is not None else None
+
+    async def responds(self, timeout_seconds: float) -> bool:
+        """See Backend.responds. Another thread than the engine's answers."""
+        channel = self._channel
+        return channel is not None and await channel.ping(timeout_seconds)
+
+    @property
+    @override
+    def cache_isolation(self) -> CacheIsolation:
+        return CacheIsolation.WHOLE
+
+    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
+        """See Backend.erase_cache. The engine's one cache is slot 0; running requests are waited for."""
+        channel = self._channel
+        if channel is None or (slots is not None and not slots):
+            return ErasedCache(entry_count=0, token_count=0)
+        count = 0
+        try:
+            async with (
+                asyncio.timeout(ERASE_SECONDS),
+                self._all_slots(),
+                aclosing(channel.answers_to(Forget(channel.next_id()))) as arrivals,
+            ):
+                async for answers in arrivals:
+                    count += sum(answer.prompt_tokens for answer in answers if isinstance(answer, Done))
+        except TimeoutError:
+            message = f"the engine was still at work after {ERASE_SECONDS:g} s"
+            raise WeftError(Reason.BACKEND_ERROR, message) from None
+        except ChannelClosedError:
+            raise await self._explain_break() from None
+        return ErasedCache(entry_count=int(count > 0), token_count=count)
+
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        """See Backend.start. Raises also TEMPLATE_FAILED for an unsafe chat template."""
+        order, model = order or LoadOrder(), self.model
+        self.check_load(order.parameters)
+        self._loading = True
+        try:
+            self._templates = await read_templates(order.model_path or model.file, model.chat_template_file)
+            await check_templates(self._templates, self._sandbox)
+            self._channel = channel = EngineChannel(self.missing_library)
+            await channel.open()
+            # The token is passed in the environment: arguments are visible to every user of the machine.
+            environment = {**self.context.environment, **hidden_devices(order), TOKEN_VARIABLE: channel.token}
+            command = [*(self.context.command or host_command(self.program)), *self.arguments(order, channel.path)]
+            await self._process.start(command, environment)
+            ready = await self._until_ready(channel)
+        except BaseException:
+            await self.stop()
+            raise
+        finally:
+            self._loading = False
+        self._slots, self._free = ready.slots, asyncio.Semaphore(ready.slots)
+        operations = self.operations() - (frozenset() if self._templates.usual is not None else {Operation.CHAT})
+        return BackendFacts(operations=operations, context_tokens=ready.context_tokens, slots=ready.slots)
+
+    @override
+    async def stop(self) -> None:
+        channel, self._channel = self._channel, None
+        try:
+            await self._process.stop()
+        finally:
+            if channel is not None:
+                await channel.close()
+            await self._sandbox.stop()
+
+    @override
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        channel, call = self._running(), self._process.noting(call)
+        prepared = await prepare(payload, self._templates, self.parameters, self._sandbox.render)
+        if prepared.warnings:
+            yield prepared.warnings
+        reader, request = AnswerReader(), prepared.request
+        request.fresh = call.cache.fresh
+        async with self._free:
+            request.id = channel.next_id()
+            async with aclosing(self._answers(channel, request)) as arrivals:
+                async for answers in arrivals:
+                    if any(isinstance(answer, Token) for answer in answers):
+                        call.on_token()
+                    elif any(isinstance(answer, PromptProgress) for answer in answers):
+                        call.on_prefill()
+                    for number, frame in enumerate(reader.read(answers)):
+                        if number and has_content(frame):
+                            # The first content stays alone in its frame, also where more arrived with it.
+                            call.on_token()
+                        yield frame
+
+    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
+        """See Backend.embed. Token ids and shorter vectors are refused with INVALID_ARGUMENT."""
+        channel = self._running()
+        if Operation.EMBEDDING not in self.operations():
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model is not configured for embeddings")
+        if payload.HasField("dimensions"):
+            raise invalid_field("dimensions", "this runtime gives vectors of full length only; leave it out")
+        for index, item in enumerate(payload.inputs):
+            if item.WhichOneof("kind") == "tokens":
+                raise invalid_field(f"inputs[{index}]", "this runtime embeds text, not token ids")
+        vectors: list[embedding_pb2.Embedding] = []
+        usage = usage_pb2.Usage()
+        async with self._free:
+            request = Embed(id=channel.next_id(), texts=[item.text for item in payload.inputs])
+            async with aclosing(self._answers(channel, request)) as arrivals:
+                async for answers in arrivals:
+                    call.on_prefill()
+                    self._process.note_answer()
+                    for answer in answers:
+                        if isinstance(answer, Vector):
+                            vectors.append(embedding_pb2.Embedding(index=answer.index, values=answer.values))
+                        elif isinstance(answer, Done):
+                            usage.prompt_tokens = answer.prompt_tokens
+        return EmbeddingResult(embeddings=vectors, usage=usage)
+
+    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
+        """See Backend.tokenize. The engine does it concurrently with a running request."""
+        del call
+        channel = self._running()
+        if payload.WhichOneof("kind") == "text":
+            request = Tokenize(id=channel.next_id(), text=payload.text, add_special=payload.add_special)
+        else:
+            chat = await prepare(_rendered(payload.chat), self._templates, self.parameters, self._sandbox.render)
+            text = str(chat.request.prompts[0])
+            request = Tokenize(id=channel.next_id(), text=text, add_special=True, has_template=True)
+        request.with_pieces = payload.with_pieces
+        result = tokenize_pb2.TokenizeResult()
+        async with aclosing(self._answers(channel, request)) as arrivals:
+            async for answers in arrivals:
+                for answer in answers:
+                    if isinstance(answer, Tokens):
+                        result.ids.extend(answer.ids)
+                        result.pieces.extend(answer.pieces)
+        result.count = len(result.ids)
+        return result
+
+    async def _answers(self, channel: EngineChannel, request: EngineRequest) -> AsyncGenerator[list[Answer]]:
+        """Yields the answers to a request. Raises as Backend.generate where the engine ends meanwhile."""
+        try:
+            async with aclosing(channel.answers_to(request)) as arrivals:
+                async for answers in arrivals:
+                    yield answers
+        except ChannelClosedError:
+            raise await self._explain_break() from None
+
+    @asynccontextmanager
+    async def _all_slots(self) -> AsyncGenerator[None]:
+        """Hold every slot of the engine, once its running requests have ended."""
+        async with self._erasing, AsyncExitStack() as held:
+            free = self._free
+            for _ in range(self._slots):
+                await held.enter_async_context(free)
+            yield
+
+    def _running(self) -> EngineChannel:
+        if self._channel is None:
+            raise WeftError(Reason.BACKEND_NOT_READY, "the backend is not running")
+        return self._channel
+
+    async def _until_ready(self, channel: EngineChannel) -> Ready:
+        try:
+            return await self._process.while_loading(
+                channel.ready(), self.context.load_stall_seconds, lambda: channel.load_share
+            )
+        except ChannelClosedError:
+            raise await self._explain_break(LOADING) from None
+
+    async def _explain_break(self, when: str = WORKING) -> WeftError:
+        """Returns the error for a closed channel."""
+        return await self._process.explain_break(when) or WeftError(
+            Reason.BACKEND_PROTOCOL_ERROR, "the engine closed its connection and still runs"
+        )
+
+
+def _rendered(chat: chat_pb2.ChatPayload) -> chat_pb2.ChatPayload:
+    """Returns the part of a conversation that its template renders."""
+    part = chat_pb2.ChatPayload(messages=chat.messages, reasoning_effort=chat.reasoning_effort)
+    if chat.HasField("thinking"):
+        part.thinking = chat.thinking
+    if chat.tool_choice.mode != chat_pb2.ToolChoice.MODE_NONE:
+        part.tools.extend(chat.tools)
+    return part

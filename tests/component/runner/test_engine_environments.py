@@ -1,0 +1,78 @@
+"""A host program under the interpreter of an engine's own environment, which has msgspec and the engine's library."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from kit.engine_settings import engine_settings
+from tiny_gguf import write_gguf
+
+from runner_svc.backend.port import CallInfo
+from runner_svc.runtimes.hosted_engine import BOOTSTRAP
+from runner_svc.runtimes.llama_cpp_python.arguments import HOST_PROGRAM
+from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
+from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
+from weft.api.common.v1 import completion_pb2
+
+LIBRARY = Path(__file__).with_name("scripted_library")
+LOOKED_FOR = {
+    "msgspec": "found",
+    "runner_svc.policy.parameters": "found",
+    # weft's own packages, and what it depends on: their versions must not rule in the engine's environment.
+    "weft": "missing",
+    "gateway": "missing",
+    "grpc": "missing",
+    "google": "missing",
+    "pydantic": "missing",
+    # modules beside the script, which Python would put first
+    "messages": "missing",
+    "engine": "missing",
+}
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """A folder of libraries that has msgspec alone."""
+    folder = tmp_path / "libraries"
+    folder.mkdir()
+    (folder / "msgspec").symlink_to(Path(msgspec.__file__).parent)
+    return folder
+
+
+async def test_a_host_program_needs_nothing_of_wefts_environment_and_sees_nothing_of_it(
+    tmp_path: Path, environment: Path
+) -> None:
+    backend = LlamaCppPythonBackend(
+        *engine_settings(
+            LlamaCppPythonModel,
+            path=write_gguf(tmp_path / "tiny.gguf"),
+            # Without the packages of the interpreter that runs the tests.
+            command=(sys.executable, "-S", str(BOOTSTRAP), HOST_PROGRAM),
+            environment={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join((str(LIBRARY), str(environment))),
+                "SCRIPTED_LLAMA": json.dumps({"look_for": list(LOOKED_FOR)}),
+            },
+        )
+    )
+    payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="hi")])
+    await backend.start()
+    try:
+        call = CallInfo(request_id="r1", traceparent="")
+        events = [event async for frame in backend.generate(payload, call) for event in frame]
+    finally:
+        await backend.stop()
+    assert "".join(event.delta.text for event in events) == "The sea is calm and blue today."
+    found = dict(line.split(": ") for line in backend.log_lines(100) if ": " in line)
+    assert {name: found.get(name) for name in LOOKED_FOR} == LOOKED_FOR
+
+
+@pytest.mark.parametrize("arguments", [(), ("weft_app.cli.main",), ("json",)])
+def test_only_a_program_of_the_runner_is_started(arguments: tuple[str, ...]) -> None:
+    ended = subprocess.run([sys.executable, str(BOOTSTRAP), *arguments], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("usage: ")
