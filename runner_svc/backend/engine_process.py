@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import psutil
@@ -63,9 +64,16 @@ class EngineProcess:
         return self._process.containment
 
     async def start(
-        self, argv: Sequence[str], environment: Mapping[str, str], on_line: Callable[[str], None] | None = None
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        on_line: Callable[[str], None] | None = None,
+        folder: Path | None = None,
     ) -> None:
-        """Start the program without the mesh's keys; `on_line` receives every line of output. Raises CONNECT_FAILED."""
+        """Start the program without the mesh's keys, in `folder` where one is given.
+
+        `on_line` receives every line of output. Raises CONNECT_FAILED.
+        """
         self._last_lines.clear()
         self._command, self._has_answered = tuple(argv), False
 
@@ -75,7 +83,7 @@ class EngineProcess:
                 on_line(line)
 
         own_environment = {name: value for name, value in environment.items() if name not in KEY_VARIABLES}
-        await self._process.start(argv, env=own_environment, on_line=read)
+        await self._process.start(argv, env=own_environment, on_line=read, folder=folder)
 
     def noting(self, call: CallInfo) -> CallInfo:
         """Returns the call with an `on_token` that also records an answer of this process."""

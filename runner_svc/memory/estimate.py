@@ -21,6 +21,7 @@ from runner_svc.policy.memory_estimate import (
     FileKind,
     KnownModel,
     MemoryEstimate,
+    MemoryPart,
     MemorySettings,
     ModelShape,
     estimate_memory,
@@ -233,6 +234,22 @@ class ForecastModel:
     habits: EngineHabits = field(default_factory=EngineHabits)
     manifest_bytes: int | None = None
     """Memory that the operator declares for the configured load."""
+
+
+class DeclaredForecast(MemoryForecast):
+    """The MemoryForecast of a model of which only the operator's declaration is known."""
+
+    def __init__(self, declared_bytes: int | None) -> None:
+        """None: nothing is known."""
+        self._declared_bytes = declared_bytes
+
+    @override
+    async def expect(self, plan: LoadPlan) -> MemoryEstimate | None:
+        declared = self._declared_bytes
+        if declared is None:
+            return None
+        parts = (MemoryPart(name="declared", bytes=declared),)
+        return MemoryEstimate(bytes=declared, source=EstimateSource.MANIFEST, parts=parts)
 
 
 class FileForecast(MemoryForecast):

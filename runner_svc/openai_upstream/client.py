@@ -193,18 +193,20 @@ class OpenAiHttp:
                 raise
             return None
 
-    async def call_route(self, method: str, path: str, timeout_seconds: float) -> tuple[int, bytes]:
+    async def call_route(
+        self, method: str, path: str, timeout_seconds: float, body: bytes = b"{}"
+    ) -> tuple[int, bytes]:
         """Returns status and body of the answer to a request beside OpenAI's routes. It may be sent twice.
 
         Raises CONNECT_FAILED, BACKEND_PROTOCOL_ERROR, or BACKEND_ERROR when the answer is late.
         """
-        body = None if method == aiohttp.hdrs.METH_GET else b"{}"
+        data = None if method == aiohttp.hdrs.METH_GET else body
         # As in `_send`, the connection from the pool may be dead on arrival.
         for last_try in (False, True):
             try:
                 async with asyncio.timeout(timeout_seconds):
                     url = URL(self._base_url + path)
-                    request = self._session.request(method, url, data=body, allow_redirects=False)
+                    request = self._session.request(method, url, data=data, allow_redirects=False)
                     async with request as response:
                         return response.status, await read_bounded(response, MAX_ANSWER_BYTES)
             except TimeoutError as error:

@@ -8,6 +8,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Container, Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from typing_extensions import override
@@ -90,10 +91,13 @@ class StartedServer(ProcessBackend, Generic[Model]):
     needs_port: bool = False
     """Whether the server must be told its port, because it does not print the one that it has chosen."""
     health_path: str = HEALTH
-    """The route that is answered with 200 once the server takes requests."""
+    """The route that is answered with `healthy_status` once the server takes requests."""
+    healthy_status: int = HEALTHY
+    folder: Path | None = None
+    """The folder in which the server is started; None: the runner's."""
     key_variable: str
     """Environment variable from which the server takes the key that it demands. The key is another one in each start:
-    it keeps other programs off the server's port."""
+    it keeps other programs off the server's port. Empty: the server demands none."""
 
     def __init__(self, model: Model, context: ModelContext, gpu: GpuTime | None = None) -> None:
         super().__init__(EngineProcess(context.graces, gpu, context.leftovers))
@@ -128,6 +132,14 @@ class StartedServer(ProcessBackend, Generic[Model]):
     def endpoint(self, base_url: str, api_key: str) -> Endpoint:
         """Returns how requests are sent to the server."""
         return Endpoint(base_url=base_url, api_key=api_key, model=self.model.name, parameters=self.parameters)
+
+    async def until_ready(self, http: OpenAiHttp, log: StartLog) -> None:
+        """Return once the server takes requests; awaited as a part of its load."""
+        del log
+        pause = FIRST_HEALTH_PAUSE_SECONDS
+        while await http.status_of(self.health_path, HEALTH_TIMEOUT_SECONDS) != self.healthy_status:
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, MAX_HEALTH_PAUSE_SECONDS)
 
     async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
         """Returns the facts about the healthy server; awaited as a part of its load."""
@@ -216,27 +228,22 @@ class StartedServer(ProcessBackend, Generic[Model]):
 
     async def _attempt(self, order: LoadOrder, log: StartLog) -> OpenAiHttp:
         """Start the server on one port and return its client once it is healthy."""
-        key = secrets.token_urlsafe(24)
+        key = secrets.token_urlsafe(24) if self.key_variable else ""
         # The key travels in the environment: arguments are visible to every user of the machine.
-        environment = {**self.context.environment, **self.environment(order), self.key_variable: key}
+        secret = {self.key_variable: key} if key else {}
+        environment = {**self.context.environment, **self.environment(order), **secret}
         arguments = [*(self.context.command or self.command), *self.arguments(order, self._port)]
-        await self._process.start(arguments, environment, log.read)
+        await self._process.start(arguments, environment, log.read, self.folder)
         port = self._port if self.needs_port else await self._while_loading(log.port)
         endpoint = self.endpoint(f"http://{LOOPBACK}:{port}", key)
         self._http = http = OpenAiHttp(endpoint, self.context.timeouts, self._explain_break)
-        await self._while_loading(self._until_healthy(http))
+        await self._while_loading(self.until_ready(http, log))
         if self.needs_port:
             if not await self._process.listens_on(port):
                 log.port_is_taken = True
                 raise WeftError(Reason.CONNECT_FAILED, f"another program listens on port {port}, not the server")
             log.finish(port)
         return http
-
-    async def _until_healthy(self, http: OpenAiHttp) -> None:
-        pause = FIRST_HEALTH_PAUSE_SECONDS
-        while await http.status_of(self.health_path, HEALTH_TIMEOUT_SECONDS) != HEALTHY:
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, MAX_HEALTH_PAUSE_SECONDS)
 
     def _running(self) -> OpenAiHttp:
         if self._http is None:

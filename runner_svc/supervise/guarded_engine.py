@@ -63,6 +63,8 @@ class EngineStart:
     leaf: CgroupLeaf | None
     output: int
     """File descriptor of its stdout and stderr."""
+    folder: Path | None = None
+    """The folder in which it is started; None: the runner's."""
 
 
 class GuardedEngine(asyncio.Protocol):
@@ -306,6 +308,7 @@ def _spawn_guardian(system: System, start: EngineStart, lifeline: int) -> "subpr
         stdin=subprocess.DEVNULL,
         stdout=start.output,
         stderr=start.output,
+        cwd=start.folder,
         pass_fds=(lifeline,),
         start_new_session=True,
     )

@@ -6,6 +6,7 @@ import secrets
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import MappingProxyType
 
 from typing_extensions import override
@@ -87,11 +88,13 @@ class SupervisedProcess:
         *,
         env: Mapping[str, str],
         on_line: Callable[[str], None] | None = None,
+        folder: Path | None = None,
     ) -> None:
-        """Start `argv` with the environment `env` and a tag. Raises CONNECT_FAILED when it cannot be run at all.
+        """Start `argv` with the environment `env` and a tag, in `folder` where one is given.
 
-        Raises UNSUPPORTED_OPERATION on a system where processes cannot be supervised. `on_line` is called with
-        every complete line of output (stdout and stderr are one stream). Call it from the event loop's thread.
+        Raises CONNECT_FAILED when it cannot be run at all, UNSUPPORTED_OPERATION on a system where processes cannot be
+        supervised. `on_line` is called with every complete line of output (stdout and stderr are one stream). Call it
+        from the event loop's thread.
         """
         await self.stop()
         system = self._system = self._system or this_system()
@@ -101,7 +104,7 @@ class SupervisedProcess:
             self._leftovers.note(tag, leaf=leaf.path if leaf is not None else None)
         self.ended_by_us = False
         try:
-            self._engine = await self._start_in(leaf, argv, env, on_line)
+            self._engine = await self._start_in(leaf, argv, env, on_line, folder)
         except BaseException as error:
             if leaf is not None:
                 leaf.remove()
@@ -119,12 +122,13 @@ class SupervisedProcess:
         argv: Sequence[str],
         env: Mapping[str, str],
         on_line: Callable[[str], None] | None,
+        folder: Path | None,
     ) -> GuardedEngine:
         assert self._system is not None, "known by now"
         readable, writable = os.pipe()
         try:
             self._output = await _drain(readable, self._log, on_line)
-            start = EngineStart(argv=argv, env=env, tag=self._tag, leaf=leaf, output=writable)
+            start = EngineStart(argv=argv, env=env, tag=self._tag, leaf=leaf, output=writable, folder=folder)
             return await start_guarded(self._system, start)
         finally:
             os.close(writable)

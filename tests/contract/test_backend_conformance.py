@@ -20,6 +20,8 @@ from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from runner_svc.runtimes.openai_remote.backend import OpenAiRemote
 from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
+from runner_svc.runtimes.server.backend import ServerBackend
+from runner_svc.runtimes.server.settings import ServerModel
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_app.compose.demo import demo_model_path
@@ -53,6 +55,26 @@ class TestLlamaServerBackendOverTheFake(BackendConformance):
                 command=tuple(fake_backend_command(**FAKE_SWITCHES[engine])),
                 path=Path(__file__),
                 name="fake",
+                slots=1 if engine is Engine.SLOW else 4,
+                load_stall_seconds=1.5,
+                graces=SHORT_GRACES,
+            )
+        )
+
+
+class TestServerBackendOverTheFake(BackendConformance):
+    """The suite on a program that is told its port and takes its key from a variable of its own."""
+
+    def make_backend(self, engine: Engine) -> ServerBackend:
+        switches = FAKE_SWITCHES[engine]
+        flags = ("--port", "{port}", "--alias", "{name}", "--parallel", "{slots}", "--key-variable", "A_KEY")
+        return ServerBackend(
+            *engine_settings(
+                ServerModel,
+                command=fake_backend_command(*flags, "--embeddings", **switches),
+                name="fake",
+                key_variable="A_KEY",
+                operations=("chat", "completion", "embedding"),
                 slots=1 if engine is Engine.SLOW else 4,
                 load_stall_seconds=1.5,
                 graces=SHORT_GRACES,
@@ -198,6 +220,31 @@ class TestOpenAiRemoteOverTheFake(TestAttachedServerOverTheFake):
                 assert await failure(collect(stream)) is Reason.BACKEND_PROTOCOL_ERROR
                 report = await watch
             assert (report.reason, report.how) == (Reason.CONNECT_FAILED, "the provider stopped answering")
+
+
+@pytest.mark.real
+class TestServerBackendOverLlamaCpp(BackendConformance):
+    """The suite on llama.cpp's server as a program that weft knows nothing of."""
+
+    stop_seconds = 20.0
+
+    def make_backend(self, engine: Engine) -> ServerBackend:
+        if engine not in (Engine.NORMAL, Engine.SLOW):
+            raise SkipTest("the real server has no such fault switch")
+        slots, context = (1, 4096) if engine is Engine.SLOW else (4, 1024)
+        flags = ("--port", "{port}", "--model", "{model}", "--alias", "{name}", "--parallel", "{slots}", "--jinja")
+        return ServerBackend(
+            *engine_settings(
+                ServerModel,
+                command=(sys.executable, "-m", LAUNCHER, *flags, "--ctx-size", str(slots * context), "--threads", "1"),
+                model=str(demo_model_path()),
+                name="smollm2",
+                key_variable="LLAMA_API_KEY",
+                operations=("chat", "completion", "tokenize"),
+                slots=slots,
+                context_tokens=context,
+            )
+        )
 
 
 @pytest.mark.real

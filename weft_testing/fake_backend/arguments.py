@@ -73,7 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=_between(0, 65_535), default=0)
     parser.add_argument("--alias", "-a", default="")
     # As llama-server: arguments are visible to every user of the machine, the environment is not.
-    parser.add_argument("--api-key", default=os.environ.get("LLAMA_API_KEY", ""))
+    parser.add_argument("--api-key", default=None)
+    parser.add_argument("--key-variable", default="LLAMA_API_KEY", help="environment variable of the key")
     parser.add_argument("--parallel", "-np", type=_between(1, MAX_SLOTS), default=DEFAULT_SLOTS)
     parser.add_argument("--ctx-size", "-c", type=_between(0, MAX_CONTEXT_TOKENS), default=DEFAULT_CONTEXT_TOKENS)
     parser.add_argument("--model", "-m", default="fake.gguf", help="not read")
@@ -103,7 +104,7 @@ def _settings(values: argparse.Namespace) -> ServerSettings:
         host=values.host,
         port=values.port,
         alias=values.alias or PurePath(values.model).name,
-        api_key=values.api_key,
+        api_key=os.environ.get(values.key_variable, "") if values.api_key is None else values.api_key,
         slots=values.parallel,
         context_tokens=values.ctx_size or DEFAULT_CONTEXT_TOKENS,
         model_path=values.model,

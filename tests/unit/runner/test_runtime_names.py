@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("runner_svc", "weft", "weft_app", "weft_testing", "gateway", "router_svc", "registry_svc")
 ALLOWED = {
     "runner_svc/runtimes/table.py": "the default runtime, and the one of `weft runner join --url`",
+    "runner_svc/runtimes/unmanaged_server.py": "`server` is the word of messages for a server that runs already",
+    "weft_app/cli/doctor.py": "`server` is a check of `weft doctor`",
 }
 """Modules that may name a runtime, with the reason."""
 

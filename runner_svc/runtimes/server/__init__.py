@@ -1,0 +1,1 @@
+"""Runtime server: any OpenAI-compatible server program, started and supervised by weft."""

@@ -1,0 +1,192 @@
+"""The backend of the runtime server: any OpenAI-compatible server program as a supervised child process."""
+
+import asyncio
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from typing_extensions import override
+
+from runner_svc.backend.port import BackendFacts, CacheIsolation, ErasedCache, LoadOrder
+from runner_svc.openai_upstream.client import MODELS, Endpoint, OpenAiHttp
+from runner_svc.policy.model_names import listed_models, not_listed_message
+from runner_svc.runtimes.model_engine import ModelContext
+from runner_svc.runtimes.server.placeholders import filled
+from runner_svc.runtimes.server.presets import OTHER_PROGRAM, PRESETS, Route, ServerPreset
+from runner_svc.runtimes.server.settings import ServerModel
+from runner_svc.runtimes.started_server import StartedServer, StartLog
+from runner_svc.supervise.process_time import GpuTime
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+LIST_SECONDS = 5.0
+FLUSH_SECONDS = 30.0
+_OK = 200
+_NOT_FOUND = 404
+
+
+def preset_of(model: ServerModel) -> ServerPreset:
+    """Returns what is known of the program of a model."""
+    return OTHER_PROGRAM if model.preset is None else PRESETS[model.preset]
+
+
+def command_of(model: ServerModel, context: ModelContext) -> tuple[str, ...]:
+    """Returns the command line of a model's program, with its placeholders; empty: none is configured."""
+    command = model.command or context.command or preset_of(model).command
+    return (*command, *model.extra_arguments) if command else ()
+
+
+def operations_of(model: ServerModel) -> frozenset[Operation]:
+    """Returns the operations that a model offers."""
+    return frozenset(Operation[word.upper()] for word in model.operations) or preset_of(model).operations
+
+
+def upstream_name(model: ServerModel) -> str:
+    """Returns the program's own name of a model in requests."""
+    return model.upstream_model or preset_of(model).upstream_model or model.name
+
+
+class _ServerLog(StartLog):
+    """Reads the output of a program until the line that says that it takes requests."""
+
+    def __init__(self, line: str | None) -> None:
+        super().__init__()
+        self.is_ready = asyncio.Event()
+        self._line = None if line is None else re.compile(line)
+
+    @override
+    def read_other(self, line: str) -> None:
+        if self._line is not None and self._line.search(line):
+            self.is_ready.set()
+
+
+class ServerBackend(StartedServer[ServerModel]):
+    """A Backend over one process of a server program.
+
+    It is told its port and need not print it. A program that demands no key is not mistaken for another one on this
+    port: one of its own processes must be what listens there.
+    """
+
+    needs_port = True
+
+    def __init__(self, model: ServerModel, context: ModelContext, gpu: GpuTime | None = None) -> None:
+        self.preset = preset_of(model)
+        self.engine_parameters = self.preset.parameters
+        self.key_variable = model.key_variable or self.preset.key_variable
+        ready = model.ready
+        self.health_path = (ready and ready.path) or self.preset.health_path
+        self.healthy_status = _OK if ready is None else ready.status
+        self.folder = None if model.working_folder is None else model.working_folder.expanduser()
+        self._command_line = command_of(model, context)
+        # The whole command line has placeholders, which are filled with the port of each start.
+        super().__init__(model, replace(context, command=()), gpu)
+
+    @property
+    @override
+    def operations(self) -> frozenset[Operation]:
+        return operations_of(self.model)
+
+    @property
+    @override
+    def cache_isolation(self) -> CacheIsolation:
+        salts = self.preset.cache_salt if self.model.cache_salt is None else self.model.cache_salt
+        return CacheIsolation.SALT if salts else CacheIsolation.NONE
+
+    @override
+    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
+        """See Backend.erase_cache; all of the cache is erased, whatever the slots."""
+        route, http = self.preset.flush, self._http
+        if route is None or http is None:
+            return await super().erase_cache(slots)
+        status, _ = await self._ask(http, route, FLUSH_SECONDS)
+        if status != _OK:
+            raise WeftError(Reason.BACKEND_ERROR, f"the server did not erase its cache (status {status})")
+        return ErasedCache(entry_count=0)
+
+    @override
+    async def prepare(self, order: LoadOrder) -> None:
+        program = self._command_line[0]
+        if await asyncio.to_thread(shutil.which, program, path=self.context.environment.get("PATH")) is None:
+            install = f"; to install {self.preset.title}: {self.preset.install}" if self.preset.install else ""
+            raise WeftError(Reason.CONNECT_FAILED, f"there is no program {program}{install}")
+
+    @override
+    def arguments(self, order: LoadOrder, port: int) -> list[str]:
+        values = self._values(port)
+        return [filled(word, values) for word in self._command_line]
+
+    @override
+    def environment(self, order: LoadOrder) -> Mapping[str, str]:
+        values = self._values(self._port)
+        own = {name: self.context.environment.get(name, value) for name, value in self.model.environment.items()}
+        templates = {**self.preset.environment, **own}
+        return {**super().environment(order), **{name: filled(text, values) for name, text in templates.items()}}
+
+    @override
+    def start_log(self, order: LoadOrder) -> StartLog:
+        return _ServerLog(None if self.model.ready is None else self.model.ready.line)
+
+    @override
+    async def until_ready(self, http: OpenAiHttp, log: StartLog) -> None:
+        if self.model.ready is not None and self.model.ready.line is not None:
+            assert isinstance(log, _ServerLog)
+            await log.is_ready.wait()
+        else:
+            await super().until_ready(http, log)
+
+    @override
+    def endpoint(self, base_url: str, api_key: str) -> Endpoint:
+        return Endpoint(base_url=base_url, api_key=api_key, model=upstream_name(self.model), parameters=self.parameters)
+
+    @override
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        limit = self.model.start_timeout_seconds
+        timeout = asyncio.timeout(limit)
+        try:
+            async with timeout:
+                return await super().start(order)
+        except TimeoutError as error:
+            if not timeout.expired():
+                raise
+            message = f"the server was not ready within {limit:g} s (start_timeout_seconds)"
+            raise WeftError(Reason.LOAD_STALLED, message) from error
+
+    @override
+    async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
+        """Raises MODEL_NOT_FOUND where the program lists only other models."""
+        if self.preset.lists_model:
+            await self._require_listed(http)
+        if self.preset.load is not None:
+            await self._load_model(http, self.preset.load)
+        return await super().facts(http, order)
+
+    async def _require_listed(self, http: OpenAiHttp) -> None:
+        """Raise MODEL_NOT_FOUND with the listed names where a list lacks the model; an empty list proves nothing."""
+        answer = await http.answer_of(MODELS, LIST_SECONDS)
+        if answer is None or answer[0] != _OK:
+            return
+        listed, name = listed_models(answer[1]), upstream_name(self.model)
+        if not listed.has(name):
+            raise WeftError(Reason.MODEL_NOT_FOUND, not_listed_message(name, listed))
+
+    async def _load_model(self, http: OpenAiHttp, route: Route) -> None:
+        status, _ = await self._ask(http, route, self.model.start_timeout_seconds)
+        if status == _NOT_FOUND:
+            raise WeftError(Reason.MODEL_NOT_FOUND, f"the server has no model {upstream_name(self.model)}")
+        if status != _OK:
+            raise WeftError(Reason.BACKEND_ERROR, f"the server did not load the model (status {status})")
+
+    async def _ask(self, http: OpenAiHttp, route: Route, timeout_seconds: float) -> tuple[int, bytes]:
+        body = filled(route.body, self._values(self._port)).encode()
+        return await http.call_route(route.method, route.path, timeout_seconds, body)
+
+    def _values(self, port: int) -> dict[str, str]:
+        return {
+            "port": str(port),
+            "model": self.model.weights,
+            "name": upstream_name(self.model),
+            "context": str(self.model.slot_context_tokens),
+            "slots": str(self.model.slots),
+        }

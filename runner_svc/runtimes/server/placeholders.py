@@ -1,0 +1,50 @@
+"""The placeholders in the command line and the environment of a server program. Pure.
+
+`{port}` stands for the port, and so on. A word in double braces is itself: `{{port}}` is the text `{port}`. Other
+braces, such as those of JSON, are left as they are.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+PLACEHOLDERS = ("port", "model", "name", "context", "slots")
+KEY = "key"
+# Behind a dollar sign it is a variable of the runner's environment.
+_PLACEHOLDER = re.compile(r"(?<!\$)(?:\{\{([a-z_]+)\}\}|\{([a-z_]+)\})")
+
+
+def check_placeholders(text: str) -> str:
+    """Returns the text. Raises ValueError naming an unknown placeholder and the known ones."""
+    for name in _names_in(text):
+        if name == KEY:
+            raise ValueError(
+                "must not hold {key}: every user of the machine can read the arguments of a program; name the "
+                "environment variable of the key in key_variable"
+            )
+        if name not in PLACEHOLDERS:
+            known = ", ".join(f"{{{each}}}" for each in PLACEHOLDERS)
+            text_of_it = f"{{{{{name}}}}}"
+            raise ValueError(
+                f"has the unknown placeholder {{{name}}}; there are {known}, and {text_of_it} for the text"
+            )
+    return text
+
+
+def placeholders_of(texts: Iterable[str]) -> frozenset[str]:
+    """Returns the names of the placeholders in these texts."""
+    return frozenset(name for text in texts for name in _names_in(text))
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """Returns the text with its placeholders replaced; one without a value is left as it is."""
+
+    def value(found: re.Match[str]) -> str:
+        if found[1]:
+            return f"{{{found[1]}}}"
+        return values.get(found[2], found[0])
+
+    return _PLACEHOLDER.sub(value, text)
+
+
+def _names_in(text: str) -> list[str]:
+    return [found[2] for found in _PLACEHOLDER.finditer(text) if found[2]]

@@ -1,0 +1,110 @@
+"""The presets of server programs: every fact has a source, every command line can be filled, every name is in docs."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+from server_preset_table import preset_table
+
+from runner_svc.policy.parameters import ParameterProfile
+from runner_svc.runtimes.server.placeholders import check_placeholders, placeholders_of
+from runner_svc.runtimes.server.presets import OTHER_PROGRAM, PRESETS, PresetName, ServerPreset
+from runner_svc.runtimes.server.settings import ServerModel
+from weft.kernel.request import Operation
+from weft_app.compose.served_models import served_model
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
+
+RUNNERS_PAGE = (Path(__file__).resolve().parents[3] / "docs/runners.md").read_text(encoding="utf-8")
+NO_FACTS = {"title", "version", "install", "sources"}
+ALWAYS_STATED = {"command", "key_variable", "health_path", "lists_model", "operations", "usage_in_streams"}
+ALWAYS_STATED |= {"cancellation", "parameters"}
+
+
+def _stated(preset: ServerPreset) -> set[str]:
+    """Returns the facts of a preset: those that each must state, and those that are not as of an unknown program."""
+    return ALWAYS_STATED | {
+        field.name
+        for field in fields(preset)
+        if field.name not in NO_FACTS
+        and getattr(preset, field.name) != getattr(OTHER_PROGRAM, field.name)
+        # What differs only because other programs may do more.
+        and not (field.name == "other_operations" and not preset.other_operations)
+    }
+
+
+def test_the_settings_and_the_table_name_the_same_presets() -> None:
+    assert set(get_args(PresetName)) == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_fact_has_a_source_and_every_source_a_fact(name: PresetName) -> None:
+    preset = PRESETS[name]
+    assert set(preset.sources) >= _stated(preset) - {"environment"} | ({"environment"} if preset.environment else set())
+    assert set(preset.sources) <= {field.name for field in fields(preset)} - NO_FACTS
+    assert all(preset.sources.values())
+    assert preset.version
+    assert preset.install
+
+
+def test_a_fact_without_a_source_is_noticed() -> None:
+    silent = ServerPreset(
+        title="x",
+        version="1",
+        install="x",
+        command=("x",),
+        metrics_path="/m",
+        parameters=OTHER_PROGRAM.parameters,
+        sources={},
+    )
+    assert "metrics_path" in _stated(silent) - set(silent.sources)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_command_line_is_told_port_and_model_and_has_no_key(name: PresetName) -> None:
+    preset = PRESETS[name]
+    routes = [route.body for route in (preset.load, preset.sleep, preset.wake, preset.flush) if route is not None]
+    texts = (*preset.command, *preset.environment.values(), *routes)
+    for text in texts:
+        check_placeholders(text)
+    used = placeholders_of(texts)
+    assert "port" in used
+    assert used & {"model", "name"}
+    assert not any("key" in word for word in preset.command)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_offers_what_it_can_name(name: PresetName) -> None:
+    preset = PRESETS[name]
+    assert preset.operations >= {Operation.CHAT, Operation.COMPLETION}
+    assert not preset.operations & preset.other_operations
+    assert (preset.sleep is not None) or preset.wake is None
+    assert bool(preset.metrics) == bool(preset.metrics_path)
+    profile = ParameterProfile(engine=preset.parameters)
+    assert not profile.engine.untaken & profile.engine.renamed.keys()
+    assert profile.engine.engine == preset.title
+
+
+def test_the_table_of_the_docs_is_that_of_the_data() -> None:
+    assert preset_table() in RUNNERS_PAGE
+
+
+def test_a_table_of_other_data_is_noticed() -> None:
+    assert preset_table().replace("`API_KEY`", "`TGI_KEY`") not in RUNNERS_PAGE
+
+
+def test_the_examples_of_the_docs_are_valid_and_show_every_preset() -> None:
+    section = RUNNERS_PAGE.partition("## Server programs")[2].partition("\n## ")[0]
+    shown = set()
+    for block in re.findall(r"```yaml\n(.*?)```", section, re.DOTALL):
+        for runner in yaml.safe_load(block)["runners"]:
+            parsed = parse_section(ConfiguredRunner, runner)
+            for model in parsed.models:
+                assert isinstance(model, ServerModel)
+                shown.add(model.preset)
+                if model.working_folder is None:
+                    served_model(parsed, model, 5.0)
+    assert shown == {None, *PRESETS}

@@ -1,0 +1,144 @@
+"""The settings of server programs: placeholders, what must be set, and what contradicts another setting."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner_svc.backend.port import LoadOrder
+from runner_svc.memory.estimate import DeclaredForecast
+from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.memory_estimate import MEBIBYTE, EstimateSource
+from runner_svc.runtimes.server.backend import ServerBackend
+from runner_svc.runtimes.server.placeholders import PLACEHOLDERS, check_placeholders, filled, placeholders_of
+from weft.kernel.errors import FieldError
+from weft.kernel.request import Operation
+from weft_app.compose.served_models import served_model
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
+
+ANY_PROGRAM: dict[str, Any] = {"command": ["serve", "--port", "{port}"]}
+
+
+def _section(runner: dict[str, Any] | None = None, **model: Any) -> ConfiguredRunner:
+    values = {"name": "r1", "runtime": "server", "models": [{"name": "m1", **model}], **(runner or {})}
+    return parse_section(ConfiguredRunner, values)
+
+
+def _backend(runner: dict[str, Any] | None = None, **model: Any) -> ServerBackend:
+    section = _section(runner, **model)
+    backend = served_model(section, section.models[0], 5.0).make_backend()
+    assert isinstance(backend, ServerBackend)
+    return backend
+
+
+def _refusal(runner: dict[str, Any] | None = None, **model: Any) -> tuple[str, str]:
+    with pytest.raises(FieldError) as refused:
+        _backend(runner, **model)
+    return refused.value.field, refused.value.message
+
+
+def test_placeholders_are_filled_and_other_braces_are_left() -> None:
+    values = {name: f"<{name}>" for name in PLACEHOLDERS}
+    assert filled("--port={port} {model}/{name}", values) == "--port=<port> <model>/<name>"
+    assert filled("{context}x{slots}", values) == "<context>x<slots>"
+    assert filled('{"a": {"b": 1}} {{port}} ${port} {{ messages }}', values) == (
+        '{"a": {"b": 1}} {port} ${port} {{ messages }}'
+    )
+
+
+def test_an_unknown_placeholder_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"unknown placeholder \{host\}; there are \{port\}, \{model\}, \{name\}"):
+        check_placeholders("--host {host}")
+    assert check_placeholders("{{host}}") == "{{host}}"
+    field, message = _refusal(command=["serve", "{port}", "{prot}"])
+    assert field.endswith("command.2")
+    assert "{prot}" in message
+    field, message = _refusal(**ANY_PROGRAM, extra_arguments=["{gpu}"])
+    assert field.endswith("extra_arguments.0")
+    assert "{gpu}" in message
+    field, message = _refusal(**ANY_PROGRAM, environment={"A": "{gpu}"})
+    assert field.endswith("environment")
+    assert "{gpu}" in message
+
+
+def test_the_key_is_never_an_argument() -> None:
+    field, message = _refusal(command=["serve", "--port", "{port}", "--api-key", "{key}"])
+    assert field.endswith("command.4")
+    assert "key_variable" in message
+
+
+def test_the_names_of_placeholders_are_found_in_all_texts() -> None:
+    assert placeholders_of(["--port={port}", "{{slots}}", "{model} {name}"]) == {"port", "model", "name"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "field", "words"),
+    [
+        ({}, "command", "or preset"),
+        ({"command": ["serve"]}, "command", "{port}"),
+        ({"preset": "sglang"}, "model", "{model}"),
+        ({"preset": "vllm", "model": "m"}, "preset", "sglang"),
+        ({**ANY_PROGRAM, "operations": ["image"]}, "operations", "chat, completion, embedding, rerank, tokenize"),
+        (
+            {"preset": "tgi", "model": "m", "operations": ["embedding"]},
+            "operations",
+            "Text Generation Inference offers",
+        ),
+        ({"preset": "tgi", "model": "m", "environment": {"API_KEY": "k"}}, "environment", "variable of the key"),
+        ({**ANY_PROGRAM, "working_folder": "/no/such/folder"}, "working_folder", "no folder"),
+        ({**ANY_PROGRAM, "ready": {}}, "ready", "either path or line"),
+        ({**ANY_PROGRAM, "ready": {"path": "/ok", "line": "ready"}}, "ready", "either path or line"),
+        ({**ANY_PROGRAM, "ready": {"line": "("}}, "ready.line", "regular expression"),
+        ({**ANY_PROGRAM, "ready": {"path": "ok"}}, "ready.path", ""),
+        ({**ANY_PROGRAM, "key_variable": "A KEY"}, "key_variable", ""),
+        ({**ANY_PROGRAM, "path": "m.gguf"}, "path", "command or preset"),
+        ({**ANY_PROGRAM, "url": "http://box:1"}, "url", "openai_http"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_named(settings: dict[str, Any], field: str, words: str) -> None:
+    name, message = _refusal(**settings)
+    assert name.endswith(field)
+    assert words in message
+
+
+def test_a_command_line_is_filled_for_each_start() -> None:
+    backend = _backend(
+        command=["serve", "--port={port}", "{model}"],
+        model="~/weights",
+        upstream_model="llama",
+        context_tokens=512,
+        slots=3,
+        extra_arguments=["--as", "{name}", "{context}/{slots}"],
+        environment={"LISTEN": "127.0.0.1:{port}", "PLAIN": "yes"},
+    )
+    arguments = ["serve", "--port=4711", str(Path("~/weights").expanduser()), "--as", "llama", "512/3"]
+    assert backend.arguments(LoadOrder(), 4711) == arguments
+    environment = backend.environment(LoadOrder())
+    assert environment["LISTEN"] == "127.0.0.1:0"
+    assert environment["PLAIN"] == "yes"
+
+
+def test_the_command_of_the_runner_is_the_default_and_is_checked_too() -> None:
+    backend = _backend({"command": ["wrapped", "--port", "{port}"]})
+    assert backend.arguments(LoadOrder(), 1) == ["wrapped", "--port", "1"]
+    field, message = _refusal({"command": ["wrapped", "{port}", "{what}"]})
+    assert field.endswith("command")
+    assert "{what}" in message
+
+
+def test_a_program_without_a_preset_has_the_usual_health_and_operations_and_no_key() -> None:
+    backend = _backend(**ANY_PROGRAM)
+    assert (backend.health_path, backend.healthy_status, backend.key_variable) == ("/health", 200, "")
+    assert backend.operations == {Operation.CHAT, Operation.COMPLETION}
+    told = _backend(**ANY_PROGRAM, ready={"path": "/up", "status": 204}, key_variable="K", operations=["embedding"])
+    assert (told.health_path, told.healthy_status, told.key_variable) == ("/up", 204, "K")
+    assert told.operations == {Operation.EMBEDDING}
+
+
+async def test_declared_memory_is_what_a_load_is_expected_to_take() -> None:
+    section = _section(**ANY_PROGRAM, memory_mb=100)
+    expected = await served_model(section, section.models[0], 5.0).forecast.expect(LoadPlan())
+    assert expected is not None
+    assert (expected.bytes, expected.source) == (100 * MEBIBYTE, EstimateSource.MANIFEST)
+    assert await DeclaredForecast(None).expect(LoadPlan()) is None
