@@ -13,7 +13,7 @@ from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note, reporting
-from weft_app.cli.output import Column, Listing, local_time, say
+from weft_app.cli.output import Column, Listing, say
 
 MAX_SHOWN = 100_000
 _HASH_CHARS = 64
@@ -26,12 +26,12 @@ app = typer.Typer(
 
 _ENTRIES = Listing(
     columns=(
-        Column("SEQ", lambda entry: str(entry.sequence)),
-        Column("TIME", lambda entry: local_time(entry.time)),
-        Column("EVENT", lambda entry: entry.event),
-        Column("ACTOR", lambda entry: entry.actor),
+        Column("SEQ", "{sequence}"),
+        Column("TIME", "{time:local}"),
+        Column("EVENT", "{event}"),
+        Column("ACTOR", "{actor}"),
         Column("OPERATION", lambda entry: entry.operation.removeprefix("operations/")),
-        Column("DETAIL", lambda entry: entry.detail),
+        Column("DETAIL", "{detail}"),
     )
 )
 

@@ -19,9 +19,9 @@ from weft.client.batches import Batches, Document, connect_batches
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_request_id, require_token
 from weft.kernel.reasons import Reason
-from weft_app.cli.columns import age
 from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, note, reporting
 from weft_app.cli.output import Column, Listing, safe_text, say
+from weft_app.cli.templates import age
 from weft_app.cli.wait import parse_duration
 
 POLL_SECONDS = 1.0

@@ -6,17 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.api.router.v1.request_pb2 import ClientRecord, RequestRecord
 from weft.api.router.v1.request_service_pb2 import ListClientsResponse, ListRequestsResponse
 from weft.client.requests import Requests, connect_requests
 from weft.client.resources import connect_registry
-from weft.documents.codec import document_of, moment_of, seconds_of, word_of
+from weft.documents.codec import document_of
 from weft.documents.mesh_state import Key, MeshState
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, declared, plain
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft_app.cli.columns import RESOURCES, age, ago, shortened
+from weft_app.cli.columns import RESOURCES
 from weft_app.cli.completion import complete_shown, complete_with_tasks
 from weft_app.cli.follow import follow_resources
 from weft_app.cli.options import (
@@ -35,53 +34,37 @@ from weft_app.cli.tasks import is_about_tasks, show_tasks
 MAX_SHOWN = 1_000
 
 
-def _awaits(request: RequestRecord) -> str:
-    if request.HasField("queued"):
-        return request.queued.reason
-    return request.loading.stage if request.HasField("loading") else "-"
-
-
-def _eta(request: RequestRecord) -> str:
-    eta = seconds_of(request.queued if request.HasField("queued") else request.loading, "eta")
-    return "-" if eta is None else f"{eta:.0f}s"
-
-
-def _interval(client: ClientRecord) -> str:
-    interval = seconds_of(client, "usual_interval")
-    return "-" if interval is None else f"{interval:.3g}s"
-
-
 _REQUEST = (
-    Column("REQUEST", lambda request: request.request_id),
-    Column("TARGET", lambda request: request.target),
-    Column("STATE", lambda request: word_of(request, "state")),
-    Column("TENANT", lambda request: request.tenant),
-    Column("PRIORITY", lambda request: word_of(request, "priority")),
-    Column("POSITION", lambda request: str(request.queued.position) if request.HasField("queued") else "-"),
-    Column("ETA", _eta, ticks=True),
-    Column("AGE", lambda request: age(moment_of(request, "arrive_time")), ticks=True),
-    Column("AWAITS", lambda request: shortened(_awaits(request))),
+    Column("REQUEST", "{request_id}"),
+    Column("TARGET", "{target}"),
+    Column("STATE", "{state}"),
+    Column("TENANT", "{tenant}"),
+    Column("PRIORITY", "{priority}"),
+    Column("POSITION", lambda request: str(request.queued.position) if request.HasField("queued") else None),
+    Column("ETA", "[{queued.eta:.0f}s|{loading.eta:.0f}s]", ticks=True),
+    Column("AGE", "[{arrive_time:age}]", ticks=True),
+    Column("AWAITS", "[{queued.reason:short}|{loading.stage:short}]"),
 )
 _REQUESTS = Listing(
     columns=_REQUEST,
-    wide=(*_REQUEST[:-1], Column("CLIENT", lambda request: request.client_id or "-"), Column("AWAITS", _awaits)),
+    wide=(*_REQUEST[:-1], Column("CLIENT", "{client_id}"), Column("AWAITS", "[{queued.reason}|{loading.stage}]")),
     name=lambda request: request.request_id,
 )
 _CLIENT = (
-    Column("CLIENT", lambda client: client.client_id),
-    Column("PROFILE", lambda client: "yes" if client.has_profile else "no"),
-    Column("PRIORITY", lambda client: word_of(client, "default_priority")),
-    Column("REQUESTS", lambda client: str(client.request_count)),
-    Column("REFUSED", lambda client: str(client.refused_count)),
-    Column("RUNNING", lambda client: str(client.running_count)),
-    Column("TOKENS", lambda client: str(client.token_count)),
-    Column("EVERY", _interval),
-    Column("SEEN", lambda client: ago(moment_of(client, "last_seen_time")), ticks=True),
+    Column("CLIENT", "{client_id}"),
+    Column("PROFILE", "{has_profile:yes}"),
+    Column("PRIORITY", "{default_priority}"),
+    Column("REQUESTS", "{request_count}"),
+    Column("REFUSED", "{refused_count}"),
+    Column("RUNNING", "{running_count}"),
+    Column("TOKENS", "{token_count}"),
+    Column("EVERY", "[{usual_interval:.3g}s]"),
+    Column("SEEN", "[{last_seen_time:ago}]", ticks=True),
     Column("COOLDOWN", lambda client: "yes" if client.HasField("cooldown_end_time") else "-"),
 )
 _CLIENT_WIDE = (
     *_CLIENT,
-    Column("ROUTE", lambda client: client.route or "-"),
+    Column("ROUTE", "{route}"),
     Column("ASKS FOR", lambda client: ",".join(f"{one.target}={one.request_count}" for one in client.targets) or "-"),
 )
 _CLIENTS = Listing(columns=_CLIENT, wide=_CLIENT_WIDE, name=lambda client: client.client_id)

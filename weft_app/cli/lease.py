@@ -25,7 +25,8 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.units import parse_size, size_words
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, naming_fields, note, reporting
-from weft_app.cli.output import Column, print_document, print_table, safe_text, say, seconds_ago
+from weft_app.cli.output import Column, print_document, print_table, safe_text, say
+from weft_app.cli.templates import seconds_ago
 from weft_app.cli.wait import parse_duration
 
 LOOK_SECONDS = 0.2

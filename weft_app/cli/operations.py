@@ -15,13 +15,12 @@ from weft.api.operations.v1.operation_pb2 import Operation, OperationAction
 from weft.api.operations.v1.operation_service_pb2 import ListOperationsResponse
 from weft.client.operations import Operations, connect_operations, has_ended
 from weft.client.resources import connect_registry, connect_runner_of
-from weft.documents.codec import document_of, moment_of, seconds_of, word_of
+from weft.documents.codec import document_of, seconds_of, word_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name, require_request_id
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 from weft_app.cli import verbs
-from weft_app.cli.columns import age
 from weft_app.cli.completion import complete_model
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note, reporting
 from weft_app.cli.output import Column, Listing, safe_text, say
@@ -294,13 +293,13 @@ def action_text(operation: Operation) -> str:
 _COLUMNS = (
     Column("ID", lambda one: one.name.partition("/")[2]),
     Column("ACTION", action_text),
-    Column("STATE", lambda one: word_of(one, "state")),
+    Column("STATE", "{state}"),
     Column("STAGE", lambda one: one.stage or "-" if not has_ended(one) else "-"),
-    Column("PROGRESS", lambda one: f"{one.progress:.0%}" if one.HasField("progress") else "-"),
-    Column("RUNNER", lambda one: one.runner),
-    Column("BY", lambda one: one.requested_by),
-    Column("AGE", lambda one: age(moment_of(one, "create_time")), ticks=True),
-    Column("DETAIL", lambda one: one.detail),
+    Column("PROGRESS", "[{progress:.0%}]"),
+    Column("RUNNER", "{runner}"),
+    Column("BY", "{requested_by}"),
+    Column("AGE", "[{create_time:age}]", ticks=True),
+    Column("DETAIL", "{detail}"),
 )
 _OPERATIONS = Listing(columns=_COLUMNS)
 

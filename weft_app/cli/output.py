@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from enum import StrEnum
@@ -17,14 +17,23 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table: its title and the function that gets the cell from a row."""
+    """One column of a table or line of a page: its title and how the text follows from a record."""
 
     title: str
-    cell: Callable[[Any], str]
+    source: str | Callable[[Any], str | None]
+    """A template (see `weft_app.cli.templates`), or a function."""
     ticks: bool = False
     """Whether its value changes with time alone; a watch does not print a row again for that."""
     min_chars: int = 0
     """Minimum width; a watch prints its header before the first row."""
+
+    def text(self, record: Any) -> str | None:
+        """Returns the text of a record; None: there is none, so that a table has "-" and a page no line."""
+        if not isinstance(self.source, str):
+            return self.source(record)
+        from weft_app.cli.templates import filled  # noqa: PLC0415 - commands that serve show no record
+
+        return filled(self.source, record) or None
 
 
 def say(text: str) -> None:
@@ -48,11 +57,11 @@ class TextTable:
 
     def cells(self, row: Any) -> list[str]:
         """Returns the row's cells, made safe for a terminal; an empty one is "-"."""
-        return [safe_text(column.cell(row)) or "-" for column in self._columns]
+        return [safe_text(column.text(row) or "") or "-" for column in self._columns]
 
-    def fingerprint(self, row: Any) -> tuple[str, ...]:
+    def fingerprint(self, row: Any) -> tuple[str | None, ...]:
         """Returns the values whose change makes a watch print the row again."""
-        return tuple(column.cell(row) for column in self._columns if not column.ticks)
+        return tuple(column.text(row) for column in self._columns if not column.ticks)
 
     def text(self, rows: Iterable[Any]) -> str:
         """Returns header and rows; the header is bold on a terminal."""
@@ -181,19 +190,27 @@ def print_table(rows: Iterable[Any], columns: Sequence[Column]) -> None:
     say(TextTable(columns).text(rows))
 
 
-def fact(title: str, value: str) -> str:
-    """Returns one line of a description, safe for a terminal."""
-    return safe_text(f"{title + ':':<{FACT_CHARS}} {value}")
+def page(columns: Sequence[Column], record: Any, title_chars: int = FACT_CHARS) -> Iterator[str]:
+    """Yields one line for each column of which the record has a text: its title and the text, safe for a terminal."""
+    for column in columns:
+        text = column.text(record)
+        if text is not None:
+            yield safe_text(f"{f'{column.title}:':<{title_chars}} {text}")
+
+
+def block(title: str, lines: Iterable[str], indent: str = INDENT) -> Iterator[str]:
+    """Yields a title and the lines below it, indented; nothing where there are no lines."""
+    for place, line in enumerate(lines):
+        if not place:
+            yield f"{title}:"
+        yield f"{indent}{line}"
+
+
+def table_block(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> Iterator[str]:
+    """Yields a title and a table below it; nothing where there are no rows."""
+    return block(title, TextTable(columns).plain_text(rows).splitlines() if rows else ())
 
 
 def local_time(time: Any) -> str:
     """Returns a timestamp of a message as text, in local time."""
     return f"{time.ToDatetime(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
-
-
-def seconds_ago(seconds: float) -> str:
-    """Returns an age as text: 5s, 3m, 2h, 4d."""
-    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= length:
-            return f"{int(seconds // length)}{unit}"
-    return f"{max(0, int(seconds))}s"

@@ -81,7 +81,7 @@ def _row(runner: Runner, state: InstanceState, instance: pb.InstanceDescription 
         "deviceIndexes": list(state.memory.device_indexes),
         "pinned": state.pinned,
         "unloadAt": None if unload_at is None else unload_at.isoformat(),
-        "until": until_text(unload_at, pinned=state.pinned) if state.phase == InstanceState.PHASE_READY else "-",
+        "until": until_text(state) or "-",
         "contextTokens": state.context_tokens,
         "pid": instance.process_id if instance is not None else 0,
         "restarts": instance.restart_count if instance is not None else 0,

@@ -9,15 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.api.router.v1.task_pb2 import Task, TaskAttempt, TaskError, TaskPiece
+from weft.api.router.v1.task_pb2 import Task, TaskAttempt, TaskPiece
 from weft.api.router.v1.task_service_pb2 import GetTaskResponse, ListTasksResponse
 from weft.client.tasks import Tasks, connect_tasks, has_ended, text_of
-from weft.documents.codec import document_of, moment_of, word_of
+from weft.documents.codec import document_of, word_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.reasons import Reason
 from weft_app.cli.chat import shown
-from weft_app.cli.columns import age, shortened
 from weft_app.cli.completion import complete_tasks
 from weft_app.cli.options import (
     DEFAULT_HOME,
@@ -29,8 +28,9 @@ from weft_app.cli.options import (
     note,
     reporting,
 )
-from weft_app.cli.output import Column, Listing, local_time, print_document, safe_text, say
+from weft_app.cli.output import Column, Listing, page, print_document, safe_text, say
 from weft_app.cli.targets import TASK_WORDS
+from weft_app.cli.templates import filled, shortened
 
 MAX_SHOWN = 1_000
 RETRY_PAUSE_SECONDS = 0.5
@@ -40,30 +40,38 @@ _ENDS = ("completed", "failed", "cancelled")
 _AWAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.CANCELLED})
 
 
-def _why(task: Task) -> str:
-    return _error_text(task.error) if task.HasField("error") else task.waiting_for or "-"
-
-
-def _error_text(error: TaskError | TaskAttempt) -> str:
-    return f"{word_of(error, 'reason')}: {error.message}"
-
-
+_WHY = "[{error.reason}: |{waiting_for}][{error.message}]"
 _COLUMNS = (
-    Column("TASK", lambda task: task.id),
-    Column("STATE", lambda task: word_of(task, "state")),
-    Column("MODEL", lambda task: task.model),
-    Column("ATTEMPT", lambda task: f"{task.attempt}/{task.max_attempts}"),
-    Column("AGE", lambda task: age(moment_of(task, "create_time")), ticks=True),
-    Column("WORKER", lambda task: task.owner or "-"),
-    Column("WHY", lambda task: shortened(_why(task))),
+    Column("TASK", "{id}"),
+    Column("STATE", "{state}"),
+    Column("MODEL", "{model}"),
+    Column("ATTEMPT", "{attempt}/{max_attempts}"),
+    Column("AGE", "[{create_time:age}]", ticks=True),
+    Column("WORKER", "{owner}"),
+    Column("WHY", lambda task: shortened(filled(_WHY, task))),
 )
 _WIDE = (
     *_COLUMNS[:-1],
-    Column("TENANT", lambda task: task.tenant),
-    Column("BATCH", lambda task: f"{task.batch}[{task.line}]" if task.batch else "-"),
-    Column("API", lambda task: task.origin_kind or "-"),
-    Column("WHY", _why),
+    Column("TENANT", "{tenant}"),
+    Column("BATCH", lambda task: f"{task.batch}[{task.line}]" if task.batch else None),
+    Column("API", "{origin_kind}"),
+    Column("WHY", _WHY),
 )
+_PAGE = (
+    Column("Task", "{id}"),
+    Column("State", "{state}"),
+    Column("Model", "{model}"),
+    Column("Tenant", "{tenant}"),
+    Column("Batch", lambda task: filled("{batch}, line {line}", task) if task.batch else None),
+    Column("Submitted", "{create_time:local}"),
+    Column("Started", "[{start_time:local}]"),
+    Column("Ended", "[{end_time:local}]"),
+    Column("Fails at", "[{expire_time:local} unless started by then]"),
+    Column("Waits for", "{waiting_for}"),
+    Column("Error", "[{error.reason}: {error.message}]"),
+    Column("Attempts", "{attempt} (at most {max_attempts} may fail)"),
+)
+_TITLE_CHARS = 10
 _TASKS = Listing(columns=_COLUMNS, wide=_WIDE, name=lambda task: f"task/{task.id}")
 
 
@@ -126,45 +134,19 @@ def describe_task(words: Sequence[str], output: OutputFormat, home: Path) -> Non
 
 
 def _lines(found: GetTaskResponse) -> Iterator[str]:
-    task = found.task
-    yield f"Task:      {task.id}"
-    yield f"State:     {word_of(task, 'state')}"
-    yield f"Model:     {task.model}"
-    yield f"Tenant:    {task.tenant}"
-    if task.batch:
-        yield f"Batch:     {task.batch}, line {task.line}"
-    yield f"Submitted: {_moment(task, 'create_time')}"
-    for name, label in (("start_time", "Started:  "), ("end_time", "Ended:    "), ("expire_time", "Fails at: ")):
-        if task.HasField(name):  # type: ignore[arg-type]  # each is one of its fields
-            yield f"{label} {_moment(task, name)}" + (" unless started by then" if name == "expire_time" else "")
-    if task.waiting_for:
-        yield f"Waits for: {task.waiting_for}"
-    if task.HasField("error"):
-        yield f"Error:     {_error_text(task.error)}"
-    yield f"Attempts:  {task.attempt} (at most {task.max_attempts} may fail)"
-    for attempt in found.attempts:
-        yield f"  {attempt.attempt}. {_attempt_words(attempt)}"
+    yield from page(_PAGE, found.task, _TITLE_CHARS)
+    yield from (f"  {attempt.attempt}. {_attempt_words(attempt)}" for attempt in found.attempts)
 
 
 def _attempt_words(attempt: TaskAttempt) -> str:
-    words = [f"claimed {_moment(attempt, 'claim_time')} by {attempt.owner}"]
-    tries = attempt.receipt.attempts
-    if tries:
-        words.append(
-            "on " + ", ".join(each.runner + (f" ({word_of(each, 'reason')})" if each.reason else "") for each in tries)
-        )
+    runners = ", ".join(filled("{runner}[ ({reason})]", each) for each in attempt.receipt.attempts)
+    claimed = filled("claimed {claim_time:local} by {owner}", attempt) + (f", on {runners}" if runners else "")
     if attempt.reason:
-        words.append(_error_text(attempt))
-    elif attempt.HasField("end_time"):
-        words.append("completed")
-        usage = attempt.receipt.usage
-        if attempt.receipt.HasField("usage"):
-            words.append(f"{usage.prompt_tokens} + {usage.completion_tokens} tokens")
-    return ", ".join(words)
-
-
-def _moment(message: Task | TaskAttempt, name: str) -> str:
-    return local_time(getattr(message, name))
+        return claimed + filled(", {reason}: {message}", attempt)
+    if not attempt.HasField("end_time"):
+        return claimed
+    usage = ", {receipt.usage.prompt_tokens} + {receipt.usage.completion_tokens} tokens"
+    return f"{claimed}, completed" + (filled(usage, attempt) if attempt.receipt.HasField("usage") else "")
 
 
 def cancel_tasks(words: Sequence[str], home: Path) -> None:
@@ -226,7 +208,7 @@ def wait_for_task(words: Sequence[str], expected: str | None, timeout_seconds: f
         raise WeftError(Reason.DEADLINE_EXCEEDED, f"task {task_id} is {state} after {timeout_seconds:g} s")
     say(f"task/{task.id}: {state}\n")
     if state != (wanted or "completed"):
-        note(_why(task) if task.HasField("error") else f"it was to be {wanted or 'completed'}")
+        note(filled(_WHY, task) if task.HasField("error") else f"it was to be {wanted or 'completed'}")
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -273,7 +255,7 @@ def print_answer(words: Sequence[str], home: Path, *, follow: bool) -> None:
             task = _print_pieces(tasks.watch(task_id), follow=False)
     state = word_of(task, "state")
     if has_ended(task) and state != "completed":
-        note(f"task {task_id} {state}" + (f": {_why(task)}" if task.HasField("error") else ""))
+        note(f"task {task_id} {state}" + (f": {filled(_WHY, task)}" if task.HasField("error") else ""))
         raise typer.Exit(EXIT_FAILED)
     if not has_ended(task):
         note(f"task {task_id} is {state}; `weft logs task/{task_id} -f` continues with it")

@@ -7,15 +7,18 @@ import sys
 import pytest
 from typer.main import get_command
 
+from weft.api.common.v1.usage_pb2 import Usage
 from weft.api.registry.v1.model_pb2 import Model, ModelManifest
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ModelDocument, model_document
 from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import FieldError
 from weft_app.cli.columns import RESOURCES
 from weft_app.cli.main import COMMANDS, app, load
-from weft_app.cli.output import Column, TextTable, safe_text
+from weft_app.cli.output import Column, TextTable, page, safe_text
 from weft_app.cli.targets import Target, one_target, parse_targets
+from weft_app.cli.templates import filled
 from weft_app.cli.wait import parse_duration, parse_expectation
 
 TABLE = (
@@ -31,6 +34,27 @@ def test_columns_are_as_wide_as_their_rows() -> None:
         "NAME    WORDS  AGE\na       one    1s\nlonger  -      2s\n"
     )
     assert table.line(["b", "two", "3s"]) == "b       two    3s\n", "a later row keeps the widths"
+
+
+def test_a_template_names_fields_and_leaves_out_what_is_not_set() -> None:
+    usage = Usage(prompt_tokens=12)
+    template = "{prompt_tokens} in[ ({cached_prompt_tokens} cached)], {completion_tokens} out"
+    assert filled(template, usage) == "12 in, 0 out"
+    usage.cached_prompt_tokens = 3
+    assert filled(template, usage) == "12 in (3 cached), 0 out"
+
+
+def test_the_first_alternative_whose_fields_are_set_is_taken() -> None:
+    template = "[{load_progress:.0%} of {detail}|{phase}]"
+    state = InstanceState(phase=InstanceState.PHASE_CRASH_LOOP, detail="weights")
+    assert filled(template, state) == "crash-loop"
+    state.load_progress = 0.0
+    assert filled(template, state) == "0% of weights", "a field with presence may be zero"
+
+
+def test_a_page_has_no_line_for_an_empty_text() -> None:
+    columns = (Column("Detail", "{detail}"), Column("Slots", "{slots_used} of {slots_total}"))
+    assert list(page(columns, InstanceState(slots_total=4))) == ["Slots:        0 of 4"]
 
 
 def test_a_table_without_rows_has_its_header() -> None:
