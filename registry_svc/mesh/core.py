@@ -8,6 +8,7 @@ from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import EventDraft, JoinToken
 from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.heartbeat import resumed
+from registry_svc.mesh.records import Held
 from registry_svc.mesh.rows import StoredSession
 from registry_svc.mesh.session_state import SessionState
 from registry_svc.mesh.store import Store
@@ -136,7 +137,7 @@ class RegistryCore:
             pulse=resumed_pulse,
             last_heartbeat_at=pulse.last_heartbeat_at,
             inactive_since=pulse.inactive_since,
-            publications={each.manifest.name: each for each in stored.publications},
+            publications={each.manifest.name: Held(each) for each in stored.publications},
             agents={each.manifest.name: each for each in stored.agents},
             saved_pulse=resumed_pulse,
         )

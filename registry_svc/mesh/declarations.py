@@ -308,7 +308,7 @@ class Declarations:
             state = mesh.of_runner(name)
         if state is None or not state.pulse.active:
             return "", []
-        loaded = [each.model for each in state.capability.instances if is_loaded(each)]
+        loaded = [each.model for each in state.capability.message().instances if is_loaded(each)]
         return state.profile.name, [model for model in loaded if kind is Kind.RUNNER or model == name]
 
     def _pointing_at(self, leaving: set[str]) -> set[str]:

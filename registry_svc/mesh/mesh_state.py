@@ -77,7 +77,7 @@ class ResourceIndex:
     def published_model(self, name: str) -> tuple[model_pb2.Model, SessionState] | None:
         """Return the publication of a model, whether or not a declaration covers it."""
         state = self._by_model.get(name)
-        return None if state is None else (state.publications[name], state)
+        return None if state is None else (state.publications[name].message(), state)
 
     def published_agent(self, name: str) -> tuple[agent_pb2.Agent, SessionState] | None:
         """Return the publication of an agent, whether or not a declaration covers it."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from registry_svc.mesh.domain import Status
+from registry_svc.mesh.records import Held
 from weft.api.registry.v1 import (
     agent_pb2,
     declaration_service_pb2,
@@ -23,7 +24,7 @@ class Publisher:
     """The facts of its incarnation."""
     ticket_key: bytes = field(repr=False)
     active: bool
-    capability: runner_pb2.Capability
+    capability: Held[runner_pb2.Capability]
     sleeping: frozenset[str]
     """Its models that it reported as hibernating, by name."""
     last_heartbeat_time: Timestamp
@@ -80,21 +81,19 @@ def model_status(manifest: model_pb2.ModelManifest, publisher: Publisher | None)
 
 
 def public_model(
-    declared: model_pb2.Model, publication: model_pb2.Model | None, publisher: Publisher | None
+    declared: model_pb2.Model, publication: Held[model_pb2.Model] | None, publisher: Publisher | None
 ) -> model_pb2.Model:
     """A declared model over its publication; both None while no runner that may serve it publishes it."""
     model = model_pb2.Model()
     model.CopyFrom(declared)
     if publication is not None:
-        model.manifest.CopyFrom(combined(declared.manifest, publication.manifest))
+        model.manifest.CopyFrom(combined(declared.manifest, publication.message().manifest))
     return _of_publisher(model, publisher)
 
 
-def virtual_model(publication: model_pb2.Model, publisher: Publisher) -> model_pb2.Model:
+def virtual_model(publication: Held[model_pb2.Model], publisher: Publisher) -> model_pb2.Model:
     """A model that is only published."""
-    model = model_pb2.Model()
-    model.CopyFrom(publication)
-    return _of_publisher(model, publisher)
+    return _of_publisher(publication.message(), publisher)
 
 
 def _of_publisher(model: model_pb2.Model, publisher: Publisher | None) -> model_pb2.Model:
@@ -134,7 +133,7 @@ def watched_runner(publisher: Publisher, *, with_key: bool) -> registry_service_
     watched = registry_service_pb2.WatchedRunner(runner=publisher.profile, ticket_key=key)
     runner = watched.runner
     runner.status = runner_pb2.Runner.STATUS_ACTIVE if publisher.active else runner_pb2.Runner.STATUS_INACTIVE
-    runner.capability.CopyFrom(publisher.capability)
+    publisher.capability.add_to(runner.capability)
     _set_times(runner, publisher)
     return watched
 

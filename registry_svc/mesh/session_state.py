@@ -7,7 +7,7 @@ from datetime import datetime
 from registry_svc.mesh.domain import Kind, Session, Standing
 from registry_svc.mesh.overlay import Publisher, watched_runner
 from registry_svc.mesh.policy.heartbeat import Holder, Pulse, heard, lost, share_of
-from registry_svc.mesh.records import detail_bytes, is_loaded
+from registry_svc.mesh.records import Held, detail_bytes, is_loaded
 from registry_svc.mesh.rows import StoredPulse, StoredSession
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
 from weft.kernel.timestamps import optional_stamp, stamp_of
@@ -23,12 +23,12 @@ class SessionState:
     pulse: Pulse
     last_heartbeat_at: datetime
     inactive_since: datetime | None = None
-    capability: runner_pb2.Capability = field(default_factory=runner_pb2.Capability)
+    capability: Held[runner_pb2.Capability] = field(default_factory=lambda: Held(runner_pb2.Capability()))
     reported: bool = False
     """Whether `capability` is a report of this incarnation; otherwise it is unknown."""
     sequence: int | None = None
     """Newest heartbeat of this incarnation; None before the first one."""
-    publications: dict[str, model_pb2.Model] = field(default_factory=dict)
+    publications: dict[str, Held[model_pb2.Model]] = field(default_factory=dict)
     agents: dict[str, agent_pb2.Agent] = field(default_factory=dict)
     unowned: frozenset[str] = frozenset()
     """Models that it has loaded and does not publish any more."""
@@ -45,18 +45,19 @@ class SessionState:
 
     def __post_init__(self) -> None:
         self.share = share_of(self.profile.name)
-        self.sleeping = _sleeping(self.capability)
-        self.detail_bytes = detail_bytes(self.capability)
+        capability = self.capability.message()
+        self.sleeping = _sleeping(capability)
+        self.detail_bytes = detail_bytes(capability)
 
     def withdraw(self, model: str) -> None:
         """It does not publish this model any more, which may still be loaded."""
         del self.publications[model]
-        loaded = any(each.model == model and is_loaded(each) for each in self.capability.instances)
+        loaded = any(each.model == model and is_loaded(each) for each in self.capability.message().instances)
         self.unowned |= {model} if loaded else frozenset()
 
     def report(self, capability: runner_pb2.Capability) -> None:
         """Record a capability report. Called by the mesh, which counts sizes."""
-        self.capability = capability
+        self.capability = Held(capability)
         self.sleeping = _sleeping(capability)
         self.detail_bytes = detail_bytes(capability)
         self.reported = True
@@ -109,7 +110,7 @@ class SessionState:
             session=self.session,
             profile=self.profile,
             pulse=self.stored_pulse(),
-            publications=tuple(self.publications.values()),
+            publications=tuple(each.message() for each in self.publications.values()),
             agents=tuple(self.agents.values()),
         )
 

@@ -21,7 +21,7 @@ from registry_svc.mesh.policy.heartbeat import (
 )
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import Claim
-from registry_svc.mesh.records import compact, kept, pool_name_of, unowned_in
+from registry_svc.mesh.records import Held, compact, kept, pool_name_of, unowned_in
 from registry_svc.mesh.session_state import SessionState, profile_of
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
@@ -163,7 +163,7 @@ class SessionManager:
             profile=compact(profile_of(opening.runner)),
             pulse=heard(self._clock.monotonic()),
             last_heartbeat_at=now,
-            capability=self._kept(opening.runner.capability, {each.name for each in opening.models}, earlier),
+            capability=Held(self._kept(opening.runner.capability, {each.name for each in opening.models}, earlier)),
             reported=True,
             unowned=unowned_in(opening.runner.capability, {each.name for each in opening.models}),
             publications={each.name: self._publication(each, opening.runner.name, now) for each in opening.models},
@@ -176,11 +176,11 @@ class SessionManager:
         taken = self._core.mesh.detail_bytes - (0 if earlier is None else earlier.detail_bytes)
         return kept(report, models, self._config.max_detail_bytes - taken)
 
-    def _publication(self, manifest: model_pb2.ModelManifest, runner: str, now: datetime) -> model_pb2.Model:
+    def _publication(self, manifest: model_pb2.ModelManifest, runner: str, now: datetime) -> Held[model_pb2.Model]:
         earlier = self._core.mesh.published_model(manifest.name)
         created = stamp_of(now) if earlier is None else earlier[0].create_time
         kind = model_pb2.Model.KIND_VIRTUAL
-        return compact(model_pb2.Model(manifest=manifest, runner=runner, kind=kind, create_time=created))
+        return Held(model_pb2.Model(manifest=manifest, runner=runner, kind=kind, create_time=created))
 
     def _agent_publication(self, manifest: agent_pb2.AgentManifest, runner: str, now: datetime) -> agent_pb2.Agent:
         earlier = self._core.mesh.published_agent(manifest.name)
@@ -200,7 +200,10 @@ class SessionManager:
         drafts = list[EventDraft]()
         if state.capability != earlier:
             drafts = report_events(
-                earlier.instances, state.capability.instances, state.publications, reported_before=reported_before
+                earlier.message().instances,
+                state.capability.message().instances,
+                state.publications,
+                reported_before=reported_before,
             )
         if not was_active:
             log.info("runner is back", runner=state.profile.name)

@@ -94,7 +94,7 @@ class MeshRunnerDirectory(RunnerDirectory):
 
     def _pool_member(self, model: str, runner: str) -> PoolMember:
         member = self._core.mesh.of_runner(runner) if runner else None
-        instances = () if member is None else member.capability.instances
+        instances = () if member is None else member.capability.message().instances
         instance = next((each for each in instances if each.model == model), None)
         return PoolMember(
             model=model,

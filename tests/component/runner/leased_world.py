@@ -204,7 +204,7 @@ class LeasedWorld:
     def ready(self, runner: str, model: str) -> bool:
         """Whether the registry knows that it takes requests."""
         member = self.core.mesh.of_runner(runner)
-        states = member.capability.instances if member is not None else ()
+        states = member.capability.message().instances if member is not None else ()
         return any(state.model == model and state.phase == Phase.READY.value for state in states)
 
     def _note(self, what: str) -> None:

@@ -1,8 +1,8 @@
 """What is kept of a report whose words are too many."""
 
-from registry_svc.mesh.records import detail_bytes, kept
+from registry_svc.mesh.records import Held, detail_bytes, kept
 from weft.api.common.v1 import error_reason_pb2
-from weft.api.registry.v1.runner_pb2 import Capability, InstanceFault, InstanceState
+from weft.api.registry.v1.runner_pb2 import Capability, InstanceFault, InstanceState, Runner
 
 DIED = error_reason_pb2.ERROR_REASON_SERVER_DIED
 FAULT = InstanceFault(reason=DIED, detail="signal SIGKILL")
@@ -21,3 +21,26 @@ def test_a_report_without_room_for_its_words_keeps_how_often_and_why_in_short() 
     (instance,) = kept(REPORT, {"m"}, detail_bytes(REPORT) - 1).instances
     assert (instance.detail, instance.fault_count) == ("", 2)
     assert instance.last_fault == InstanceFault(reason=DIED)
+
+
+def test_a_report_of_models_that_its_runner_does_not_publish_is_kept_without_them() -> None:
+    both = Capability(instances=[INSTANCE, InstanceState(model="other", phase=InstanceState.PHASE_READY)])
+    assert kept(both, {"m"}, detail_bytes(both)) == REPORT
+    assert [instance.model for instance in both.instances] == ["m", "other"], "what arrived stays as it is"
+
+
+def test_what_is_done_to_a_message_does_not_reach_the_one_that_is_held() -> None:
+    report = Capability(instances=[INSTANCE])
+    held = Held(report)
+    report.draining = True
+    held.message().instances[0].detail = "changed"
+    assert held.message() == REPORT
+    assert (held == Held(REPORT), held == Held(report), held == REPORT) == (True, False, False)
+
+
+def test_a_held_message_without_any_value_is_set_where_it_is_added() -> None:
+    runner = Runner()
+    Held(Capability()).add_to(runner.capability)
+    assert runner.HasField("capability")
+    Held(REPORT).add_to(runner.capability)
+    assert runner.capability == REPORT

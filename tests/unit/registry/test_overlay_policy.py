@@ -18,6 +18,7 @@ from registry_svc.mesh.overlay import (
     virtual_model,
 )
 from registry_svc.mesh.policy.declarations import MAX_LISTED_NAMES, decide_outcome, in_use
+from registry_svc.mesh.records import Held
 from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, route_pb2, runner_pb2, wake_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.timestamps import stamp_of
@@ -35,7 +36,7 @@ def publisher(*, active: bool = True, sleeping: frozenset[str] = frozenset()) ->
     return Publisher(
         profile=runner_pb2.Runner(name="r1"),
         ticket_key=b"",
-        capability=runner_pb2.Capability(),
+        capability=Held(runner_pb2.Capability()),
         active=active,
         sleeping=sleeping,
         last_heartbeat_time=NOW,
@@ -81,12 +82,12 @@ def test_a_pin_lets_one_runner_serve() -> None:
 
 
 def test_views_say_who_declared_and_who_serves() -> None:
-    public = public_model(DECLARED, PUBLISHED, publisher())
+    public = public_model(DECLARED, Held(PUBLISHED), publisher())
     assert (public.kind, public.runner, public.declared_runner) == (model_pb2.Model.KIND_PUBLIC, "r1", "r1")
     lonely = public_model(DECLARED, None, None)
     assert lonely.runner == ""
     assert (lonely.HasField("last_heartbeat_time"), lonely.HasField("inactive_time")) == (False, False)
-    virtual = virtual_model(PUBLISHED, publisher(active=False))
+    virtual = virtual_model(Held(PUBLISHED), publisher(active=False))
     assert (virtual.kind, virtual.runner, virtual.inactive_time) == (model_pb2.Model.KIND_VIRTUAL, "r1", NOW)
 
 
@@ -100,7 +101,7 @@ def test_an_agent_follows_its_target_and_a_virtual_one_its_runner_too(target: St
 
 def decide(given: model_pb2.ModelManifest, runner: str = "", *, live: bool = True, adopt: bool = False) -> Outcome:
     declaration = declaration_service_pb2.ModelDeclaration(manifest=given, runner=runner)
-    view = virtual_model(PUBLISHED, publisher(active=live))
+    view = virtual_model(Held(PUBLISHED), publisher(active=live))
     return decide_outcome(
         Kind.MODEL,
         given.name,
