@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 from typing_extensions import override
 
-from weft.api.common.v1 import event_pb2, signal_pb2, usage_pb2, warning_pb2
+from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, usage_pb2, warning_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import plain_object
@@ -55,6 +55,11 @@ def finish_reason(value: int) -> str:
 def text_finish_reason(value: int) -> str:
     """Returns the finish reason of a text completion, which has no tools."""
     return "stop" if value == event_pb2.FINISH_REASON_TOOL_CALLS else finish_reason(value)
+
+
+def has_counts(usage: usage_pb2.Usage) -> bool:
+    """Whether token counts are known."""
+    return bool(usage.prompt_tokens or usage.completion_tokens)
 
 
 def usage_json(usage: usage_pb2.Usage) -> dict[str, object]:
@@ -165,17 +170,38 @@ def add_call(calls: dict[int, CalledTool], delta: event_pb2.ToolCallDelta, id_pr
     return call if is_new else None
 
 
-class AnswerBuilder(ABC):
-    """Builds one unary answer: call `add` with each frame in order, then `body`."""
+class AnswerState:
+    """The state of one answer, unary or streamed: the model that answers, choices without an end, token counts."""
 
     def __init__(self, identity: AnswerIdentity, *, choice_count: int) -> None:
         self._identity = identity
         self._model = identity.model
         self._choice_count = choice_count
         self._open_choices = set(range(choice_count))
-        self._is_complete = False
         self.usage = usage_pb2.Usage()
         """Token counts; zero until the engine reports them."""
+
+    def _close_choice(self, index: int) -> None:
+        self._open_choices.discard(index)
+
+    def _end(self, receipt: receipt_pb2.Receipt) -> None:
+        """Ends the answer; token counts that the engine did not report are the receipt's.
+
+        Raises BACKEND_PROTOCOL_ERROR where a choice has no end.
+        """
+        if self._open_choices:
+            raise unfinished_answer()
+        if not has_counts(self.usage):
+            self.usage = receipt.usage
+
+
+class AnswerBuilder(AnswerState, ABC):
+    """Builds one unary answer: call `add` with each frame in order, then `body`."""
+
+    def __init__(self, identity: AnswerIdentity, *, choice_count: int) -> None:
+        super().__init__(identity, choice_count=choice_count)
+        self._receipt: receipt_pb2.Receipt | None = None
+        """None until the answer is complete."""
         self._signals: list[dict[str, object]] = []
         self.warnings: list[dict[str, object]] = []
         """Warnings for the caller, as JSON values."""
@@ -195,9 +221,7 @@ class AnswerBuilder(ABC):
             elif kind == "warning" and len(self.warnings) < MAX_NOTICES:
                 self.warnings.append(warning_json(event.warning))
             elif kind == "finished":
-                self._is_complete = True
-                if not (self.usage.prompt_tokens or self.usage.completion_tokens):
-                    self.usage = event.finished.receipt.usage
+                self._receipt = event.finished.receipt
 
     @abstractmethod
     def body(self) -> bytes:
@@ -210,8 +234,12 @@ class AnswerBuilder(ABC):
         self.warnings.clear()
         self._forget()
 
-    def _close_choice(self, index: int) -> None:
-        self._open_choices.discard(index)
+    def _ended(self) -> receipt_pb2.Receipt:
+        """Ends the answer; returns its receipt. Raises BACKEND_PROTOCOL_ERROR where it or a choice has no end."""
+        if self._receipt is None:
+            raise unfinished_answer()
+        self._end(self._receipt)
+        return self._receipt
 
     @abstractmethod
     def _add_delta(self, delta: event_pb2.Delta) -> None:
@@ -227,8 +255,7 @@ class DocumentAnswer(AnswerBuilder):
 
     @override
     def body(self) -> bytes:
-        if self._open_choices or not self._is_complete:
-            raise unfinished_answer()
+        self._ended()
         document = self._document()
         if self.warnings:
             document["warnings"] = self.warnings

@@ -8,11 +8,11 @@ from gateway.answers.answer_builder import (
     MAX_NOTICES,
     NOTICES,
     AnswerIdentity,
+    AnswerState,
     notice_text,
-    unfinished_answer,
 )
 from gateway.errors import envelope
-from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
+from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.dispatch.frames import has_content
 from weft.kernel.errors import WeftError
 
@@ -21,7 +21,7 @@ _MAX_COMMENT_CHARS = 200
 _MAX_RAW_COMMENT_CHARS = 2_000
 
 
-class StreamEncoder(ABC):
+class StreamEncoder(AnswerState, ABC):
     """Encodes one answer's events as server-sent events; takes each frame in order.
 
     Waiting, loading and prefill become comments, which clients skip. So do signals, warnings and tools that the mesh
@@ -34,17 +34,13 @@ class StreamEncoder(ABC):
 
     def __init__(self, identity: AnswerIdentity, *, choice_count: int, include_events: bool = False) -> None:
         """`include_events`: whether notices are events of their own instead of comments."""
-        self._identity = identity
-        self._model = identity.model
+        super().__init__(identity, choice_count=choice_count)
         self._include_events = include_events
-        self._open_choices = set(range(choice_count))
         self._held: list[event_pb2.InferenceEvent] = []
         self.has_content = False
         """Whether content has been encoded: from here on the request cannot be retried."""
         self.is_done = False
         """Whether the last bytes of a complete answer have been encoded."""
-        self.usage = usage_pb2.Usage()
-        """Token counts; zero until the engine reports them."""
 
     def encode(self, frame: list[event_pb2.InferenceEvent]) -> bytes:
         """Returns the bytes of one write, possibly none. Raises BACKEND_PROTOCOL_ERROR where a choice has no end."""
@@ -107,13 +103,7 @@ class StreamEncoder(ABC):
         """Encode what is held back, and take the usage. Raises BACKEND_PROTOCOL_ERROR where a choice has no end."""
         if not self.has_content:
             self._begin(out)
-        if self._open_choices:
-            raise unfinished_answer()
-        if not (self.usage.prompt_tokens or self.usage.completion_tokens):
-            self.usage = receipt.usage
-
-    def _close_choice(self, index: int) -> None:
-        self._open_choices.discard(index)
+        self._end(receipt)
 
     @abstractmethod
     def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:

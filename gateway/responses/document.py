@@ -5,7 +5,7 @@ from datetime import datetime
 
 import msgspec
 
-from gateway.answers.answer_builder import encode_json
+from gateway.answers.answer_builder import encode_json, has_counts
 from gateway.errors import envelope
 from gateway.openai.chat_builder import FUNCTION
 from gateway.responses.output import OutputItems
@@ -77,7 +77,6 @@ class ResponseDocument:
     def render(self, status: str) -> bytes:
         """Returns the object as JSON: with its final status once it is concluded, else with this one."""
         status, items = self.final_status or status, self.items
-        has_usage = self.usage.prompt_tokens or self.usage.completion_tokens
         changing: dict[str, object] = {
             "status": status,
             "completed_at": self._completed_at,
@@ -85,7 +84,7 @@ class ResponseDocument:
             "incomplete_details": {"reason": items.incomplete_reason()} if status == INCOMPLETE else None,
             "model": self.model,
             "output": items.json(IN_PROGRESS if status == IN_PROGRESS else INCOMPLETE),
-            "usage": usage_json(self.usage) if has_usage else None,
+            "usage": usage_json(self.usage) if has_counts(self.usage) else None,
             "store": self.is_stored,
         }
         if self.has_metrics:
@@ -119,7 +118,7 @@ class ResponseDocument:
     def metrics(self) -> dict[str, object]:
         """Returns times in milliseconds and counts; null: unknown."""
         receipt, usage = self._receipt, self.usage
-        has_usage = usage.prompt_tokens or usage.completion_tokens
+        has_usage = has_counts(usage)
         compute = _millis(receipt, "gpu_time")
         speed = 0.0 if receipt is None else receipt.tokens_per_second
         return {

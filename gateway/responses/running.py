@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, aclosing, contextmanager
-from typing import Protocol
 
-from gateway.responses.document import CANCELLED, IN_PROGRESS, ResponseDocument
+from gateway.responses.document import CANCELLED, IN_PROGRESS
+from gateway.responses.stream import PartialResponse
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.dispatch.call import Call, Proceed
@@ -18,23 +18,6 @@ from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
 
 log = get_logger("weft.gateway")
-
-
-class PartialResponse(Protocol):
-    """A response that is being generated; see `gateway.responses.stream`."""
-
-    @property
-    def document(self) -> ResponseDocument:
-        """The response so far."""
-        ...
-
-    def snapshot(self, status: str = ...) -> bytes:
-        """Returns the current response as JSON; the final one once it is concluded."""
-        ...
-
-    def conclude(self, receipt: receipt_pb2.Receipt) -> bytes:
-        """Conclude the response; returns it as JSON. Raises BACKEND_PROTOCOL_ERROR for an invalid end."""
-        ...
 
 
 class LiveResponse:

@@ -14,9 +14,9 @@ from gateway.answers.answer_builder import (
     MAX_NOTICES,
     AnswerBuilder,
     AnswerIdentity,
+    AnswerState,
     encode_json,
     notice_json,
-    unfinished_answer,
 )
 from gateway.answers.sse import StreamEncoder, receipt_comment
 from gateway.errors import envelope
@@ -42,7 +42,26 @@ _TEXTS = {
 _ARGUMENTS = b"response.function_call_arguments"
 
 
-class ResponsesStream(StreamEncoder, OutputSink):
+class PartialResponse(AnswerState):
+    """A response that is being generated, streamed or unary."""
+
+    document: ResponseDocument
+    """The response so far."""
+
+    def snapshot(self, status: str = IN_PROGRESS) -> bytes:
+        """Returns the current response as JSON; the final one once it is concluded."""
+        document = self.document
+        document.model, document.usage = self._model, self.usage
+        return document.render(status)
+
+    def conclude(self, receipt: receipt_pb2.Receipt) -> bytes:
+        """Conclude the response; returns it as JSON. Raises BACKEND_PROTOCOL_ERROR for an invalid end."""
+        self._end(receipt)
+        self.document.conclude(receipt)
+        return self.snapshot()
+
+
+class ResponsesStream(PartialResponse, StreamEncoder, OutputSink):
     """Encodes one streamed response; the sink of its own output items."""
 
     def __init__(self, document: ResponseDocument, *, include_events: bool = False) -> None:
@@ -63,18 +82,11 @@ class ResponsesStream(StreamEncoder, OutputSink):
                 self._model = event.started.model or self._model
         return self._first_events() + super().encode(frame)
 
-    def snapshot(self, status: str = IN_PROGRESS) -> bytes:
-        """Returns the current response as JSON; the final one once it is concluded."""
-        document = self.document
-        document.model, document.usage = self._model, self.usage
-        return document.render(status)
-
+    @override
     def conclude(self, receipt: receipt_pb2.Receipt) -> bytes:
-        """Conclude the response; returns it as JSON. Raises BACKEND_PROTOCOL_ERROR for an invalid end."""
         self._out = []
         self._complete(receipt, self._out)
-        self.document.conclude(receipt)
-        return self.snapshot()
+        return super().conclude(receipt)
 
     @override
     def failure(self, error: WeftError, request_id: str = "") -> bytes:
@@ -223,42 +235,18 @@ def _delta_head(name: bytes, item: Item, place: bytes) -> bytes:
     )
 
 
-class ResponsesAnswer(AnswerBuilder):
+class ResponsesAnswer(PartialResponse, AnswerBuilder):
     """Builds one unary response."""
 
     def __init__(self, document: ResponseDocument) -> None:
         super().__init__(_identity(document), choice_count=1)
         self.document = document
         document.warnings, document.signals = self.warnings, self._signals
-        self._receipt: receipt_pb2.Receipt | None = None
-
-    @override
-    def add(self, frame: list[event_pb2.InferenceEvent]) -> None:
-        super().add(frame)
-        for event in frame:
-            if event.HasField("finished"):
-                self._receipt = event.finished.receipt
-
-    def snapshot(self, status: str = IN_PROGRESS) -> bytes:
-        """Returns the current response as JSON; the final one once it is concluded."""
-        document = self.document
-        document.model, document.usage = self._model, self.usage
-        return document.render(status)
-
-    def conclude(self, receipt: receipt_pb2.Receipt) -> bytes:
-        """Conclude the response; returns it as JSON. Raises BACKEND_PROTOCOL_ERROR for an invalid end."""
-        if self._open_choices:
-            raise unfinished_answer()
-        if not (self.usage.prompt_tokens or self.usage.completion_tokens):
-            self.usage = receipt.usage
-        self.document.conclude(receipt)
-        return self.snapshot()
 
     @override
     def body(self) -> bytes:
-        if self._receipt is None:
-            raise unfinished_answer()
-        return self.snapshot() if self.document.final_status else self.conclude(self._receipt)
+        receipt = self._ended()
+        return self.snapshot() if self.document.final_status else self.conclude(receipt)
 
     def _add_delta(self, delta: event_pb2.Delta) -> None:
         self.document.items.add(delta)

@@ -8,11 +8,13 @@ import pytest
 from gateway_script import RunningGateway, ScriptedDispatcher, Step, delta, hello, serving
 from response_script import MemoryResponses
 
+from gateway.answers.answer_builder import AnswerIdentity
 from gateway.config import GatewayConfig, KeepResponses, RequestLimits
 from gateway.responses import history
 from gateway.responses.document import ResponseDocument
 from gateway.responses.running import LiveResponse, RunningResponses
 from gateway.responses.schema import ResponsesRequest
+from gateway.responses.stream import PartialResponse
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.operations import CHAT
 from weft.dispatch.request_trace import RequestContext
@@ -109,7 +111,7 @@ async def test_a_stream_that_the_mesh_itself_cancels_is_not_said_to_be_kept() ->
     assert [told["code"] for told in response["warnings"]] == ["not_stored"]
 
 
-class UnaryCall:
+class UnaryCall(PartialResponse):
     """A partial response that is complete."""
 
     def snapshot(self, status: str = "in_progress") -> bytes:
@@ -119,6 +121,7 @@ class UnaryCall:
         return b"{}"
 
     def __init__(self) -> None:
+        super().__init__(AnswerIdentity(answer_id="resp_1", created=0, model="chat"), choice_count=1)
         params = ResponsesRequest(model="chat", input="hi")
         self.document = ResponseDocument(params, "resp_1", clock=FakeClock(), is_stored=True)
 
