@@ -9,10 +9,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ClientGoneError
-from gateway.http.disconnect import abort_connection, deadline_passed, interrupt_on_disconnect
+from gateway.http.disconnect import WhileConnected, abort_connection
 from gateway.request_facts import facts_of
 from weft.kernel.errors import WeftError
-from weft.kernel.interrupt import Interruptible
 from weft.kernel.log import get_logger
 
 Headers = list[tuple[bytes, bytes]]
@@ -57,7 +56,7 @@ class BinaryAnswer(Response):
         """Send the chunks until the answer is complete, fails, or the caller disconnects."""
         facts = facts_of(scope)
         try:
-            await self._run(receive, send)
+            await self._run(scope, receive, send)
         except SlowBytesReaderError:
             await abort_connection(scope, receive)
             raise
@@ -71,21 +70,12 @@ class BinaryAnswer(Response):
             log.warning(event, request_id=facts.request_id, reason=error.reason.name.lower())
             await abort_connection(scope, receive)
 
-    async def _run(self, receive: Receive, send: Send) -> None:
-        with Interruptible() as block:
-            listener = asyncio.create_task(interrupt_on_disconnect(receive, block))
-            cut_off = None
-            if self._cut_off_seconds is not None:
-                cut_off = asyncio.get_running_loop().call_later(self._cut_off_seconds, deadline_passed, block)
-            try:
-                async with aclosing(self._chunks) as chunks:
-                    async for chunk in chunks:
-                        await self._write(send, chunk, more=True)
-                await self._write(send, b"", more=False)
-            finally:
-                if cut_off is not None:
-                    cut_off.cancel()
-                listener.cancel()
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with WhileConnected(scope, receive, cut_off_seconds=self._cut_off_seconds):
+            async with aclosing(self._chunks) as chunks:
+                async for chunk in chunks:
+                    await self._write(send, chunk, more=True)
+            await self._write(send, b"", more=False)
 
     async def _write(self, send: Send, data: bytes, *, more: bool) -> None:
         if not self._has_begun:

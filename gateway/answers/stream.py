@@ -4,19 +4,21 @@
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+from typing_extensions import override
 
 from gateway.answers.answer_builder import encode_json, unfinished_answer
 from gateway.answers.sse import KEEPALIVE, StreamEncoder
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.errors import ClientGoneError, envelope, internal_error, shutting_down
-from gateway.http.disconnect import abort_connection, deadline_passed, interrupt_on_disconnect, watch_for_disconnect
+from gateway.http.disconnect import WhileConnected, abort_connection
 from gateway.http.event_watches import EventWatches
 from gateway.request_facts import RequestFacts, facts_of
 from weft.api.registry.v1.event_pb2 import Event
@@ -121,50 +123,33 @@ class SseWriter:
 log = get_logger("weft.gateway")
 
 
-class StreamedAnswer(Response):
-    """Sends one generation as server-sent events.
+class SseResponse(Response, ABC):
+    """Sends server-sent events.
 
     A failure before the status line is raised and becomes a status. After it, it becomes an error event, the last of
-    the stream; a stream without `[DONE]` and without an error event was cut, and its connection is aborted.
+    the stream. A caller that does not read is cut off.
     """
 
-    def __init__(
-        self, deps: InferenceDeps, generation: Call[Frame], encoder: StreamEncoder, *, cut_off_seconds: float
-    ) -> None:
+    _keepalive = KEEPALIVE
+
+    def __init__(self, deps: InferenceDeps) -> None:
         self.status_code = 200
         self.background: Any = None
         self._deps = deps
-        self._generation = generation
-        self._encoder = encoder
-        self._cut_off_seconds = cut_off_seconds
-        self._guards: list[Callable[[], object]] = []
-        """Functions that stop watching for a disconnect and sending keepalives."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream until the answer is complete, fails, or the caller disconnects."""
+        """Stream until the events end or fail, the caller disconnects, or the gateway stops."""
         facts = facts_of(scope)
-        writer = SseWriter(send, self._deps.config, self._deps.clock, keepalive=self._encoder.keepalive)
-        self._deps.metrics.stream_began()
+        writer = SseWriter(send, self._deps.config, self._deps.clock, keepalive=self._keepalive)
         try:
             await self._run(scope, receive, writer, facts)
         except SlowReaderError:
             await abort_connection(scope, receive)
             raise
-        finally:
-            self._deps.metrics.stream_ended()
-            self._deps.metrics.tokens_used(facts, self._encoder.usage)
 
     async def _run(self, scope: Scope, receive: Receive, writer: SseWriter, facts: RequestFacts) -> None:
         try:
-            with Interruptible() as block:
-                cut_off = asyncio.get_running_loop().call_later(self._cut_off_seconds, deadline_passed, block)
-                self._guards.append(watch_for_disconnect(scope, receive, block))
-                self._guards.append(asyncio.create_task(writer.keep_up(block)).cancel)
-                try:
-                    await self._pump(writer, facts)
-                finally:
-                    cut_off.cancel()
-                    self._dismiss_guards()
+            await self._pump(scope, receive, writer)
         except ClientGoneError:
             raise
         except WeftError as error:
@@ -177,41 +162,81 @@ class StreamedAnswer(Response):
             log.exception("stream failed unexpectedly", request_id=facts.request_id)
             await self._fail(internal_error(), writer, facts)
 
-    async def _pump(self, writer: SseWriter, facts: RequestFacts) -> None:
-        encoder = self._encoder
-        async with aclosing(self._generation.chunks()) as frames:
-            async for frame in frames:
-                began = encoder.has_content
-                data = encoder.encode(frame)
-                if encoder.is_done:
-                    # A disconnect loses nothing from here on, and a finished answer must not be counted as cancelled.
-                    self._dismiss_guards()
-                    await writer.finish(data)
-                elif not (encoder.has_content or writer.is_committed):
-                    writer.hold(data)
-                elif data:
-                    await writer.write(data)
-                if encoder.has_content and not began:
-                    self._deps.metrics.first_token(facts, self._deps.age_seconds(facts))
-        if not encoder.is_done:
-            raise unfinished_answer()
+    @abstractmethod
+    async def _pump(self, scope: Scope, receive: Receive, writer: SseWriter) -> None:
+        """Writes all events, and finishes the stream."""
 
+    @abstractmethod
+    def _last_event(self, error: WeftError, request_id: str) -> bytes:
+        """Returns the last event of a failed stream."""
+
+    async def _fail(self, error: WeftError, writer: SseWriter, facts: RequestFacts) -> None:
+        if not writer.is_committed:
+            raise error
+        facts.error = error
+        await writer.finish(self._last_event(error, facts.request_id))
+
+
+class StreamedAnswer(SseResponse):
+    """Sends one generation as server-sent events.
+
+    A stream without `[DONE]` and without an error event was cut, and its connection is aborted.
+    """
+
+    def __init__(
+        self, deps: InferenceDeps, generation: Call[Frame], encoder: StreamEncoder, *, cut_off_seconds: float
+    ) -> None:
+        super().__init__(deps)
+        self._keepalive = encoder.keepalive
+        self._generation = generation
+        self._encoder = encoder
+        self._cut_off_seconds = cut_off_seconds
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        metrics = self._deps.metrics
+        metrics.stream_began()
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            metrics.stream_ended()
+            metrics.tokens_used(facts_of(scope), self._encoder.usage)
+
+    @override
+    async def _pump(self, scope: Scope, receive: Receive, writer: SseWriter) -> None:
+        encoder, facts = self._encoder, facts_of(scope)
+        with WhileConnected(scope, receive, cut_off_seconds=self._cut_off_seconds) as block:
+            block.run_beside(writer.keep_up(block))
+            async with aclosing(self._generation.chunks()) as frames:
+                async for frame in frames:
+                    began = encoder.has_content
+                    data = encoder.encode(frame)
+                    if encoder.is_done:
+                        # A disconnect loses nothing from here on: a finished answer must not be counted as cancelled.
+                        block.dismiss_guards()
+                        await writer.finish(data)
+                    elif not (encoder.has_content or writer.is_committed):
+                        writer.hold(data)
+                    elif data:
+                        await writer.write(data)
+                    if encoder.has_content and not began:
+                        self._deps.metrics.first_token(facts, self._deps.age_seconds(facts))
+            if not encoder.is_done:
+                raise unfinished_answer()
+
+    @override
     async def _fail(self, error: WeftError, writer: SseWriter, facts: RequestFacts) -> None:
         if self._encoder.is_done:
             # The caller has the complete answer; a later failure is not the answer's.
             log.warning("failure after a complete answer", request_id=facts.request_id, reason=error.reason.name)
             return
-        if not writer.is_committed:
-            raise error
-        facts.error = error
-        if not facts.was_dispatched:
+        if writer.is_committed and not facts.was_dispatched:
             log.info("refused", request_id=facts.request_id, reason=error.reason.name.lower(), message=error.message)
-        await writer.finish(self._encoder.failure(error, facts.request_id))
+        await super()._fail(error, writer, facts)
 
-    def _dismiss_guards(self) -> None:
-        for dismiss in self._guards:
-            dismiss()
-        self._guards.clear()
+    @override
+    def _last_event(self, error: WeftError, request_id: str) -> bytes:
+        return self._encoder.failure(error, request_id)
 
 
 def failure_event(error: WeftError, request_id: str) -> bytes:
@@ -219,8 +244,8 @@ def failure_event(error: WeftError, request_id: str) -> bytes:
     return b"data: " + envelope(error, request_id) + b"\n\n"
 
 
-class EventStream(Response):
-    """Sends each event as it happens. A refusal is a status; a failure after the status line is the last event.
+class EventStream(SseResponse):
+    """Sends each event as it happens.
 
     Nothing is buffered for a slow reader: the registry ends a watch that falls behind, and a write that takes too long
     closes the connection.
@@ -238,54 +263,23 @@ class EventStream(Response):
 
         `failure`: returns the last event of a failed stream, from the error and the request's id.
         """
-        self.status_code = 200
-        self.background: Any = None
-        self._deps = deps
+        super().__init__(deps)
         self._events = events
         self._watches = watches or deps.watches
         self._failure = failure
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream until the caller disconnects, the registry ends the watch, or the gateway stops."""
-        facts = facts_of(scope)
-        writer = SseWriter(send, self._deps.config, self._deps.clock)
-        try:
-            await self._run(receive, writer)
-        except SlowReaderError:
-            await abort_connection(scope, receive)
-            raise
-        except ClientGoneError:
-            raise
-        except WeftError as error:
-            await self._fail(error, writer, facts)
-        except asyncio.CancelledError:
-            await self._fail(shutting_down(), writer, facts)
-        except Exception:
-            if not writer.is_committed:
-                raise
-            log.exception("stream of events failed unexpectedly", request_id=facts.request_id)
-            await self._fail(internal_error(), writer, facts)
+    @override
+    async def _pump(self, scope: Scope, receive: Receive, writer: SseWriter) -> None:
+        with WhileConnected(scope, receive) as block, self._watches.joined(block):
+            block.run_beside(writer.keep_up(block))
+            async with aclosing(self._events) as events:
+                async for event in events:
+                    await writer.write(event)
+            await writer.finish(b"")
 
-    async def _run(self, receive: Receive, writer: SseWriter) -> None:
-        with Interruptible() as block, self._watches.joined(block):
-            guards = [
-                asyncio.create_task(interrupt_on_disconnect(receive, block)),
-                asyncio.create_task(writer.keep_up(block)),
-            ]
-            try:
-                async with aclosing(self._events) as events:
-                    async for event in events:
-                        await writer.write(event)
-                await writer.finish(b"")
-            finally:
-                for guard in guards:
-                    guard.cancel()
-
-    async def _fail(self, error: WeftError, writer: SseWriter, facts: RequestFacts) -> None:
-        if not writer.is_committed:
-            raise error
-        facts.error = error
-        await writer.finish(self._failure(error, facts.request_id))
+    @override
+    def _last_event(self, error: WeftError, request_id: str) -> bytes:
+        return self._failure(error, request_id)
 
 
 async def encoded_events(events: AsyncGenerator[Event]) -> AsyncGenerator[bytes]:

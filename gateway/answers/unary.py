@@ -1,6 +1,5 @@
 """Unary (non-streaming) responses; a disconnect or the deadline cancels the request behind them."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +10,12 @@ from starlette.types import Receive, Scope, Send
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.sse import receipt_facts
 from gateway.deps import InferenceDeps
-from gateway.errors import ClientGoneError
-from gateway.http.disconnect import deadline_passed, watch_for_disconnect
+from gateway.http.disconnect import WhileConnected
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import invalid_field
-from weft.kernel.interrupt import Interruptible
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,8 @@ class UnaryAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Produce and send."""
-        answer = await self._produced(scope, receive)
+        with WhileConnected(scope, receive, cut_off_seconds=self._cut_off_seconds):
+            answer = await self._produce()
         headers = [
             (b"content-type", answer.media_type),
             (b"content-length", str(len(answer.body)).encode()),
@@ -52,17 +50,6 @@ class UnaryAnswer(Response):
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
-
-    async def _produced(self, scope: Scope, receive: Receive) -> JsonAnswer:
-        with Interruptible() as block:
-            stop_listening = watch_for_disconnect(scope, receive, block)
-            cut_off = asyncio.get_running_loop().call_later(self._cut_off_seconds, deadline_passed, block)
-            try:
-                return await self._produce()
-            finally:
-                cut_off.cancel()
-                stop_listening()
-        raise ClientGoneError  # pragma: no cover - the block returns or raises
 
 
 def cut_off_seconds(deps: InferenceDeps, context: RequestContext) -> float:

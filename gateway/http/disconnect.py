@@ -1,11 +1,14 @@
 """Interruption of a request: the caller disconnected, reads too slowly, or the deadline passed."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
+from types import TracebackType
+from typing import Self
 
 from starlette.types import Receive, Scope
+from typing_extensions import override
 
 from gateway.errors import ClientGoneError
 from weft.kernel.errors import WeftError
@@ -73,9 +76,48 @@ async def interrupt_on_disconnect(receive: Receive, block: Interruptible) -> Non
     _interrupt_gone(block)
 
 
-def deadline_passed(block: Interruptible) -> None:
-    """Interrupt `block` with DEADLINE_EXCEEDED: for a request that outlived its own deadline."""
+def _deadline_passed(block: Interruptible) -> None:
     block.interrupt(WeftError(Reason.DEADLINE_EXCEEDED, "the request's deadline passed"))
+
+
+class WhileConnected(Interruptible):
+    """A block that ends with ClientGoneError at the caller's disconnect, and with DEADLINE_EXCEEDED at its deadline."""
+
+    def __init__(self, scope: Scope, receive: Receive, *, cut_off_seconds: float | None = None) -> None:
+        """`cut_off_seconds`: None: there is no deadline."""
+        super().__init__()
+        self._scope = scope
+        self._receive = receive
+        self._cut_off_seconds = cut_off_seconds
+        self._cut_off: asyncio.TimerHandle | None = None
+        self._guards: list[Callable[[], object]] = []
+
+    @override
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._guards.append(watch_for_disconnect(self._scope, self._receive, self))
+        if self._cut_off_seconds is not None:
+            self._cut_off = asyncio.get_running_loop().call_later(self._cut_off_seconds, _deadline_passed, self)
+        return self
+
+    def run_beside(self, work: Coroutine[None, None, None]) -> None:
+        """Run `work` until it ends or the guards are dismissed."""
+        self._guards.append(asyncio.create_task(work).cancel)
+
+    def dismiss_guards(self) -> None:
+        """Ignore a disconnect from now on, and end the work beside the block; the deadline stays."""
+        for dismiss in self._guards:
+            dismiss()
+        self._guards.clear()
+
+    @override
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._cut_off is not None:
+            self._cut_off.cancel()
+        self.dismiss_guards()
+        super().__exit__(kind, error, trace)
 
 
 async def abort_connection(scope: Scope, receive: Receive) -> None:

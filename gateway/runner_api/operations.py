@@ -3,7 +3,6 @@
 Bodies are translated to operations of the registry and back.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -12,12 +11,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive
 
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import json_response
-from gateway.errors import ClientGoneError, DetailedError, EdgeError
-from gateway.http.disconnect import interrupt_on_disconnect
+from gateway.errors import DetailedError, EdgeError
+from gateway.http.disconnect import WhileConnected
 from gateway.intake.headers import timeout_seconds
 from gateway.intake.json_guard import Model
 from gateway.intake.query import begin_change, begin_read
@@ -38,7 +36,6 @@ from weft.documents import operation_actions
 from weft.documents.field_names import operation_field
 from weft.documents.operation_actions import LoadSettings
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.interrupt import Interruptible
 from weft.kernel.names import (
     MAX_NAME_CHARS,
     MAX_REQUEST_ID_CHARS,
@@ -357,23 +354,14 @@ async def _run(
     """Create an operation; answer its result, or 202 when it is still running at the request's deadline."""
     longest = timeout_seconds(headers_of(request.scope), deps.config.edge)
     operation = await _create(request, deps, body, action)
-    operation = await _unless_gone(request.receive, ended_operation(deps.operations, operation, longest))
+    # The operation continues when the caller disconnects.
+    with WhileConnected(request.scope, request.receive):
+        operation = await ended_operation(deps.operations, operation, longest)
     if operation.state == _SUCCEEDED:
         return json_response(done(operation))
     if operation.state in ENDED:
         raise _failure(operation)
     return json_response(begun_body(operation), 202)
-
-
-async def _unless_gone(receive: Receive, waiting: Awaitable[operation_pb2.Operation]) -> operation_pb2.Operation:
-    """Awaits the operation until the caller disconnects; the operation continues in any case."""
-    with Interruptible() as block:
-        listener = asyncio.create_task(interrupt_on_disconnect(receive, block))
-        try:
-            return await waiting
-        finally:
-            listener.cancel()
-    raise ClientGoneError  # pragma: no cover - the block returns or raises
 
 
 async def _known(deps: RunnerApiDeps, request: Request) -> operation_pb2.Operation:

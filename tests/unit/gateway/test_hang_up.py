@@ -1,14 +1,23 @@
 """Notification of a request about its caller's disconnect."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
+from gateway.answers.stream import EventStream, SlowReaderError
+from gateway.config import GatewayConfig
 from gateway.errors import ClientGoneError
-from gateway.http.disconnect import DISCONNECT_KEY, DisconnectNotifier, watch_for_disconnect
+from gateway.http.disconnect import ABORT_KEY, DISCONNECT_KEY, DisconnectNotifier, WhileConnected, watch_for_disconnect
+from gateway.http.event_watches import EventWatches
+from gateway.request_facts import FACTS_KEY, RequestFacts
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
+from weft.kernel.reasons import Reason
 
 
 async def _never() -> dict[str, Any]:
@@ -57,3 +66,43 @@ async def test_without_a_word_of_the_server_the_request_waits_to_receive_the_han
 
     with pytest.raises(ClientGoneError):
         await _waits(None, receive)
+
+
+async def test_a_deadline_ends_the_block_also_after_its_guards_are_dismissed() -> None:
+    hang_up = DisconnectNotifier(lambda: None)
+    scope = {"state": {DISCONNECT_KEY: hang_up}}
+
+    async def work() -> None:
+        with WhileConnected(scope, _never, cut_off_seconds=0) as block:
+            block.dismiss_guards()
+            hang_up.happen()
+            await asyncio.Event().wait()
+
+    with pytest.raises(WeftError, match="deadline") as ended:
+        await work()
+    assert ended.value.reason is Reason.DEADLINE_EXCEEDED
+
+
+async def test_a_reader_that_does_not_read_the_last_event_of_a_failed_watch_is_cut_off() -> None:
+    """The connection of a watch that failed was left open to a caller that did not read why."""
+    gone = asyncio.Event()
+
+    async def events() -> AsyncGenerator[bytes]:
+        yield b"data: {}\n\n"
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry is gone")
+
+    async def receive() -> Message:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if b"the registry is gone" in message.get("body", b""):
+            await asyncio.Event().wait()
+
+    config = GatewayConfig(port=0, write_timeout_seconds=0.01)
+    deps: Any = SimpleNamespace(config=config, clock=SystemClock(), watches=EventWatches(1))
+    facts = RequestFacts(request_id="r", arrived=0)
+    scope = {"type": "http", "headers": [], "state": {ABORT_KEY: gone.set}, FACTS_KEY: facts}
+    with pytest.raises(SlowReaderError):
+        await EventStream(deps, events())(scope, receive, send)
+    assert gone.is_set()
