@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from gateway.answers.api_object import JsonObject, Shows, object_json
 from gateway.intake.request_model import Metadata, StrictModel
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import file_service_pb2 as file_pb
@@ -17,10 +18,11 @@ MAX_WINDOW_SECONDS = 7 * 86_400
 class BatchRequest(StrictModel):
     """The body of POST /v1/batches."""
 
-    input_file_id: str
+    input_file_id: Annotated[str, Shows("input_file")]
     """A file of the purpose `batch`: one request per line."""
     endpoint: str
     """The endpoint path of all its lines."""
+    # The only window of OpenAI's API; another one shows in `expires_at`.
     completion_window: Literal["24h"]
     """How long the lines may wait before they start."""
     window_seconds: Annotated[int, Field(ge=MIN_WINDOW_SECONDS, le=MAX_WINDOW_SECONDS)] | None = None
@@ -37,10 +39,10 @@ class FileObject(BaseModel):
 
     id: str
     object: Literal["file"]
-    bytes: int
-    created_at: int
-    expires_at: int
-    filename: str
+    bytes: Annotated[int, Shows("byte_count")]
+    created_at: Annotated[int, Shows("create_time")]
+    expires_at: Annotated[int, Shows("expire_time")]
+    filename: Annotated[str, Shows("name")]
     purpose: Literal["batch", "batch_output"]
     status: Literal["processed"]
     status_details: None
@@ -70,7 +72,7 @@ class BatchErrorObject(BaseModel):
     code: str
     message: str
     line: int | None
-    param: str | None
+    param: Annotated[str | None, Shows("field")]
 
 
 class BatchErrors(BaseModel):
@@ -83,9 +85,9 @@ class BatchErrors(BaseModel):
 class BatchCounts(BaseModel):
     """Number of lines, and of those that ended, by outcome."""
 
-    total: int
-    completed: int
-    failed: int
+    total: Annotated[int, Shows("total_count")]
+    completed: Annotated[int, Shows("completed_count")]
+    failed: Annotated[int, Shows("failed_count")]
 
 
 class BatchObject(BaseModel):
@@ -95,19 +97,20 @@ class BatchObject(BaseModel):
     object: Literal["batch"]
     endpoint: str
     errors: BatchErrors | None
-    input_file_id: str
+    input_file_id: Annotated[str, Shows("input_file")]
+    # The only window of OpenAI's API; another one shows in `expires_at`.
     completion_window: Literal["24h"]
     status: Literal["failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
-    output_file_id: str | None
-    error_file_id: str | None
-    created_at: int
+    output_file_id: Annotated[str | None, Shows("output_file")]
+    error_file_id: Annotated[str | None, Shows("error_file")]
+    created_at: Annotated[int, Shows("create_time")]
     in_progress_at: int | None
-    expires_at: int | None
-    finalizing_at: int | None
+    expires_at: Annotated[int | None, Shows("window_end_time")]
+    finalizing_at: Annotated[int | None, Shows("lines_end_time")]
     completed_at: int | None
     failed_at: int | None
     expired_at: int | None
-    cancelling_at: int | None
+    cancelling_at: Annotated[int | None, Shows("cancel_time")]
     cancelled_at: int | None
     request_counts: BatchCounts
     metadata: dict[str, str] | None
@@ -123,60 +126,33 @@ class BatchList(BaseModel):
     has_more: bool
 
 
-JsonObject = dict[str, object]
-
-
 def file_json(file: file_pb.File) -> JsonObject:
     """Returns a file object."""
-    return {
-        "id": file.id,
-        "object": "file",
-        "bytes": file.byte_count,
-        "created_at": file.create_time.seconds,
-        "expires_at": file.expire_time.seconds,
-        "filename": file.name,
-        "purpose": file.purpose,
-        "status": "processed",
-        "status_details": None,
-    }
+    return object_json(FileObject, file)
 
 
 def batch_json(batch: batch_pb.Batch, problem: WeftError | None = None) -> JsonObject:
     """Returns a batch object; `problem`: why its results could not be written yet."""
     status = batch_status(batch)
-    errors = [_error_json(each) for each in batch.errors]
+    errors = [object_json(BatchErrorObject, each) for each in batch.errors]
     if problem is not None:
-        errors.append(_error_json(batch_pb.BatchLineError(code=problem.reason.name.lower(), message=problem.message)))
-    ended_at = _seconds(batch, "end_time")
-    has_begun = batch.state != batch_pb.BATCH_STATE_FAILED
+        told = batch_pb.BatchLineError(code=problem.reason.name.lower(), message=problem.message)
+        errors.append(object_json(BatchErrorObject, told))
     created_at = batch.create_time.seconds
-    return {
-        "id": batch.id,
-        "object": "batch",
-        "endpoint": batch.endpoint,
-        "errors": {"object": "list", "data": errors} if errors else None,
-        "input_file_id": batch.input_file,
-        # The only window of OpenAI's API; another one shows in `expires_at`.
-        "completion_window": "24h",
-        "status": status,
-        "output_file_id": batch.output_file or None,
-        "error_file_id": batch.error_file or None,
-        "created_at": created_at,
-        "in_progress_at": created_at if has_begun else None,
-        "expires_at": batch.window_end_time.seconds,
-        "finalizing_at": _seconds(batch, "lines_end_time"),
-        "completed_at": ended_at if status == "completed" else None,
-        "failed_at": None if has_begun else ended_at or created_at,
-        "expired_at": ended_at if status == "expired" else None,
-        "cancelling_at": _seconds(batch, "cancel_time"),
-        "cancelled_at": ended_at if status == "cancelled" else None,
-        "request_counts": {
-            "total": batch.total_count,
-            "completed": batch.completed_count,
-            "failed": batch.failed_count,
-        },
-        "metadata": dict(batch.metadata) or None,
-    }
+    ended_at = batch.end_time.seconds if batch.HasField("end_time") else None
+    has_begun = batch.state != batch_pb.BATCH_STATE_FAILED
+    return object_json(
+        BatchObject,
+        batch,
+        errors={"object": "list", "data": errors} if errors else None,
+        status=status,
+        in_progress_at=created_at if has_begun else None,
+        completed_at=ended_at if status == "completed" else None,
+        failed_at=None if has_begun else ended_at or created_at,
+        expired_at=ended_at if status == "expired" else None,
+        cancelled_at=ended_at if status == "cancelled" else None,
+        request_counts=object_json(BatchCounts, batch),
+    )
 
 
 def batch_status(batch: batch_pb.Batch) -> str:
@@ -193,20 +169,3 @@ def batch_status(batch: batch_pb.Batch) -> str:
             if is_cancelled:
                 return "cancelled"
             return "expired" if batch.expired_count else "completed"
-
-
-def _error_json(error: batch_pb.BatchLineError) -> JsonObject:
-    return {
-        "code": error.code,
-        "message": error.message,
-        "line": error.line or None,
-        "param": error.field or None,
-    }
-
-
-def _seconds(batch: batch_pb.Batch, field: "_OptionalTime") -> int | None:
-    """Returns a time of a batch in seconds since 1970; None: it is not set."""
-    return getattr(batch, field).seconds if batch.HasField(field) else None
-
-
-_OptionalTime = Literal["end_time", "lines_end_time", "cancel_time"]

@@ -6,7 +6,6 @@ import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -18,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from gateway.answers.answer_builder import encode_json
+from gateway.answers.api_object import JsonObject, Shows, object_json
 from gateway.answers.stream import EventStream
 from gateway.answers.unary import json_response
 from gateway.deps import GatewayDeps
@@ -39,7 +39,6 @@ from weft.durable.tasks import (
 )
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.timestamps import datetime_of, optional_datetime
 
 MAX_MODEL_CHARS = 256
 MAX_ENDPOINT_CHARS = 64
@@ -77,8 +76,8 @@ class TaskAttemptObject(BaseModel):
     """One attempt of a task."""
 
     attempt: int
-    claimed_at: str
-    ended_at: str | None
+    claimed_at: Annotated[str, Shows("claim_time")]
+    ended_at: Annotated[str | None, Shows("end_time")]
     error: TaskErrorObject | None
 
 
@@ -92,10 +91,10 @@ class TaskObject(BaseModel):
     endpoint: str | None
     """Null: it was not submitted over HTTP."""
     batch: str | None
-    created_at: str
-    started_at: str | None
-    ended_at: str | None
-    expires_at: str | None
+    created_at: Annotated[str, Shows("create_time")]
+    started_at: Annotated[str | None, Shows("start_time")]
+    ended_at: Annotated[str | None, Shows("end_time")]
+    expires_at: Annotated[str | None, Shows("expire_time")]
     attempt: int
     max_attempts: int
     last_event: int
@@ -184,40 +183,22 @@ def _body_of(wanted: NewTaskBody) -> dict[str, object]:
     return {**wanted.body, "model": wanted.model}
 
 
-JsonObject = dict[str, object]
-
-
 def task_json(task: task_pb2.Task, task_apis: TaskApis) -> JsonObject:
     """Returns a task; see `TaskObject`."""
     surface = task_apis.of_kind(task.origin_kind)
-    return {
-        "id": task.id,
-        "object": "inference_task",
-        "state": state_name(task.state).lower(),
-        "model": task.model,
-        "endpoint": None if surface is None else surface.endpoint,
-        "batch": task.batch or None,
-        "created_at": time_text(datetime_of(task.create_time)),
-        "started_at": _time(task, "start_time"),
-        "ended_at": _time(task, "end_time"),
-        "expires_at": _time(task, "expire_time"),
-        "attempt": task.attempt,
-        "max_attempts": task.max_attempts,
-        "last_event": task.last_event,
-        "waiting_for": task.waiting_for or None,
-        "error": _failure(failure_of(task)),
-    }
+    return object_json(
+        TaskObject,
+        task,
+        state=state_name(task.state).lower(),
+        endpoint=None if surface is None else surface.endpoint,
+        error=_failure(failure_of(task)),
+    )
 
 
 def attempt_json(attempt: task_pb2.TaskAttempt) -> JsonObject:
     """Returns one attempt of a task, without its router."""
     failure = WeftError(reason_of(attempt.reason), attempt.message) if attempt.reason else None
-    return {
-        "attempt": attempt.attempt,
-        "claimed_at": time_text(datetime_of(attempt.claim_time)),
-        "ended_at": _time(attempt, "end_time"),
-        "error": _failure(failure),
-    }
+    return object_json(TaskAttemptObject, attempt, error=_failure(failure))
 
 
 def error_json(error: WeftError) -> JsonObject:
@@ -227,12 +208,9 @@ def error_json(error: WeftError) -> JsonObject:
 
 def page_json(page: pb.ListTasksResponse, task_apis: TaskApis) -> JsonObject:
     """Returns a page of a list."""
-    return {
-        "object": "list",
-        "data": [task_json(task, task_apis) for task in page.tasks],
-        "next_page_token": page.next_page_token or None,
-        **({"notice": page.notice} if page.notice else {}),
-    }
+    tasks = [task_json(task, task_apis) for task in page.tasks]
+    notice = {"notice": page.notice} if page.notice else {}
+    return object_json(TaskList, page, data=tasks, **notice)
 
 
 def chunk_json(piece: task_pb2.TaskPiece) -> JsonObject:
@@ -260,16 +238,6 @@ async def encoded_task_events(
 
 def _event(name: str, number: int, body: JsonObject) -> bytes:
     return b"event: %b\nid: %d\ndata: %b\n\n" % (name.encode(), number, encode_json(body))
-
-
-def time_text(time: datetime) -> str:
-    """Returns a time as RFC 3339 in UTC, to the millisecond."""
-    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _time(message: task_pb2.Task | task_pb2.TaskAttempt, field: str) -> str | None:
-    time = optional_datetime(message, field)
-    return None if time is None else time_text(time)
 
 
 def _failure(failure: WeftError | None) -> JsonObject | None:
