@@ -3,17 +3,15 @@
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Coroutine
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from weft.client.batches import Batches, Document, connect_batches
 from weft.kernel.errors import WeftError, invalid_field
@@ -21,6 +19,7 @@ from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_request_id, require_
 from weft.kernel.reasons import Reason
 from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, note, reporting
 from weft_app.cli.output import Column, Listing, safe_text, say
+from weft_app.cli.progress import ProgressStyle, shown_progress
 from weft_app.cli.templates import age
 from weft_app.cli.wait import parse_duration
 
@@ -233,7 +232,7 @@ def _run(work: _Work, home: Path) -> Any:
 async def _followed(batches: Batches, batch: Document) -> Document:
     """Polls the batch until it has ended; progress goes to stderr. A short outage of the gateway is retried."""
     away_since: float | None = None
-    with _shown() as show:
+    with shown_progress(_PROGRESS) as show:
         show(batch)
         while batch["status"] not in _OVER:
             await asyncio.sleep(POLL_SECONDS)
@@ -249,52 +248,32 @@ async def _followed(batches: Batches, batch: Document) -> Document:
     return batch
 
 
-class _Show(Protocol):
-    def __call__(self, batch: Document, /) -> None: ...
+def _bar(batch: Document) -> dict[str, Any]:
+    counts = batch["request_counts"]
+    return {
+        "description": batch["status"],
+        "total": counts["total"],
+        "completed": counts["completed"] + counts["failed"],
+        "failed": (f"{counts['failed']} failed" if counts["failed"] else "") + escape(_trouble(batch)),
+    }
 
 
-@contextmanager
-def _shown() -> Iterator[_Show]:
-    """Progress: a bar on a terminal, else one line per change."""
-    if not sys.stderr.isatty():
-        yield _Lines()
-        return
-    columns = (
+def _line(batch: Document) -> str:
+    failed = batch["request_counts"]["failed"]
+    return f"{batch['id']}: {batch['status']}, {_done_words(batch)} answered, {failed} failed{_trouble(batch)}"
+
+
+_PROGRESS = ProgressStyle(
+    line=_line,
+    columns=lambda: (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[failed]}"),
         TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True, highlight=False)) as progress:
-        task = progress.add_task("", total=None, failed="")
-        yield _Bar(progress, task)
-
-
-class _Bar:
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress = progress
-        self._task = task
-
-    def __call__(self, batch: Document, /) -> None:
-        counts = batch["request_counts"]
-        failed = (f"{counts['failed']} failed" if counts["failed"] else "") + escape(_trouble(batch))
-        done = counts["completed"] + counts["failed"]
-        self._progress.update(
-            self._task, description=batch["status"], total=counts["total"], completed=done, failed=failed
-        )
-
-
-class _Lines:
-    def __init__(self) -> None:
-        self._shown = ""
-
-    def __call__(self, batch: Document, /) -> None:
-        failed = batch["request_counts"]["failed"]
-        line = f"{batch['id']}: {batch['status']}, {_done_words(batch)} answered, {failed} failed{_trouble(batch)}"
-        if line != self._shown:
-            self._shown = line
-            note(line)
+    ),
+    bar=_bar,
+)
 
 
 def _trouble(batch: Document) -> str:

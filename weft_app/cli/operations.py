@@ -1,14 +1,11 @@
 """`weft load`, `weft unload`, `weft flush` and `weft logs`, and `weft operation` for what they have started."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from runner_svc.runtimes.table import find_runtime
 from weft.api.operations.v1.operation_pb2 import Operation, OperationAction
@@ -24,6 +21,7 @@ from weft_app.cli import verbs
 from weft_app.cli.completion import complete_model
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note, reporting
 from weft_app.cli.output import Column, Listing, safe_text, say
+from weft_app.cli.progress import ProgressStyle, shown_progress
 from weft_app.cli.tasks import is_about_tasks, print_answer
 
 MAX_DETAIL_CHARS = 100
@@ -161,11 +159,11 @@ def follow(operations: Operations, first: Operation, *, shown: bool) -> Operatio
     """
     last = first
     try:
-        with _display(shown) as display:
-            display.show(last)
+        with shown_progress(_PROGRESS, is_shown=shown) as show:
+            show(last)
             if not has_ended(last):
                 for last in operations.watch(first.name):
-                    display.show(last)
+                    show(last)
     except KeyboardInterrupt:
         if not has_ended(last):
             note(f"{first.name} continues; follow it with `weft operation watch`, end it with `weft operation cancel`")
@@ -206,62 +204,14 @@ def _model_of(action: OperationAction) -> str:
     return action.load_model.model or action.unload_model.model or action.flush_cache.model
 
 
-@contextmanager
-def _display(shown: bool) -> Iterator["_Quiet | _Bar | _Lines"]:
-    if not shown:
-        yield _Quiet()
-    elif not sys.stderr.isatty():
-        yield _Lines()
-    else:
-        with _bar() as bar:
-            yield bar
-
-
-class _Quiet:
-    """Shows no progress."""
-
-    def show(self, operation: Operation) -> None:
-        """Shows the operation's state."""
-
-
-class _Lines:
-    """Shows one line per stage."""
-
-    def __init__(self) -> None:
-        self._last = ""
-
-    def show(self, operation: Operation) -> None:
-        """Shows the operation's state."""
-        line = _words(operation)
-        if line != self._last:
-            self._last = line
-            note(line)
-
-
-class _Bar:
-    """A progress bar; it pulses where the share is unknown."""
-
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress = progress
-        self._task = task
-
-    def show(self, operation: Operation) -> None:
-        """Shows the operation's state."""
-        known = operation.progress if operation.HasField("progress") else None
-        share = 1.0 if operation.state == Operation.STATE_SUCCEEDED else known
-        self._progress.update(
-            self._task,
-            description=_words(operation),
-            total=None if share is None else DONE_SHARE,
-            completed=(share or 0.0) * DONE_SHARE,
-        )
-
-
-@contextmanager
-def _bar() -> Iterator[_Bar]:
-    columns = (SpinnerColumn(), BarColumn(bar_width=30), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True, highlight=False)) as progress:
-        yield _Bar(progress, progress.add_task("", total=None))
+def _bar(operation: Operation) -> dict[str, Any]:
+    known = operation.progress if operation.HasField("progress") else None
+    share = 1.0 if operation.state == Operation.STATE_SUCCEEDED else known
+    return {
+        "description": _words(operation),
+        "total": None if share is None else DONE_SHARE,
+        "completed": (share or 0.0) * DONE_SHARE,
+    }
 
 
 def _words(operation: Operation) -> str:
@@ -278,6 +228,18 @@ def _words(operation: Operation) -> str:
         parts.append(f"about {eta:.0f} s left")
     # Rich would read square brackets as markup.
     return safe_text(": ".join(parts)).replace("[", "(").replace("]", ")")
+
+
+_PROGRESS = ProgressStyle(
+    line=_words,
+    columns=lambda: (
+        SpinnerColumn(),
+        BarColumn(bar_width=30),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    ),
+    bar=_bar,
+)
 
 
 def action_text(operation: Operation) -> str:

@@ -200,7 +200,8 @@ def wait_for_task(words: Sequence[str], expected: str | None, timeout_seconds: f
     with connect_tasks(home=home) as tasks:
         # Checked once, however short the timeout.
         first = task = tasks.get(task_id).task
-    for task in chain([first], _states(task_id, deadline, home)):
+    following = (news for news in _followed(task_id, home, deadline) if isinstance(news, Task))
+    for task in chain([first], following):
         state = word_of(task, "state")
         if has_ended(task) or state == wanted or time.monotonic() >= deadline:
             break
@@ -221,24 +222,34 @@ def _wanted_state(expected: str | None) -> str:
     return state.lower()
 
 
-def _states(task_id: str, deadline: float, home: Path) -> Iterator[Task]:
-    """Yields the task at each change, across restarts of the mesh."""
-    is_over = False
-    while not is_over:
+def _followed(task_id: str, home: Path, deadline: float | None = None) -> Iterator[Task | TaskPiece]:
+    """Yields the task's events to its end, or until `deadline`, across restarts of the mesh.
+
+    Without a deadline an outage is retried for MAX_OUTAGE_SECONDS, once the task has been found.
+    """
+    after, is_found = 0, deadline is not None
+    away_since: float | None = None
+    while True:
         try:
             with connect_tasks(home=home) as tasks:
-                for news in tasks.watch(task_id, timeout_seconds=max(0.001, deadline - time.monotonic())):
-                    if isinstance(news, Task):
-                        is_over = has_ended(news)
-                        yield news
+                timeout = None if deadline is None else max(0.001, deadline - time.monotonic())
+                for news in tasks.watch(task_id, after, timeout_seconds=timeout):
+                    is_found, away_since = True, None
+                    yield news
+                    if isinstance(news, TaskPiece):
+                        after = news.last_event
+                    elif has_ended(news):
+                        return
         except WeftError as error:
-            if error.reason is Reason.DEADLINE_EXCEEDED:
-                return
-            if error.reason not in _AWAY:
+            now = time.monotonic()
+            is_late = error.reason is Reason.DEADLINE_EXCEEDED or (error.reason in _AWAY and now >= (deadline or now))
+            if deadline is not None and is_late:
+                return  # The caller says what was not reached.
+            away_since = now if away_since is None else away_since
+            is_given_up = deadline is None and now - away_since > MAX_OUTAGE_SECONDS
+            if error.reason not in _AWAY or not is_found or is_given_up:
                 raise
-            if time.monotonic() >= deadline:
-                return
-            time.sleep(RETRY_PAUSE_SECONDS)
+        time.sleep(RETRY_PAUSE_SECONDS)
 
 
 def print_answer(words: Sequence[str], home: Path, *, follow: bool) -> None:
@@ -259,29 +270,6 @@ def print_answer(words: Sequence[str], home: Path, *, follow: bool) -> None:
         raise typer.Exit(EXIT_FAILED)
     if not has_ended(task):
         note(f"task {task_id} is {state}; `weft logs task/{task_id} -f` continues with it")
-
-
-def _followed(task_id: str, home: Path) -> Iterator[Task | TaskPiece]:
-    """Yields the task's events to its end; once it has been found, a short outage of the mesh is retried."""
-    after, is_found, is_over = 0, False, False
-    away_since: float | None = None
-    while not is_over:
-        try:
-            with connect_tasks(home=home) as tasks:
-                for news in tasks.watch(task_id, after):
-                    is_found, away_since = True, None
-                    if isinstance(news, Task):
-                        is_over = has_ended(news)
-                    else:
-                        after = news.last_event
-                    yield news
-        except WeftError as error:
-            away_since = time.monotonic() if away_since is None else away_since
-            is_given_up = time.monotonic() - away_since > MAX_OUTAGE_SECONDS
-            if error.reason not in _AWAY or not is_found or is_given_up:
-                raise
-        if not is_over:
-            time.sleep(RETRY_PAUSE_SECONDS)
 
 
 def _print_pieces(watched: Iterator[Task | TaskPiece], *, follow: bool) -> Task:
