@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -18,6 +18,7 @@ from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.client._channel import mesh_address
 from weft.client._lease_renewal import LeaseClient, ProcessTree
 from weft.client.leases import LeaseOptions, MemoryLease, acquired_lease, program_name
+from weft.documents.codec import document_of, moment_of
 from weft.gpu.process import is_alive
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.clock import SystemClock
@@ -26,7 +27,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.units import parse_size, size_words
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, naming_fields, note, reporting
 from weft_app.cli.output import Column, print_document, print_table, safe_text, say
-from weft_app.cli.templates import seconds_ago
+from weft_app.cli.templates import filled
 from weft_app.cli.wait import parse_duration
 
 LOOK_SECONDS = 0.2
@@ -263,23 +264,33 @@ PurposeOption = Annotated[
 ]
 
 _DEVICE_COLUMNS = (
-    Column("HOST", lambda row: row["host"]),
-    Column("DEVICE", lambda row: f"{row['index']} {row['name']}"),
-    Column("TOTAL", lambda row: size_words(row["totalBytes"])),
-    Column("BOOKED", lambda row: size_words(row["bookedBytes"])),
-    Column("FOREIGN", lambda row: "?" if row["foreignBytes"] is None else size_words(row["foreignBytes"])),
-    Column("FREE", lambda row: size_words(row["freeBytes"])),
+    Column("HOST", "{host.host}"),
+    Column("DEVICE", "{device.device.index} {device.device.name}"),
+    Column("TOTAL", "{device.device.total_bytes:size}"),
+    Column("BOOKED", "{device.booked_bytes:size}"),
+    Column("FOREIGN", "[{device.foreign_bytes:size}|?]"),
+    Column("FREE", "{device.free_bytes:size}"),
 )
 _LEASE_COLUMNS = (
-    Column("LEASE", lambda row: row["id"]),
-    Column("HOST", lambda row: row["host"]),
-    Column("HOLDER", lambda row: row["holder"]),
-    Column("PURPOSE", lambda row: row["purpose"]),
-    Column("STATE", lambda row: f"{row['state']}, unowned" if row["unowned"] else row["state"]),
-    Column("MEMORY", lambda row: size_words(sum(share["bytes"] for share in row["shares"]))),
-    Column("DEVICES", lambda row: ",".join(str(share["device"]) for share in row["shares"])),
-    Column("AGE", lambda row: "-" if row["ageSeconds"] is None else seconds_ago(row["ageSeconds"])),
+    Column("LEASE", "{lease.lease_id}"),
+    Column("HOST", "{host.host}"),
+    Column("HOLDER", "{lease.holder.name}"),
+    Column("PURPOSE", "{lease.purpose}"),
+    Column("STATE", lambda row: filled("{state}", row.lease) + (", unowned" if row.lease.unowned else "")),
+    Column("MEMORY", lambda row: size_words(sum(share.bytes for share in row.lease.shares))),
+    Column("DEVICES", lambda row: ",".join(str(share.device_index) for share in row.lease.shares)),
+    Column("AGE", "[{lease.create_time:age}]"),
 )
+_HOST_FIELDS = ("host", "source")
+_DEVICE_FIELDS = (
+    *("index", "id", "name", "totalBytes", "usedBytes", "utilization"),
+    *("bookedBytes", "foreignBytes", "freeBytes", "marginBytes"),
+)
+_LEASE_FIELDS = (
+    *("id", "fencingNumber", "holder", "holderKind", "purpose", "state", "shares", "seenBytes"),
+    *("unowned", "pinned", "activeRequests", "ageSeconds"),
+)
+"""Fields of documents in the order of `-o json`."""
 
 
 @app.command("acquire", context_settings={"allow_interspersed_args": False})
@@ -336,20 +347,34 @@ def list_leases(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFo
     with reporting():
         calls = LeaseClient(mesh_address(home, "registry"), lease_pb2.LeaseHolder())
         try:
-            hosts = [_host_row(host) for host in calls.hosts()]
+            hosts = calls.hosts()
         finally:
             calls.close()
         if output is not OutputFormat.TABLE:
-            print_document({"kind": "HostMemoryList", "items": hosts}, output)
+            print_document({"kind": "HostMemoryList", "items": list(map(_host_document, hosts))}, output)
         elif hosts:
             _print_tables(hosts)
         else:
             say("no host with accelerators is known\n")
 
 
-def _print_tables(hosts: Sequence[dict[str, Any]]) -> None:
-    print_table([{"host": host["host"], **device} for host in hosts for device in host["devices"]], _DEVICE_COLUMNS)
-    leases = [{"host": host["host"], **lease} for host in hosts for lease in host["leases"]]
+class _DeviceRow(NamedTuple):
+    """One row of the devices."""
+
+    host: lease_service_pb2.HostMemory
+    device: lease_service_pb2.DeviceMemory
+
+
+class _LeaseRow(NamedTuple):
+    """One row of the leases."""
+
+    host: lease_service_pb2.HostMemory
+    lease: lease_pb2.Lease
+
+
+def _print_tables(hosts: Sequence[lease_service_pb2.HostMemory]) -> None:
+    print_table([_DeviceRow(host, device) for host in hosts for device in host.devices], _DEVICE_COLUMNS)
+    leases = [_LeaseRow(host, lease) for host in hosts for lease in host.leases]
     if leases:
         say("\n")
         print_table(leases, _LEASE_COLUMNS)
@@ -389,47 +414,25 @@ def _device_numbers(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _host_row(host: lease_service_pb2.HostMemory) -> dict[str, Any]:
+def _host_document(host: lease_service_pb2.HostMemory) -> dict[str, Any]:
     return {
-        "host": host.host,
-        "source": lease_pb2.HostSighting.Source.Name(host.source).removeprefix("SOURCE_").lower(),
+        **_picked(document_of(host), _HOST_FIELDS),
         "seenAt": host.sighting_time.ToJsonString() if host.HasField("sighting_time") else None,
         "waitingCount": host.waiting_count,
-        "devices": [_device_row(device) for device in host.devices],
-        "leases": [_lease_row(lease) for lease in host.leases],
+        "devices": [_picked(document_of(device), _DEVICE_FIELDS) for device in host.devices],
+        "leases": [_lease_document(lease) for lease in host.leases],
     }
 
 
-def _device_row(memory: lease_service_pb2.DeviceMemory) -> dict[str, Any]:
-    device = memory.device
-    return {
-        "index": device.index,
-        "id": device.id,
-        "name": device.name,
-        "totalBytes": device.total_bytes,
-        "usedBytes": device.used_bytes if device.HasField("used_bytes") else None,
-        "utilization": device.utilization if device.HasField("utilization") else None,
-        "bookedBytes": memory.booked_bytes,
-        "foreignBytes": memory.foreign_bytes if memory.HasField("foreign_bytes") else None,
-        "freeBytes": memory.free_bytes,
-        "marginBytes": memory.margin_bytes,
-    }
+def _lease_document(lease: lease_pb2.Lease) -> dict[str, Any]:
+    """Returns a lease with its shares in their order, and its age instead of a time."""
+    created = moment_of(lease, "create_time")
+    age = None if created is None else max(0.0, (SystemClock().utc_now() - created).total_seconds())
+    shares = [{"device": share.device_index, "bytes": share.bytes} for share in lease.shares]
+    own = {"id": lease.lease_id, "shares": shares, "unowned": lease.unowned, "ageSeconds": age}
+    return _picked(document_of(lease) | own, _LEASE_FIELDS)
 
 
-def _lease_row(lease: lease_pb2.Lease) -> dict[str, Any]:
-    created = lease.create_time.ToDatetime(tzinfo=None) if lease.HasField("create_time") else None
-    now = SystemClock().utc_now().replace(tzinfo=None)
-    return {
-        "id": lease.lease_id,
-        "fencingNumber": lease.fencing_number,
-        "holder": lease.holder.name,
-        "holderKind": lease_pb2.LeaseHolder.Kind.Name(lease.holder.kind).removeprefix("KIND_").lower(),
-        "purpose": lease.purpose,
-        "state": lease_pb2.Lease.State.Name(lease.state).removeprefix("STATE_").lower(),
-        "shares": [{"device": share.device_index, "bytes": share.bytes} for share in lease.shares],
-        "seenBytes": lease.seen_bytes if lease.HasField("seen_bytes") else None,
-        "unowned": lease.unowned,
-        "pinned": lease.pinned,
-        "activeRequests": lease.active_requests,
-        "ageSeconds": max(0.0, (now - created).total_seconds()) if created is not None else None,
-    }
+def _picked(document: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+    """Returns fields of a document in this order; None stands for one that it has not."""
+    return {field: document.get(field) for field in fields}
