@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from weft_testing.fake_backend.behaviour import Behaviour, updated
+from weft_testing.fake_backend.dialect import LLAMA_SERVER, Dialect
 
 DEFAULT_CONTEXT_TOKENS = 8192
 DEFAULT_SLOTS = 4
@@ -36,6 +37,7 @@ class ServerSettings:
     reranking: bool = False
     offers: frozenset[str] = frozenset()
     """Supported operations: `image`, `transcription`, `speech`."""
+    dialect: Dialect = LLAMA_SERVER
     speaks_vllm: bool = False
     """Whether /tokenize has vLLM's format."""
     slot_save_path: str = ""
@@ -84,6 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--embeddings", "--embedding", action="store_true")
     parser.add_argument("--reranking", "--rerank", action="store_true")
     parser.add_argument("--offers", type=_words, default=frozenset(), help="image,transcription,speech")
+    parser.add_argument("--dialect", type=_dialect, default=LLAMA_SERVER, help="a Dialect as JSON")
+    parser.add_argument("--listen-variable", default="", help="environment variable of the address, as HOST:PORT")
     parser.add_argument("--speaks-vllm", action="store_true", help="/tokenize as vLLM has it")
     parser.add_argument("--slot-save-path", default="", help="not used, but without it slots cannot be erased")
     parser.add_argument("--die-with-parent", action="store_true", help="SIGKILL when the starting thread ends")
@@ -100,9 +104,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settings(values: argparse.Namespace) -> ServerSettings:
+    host, _, port = os.environ.get(values.listen_variable, "").rpartition(":")
     return ServerSettings(
-        host=values.host,
-        port=values.port,
+        host=host or values.host,
+        port=int(port or values.port),
         alias=values.alias or PurePath(values.model).name,
         api_key=os.environ.get(values.key_variable, "") if values.api_key is None else values.api_key,
         slots=values.parallel,
@@ -111,6 +116,7 @@ def _settings(values: argparse.Namespace) -> ServerSettings:
         embeddings=values.embeddings,
         reranking=values.reranking,
         offers=values.offers,
+        dialect=values.dialect,
         speaks_vllm=values.speaks_vllm,
         slot_save_path=values.slot_save_path,
         die_with_parent=values.die_with_parent,
@@ -126,6 +132,13 @@ def _switches(values: argparse.Namespace) -> dict[str, Any]:
         if switches[name] is not None:
             switches[name] = msgspec.json.decode(switches[name])
     return {name: value for name, value in switches.items() if value is not None}
+
+
+def _dialect(text: str) -> Dialect:
+    try:
+        return msgspec.json.decode(text, type=Dialect)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _words(text: str) -> frozenset[str]:

@@ -93,7 +93,8 @@ def _token_logprob(text: str, logprob: float) -> dict[str, Any]:
 class Envelope:
     """The members every object of one answer shares."""
 
-    def __init__(self, model: str, *, is_chat: bool) -> None:
+    def __init__(self, model: str, *, is_chat: bool, thinking_field: str = PieceKind.REASONING.value) -> None:
+        self.thinking_field = thinking_field
         self.created = int(time.time())
         self.id = "chatcmpl-" + secrets.token_urlsafe(24)
         self.model = model
@@ -116,6 +117,7 @@ class ChatChunks:
 
     def __init__(self, envelope: Envelope, choice_count: int) -> None:
         self._members = envelope.members(streamed=True)
+        self._thinking_field = envelope.thinking_field
         self._heads = [b'data: {"choices":[{"finish_reason":null,"index":%d,"delta":' % n for n in range(choice_count)]
         self._tail = b"}]," + encode(self._members)[1:] + b"\n\n"
         self._content_heads = [head + b'{"content":' for head in self._heads]
@@ -134,7 +136,9 @@ class ChatChunks:
         if logprobs is None and piece.kind is PieceKind.CONTENT:
             return self._content_heads[index] + encode(piece.text) + self._content_tail
         logprobs_member = b"" if logprobs is None else b',"logprobs":' + encode({"content": [logprobs]})
-        return self._heads[index] + encode(_delta(piece)) + logprobs_member + self._tail
+        is_thinking = piece.kind is PieceKind.REASONING
+        delta = {self._thinking_field: piece.text} if is_thinking else _delta(piece)
+        return self._heads[index] + encode(delta) + logprobs_member + self._tail
 
     def finish(self, index: int, reason: str, tally: ChoiceTally, *, include_usage: bool) -> bytes:
         """The end of a choice, with timings in its last event."""

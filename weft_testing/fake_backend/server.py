@@ -1,10 +1,12 @@
 """The HTTP server of the fake: llama-server's routes, status pages and errors, and /fake/* for tests."""
 
 import asyncio
+import re
 import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Never, cast
 
 import msgspec
@@ -59,6 +61,8 @@ class FakeServer:
         self._control = control
         self._faults = faults
         self._pool = SlotPool(settings.slots)
+        self._unnoticed: list[asyncio.Task[None]] = []
+        """The work for callers who have left, of a program that does not notice it."""
         self._ledger = Ledger(RequestLog(settings.request_log) if settings.request_log else None)
         self._started = time.monotonic()
         self._started_at = time.time()
@@ -66,6 +70,10 @@ class FakeServer:
     def application(self) -> web.Application:
         """Returns the aiohttp application with every route."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
+        if lacks := "|".join(re.escape(path[1:]) for path in self._settings.dialect.lacks):
+            app.router.add_route("*", f"/{{path:{lacks}}}", self._guarded(self._not_found))
+        for path in self._settings.dialect.answers:
+            app.router.add_route("*", path, self._guarded(self._note_call))
         for path in ("/health", "/v1/health"):
             app.router.add_get(path, self._health)
         for path in ("/models", "/v1/models"):
@@ -142,6 +150,7 @@ class FakeServer:
     async def _chat(self, http: web.Request, body: Any, behaviour: Behaviour, outcome: Outcome) -> web.StreamResponse:
         if behaviour.text_only_status is not None:
             refuse_media(body, behaviour.text_only_status)
+        self._require_model(body)
         return await self._generate(http, parse_chat(body, self._settings.alias), behaviour, outcome)
 
     async def _completion(
@@ -152,6 +161,9 @@ class FakeServer:
     async def _generate(
         self, http: web.Request, request: GenerationRequest, behaviour: Behaviour, outcome: Outcome
     ) -> web.StreamResponse:
+        dialect = self._settings.dialect
+        include_usage = request.include_usage and dialect.counts_streams
+        request = replace(request, include_usage=include_usage, use_cache=request.use_cache and dialect.caches_prompts)
         count = len(request.prompts) * request.choices_per_prompt
         if request.choices_per_prompt > self._settings.slots:
             limits = f"1 <= value <= {self._settings.slots}, but got {request.choices_per_prompt}"
@@ -164,12 +176,18 @@ class FakeServer:
             longest = max(map(len, request.prompts))
             if longest >= context:
                 raise too_long(longest, context)
-            envelope = shapes.Envelope(request.model, is_chat=request.is_chat)
+            thinking = self._settings.dialect.thinking_field
+            envelope = shapes.Envelope(request.model, is_chat=request.is_chat, thinking_field=thinking)
             sink: Sink = (
                 StreamSink(http, request, envelope, count) if request.stream else UnarySink(request, envelope, count)
             )
             generation = Generation(http, request, behaviour, sink, self._ledger.state, outcome)
-            return await generation.run(slots, context)
+            try:
+                return await generation.run(slots, context)
+            except (asyncio.CancelledError, ConnectionError):
+                if not dialect.notices_leaving:
+                    self._unnoticed.append(asyncio.create_task(_work_on()))
+                raise
 
     async def _embed(self, http: web.Request, body: Any, behaviour: Behaviour, outcome: Outcome) -> web.StreamResponse:
         del http, behaviour, outcome
@@ -214,8 +232,22 @@ class FakeServer:
 
     async def _metrics(self, http: web.Request) -> web.StreamResponse:
         del http
+        if names := self._settings.dialect.metrics:
+            text = "".join(f'# TYPE {name} gauge\n{name}{{model="m"}} 0.0\n' for name in names)
+            return web.Response(text=text)
         page = metrics_page(self._pool, self._ledger.state, self._started)
         return web.Response(body=page.encode(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    def _require_model(self, body: Any) -> None:
+        """Refuses a model that is not listed, where the program has several."""
+        dialect = self._settings.dialect
+        name = body.get("model", "") if isinstance(body, dict) else ""
+        if dialect.refuses_other_names and name not in (self._settings.alias, *dialect.other_models):
+            raise RequestError(404, "not_found_error", f"model '{name}' not found")
+
+    async def _note_call(self, http: web.Request) -> web.StreamResponse:
+        self._ledger.state.route_calls.append(f"{http.method} {http.path_qs} {(await http.read()).decode()}")
+        return json_response(b"{}")
 
     async def _not_found(self, http: web.Request) -> web.StreamResponse:
         del http
@@ -257,6 +289,15 @@ class FakeServer:
         state.waiting_requests = self._pool.waiting
         state.busy_slots = self._pool.busy
         return state
+
+
+async def _work_on() -> None:
+    """Burns most of a processor until the process ends."""
+    while True:
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            pass
+        await asyncio.sleep(0.005)
 
 
 def _loading() -> RequestError:
@@ -348,11 +389,12 @@ def models_page(settings: ServerSettings, started_at: float) -> dict[str, Any]:
         "tags": [],
         "object": "model",
         "created": int(started_at),
-        "owned_by": "llamacpp",
+        "owned_by": settings.dialect.owned_by,
         "meta": meta,
     }
+    others = [{**model, "id": name, "aliases": [name]} for name in settings.dialect.other_models]
     listed = {"name": settings.alias, "model": settings.alias, "type": "model", "capabilities": ["completion"]}
-    return {"models": [listed], "object": "list", "data": [model]}
+    return {"models": [listed], "object": "list", "data": [model, *others]}
 
 
 def slots_page(pool: SlotPool, settings: ServerSettings) -> list[dict[str, Any]]:

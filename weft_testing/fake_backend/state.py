@@ -56,6 +56,8 @@ class FakeState(msgspec.Struct, kw_only=True):
     prompt_tokens: int = 0
     """Prompt tokens so far, cached ones included."""
     cached_prompt_tokens: int = 0
+    route_calls: list[str] = []
+    """Calls of the further routes of a dialect, such as `POST /flush_cache`."""
     last_request_body: Any = None
     """The parsed body; none when it was larger than MAX_RECORDED_BODY_BYTES."""
     last_request_headers: dict[str, str] = {}

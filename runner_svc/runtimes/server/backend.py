@@ -57,9 +57,10 @@ class _ServerLog(StartLog):
         self._line = None if line is None else re.compile(line)
 
     @override
-    def read_other(self, line: str) -> None:
+    def read(self, line: str) -> None:
         if self._line is not None and self._line.search(line):
             self.is_ready.set()
+        super().read(line)
 
 
 class ServerBackend(StartedServer[ServerModel]):

@@ -1,0 +1,239 @@
+"""Server programs that weft starts by their command line: presets over fakes of their dialects, and failed starts."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from kit.engine_settings import engine_settings
+
+from runner_svc.backend.port import CacheIsolation, CacheUse, CallInfo
+from runner_svc.policy.timeouts import StopGraces
+from runner_svc.runtimes.model_engine import ModelContext
+from runner_svc.runtimes.server.backend import ServerBackend
+from runner_svc.runtimes.server.presets import PRESETS, PresetName
+from runner_svc.runtimes.server.settings import ReadySettings, ServerModel
+from weft.api.common.v1 import chat_pb2, sampling_pb2, tokenize_pb2
+from weft.dispatch.frames import Frame
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.telemetry import new_traceparent
+from weft_testing.fake_backend.dialect import Dialect
+from weft_testing.fake_backend.process import FakeControl, fake_backend_command
+
+CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
+GRACES = StopGraces(first_term_seconds=0.5, second_term_seconds=0.5)
+TOLD = ("--port", "{port}", "--alias", "{name}", "--parallel", "{slots}")
+OWN_ROUTES = ("/props", "/slots", "/apply-template")
+"""Routes that llama-server alone has."""
+DIALECTS: dict[PresetName, Dialect] = {
+    "sglang": Dialect(
+        owned_by="sglang",
+        lacks=OWN_ROUTES,
+        answers=("/flush_cache", "/release_memory_occupation", "/resume_memory_occupation"),
+        metrics=("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage"),
+    ),
+    "tgi": Dialect(owned_by="fake-tgi", lacks=OWN_ROUTES, metrics=("tgi_batch_current_size", "tgi_queue_size")),
+    "lmdeploy": Dialect(owned_by="lmdeploy", lacks=(*OWN_ROUTES, "/tokenize", "/v1/embeddings")),
+    "tabbyapi": Dialect(owned_by="tabbyAPI", lacks=(*OWN_ROUTES, "/tokenize", "/metrics")),
+    "mlx_lm": Dialect(lacks=(*OWN_ROUTES, "/tokenize", "/metrics", "/v1/embeddings"), thinking_field="reasoning"),
+    "ollama": Dialect(
+        owned_by="library",
+        lacks=(*OWN_ROUTES, "/health", "/tokenize", "/metrics"),
+        answers=("/api/generate",),
+        thinking_field="reasoning",
+        other_models=("llama3.2:latest", "qwen3:8b"),
+        refuses_other_names=True,
+    ),
+}
+"""What each program does otherwise than llama-server, by its documents (see `presets.py`)."""
+FLAGS: dict[PresetName, tuple[str, ...]] = {
+    "sglang": (*TOLD, "--speaks-vllm"),
+    "tgi": (*TOLD, "--key-variable", "API_KEY"),
+    # The name of the model in requests is another than the one in the list of the hub's cache.
+    "mlx_lm": ("--port", "{port}", "--alias", "some/cached-model", "--parallel", "{slots}"),
+    "ollama": ("--listen-variable", "OLLAMA_HOST", "--alias", "{name}"),
+}
+
+
+def _fake(*flags: str, dialect: Dialect | None = None, **switches: Any) -> tuple[str, ...]:
+    if dialect is not None:
+        switches["dialect"] = dialect
+    return tuple(fake_backend_command(*flags, **switches))
+
+
+def _settings(**given: Any) -> tuple[ServerModel, ModelContext]:
+    return engine_settings(ServerModel, **{"name": "fake", "graces": GRACES, "load_stall_seconds": 20.0, **given})
+
+
+def _preset(name: PresetName, switches: dict[str, Any] | None = None, **given: Any) -> tuple[ServerModel, ModelContext]:
+    command = _fake(*FLAGS.get(name, TOLD), dialect=given.pop("dialect", DIALECTS[name]), **(switches or {}))
+    return _settings(preset=name, command=command, **given)
+
+
+@asynccontextmanager
+async def _running(settings: tuple[ServerModel, ModelContext]) -> AsyncGenerator[ServerBackend]:
+    backend = ServerBackend(*settings)
+    await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.stop()
+
+
+async def _start_failure(settings: tuple[ServerModel, ModelContext]) -> WeftError:
+    backend = ServerBackend(*settings)
+    with pytest.raises(WeftError) as failed:
+        async with asyncio.timeout(30.0):
+            await backend.start()
+    assert backend.process_id is None, "a failed start leaves no process"
+    return failed.value
+
+
+def _control(backend: ServerBackend) -> FakeControl:
+    lines = [line for line in backend.log_lines(100) if "listening on " in line]
+    return FakeControl(lines[-1].partition("listening on ")[2].strip())
+
+
+def _chat(**fields: Any) -> chat_pb2.ChatPayload:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi there")])
+    return chat_pb2.ChatPayload(messages=[message], **fields)
+
+
+async def _answer(backend: ServerBackend, payload: chat_pb2.ChatPayload, call: CallInfo = CALL) -> Frame:
+    async with asyncio.timeout(20.0):
+        return [event async for frame in backend.generate(payload, call) for event in frame]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+async def test_a_model_of_each_preset_thinks_answers_and_counts(name: PresetName) -> None:
+    switches = {"reasoning_text": "well then", "answer_tokens": 5}
+    async with _running(_preset(name, switches)) as backend, _control(backend) as control:
+        events = await _answer(backend, _chat())
+        body = (await control.state()).last_request_body
+    assert "".join(event.delta.reasoning for event in events).split() == ["well", "then"]
+    assert "".join(event.delta.text for event in events).split() == [f"tok{n}" for n in range(5)]
+    assert events[-1].finished.receipt.usage.prompt_tokens > 0
+    assert body["model"] == (PRESETS[name].upstream_model or "fake")
+    assert body["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+async def test_a_program_is_sent_only_the_parameters_of_its_preset(name: PresetName) -> None:
+    parameters = PRESETS[name].parameters
+    sampling = sampling_pb2.SamplingParams(top_k=7, repeat_penalty=1.25, min_p=0.5, temperature=0.5)
+    async with _running(_preset(name)) as backend, _control(backend) as control:
+        events = await _answer(backend, _chat(sampling=sampling))
+        body = (await control.state()).last_request_body
+    warned = {event.warning.field for event in events if event.HasField("warning")}
+    assert warned == parameters.untaken & {"top_k", "repeat_penalty", "min_p"}
+    assert not parameters.untaken & body.keys()
+    assert body["temperature"] == 0.5
+    if parameters.renamed:
+        assert body["repetition_penalty"] == 1.25
+        assert "repeat_penalty" not in body
+
+
+async def test_sglang_counts_tokens_salts_prefixes_and_forgets_them_all() -> None:
+    async with _running(_preset("sglang")) as backend, _control(backend) as control:
+        assert backend.operations == PRESETS["sglang"].operations
+        counted = await backend.tokenize(tokenize_pb2.TokenizePayload(chat=_chat()), CALL)
+        events = await _answer(backend, _chat(), replace(CALL, cache=CacheUse(salt="of-a-tenant")))
+        await backend.erase_cache()
+        state = await control.state()
+    assert counted.count == events[-1].finished.receipt.usage.prompt_tokens
+    assert backend.cache_isolation is CacheIsolation.SALT
+    assert state.last_request_body["cache_salt"] == "of-a-tenant"
+    assert state.route_calls == ["POST /flush_cache {}"]
+
+
+async def test_a_program_that_cannot_forget_says_so() -> None:
+    async with _running(_preset("tgi")) as backend:
+        assert backend.cache_isolation is CacheIsolation.NONE
+        with pytest.raises(WeftError) as refused:
+            await backend.erase_cache()
+    assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
+
+
+async def test_ollama_is_told_its_address_by_the_environment_and_loads_the_model_before_it_is_ready() -> None:
+    async with _running(_preset("ollama", upstream_model="llama3.2", slots=2)) as backend, _control(backend) as control:
+        environment = psutil.Process(backend.process_id).environ()
+        state = await control.state()
+    assert control.base_url.removeprefix("http://") == environment["OLLAMA_HOST"]
+    assert environment["OLLAMA_NUM_PARALLEL"] == "2"
+    assert environment["OLLAMA_KEEP_ALIVE"] == "-1"
+    assert state.route_calls == ['POST /api/generate {"model": "llama3.2", "stream": false}']
+
+
+async def test_a_model_that_a_program_does_not_have_is_refused_with_the_names_that_it_has() -> None:
+    command = _fake("--listen-variable", "OLLAMA_HOST", "--alias", "llama3.2:latest", dialect=DIALECTS["ollama"])
+    error = await _start_failure(_settings(preset="ollama", command=command, upstream_model="lama3"))
+    assert error.reason is Reason.MODEL_NOT_FOUND
+    assert "llama3.2:latest" in error.message
+    assert "qwen3:8b" in error.message
+
+
+async def test_a_key_is_demanded_by_the_program_and_is_another_one_in_each_start() -> None:
+    keys = []
+    backend = ServerBackend(*_preset("tgi"))
+    for _ in range(2):
+        await backend.start()
+        process = psutil.Process(backend.process_id)
+        keys.append(process.environ()["API_KEY"])
+        assert keys[-1] not in " ".join(process.cmdline())
+        assert await _answer(backend, _chat())
+        await backend.stop()
+    assert len(set(keys)) == 2
+
+
+async def test_a_program_without_a_key_is_given_none() -> None:
+    async with _running(_settings(command=_fake(*TOLD))) as backend, _control(backend) as control:
+        assert await _answer(backend, _chat())
+        headers = (await control.state()).last_request_headers
+    assert "authorization" not in headers
+
+
+async def test_a_program_is_ready_by_a_line_of_its_output() -> None:
+    script = "import time; print('warming', flush=True); time.sleep(0.5); print('is warm', flush=True); time.sleep(60)"
+    # It never listens: what shows that it is ready is the line alone, and the port is not its own.
+    error = await _start_failure(
+        _settings(command=(sys.executable, "-c", script, "{port}"), ready=ReadySettings(line="is warm$"))
+    )
+    assert error.reason is Reason.CONNECT_FAILED
+    assert "not the server" in error.message
+    command = _fake(*TOLD, dialect=Dialect(lacks=("/health",)))
+    async with _running(_settings(command=command, ready=ReadySettings(line=r"listening on http"))) as backend:
+        assert await _answer(backend, _chat())
+
+
+async def test_a_program_is_ready_by_the_status_of_a_route() -> None:
+    command = _fake(*TOLD, dialect=Dialect(lacks=("/health", "/up")))
+    async with _running(_settings(command=command, ready=ReadySettings(path="/up", status=404))) as backend:
+        assert await _answer(backend, _chat())
+        assert await backend.responds(5.0)
+
+
+async def test_a_start_that_takes_too_long_is_ended_however_busy_the_program_is() -> None:
+    script = "import sys\nwhile True: pass"
+    command = (sys.executable, "-c", script, "{port}")
+    error = await _start_failure(_settings(command=command, start_timeout_seconds=1.0))
+    assert error.reason is Reason.LOAD_STALLED
+    assert "start_timeout_seconds" in error.message
+
+
+async def test_a_program_that_is_not_installed_is_named_with_how_to_install_it() -> None:
+    error = await _start_failure(_settings(preset="tgi", model="m", environment={**os.environ, "PATH": "/nowhere"}))
+    assert error.reason is Reason.CONNECT_FAILED
+    assert "text-generation-launcher" in error.message
+    assert PRESETS["tgi"].install in error.message
+
+
+async def test_a_program_is_started_in_its_folder(tmp_path: Path) -> None:
+    async with _running(_settings(command=_fake(*TOLD), working_folder=tmp_path)) as backend:
+        assert psutil.Process(backend.process_id).cwd() == str(tmp_path)

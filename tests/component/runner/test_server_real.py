@@ -1,0 +1,99 @@
+"""llama.cpp's server as a program of the runtime `server`: faults of a real process, and what an unload frees."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+from kit.engine_settings import engine_settings
+
+from runner_svc.backend.port import CallInfo
+from runner_svc.runtimes.llama_server.runtime import LAUNCHER
+from runner_svc.runtimes.server.backend import ServerBackend
+from runner_svc.runtimes.server.settings import ServerModel
+from weft.api.common.v1 import chat_pb2, sampling_pb2
+from weft.dispatch.frames import Frame
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.telemetry import new_traceparent
+from weft_app.compose.demo import demo_model_path
+
+pytestmark = pytest.mark.real
+CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
+LIMIT_SECONDS = 60.0
+MODEL_MEBIBYTES = 90
+
+
+def _backend() -> ServerBackend:
+    flags = ("--port", "{port}", "--model", "{model}", "--alias", "{name}", "--parallel", "{slots}", "--jinja")
+    return ServerBackend(
+        *engine_settings(
+            ServerModel,
+            command=(sys.executable, "-m", LAUNCHER, *flags, "--ctx-size", "{context}", "--threads", "1"),
+            model=str(demo_model_path()),
+            name="smollm2",
+            key_variable="LLAMA_API_KEY",
+            slots=1,
+            context_tokens=2048,
+        )
+    )
+
+
+@asynccontextmanager
+async def _running() -> AsyncGenerator[ServerBackend]:
+    backend = _backend()
+    async with asyncio.timeout(LIMIT_SECONDS):
+        await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.stop()
+
+
+def _story(max_tokens: int) -> chat_pb2.ChatPayload:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="Tell a long story.")])
+    return chat_pb2.ChatPayload(messages=[message], sampling=sampling_pb2.SamplingParams(max_tokens=max_tokens))
+
+
+async def _read(stream: AsyncGenerator[Frame]) -> None:
+    async for _ in stream:
+        pass
+
+
+async def test_a_frozen_program_does_not_respond_and_shows_no_work_until_it_goes_on() -> None:
+    async with _running() as backend:
+        process = psutil.Process(backend.process_id)
+        os.kill(process.pid, signal.SIGSTOP)
+        before = backend.signs()
+        assert not await backend.responds(1.0)
+        after = backend.signs()
+        assert before is not None
+        assert after is not None
+        assert after.cpu_seconds == before.cpu_seconds
+        os.kill(process.pid, signal.SIGCONT)
+        assert await backend.responds(LIMIT_SECONDS)
+
+
+async def test_a_killed_program_is_named_to_the_stream_that_it_worked_on() -> None:
+    async with _running() as backend:
+        stream = backend.generate(_story(1500), CALL)
+        await anext(stream)
+        assert backend.process_id is not None
+        os.kill(backend.process_id, signal.SIGKILL)
+        with pytest.raises(WeftError) as failed:
+            await asyncio.wait_for(_read(stream), LIMIT_SECONDS)
+    assert failed.value.reason is Reason.SERVER_DIED
+
+
+async def test_an_unload_frees_the_memory_of_the_model() -> None:
+    async with _running() as backend:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            assert [frame async for frame in backend.generate(_story(4), CALL)]
+        processes = [psutil.Process(process.pid) for process in backend.processes()]
+        held = sum(process.memory_info().rss for process in processes)
+    assert held > MODEL_MEBIBYTES * 2**20
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
