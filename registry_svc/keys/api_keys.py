@@ -14,22 +14,16 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 
-from registry_svc.keys.key_store import (
-    ApiKey,
-    KeyChange,
-    KeyChanged,
-    KeyRemoved,
-    KeyRequest,
-    KeyStore,
-    StoredKeys,
-    verifier_of,
-)
+from registry_svc.keys.key_store import ApiKey, KeyStore, StoredKeys, verifier_message, verifier_of
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.watch import Broadcaster, Watcher
+from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
+from weft.kernel.names import DEFAULT_TENANT
 from weft.kernel.principal import (
+    DEFAULT_SCOPES,
     KEY_ID_CHARS,
     SECRET_BYTES,
     Access,
@@ -42,6 +36,7 @@ from weft.kernel.principal import (
     parse_scopes,
 )
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import seconds_of
 
 log = get_logger("weft.registry.keys")
 
@@ -60,7 +55,7 @@ class ApiKeys:
         self._good: set[str] = set()
         """Ids of the valid keys, which watchers hold."""
         self._pepper = b""
-        self._watchers = Broadcaster[KeyChange](core.config.watch_buffer_responses)
+        self._watchers = Broadcaster[pb.WatchKeysResponse](core.config.watch_buffer_responses)
         self._ring: KeyRing | None = None
 
     async def start(self) -> None:
@@ -88,13 +83,14 @@ class ApiKeys:
         """End the watchers; writes go on until the core has stopped. Safe to call twice, or when never started."""
         self._watchers.close()
 
-    async def create(self, request: KeyRequest, by: Principal) -> tuple[ApiKey, str]:
-        """Create a key; returns it with its full text, which is shown only once.
+    async def create(self, request: pb.CreateKeyRequest, by: Principal) -> tuple[ApiKey, str]:
+        """Create a key by a valid request; returns it with its full text, which is shown only once.
 
         Raises TOO_MANY_RESOURCES, and PERMISSION_DENIED for scopes that the caller lacks.
         """
-        _require_scopes(request.scopes, by)
-        return await self._core.write(lambda: self._create(request, by.name))
+        scopes = tuple(dict.fromkeys(request.scopes)) or DEFAULT_SCOPES
+        _require_scopes(scopes, by)
+        return await self._core.write(lambda: self._create(request, scopes, by.name))
 
     def newest_first(self) -> list[ApiKey]:
         """All keys, expired and revoked ones too."""
@@ -114,7 +110,7 @@ class ApiKeys:
         by.require(_MAKE)
         return await self._core.write(lambda: self._rotate(key_id, grace, by))
 
-    def watch(self) -> tuple[bytes, tuple[ApiKey, ...], Watcher[KeyChange]]:
+    def watch(self) -> tuple[bytes, tuple[ApiKey, ...], Watcher[pb.WatchKeysResponse]]:
         """Return the pepper, every valid key, and a watcher that receives every change after that."""
         self._core.require_open()
         return self._pepper, tuple(self._keys[key_id] for key_id in self._good), self._watchers.subscribe()
@@ -144,18 +140,18 @@ class ApiKeys:
             log.warning("all keys revoked: their pepper is lost", count=len(revoked))
         return tuple(revoked.get(key.id, key) for key in stored.keys), pepper
 
-    async def _create(self, request: KeyRequest, by: str) -> tuple[ApiKey, str]:
+    async def _create(self, request: pb.CreateKeyRequest, scopes: tuple[str, ...], by: str) -> tuple[ApiKey, str]:
         pepper, now = self._require_pepper(), self._core.clock.utc_now()
         await self._make_room(now)
         secret = secrets.token_hex(SECRET_BYTES)
         key = ApiKey(
             id=self._new_id(),
             description=request.description,
-            tenant=request.tenant,
-            scopes=request.scopes,
+            tenant=request.tenant or DEFAULT_TENANT,
+            scopes=scopes,
             digest=key_digest(pepper, secret),
             created_at=now,
-            expires_at=None if request.lifetime is None else now + request.lifetime,
+            expires_at=now + timedelta(seconds=seconds_of(request.lifetime)) if request.HasField("lifetime") else None,
         )
         await self._keep(key)
         log.info("key made", id=key.id, tenant=key.tenant, scopes=list(key.scopes), expires=_iso(key.expires_at), by=by)
@@ -193,7 +189,7 @@ class ApiKeys:
         self._keys[key.id] = key
         self._good.add(key.id)
         self._ring = None
-        self._watchers.publish([KeyChanged(key)])
+        self._watchers.publish([_changed(key)])
 
     async def _make_room(self, now: datetime) -> None:
         limit = self._config.max_keys
@@ -219,7 +215,7 @@ class ApiKeys:
         log.warning("keys were made later than now: the clock was set back", count=len(keys))
         self._keys |= {key.id: key for key in keys}
         self._ring = None
-        self._watchers.publish([KeyChanged(key) for key in keys if key.id in self._good])
+        self._watchers.publish([_changed(key) for key in keys if key.id in self._good])
 
     def _forgettable(self, now: datetime) -> list[ApiKey]:
         longest = timedelta(seconds=self._config.keep_seconds)
@@ -241,7 +237,7 @@ class ApiKeys:
         self._good.difference_update(gone)
         self._ring = None
         if gone:
-            self._watchers.publish([KeyRemoved(key_id) for key_id in gone])
+            self._watchers.publish([pb.WatchKeysResponse(removed=key_id) for key_id in gone])
 
     def _new_id(self) -> str:
         while True:
@@ -259,6 +255,10 @@ def _require_scopes(scopes: Iterable[str], by: Principal) -> None:
     """Refuse a key with scopes that its creator lacks."""
     for access in sorted(parse_scopes(scopes, "scopes") - by.access, key=str):
         by.require(access)
+
+
+def _changed(key: ApiKey) -> pb.WatchKeysResponse:
+    return pb.WatchKeysResponse(changed=verifier_message(key))
 
 
 def _ended(key: ApiKey) -> datetime:

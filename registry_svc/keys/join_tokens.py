@@ -10,10 +10,12 @@ from hashlib import sha256
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import JoinToken
 from registry_svc.mesh.policy.limits import require_room
+from weft.api.registry.v1.join_token_service_pb2 import CreateJoinTokenRequest
 from weft.kernel.clock import seconds_ahead
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import seconds_of
 
 log = get_logger("weft.registry")
 
@@ -33,9 +35,12 @@ class JoinTokens:
     def __init__(self, core: RegistryCore) -> None:
         self._core = core
 
-    async def create(self, description: str, lifetime: timedelta | None) -> tuple[JoinToken, str]:
-        """Create a token; returns it with its full text, which is shown only once. Raises TOO_MANY_RESOURCES."""
-        return await self._core.write(lambda: self._create(description, lifetime))
+    async def create(self, request: CreateJoinTokenRequest) -> tuple[JoinToken, str]:
+        """Create a token by a valid request; returns it with its full text, which is shown only once.
+
+        Raises TOO_MANY_RESOURCES.
+        """
+        return await self._core.write(lambda: self._create(request))
 
     def newest_first(self) -> list[JoinToken]:
         """All tokens, expired ones too."""
@@ -81,7 +86,7 @@ class JoinTokens:
                 found.append(replace(token, created_at=now, expires_at=expires_at))
         return found
 
-    async def _create(self, description: str, lifetime: timedelta | None) -> tuple[JoinToken, str]:
+    async def _create(self, request: CreateJoinTokenRequest) -> tuple[JoinToken, str]:
         now, limit = self._core.clock.utc_now(), self._core.config.max_join_tokens
         if len(self._core.join_tokens) >= limit:
             await self._forget_expired(now)
@@ -89,10 +94,10 @@ class JoinTokens:
         token_id, secret = _new_token_id(), secrets.token_hex(SECRET_BYTES)
         token = JoinToken(
             id=token_id,
-            description=description,
+            description=request.description,
             secret_sha256=_hash(secret),
             created_at=now,
-            expires_at=None if lifetime is None else now + lifetime,
+            expires_at=now + timedelta(seconds=seconds_of(request.lifetime)) if request.HasField("lifetime") else None,
         )
         await self._core.store.save_join_token(token)
         self._core.join_tokens[token_id] = token

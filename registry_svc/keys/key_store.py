@@ -1,4 +1,4 @@
-"""API keys as records, and their store: its port, and its implementation on SQL."""
+"""API keys as records, what is shown of them, and their store: its port, and its implementation on SQL."""
 
 import json
 from collections.abc import Sequence
@@ -12,19 +12,10 @@ from typing_extensions import override
 
 from registry_svc.store.database import Transactions
 from registry_svc.store.schema import api_keys, key_pepper
+from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.clock import seconds_ahead
 from weft.kernel.principal import KeyVerifier, kept_access
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyRequest:
-    """A validated request for a new key."""
-
-    description: str = ""
-    tenant: str
-    scopes: tuple[str, ...]
-    lifetime: timedelta | None = None
-    """None: it never expires."""
+from weft.kernel.timestamps import optional_stamp, stamp_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,21 +92,28 @@ def verifier_of(key: ApiKey) -> KeyVerifier:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class KeyChanged:
-    """A key is new, or different now."""
+def key_message(key: ApiKey) -> pb.Key:
+    """Return a key as it is shown: without its secret and its digest."""
+    return pb.Key(
+        id=key.id,
+        description=key.description,
+        tenant=key.tenant,
+        scopes=key.scopes,
+        create_time=stamp_of(key.created_at),
+        expire_time=optional_stamp(key.expires_at),
+        revoke_time=optional_stamp(key.revoked_at),
+        rotate_time=optional_stamp(key.rotated_at),
+    )
 
-    key: ApiKey
 
-
-@dataclass(frozen=True, slots=True)
-class KeyRemoved:
-    """The key of this id is no longer valid."""
-
-    id: str
-
-
-KeyChange = KeyChanged | KeyRemoved
+def verifier_message(key: ApiKey) -> pb.KeyVerifier:
+    """Return what services of the mesh need to check a key, without its description."""
+    return pb.KeyVerifier(
+        key=pb.Key(id=key.id, tenant=key.tenant, scopes=key.scopes, expire_time=optional_stamp(key.expires_at)),
+        digest=key.digest,
+        previous_digest=key.previous_digest,
+        previous_expire_time=optional_stamp(key.previous_expires_at),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

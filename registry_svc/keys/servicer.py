@@ -1,25 +1,23 @@
-"""API keys."""
+"""gRPC servicers of API keys and join tokens: requests by the rules of their fields, answers to the wire."""
 
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 from typing_extensions import override
 
 from registry_svc.config import KeysConfig
 from registry_svc.keys.api_keys import ApiKeys
 from registry_svc.keys.join_tokens import JoinTokens
-from registry_svc.keys.key_store import ApiKey, KeyChange, KeyChanged, KeyRemoved, KeyRequest
+from registry_svc.keys.key_store import ApiKey, key_message, verifier_message
 from registry_svc.mesh.domain import JoinToken
 from registry_svc.mesh.records import converted
-from registry_svc.wire_values import require_text
 from weft.api.registry.v1 import join_token_service_pb2, join_token_service_pb2_grpc, key_service_pb2_grpc
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.errors import invalid_field
-from weft.kernel.names import DEFAULT_TENANT, MAX_TENANT_CHARS, require_name, require_token
-from weft.kernel.principal import DEFAULT_SCOPES, parse_scopes
+from weft.kernel.field_rules import check_message
+from weft.kernel.principal import parse_scopes
 from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import optional_stamp, stamp_of
@@ -27,42 +25,9 @@ from weft.kernel.timestamps import optional_stamp, stamp_of
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-def key_message(key: ApiKey) -> pb.Key:
-    """A key without its secret."""
-    return pb.Key(
-        id=key.id,
-        description=key.description,
-        tenant=key.tenant,
-        scopes=key.scopes,
-        create_time=stamp_of(key.created_at),
-        expire_time=optional_stamp(key.expires_at),
-        revoke_time=optional_stamp(key.revoked_at),
-        rotate_time=optional_stamp(key.rotated_at),
-    )
-
-
-def verifier_message(key: ApiKey) -> pb.KeyVerifier:
-    """Return what is needed to check a key, without its description."""
-    return pb.KeyVerifier(
-        key=pb.Key(id=key.id, tenant=key.tenant, scopes=key.scopes, expire_time=optional_stamp(key.expires_at)),
-        digest=key.digest,
-        previous_digest=key.previous_digest,
-        previous_expire_time=optional_stamp(key.previous_expires_at),
-    )
-
-
 async def snapshot_message(pepper: bytes, keys: Sequence[ApiKey]) -> pb.WatchKeysResponse:
     """The first response of a watch. A large one takes long; the event loop turns meanwhile."""
     return pb.WatchKeysResponse(snapshot=pb.KeySnapshot(pepper=pepper, keys=await converted(keys, verifier_message)))
-
-
-def change_message(change: KeyChange) -> pb.WatchKeysResponse:
-    """Every later response of a watch."""
-    match change:
-        case KeyChanged(key):
-            return pb.WatchKeysResponse(changed=verifier_message(key))
-        case KeyRemoved(key_id):
-            return pb.WatchKeysResponse(removed=key_id)
 
 
 def token_message(token: JoinToken) -> join_token_service_pb2.JoinToken:
@@ -72,20 +37,6 @@ def token_message(token: JoinToken) -> join_token_service_pb2.JoinToken:
         description=token.description,
         create_time=stamp_of(token.created_at),
         expire_time=optional_stamp(token.expires_at),
-    )
-
-
-MAX_DESCRIPTION_CHARS = 128
-
-
-def to_key_request(request: pb.CreateKeyRequest) -> KeyRequest:
-    """A valid CreateKey."""
-    parse_scopes(request.scopes, "scopes")
-    return KeyRequest(
-        description=require_text(request.description, "description", MAX_DESCRIPTION_CHARS),
-        tenant=require_token(request.tenant or DEFAULT_TENANT, "tenant", MAX_TENANT_CHARS),
-        scopes=tuple(dict.fromkeys(request.scopes)) or DEFAULT_SCOPES,
-        lifetime=to_lifetime(request.lifetime) if request.HasField("lifetime") else None,
     )
 
 
@@ -99,29 +50,6 @@ def to_grace(request: pb.RotateKeyRequest, config: KeysConfig) -> timedelta | No
     return timedelta(seconds=seconds)
 
 
-MAX_TOKEN_DESCRIPTION_CHARS = 128
-
-
-MIN_LIFETIME_SECONDS = 60
-
-
-MAX_LIFETIME_SECONDS = 10 * 366 * 86_400
-
-
-def to_token_request(request: join_token_service_pb2.CreateJoinTokenRequest) -> tuple[str, timedelta | None]:
-    """Description and lifetime of a new token; raises INVALID_ARGUMENT naming the field."""
-    description = require_text(request.description, "description", MAX_TOKEN_DESCRIPTION_CHARS)
-    return description, to_lifetime(request.lifetime) if request.HasField("lifetime") else None
-
-
-def to_lifetime(lifetime: Duration) -> timedelta:
-    """Return the lifetime of a new key or token; raises INVALID_ARGUMENT naming the field."""
-    seconds = lifetime.seconds + lifetime.nanos / 1e9
-    if not MIN_LIFETIME_SECONDS <= seconds <= MAX_LIFETIME_SECONDS:
-        raise invalid_field("lifetime", "must be 1 min to 10 years, or not set")
-    return timedelta(seconds=seconds)
-
-
 class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
     """See KeyService in the contract."""
 
@@ -132,7 +60,9 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
     @override
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Context) -> pb.CreateKeyResponse:
         async with answering(context):
-            key, text = await self._keys.create(to_key_request(request), caller())
+            check_message(request)
+            parse_scopes(request.scopes, "scopes")
+            key, text = await self._keys.create(request, caller())
             return pb.CreateKeyResponse(key=key_message(key), text=text)
 
     @override
@@ -144,14 +74,15 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
     @override
     async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Context) -> pb.RevokeKeyResponse:
         async with answering(context):
-            await self._keys.revoke(require_name(request.id, "id"), caller())
+            check_message(request)
+            await self._keys.revoke(request.id, caller())
             return pb.RevokeKeyResponse()
 
     @override
     async def RotateKey(self, request: pb.RotateKeyRequest, context: Context) -> pb.RotateKeyResponse:
         async with answering(context):
-            grace = to_grace(request, self._config)
-            key, text = await self._keys.rotate(require_name(request.id, "id"), grace, caller())
+            check_message(request)
+            key, text = await self._keys.rotate(request.id, to_grace(request, self._config), caller())
             until = optional_stamp(key.previous_expires_at or key.rotated_at)
             return pb.RotateKeyResponse(key=key_message(key), text=text, old_expire_time=until)
 
@@ -166,7 +97,7 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
             with watcher:
                 await context.write(await snapshot_message(pepper, keys))
                 async for change in watcher:
-                    await context.write(change_message(change))
+                    await context.write(change)
 
 
 class JoinTokenServicer(join_token_service_pb2_grpc.JoinTokenServiceServicer):
@@ -180,7 +111,8 @@ class JoinTokenServicer(join_token_service_pb2_grpc.JoinTokenServiceServicer):
         self, request: join_token_service_pb2.CreateJoinTokenRequest, context: Context
     ) -> join_token_service_pb2.CreateJoinTokenResponse:
         async with answering(context):
-            token, text = await self._tokens.create(*to_token_request(request))
+            check_message(request)
+            token, text = await self._tokens.create(request)
             return join_token_service_pb2.CreateJoinTokenResponse(join_token=token_message(token), token=text)
 
     @override
@@ -197,7 +129,8 @@ class JoinTokenServicer(join_token_service_pb2_grpc.JoinTokenServiceServicer):
         self, request: join_token_service_pb2.RevokeJoinTokenRequest, context: Context
     ) -> join_token_service_pb2.RevokeJoinTokenResponse:
         async with answering(context):
-            await self._tokens.revoke(require_name(request.id, "id"))
+            check_message(request)
+            await self._tokens.revoke(request.id)
             return join_token_service_pb2.RevokeJoinTokenResponse()
 
     @override

@@ -13,7 +13,6 @@ from key_stage import KeyStage, bare_keys, registry_with_keys
 from registry_harness import refused, running_registry
 
 from registry_svc.config import KeysConfig
-from registry_svc.keys.key_store import KeyRequest
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1 import key_service_pb2_grpc
 from weft.kernel.errors import FieldError, WeftError
@@ -211,22 +210,22 @@ async def test_what_is_no_id_is_refused(stage: KeyStage, key_id: str) -> None:
 async def test_nobody_makes_or_rotates_a_key_that_may_do_more_than_they_may(tmp_path: Path) -> None:
     clerk = Principal(name="key:clerk", access=parse_scopes(["keys:*", "models:view"], "scopes"))
     async with bare_keys(tmp_path) as (keys, _):
-        admin, _ = await keys.create(KeyRequest(tenant="default", scopes=("*:*",)), LOCAL)
-        made, _ = await keys.create(KeyRequest(tenant="default", scopes=("models:view",)), clerk)
+        admin, _ = await keys.create(pb.CreateKeyRequest(tenant="default", scopes=["*:*"]), LOCAL)
+        made, _ = await keys.create(pb.CreateKeyRequest(tenant="default", scopes=["models:view"]), clerk)
         assert (await keys.rotate(made.id, None, clerk))[0].rotated_at
         with denied("inference:create"):
-            await keys.create(KeyRequest(tenant="default", scopes=DEFAULT_SCOPES), clerk)
+            await keys.create(pb.CreateKeyRequest(tenant="default", scopes=DEFAULT_SCOPES), clerk)
         with denied("inference:create"):
             await keys.rotate(admin.id, None, clerk)
         with denied("mesh:create"):
-            await keys.create(KeyRequest(tenant="default", scopes=("mesh:create",)), admin_of(admin.scopes))
+            await keys.create(pb.CreateKeyRequest(tenant="default", scopes=["mesh:create"]), admin_of(admin.scopes))
         assert [key.rotated_at is None for key in keys.newest_first() if key.id == admin.id] == [True]
 
 
 async def test_who_may_change_keys_and_make_none_gets_none_by_a_rotation(tmp_path: Path) -> None:
     editor = Principal(name="key:editor", tenant="ann", access=parse_scopes(["keys:edit", "models:view"], "scopes"))
     async with bare_keys(tmp_path) as (keys, _):
-        of_bob, _ = await keys.create(KeyRequest(tenant="bob", scopes=("models:view",)), LOCAL)
+        of_bob, _ = await keys.create(pb.CreateKeyRequest(tenant="bob", scopes=["models:view"]), LOCAL)
         with denied("keys:create"):
             await keys.rotate(of_bob.id, None, editor)
         assert [key.rotated_at for key in keys.newest_first()] == [None]

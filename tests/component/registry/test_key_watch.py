@@ -13,8 +13,7 @@ from registry_harness import READ_LIMIT_SECONDS
 from sqlalchemy import text
 
 from registry_svc.config import KeysConfig
-from registry_svc.keys.key_store import ApiKey, KeyRemoved, KeyRequest
-from registry_svc.keys.servicer import verifier_message
+from registry_svc.keys.key_store import ApiKey, verifier_message
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.dispatch.key_ring import KeyRingWatcher
 from weft.kernel.errors import WeftError
@@ -83,7 +82,7 @@ async def test_an_expired_key_leaves_the_watch_with_the_next_sweep(stage: KeySta
 
 
 async def test_a_watcher_that_reads_too_slowly_is_ended_with_watch_lagged(tmp_path: Path) -> None:
-    wish = KeyRequest(tenant="default", scopes=("models:view",))
+    wish = pb.CreateKeyRequest(tenant="default", scopes=["models:view"])
     async with bare_keys(tmp_path, watch_buffer_responses=2) as (keys, _):
         _, known, watcher = keys.watch()
         assert known == ()
@@ -120,7 +119,7 @@ async def test_the_registry_itself_knows_every_change_at_once(stage: KeyStage) -
 
 
 async def test_what_could_not_be_kept_is_neither_known_nor_told(tmp_path: Path) -> None:
-    wish = KeyRequest(tenant="default", scopes=("models:view",))
+    wish = pb.CreateKeyRequest(tenant="default", scopes=["models:view"])
     async with bare_keys(tmp_path) as (keys, database):
         kept, _ = await keys.create(wish, LOCAL)
         async with database.transaction() as connection:
@@ -135,7 +134,7 @@ async def test_what_could_not_be_kept_is_neither_known_nor_told(tmp_path: Path) 
             async with database.transaction() as connection:
                 await connection.execute(text("ALTER TABLE hidden RENAME TO api_keys"))
             await keys.revoke(kept.id, LOCAL)
-            assert await anext(watcher) == KeyRemoved(kept.id), "the first that was told"
+            assert await anext(watcher) == pb.WatchKeysResponse(removed=kept.id), "the first that was told"
 
 
 async def test_nobody_is_known_before_the_first_snapshot(tmp_path: Path) -> None:

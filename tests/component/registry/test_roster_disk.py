@@ -10,6 +10,7 @@ from roster_harness import BareRegistry
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import Kind, Outcome
 from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, Declaration, ModelDeclaration
+from weft.api.registry.v1.join_token_service_pb2 import CreateJoinTokenRequest
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
 from weft.api.registry.v1.runner_pb2 import Capability, Runner
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
@@ -232,7 +233,7 @@ async def test_nothing_of_a_batch_is_told_before_all_of_it_is_on_disk(
 
 async def test_what_a_dead_disk_refuses_is_half_applied_nowhere(registry: BareRegistry, store: GatedStore) -> None:
     await registry.roster.open_session(OPENING)
-    token, _ = await registry.tokens.create("", None)
+    token, _ = await registry.tokens.create(CreateJoinTokenRequest())
     before = await registry.catalogue.watch()[0].message(with_keys=True)
     stored, events = await store.load(), registry.catalogue.events(None, "", 9)
     store.failing = True
@@ -241,7 +242,7 @@ async def test_what_a_dead_disk_refuses_is_half_applied_nowhere(registry: BareRe
         registry.declarations.apply(batch),
         registry.declarations.delete(Kind.MODEL, "m1"),
         registry.declarations.delete(Kind.RUNNER, "r1"),
-        registry.tokens.create("", None),
+        registry.tokens.create(CreateJoinTokenRequest()),
         registry.tokens.revoke(token.id),
     ):
         with pytest.raises(WeftError) as failure:

@@ -87,7 +87,7 @@ class CreateKeyRequest(google.protobuf.message.Message):
     """The tenant that its requests are of. Empty: "default"."""
     @property
     def scopes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """What it may do. Empty: "inference:create", "inference:edit" and "models:view"."""
+        """What it may do, at most 32. Empty: "inference:create", "inference:edit" and "models:view"."""
 
     @property
     def lifetime(self) -> google.protobuf.duration_pb2.Duration:
