@@ -5,6 +5,7 @@ from typing import Protocol
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import EventDraft, EventReason, Kind, Outcome
 from registry_svc.mesh.overlay import says_the_same
@@ -139,9 +140,9 @@ class Declarations:
 
     def _plan_model(self, plan: _Plan, given: ModelDeclaration) -> tuple[Outcome, Declaration | None]:
         mesh, manifest = self._core.mesh, given.manifest
-        require_free([mesh.claim(Kind.MODEL, manifest.name)])
+        require_free([claim_to(mesh, Kind.MODEL, manifest.name)])
         if manifest.pool_name:
-            require_free([mesh.claim(Kind.POOL, manifest.pool_name)])
+            require_free([claim_to(mesh, Kind.POOL, manifest.pool_name)])
         view, declared = mesh.model(manifest.name), mesh.declared_model(manifest.name)
         publication, publisher = mesh.published_model(manifest.name) or (None, None)
         outcome = decide_outcome(
@@ -170,7 +171,7 @@ class Declarations:
 
     def _plan_agent(self, plan: _Plan, given: agent_pb2.AgentManifest) -> tuple[Outcome, Declaration | None]:
         mesh, name = self._core.mesh, given.name
-        require_free([mesh.claim(Kind.AGENT, name, besides=frozenset(plan.arriving))])
+        require_free([claim_to(mesh, Kind.AGENT, name, besides=frozenset(plan.arriving))])
         require_target(mesh.target(given), arriving=plan.arriving, leaving=())
         view, declared = mesh.agent(name), mesh.declared_agent(name)
         publication, publisher = mesh.published_agent(name) or (None, None)
@@ -190,7 +191,7 @@ class Declarations:
 
     def _plan_route(self, plan: _Plan, given: route_pb2.RouteManifest) -> tuple[Outcome, Declaration | None]:
         mesh, name = self._core.mesh, given.name
-        require_free([mesh.claim(Kind.ROUTE, name, besides=frozenset(plan.arriving))])
+        require_free([claim_to(mesh, Kind.ROUTE, name, besides=frozenset(plan.arriving))])
         require_candidates(name, mesh.routes.candidates(given), arriving=plan.arriving)
         earlier = mesh.routes.get(name)
         # No runner publishes routes. The order of a ladder is what it is about.
@@ -302,8 +303,8 @@ class Declarations:
     def _loaded(self, kind: Kind, name: str) -> tuple[str, list[str]]:
         """Return the live runner whose engines would become unowned, and its loaded models."""
         mesh, state = self._core.mesh, None
-        if kind is Kind.MODEL and (published := mesh.published_model(name)) is not None:
-            state = published[1]
+        if kind is Kind.MODEL:
+            state = mesh.publisher_of(name)
         elif kind is Kind.RUNNER:
             state = mesh.of_runner(name)
         if state is None or not state.pulse.active:

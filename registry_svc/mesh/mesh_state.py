@@ -10,7 +10,6 @@ from registry_svc.mesh.domain import Kind
 from registry_svc.mesh.indexes import ManifestSizes, PoolIndex, RouteIndex, TargetIndex
 from registry_svc.mesh.overlay import may_serve, public_agent, public_model, virtual_agent, virtual_model
 from registry_svc.mesh.policy.declarations import Target
-from registry_svc.mesh.policy.namespace import Claim, Owner
 from registry_svc.mesh.session_state import SessionState
 from weft.api.registry.v1 import agent_pb2, model_pb2, pool_pb2, route_pb2, runner_pb2
 from weft.api.registry.v1.registry_service_pb2 import Change
@@ -79,6 +78,10 @@ class ResourceIndex:
         state = self._by_model.get(name)
         return None if state is None else (state.publications[name].message(), state)
 
+    def publisher_of(self, model: str) -> SessionState | None:
+        """Return the session that publishes a model, whether or not a declaration covers it."""
+        return self._by_model.get(model)
+
     def published_agent(self, name: str) -> tuple[agent_pb2.Agent, SessionState] | None:
         """Return the publication of an agent, whether or not a declaration covers it."""
         state = self._by_agent.get(name)
@@ -142,39 +145,6 @@ class ResourceIndex:
             model_known=self.pools.pool_of(name) is not None,
             pool_members=self.pools.members(name) if is_pool else (),
         )
-
-    def claim(self, kind: Kind, name: str, *, besides: frozenset[str] = frozenset()) -> Claim:
-        """Return a claim to a name, with its present owners; models in `besides` do not keep a pool's name."""
-        owners: list[Owner] = []
-        if name in self._by_runner:
-            owners.append(_owner(Kind.RUNNER, name, self._by_runner[name]))
-        if kind is not Kind.POOL and (name in self._declared_models or name in self._by_model):
-            owners += self._model_owners(name)
-        if name in self._declared_agents:
-            owners.append(Owner(kind=Kind.AGENT, name=name))
-        if name in self._by_agent:
-            owners.append(_owner(Kind.AGENT, name, self._by_agent[name]))
-        if name in self.routes:
-            owners.append(Owner(kind=Kind.ROUTE, name=name))
-        if kind in {Kind.AGENT, Kind.RUNNER, Kind.ROUTE}:
-            owners += self._pool_owners(name, besides)
-        return Claim(kind=kind, name=name, owners=tuple(owners))
-
-    def _model_owners(self, name: str) -> Iterator[Owner]:
-        declared, state = self._declared_models.get(name), self._by_model.get(name)
-        if declared is not None:
-            yield Owner(kind=Kind.MODEL, name=name, runner=declared.declared_runner)
-        if state is not None:
-            yield _owner(Kind.MODEL, name, state, live=may_serve(declared, state.profile.name))
-
-    def _pool_owners(self, name: str, besides: frozenset[str]) -> Iterator[Owner]:
-        for model in self.pools.naming(name):
-            if model in besides:
-                continue
-            if model in self._declared_models:
-                yield Owner(kind=Kind.POOL, name=name)
-            else:
-                yield _owner(Kind.POOL, name, self._by_model[model])
 
     def _withdraw(self, models: Iterable[str], agents: Iterable[str]) -> None:
         for name in models:
@@ -378,13 +348,3 @@ def _with_their_models(members: Sequence[SessionState], models: dict[str, model_
         own = [name for name in state.publications if name in rest] if rest else []
         yield from (Change(model=rest.pop(name)) for name in own)
     yield from (Change(model=model) for model in rest.values())
-
-
-def _owner(kind: Kind, name: str, state: SessionState, *, live: bool = True) -> Owner:
-    return Owner(
-        kind=kind,
-        name=name,
-        session_id=state.session.id,
-        runner=state.profile.name,
-        live=live and state.pulse.active,
-    )

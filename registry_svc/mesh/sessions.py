@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from datetime import datetime
 
+from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import EventDraft, EventReason, Kind, Session, Standing
 from registry_svc.mesh.policy.declarations import require_target
@@ -116,10 +117,10 @@ class SessionManager:
         # The pool of a model that is declared too is the declared one.
         pools = {each.pool_name for each in opening.models if each.pool_name and not mesh.declared_model(each.name)}
         return [
-            mesh.claim(Kind.RUNNER, opening.runner.name),
-            *(mesh.claim(Kind.MODEL, each.name) for each in opening.models),
-            *(mesh.claim(Kind.AGENT, each.name) for each in opening.agents),
-            *(mesh.claim(Kind.POOL, name) for name in sorted(pools)),
+            claim_to(mesh, Kind.RUNNER, opening.runner.name),
+            *(claim_to(mesh, Kind.MODEL, each.name) for each in opening.models),
+            *(claim_to(mesh, Kind.AGENT, each.name) for each in opening.agents),
+            *(claim_to(mesh, Kind.POOL, name) for name in sorted(pools)),
         ]
 
     def _leaving(self, decision: Admitted) -> list[SessionState]:
@@ -150,7 +151,7 @@ class SessionManager:
     def _opening_events(self, state: SessionState, leaving: list[SessionState]) -> list[EventDraft]:
         mesh, name = self._core.mesh, state.profile.name
         rows = list(state.rows())
-        earlier = {(Kind.MODEL, each) for each in state.publications if mesh.published_model(each)}
+        earlier = {(Kind.MODEL, each) for each in state.publications if mesh.publisher_of(each)}
         earlier |= {(Kind.AGENT, each) for each in state.agents if mesh.published_agent(each)}
         earlier |= {(Kind.RUNNER, name)} if mesh.of_runner(name) else set()
         gone = [row for each in leaving for row in each.rows() if row not in rows]

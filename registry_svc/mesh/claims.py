@@ -1,0 +1,57 @@
+"""Claims to names: who owns a name in the mesh as it is now. `policy/namespace` decides on them."""
+
+from collections.abc import Iterator
+
+from registry_svc.mesh.domain import Kind
+from registry_svc.mesh.mesh_state import ResourceIndex
+from registry_svc.mesh.overlay import may_serve
+from registry_svc.mesh.policy.namespace import Claim, Owner
+from registry_svc.mesh.session_state import SessionState
+
+
+def claim_to(mesh: ResourceIndex, kind: Kind, name: str, *, besides: frozenset[str] = frozenset()) -> Claim:
+    """Return a claim to a name, with its present owners; models in `besides` do not keep a pool's name."""
+    owners: list[Owner] = []
+    runner, agent = mesh.of_runner(name), mesh.published_agent(name)
+    if runner is not None:
+        owners.append(_owner(Kind.RUNNER, name, runner))
+    if kind is not Kind.POOL:
+        owners += _model_owners(mesh, name)
+    if mesh.declared_agent(name) is not None:
+        owners.append(Owner(kind=Kind.AGENT, name=name))
+    if agent is not None:
+        owners.append(_owner(Kind.AGENT, name, agent[1]))
+    if name in mesh.routes:
+        owners.append(Owner(kind=Kind.ROUTE, name=name))
+    if kind in {Kind.AGENT, Kind.RUNNER, Kind.ROUTE}:
+        owners += _pool_owners(mesh, name, besides)
+    return Claim(kind=kind, name=name, owners=tuple(owners))
+
+
+def _model_owners(mesh: ResourceIndex, name: str) -> Iterator[Owner]:
+    declared, state = mesh.declared_model(name), mesh.publisher_of(name)
+    if declared is not None:
+        yield Owner(kind=Kind.MODEL, name=name, runner=declared.declared_runner)
+    if state is not None:
+        yield _owner(Kind.MODEL, name, state, live=may_serve(declared, state.profile.name))
+
+
+def _pool_owners(mesh: ResourceIndex, name: str, besides: frozenset[str]) -> Iterator[Owner]:
+    for model in mesh.pools.naming(name):
+        if model in besides:
+            continue
+        state = mesh.publisher_of(model)
+        if state is None or mesh.is_declared(Kind.MODEL, model):
+            yield Owner(kind=Kind.POOL, name=name)
+        else:
+            yield _owner(Kind.POOL, name, state)
+
+
+def _owner(kind: Kind, name: str, state: SessionState, *, live: bool = True) -> Owner:
+    return Owner(
+        kind=kind,
+        name=name,
+        session_id=state.session.id,
+        runner=state.profile.name,
+        live=live and state.pulse.active,
+    )
