@@ -12,7 +12,7 @@ from weft.client.operations import connect_operations
 from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note, reporting
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note
 from weft_app.cli.output import Column, Listing, say
 
 MAX_SHOWN = 100_000
@@ -47,16 +47,15 @@ def list_entries(
 
     Example: weft audit list --after 100 -o json
     """
-    with reporting():
-        found: list[pb.AuditEntry] = []
-        with connect_operations(home=home) as operations:
-            head = operations.audit_head()
-            for entry in operations.audit(after):
-                if len(found) == limit:
-                    note(f"there are more: --after {found[-1].sequence}")
-                    break
-                found.append(entry)
-        _ENTRIES.print(found, output, lambda: document_of(pb.ListAuditEntriesResponse(entries=found, head=head)))
+    found: list[pb.AuditEntry] = []
+    with connect_operations(home=home) as operations:
+        head = operations.audit_head()
+        for entry in operations.audit(after):
+            if len(found) == limit:
+                note(f"there are more: --after {found[-1].sequence}")
+                break
+            found.append(entry)
+    _ENTRIES.print(found, output, lambda: document_of(pb.ListAuditEntriesResponse(entries=found, head=head)))
 
 
 @app.command("head")
@@ -65,7 +64,7 @@ def show_head(home: HomeOption = DEFAULT_HOME) -> None:
 
     Example: weft audit head > /mnt/elsewhere/weft-audit-head
     """
-    with reporting(), connect_operations(home=home) as operations:
+    with connect_operations(home=home) as operations:
         head = operations.audit_head()
         say(f"{head.sequence}:{head.hash}\n")
 
@@ -82,13 +81,12 @@ def verify(
 
     Example: weft audit verify --head-file /mnt/elsewhere/weft-audit-head
     """
-    with reporting():
-        known = _head(_kept(head, head_file))
-        with connect_operations(home=home) as operations:
-            count, fault = check_log(operations.audit(), known)
-        if fault is not None:
-            raise WeftError(Reason.INTERNAL, f"the audit log is not intact: {fault}")
-        say(f"{count} entries, intact{'' if known is None else f', and reaching entry {known[0]}'}\n")
+    known = _head(_kept(head, head_file))
+    with connect_operations(home=home) as operations:
+        count, fault = check_log(operations.audit(), known)
+    if fault is not None:
+        raise WeftError(Reason.INTERNAL, f"the audit log is not intact: {fault}")
+    say(f"{count} entries, intact{'' if known is None else f', and reaching entry {known[0]}'}\n")
 
 
 def _kept(head: str | None, head_file: Path | None) -> str | None:

@@ -17,7 +17,7 @@ from weft.client.batches import Batches, Document, connect_batches
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_request_id, require_token
 from weft.kernel.reasons import Reason
-from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, note, reporting
+from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, note
 from weft_app.cli.output import Column, Listing, safe_text, say
 from weft_app.cli.progress import ProgressStyle, shown_progress
 from weft_app.cli.templates import age
@@ -109,11 +109,10 @@ def submit(
             say(f"{made['id']}\n")
         return await _followed(batches, made) if watch and made["status"] not in _OVER else made
 
-    with reporting():
-        batch = _run(work, home)
-        if output is not NamedFormat.NAME:
-            _print(batch, output)
-        _end(batch, watched=watch)
+    batch = _run(work, home)
+    if output is not NamedFormat.NAME:
+        _print(batch, output)
+    _end(batch, watched=watch)
 
 
 @app.command("list")
@@ -126,8 +125,7 @@ def list_batches(
 
     Example: weft batch list
     """
-    with reporting():
-        _BATCHES.print(_run(lambda batches: batches.newest(limit), home), output)
+    _BATCHES.print(_run(lambda batches: batches.newest(limit), home), output)
 
 
 @app.command("get")
@@ -147,10 +145,9 @@ def get(
         batch = await batches.get(_id(batch_id))
         return await _followed(batches, batch) if watch and batch["status"] not in _OVER else batch
 
-    with reporting():
-        batch = _run(work, home)
-        _print(batch, output)
-        _end(batch, watched=watch)
+    batch = _run(work, home)
+    _print(batch, output)
+    _end(batch, watched=watch)
 
 
 @app.command("cancel")
@@ -159,9 +156,8 @@ def cancel(batch_id: IdArgument, home: HomeOption = DEFAULT_HOME) -> None:
 
     Example: weft batch cancel batch-5f0c0d2b7a9e4c31d6a8b2f4
     """
-    with reporting():
-        batch = _run(lambda batches: batches.cancel(_id(batch_id)), home)
-        say(f"{batch['id']}: {batch['status']}, {_done_words(batch)} answered\n")
+    batch = _run(lambda batches: batches.cancel(_id(batch_id)), home)
+    say(f"{batch['id']}: {batch['status']}, {_done_words(batch)} answered\n")
 
 
 @app.command("results")
@@ -195,8 +191,7 @@ def results(
             return
         await _write(batches.content(file_id), to)
 
-    with reporting():
-        _run(work, home)
+    _run(work, home)
 
 
 async def _write(content: AsyncIterator[bytes], to: Path | None) -> None:

@@ -27,7 +27,7 @@ from weft.kernel.json_objects import plain_object
 from weft.kernel.names import close_names, require_name
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_chat_target
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, reporting
+from weft_app.cli.options import DEFAULT_HOME, HomeOption
 from weft_app.cli.output import safe_text
 
 MAX_SHOWN_CHARS = 160
@@ -151,20 +151,19 @@ def chat(
     if allow_remote:
         options["allow_remote"] = True
     history: list[Message] = [{"role": "system", "content": system}] if system else []
-    with reporting():
-        once = _only_message(message)
-        if in_background:
-            submit(name, once, history, options, home, wait_for_model=wait_for_model)
+    once = _only_message(message)
+    if in_background:
+        submit(name, once, history, options, home, wait_for_model=wait_for_model)
+        return
+    with connect(home=home) as mesh:
+        asked, header = resolve(name, home)
+        sys.stderr.write(header)
+        conversation = Conversation(mesh, asked, history, options, timeout)
+        if once is not None:
+            conversation.say(once)
             return
-        with connect(home=home) as mesh:
-            asked, header = resolve(name, home)
-            sys.stderr.write(header)
-            conversation = Conversation(mesh, asked, history, options, timeout)
-            if once is not None:
-                conversation.say(once)
-                return
-            with prompt_history(home):
-                converse(conversation)
+        with prompt_history(home):
+            converse(conversation)
 
 
 def submit(

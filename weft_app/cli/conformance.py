@@ -12,7 +12,7 @@ import typer
 
 from weft.client._channel import mesh_address, security_from
 from weft.kernel.errors import invalid_field
-from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, OutputFormat, OutputOption, note, reporting
+from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, OutputFormat, OutputOption, note
 from weft_app.cli.output import Column, Listing, say
 from weft_testing.conformance.runner_requests import Check, Finding, Verdict
 from weft_testing.conformance.runner_suite import CHECKS, examine
@@ -44,16 +44,15 @@ def conformance(
 
     Example: weft conformance gaming-pc --keep-loaded
     """
-    with reporting():
-        checks = _chosen(only or [], keep_loaded)
-        findings = asyncio.run(_findings(home, runner, model, checks, output))
-        if output is not OutputFormat.TABLE:
-            _FINDINGS.print(findings, output)
-        broken = sum(finding.verdict is Verdict.BROKEN for finding in findings)
-        honoured = sum(finding.verdict is Verdict.HONOURED for finding in findings)
-        note(f"{honoured} honoured, {broken} broken, {len(findings) - honoured - broken} not checked")
-        if broken:
-            raise typer.Exit(EXIT_FAILED)
+    checks = _chosen(only or [], keep_loaded)
+    findings = asyncio.run(_findings(home, runner, model, checks, output))
+    if output is not OutputFormat.TABLE:
+        _FINDINGS.print(findings, output)
+    broken = sum(finding.verdict is Verdict.BROKEN for finding in findings)
+    honoured = sum(finding.verdict is Verdict.HONOURED for finding in findings)
+    note(f"{honoured} honoured, {broken} broken, {len(findings) - honoured - broken} not checked")
+    if broken:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _chosen(names: list[str], keep_loaded: bool) -> tuple[Check, ...]:

@@ -59,12 +59,11 @@ def apply(
 
     Example: weft get agents -o yaml | weft apply -f -
     """
-    with reporting():
-        if output not in ("table", "json", "name"):
-            raise invalid_field("--output", "must be table, json or name")
-        documents = read_files(files)
-        applied = submit(documents, home, dry_run=dry_run, adopt=adopt)
-        say(_render(applied, output, dry_run=dry_run))
+    if output not in ("table", "json", "name"):
+        raise invalid_field("--output", "must be table, json or name")
+    documents = read_files(files)
+    applied = submit(documents, home, dry_run=dry_run, adopt=adopt)
+    say(_render(applied, output, dry_run=dry_run))
 
 
 def diff(files: FilesOption, adopt: AdoptOption = False, home: HomeOption = DEFAULT_HOME) -> None:
@@ -202,16 +201,15 @@ def delete(
 
     Example: weft delete agent reviewer
     """
-    with reporting():
-        if resources and not files and is_about_tasks(resources):
-            delete_tasks(resources, home, ignore_not_found=ignore_not_found)
-            return
-        targets = _targets(resources or [], files or [])
-        with connect_registry(home=home) as registry:
-            failures = [_delete(registry, target, ignore_not_found, force=force) for target in targets]
-        codes = [code for code in failures if code]
-        if codes:
-            raise typer.Exit(codes[0])
+    if resources and not files and is_about_tasks(resources):
+        delete_tasks(resources, home, ignore_not_found=ignore_not_found)
+        return
+    targets = _targets(resources or [], files or [])
+    with connect_registry(home=home) as registry:
+        failures = [_delete(registry, target, ignore_not_found, force=force) for target in targets]
+    codes = [code for code in failures if code]
+    if codes:
+        raise typer.Exit(codes[0])
 
 
 def _targets(words: list[str], files: list[Path]) -> list[Target]:

@@ -16,7 +16,6 @@ import uvloop
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import configure_logging
-from weft_app.cli.options import reporting
 from weft_app.cli.output import say
 from weft_app.cli.stages import StageDisplay
 from weft_app.compose.environment import with_rates
@@ -37,7 +36,7 @@ def demo(
 
     Example: weft demo --prompt "Say hello"
     """
-    with reporting(), tempfile.TemporaryDirectory(prefix="weft-demo-") as folder:
+    with tempfile.TemporaryDirectory(prefix="weft-demo-") as folder:
         home = WeftHome(Path(folder))
         home.create()
         config = load_config(None, {"port": 0}, partial(with_rates, environment=os.environ))

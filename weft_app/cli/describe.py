@@ -18,7 +18,7 @@ from weft.documents.resources import (
 from weft.kernel.errors import WeftError
 from weft_app.cli.description import Facts, Rung, description, facts_document
 from weft_app.cli.get import ResourcesArgument
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, reporting
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat
 from weft_app.cli.output import print_document, say
 from weft_app.cli.targets import Target, find, one_target
 from weft_app.cli.tasks import describe_task, is_about_tasks
@@ -41,17 +41,16 @@ def describe(
 
     Example: weft describe model qwen
     """
-    with reporting():
-        if is_about_tasks(resources):
-            describe_task(resources, output, home)
-            return
-        target = one_target(resources)
-        with connect_registry(home=home) as registry:
-            facts = gather(registry, target)
-        if output is OutputFormat.TABLE:
-            say(description(facts))
-        else:
-            print_document(facts_document(facts), output)
+    if is_about_tasks(resources):
+        describe_task(resources, output, home)
+        return
+    target = one_target(resources)
+    with connect_registry(home=home) as registry:
+        facts = gather(registry, target)
+    if output is OutputFormat.TABLE:
+        say(description(facts))
+    else:
+        print_document(facts_document(facts), output)
 
 
 def gather(registry: Registry, target: Target) -> Facts:

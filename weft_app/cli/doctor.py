@@ -41,7 +41,6 @@ from weft_app.cli.options import (
     HomeOption,
     OutputFormat,
     OutputOption,
-    reporting,
 )
 from weft_app.cli.output import Column, Listing
 from weft_app.compose.demo import configured_runners
@@ -95,12 +94,11 @@ def doctor(
 
     Example: weft doctor -o json
     """
-    with reporting():
-        folder = WeftHome(home.expanduser().absolute())
-        findings = list(examine(folder, config, port))
-        _FINDINGS.print(findings, output)
-        if any(finding.verdict is Verdict.FAILED for finding in findings):
-            raise typer.Exit(EXIT_FAILED)
+    folder = WeftHome(home.expanduser().absolute())
+    findings = list(examine(folder, config, port))
+    _FINDINGS.print(findings, output)
+    if any(finding.verdict is Verdict.FAILED for finding in findings):
+        raise typer.Exit(EXIT_FAILED)
 
 
 def examine(home: WeftHome, config_path: Path | None, port: int | None) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS, FileModelSettin
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
-from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption, reporting
+from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, print_document, print_table
 from weft_app.compose.demo import DEMO_MODEL, demo_runner
 from weft_app.compose.home import WeftHome
@@ -78,23 +78,22 @@ def estimate(
 
     Example: weft estimate ~/models/qwen-7b-q4_k_m.gguf --ctx 8192 --slots 2
     """
-    with reporting():
-        if cache_type and cache_type not in CACHE_TYPE_BYTES:
-            raise invalid_field("--cache-type", f"must be one of: {', '.join(CACHE_TYPE_BYTES)}")
-        subject = _subject(target, config)
-        settings = _settings(subject, ctx, slots, cache_type)
-        facts = ModelFacts() if subject.files is None else loaded_facts(subject.files)
-        found = _estimate(subject, facts, settings, home)
-        if found is None:
-            raise WeftError(
-                Reason.NOT_FOUND,
-                f"there is no file and no configured model {target}, and the name does not say how large it is",
-            )
-        document = _document(subject, facts, settings, found)
-        if output is OutputFormat.TABLE:
-            _print(document)
-        else:
-            print_document(document, output)
+    if cache_type and cache_type not in CACHE_TYPE_BYTES:
+        raise invalid_field("--cache-type", f"must be one of: {', '.join(CACHE_TYPE_BYTES)}")
+    subject = _subject(target, config)
+    settings = _settings(subject, ctx, slots, cache_type)
+    facts = ModelFacts() if subject.files is None else loaded_facts(subject.files)
+    found = _estimate(subject, facts, settings, home)
+    if found is None:
+        raise WeftError(
+            Reason.NOT_FOUND,
+            f"there is no file and no configured model {target}, and the name does not say how large it is",
+        )
+    document = _document(subject, facts, settings, found)
+    if output is OutputFormat.TABLE:
+        _print(document)
+    else:
+        print_document(document, output)
 
 
 def _subject(target: str, config: Path | None) -> _Subject:

@@ -9,7 +9,7 @@ import typer
 from weft.api.router.v1.request_pb2 import DecisionRecord, RequestRecord
 from weft.client.requests import connect_requests
 from weft.documents.codec import document_of, moment_of, word_of
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, reporting
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat
 from weft_app.cli.output import INDENT, Column, TextTable, page, print_document, safe_text, say
 from weft_app.cli.templates import filled
 
@@ -68,13 +68,12 @@ def explain(
 
     Example: weft explain req-5f0c1a
     """
-    with reporting():
-        with connect_requests(home=home) as requests:
-            found = requests.get(request_id)
-        if output is OutputFormat.TABLE:
-            say(explanation(found))
-        else:
-            print_document(document_of(found), output)
+    with connect_requests(home=home) as requests:
+        found = requests.get(request_id)
+    if output is OutputFormat.TABLE:
+        say(explanation(found))
+    else:
+        print_document(document_of(found), output)
 
 
 def explanation(request: RequestRecord) -> str:

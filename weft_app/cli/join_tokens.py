@@ -10,9 +10,9 @@ from google.protobuf.json_format import MessageToDict
 from weft.api.registry.v1 import join_token_service_pb2 as pb
 from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceStub
 from weft.kernel.errors import invalid_field
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, Listing, print_document, safe_text, say
-from weft_app.cli.registry_calls import CALL_TIMEOUT_SECONDS, registry_stub
+from weft_app.cli.registry_calls import call_registry
 
 _LIFETIME = re.compile(r"([1-9][0-9]{0,7})([smhd])")
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -43,18 +43,16 @@ def create(
 
     Example: weft runner token create --description "Ann's laptop" --expires 30d
     """
-    with reporting():
-        request = pb.CreateJoinTokenRequest(description=description)
-        if expires is not None:
-            request.lifetime.FromSeconds(lifetime_seconds(expires, "--expires"))
-        with registry_stub(home, JoinTokenServiceStub) as stub:
-            created = stub.CreateJoinToken(request, timeout=CALL_TIMEOUT_SECONDS)
-        command, hint = _join_command(home, created.token)
-        if output is not OutputFormat.TABLE:
-            document = {"kind": "JoinToken", **MessageToDict(created.join_token), "token": created.token}
-            print_document({**document, "joinCommand": command}, output)
-            return
-        say(f"token  {created.token}\n\njoin with:\n\n  {command}\n\n{hint}It is not shown again.\n")
+    request = pb.CreateJoinTokenRequest(description=description)
+    if expires is not None:
+        request.lifetime.FromSeconds(lifetime_seconds(expires, "--expires"))
+    created = call_registry(home, JoinTokenServiceStub, "CreateJoinToken", request)
+    command, hint = _join_command(home, created.token)
+    if output is not OutputFormat.TABLE:
+        document = {"kind": "JoinToken", **MessageToDict(created.join_token), "token": created.token}
+        print_document({**document, "joinCommand": command}, output)
+        return
+    say(f"token  {created.token}\n\njoin with:\n\n  {command}\n\n{hint}It is not shown again.\n")
 
 
 @app.command("list")
@@ -63,10 +61,8 @@ def list_tokens(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFo
 
     Example: weft runner token list -o json
     """
-    with reporting():
-        with registry_stub(home, JoinTokenServiceStub) as stub:
-            found = stub.ListJoinTokens(pb.ListJoinTokensRequest(), timeout=CALL_TIMEOUT_SECONDS)
-        _TOKENS.print([MessageToDict(token) for token in found.join_tokens], output)
+    found = call_registry(home, JoinTokenServiceStub, "ListJoinTokens", pb.ListJoinTokensRequest())
+    _TOKENS.print([MessageToDict(token) for token in found.join_tokens], output)
 
 
 @app.command("revoke")
@@ -78,10 +74,8 @@ def revoke(
 
     Example: weft runner token revoke 3k9x0a7bq2mz
     """
-    with reporting():
-        with registry_stub(home, JoinTokenServiceStub) as stub:
-            stub.RevokeJoinToken(pb.RevokeJoinTokenRequest(id=token_id), timeout=CALL_TIMEOUT_SECONDS)
-        say(f"token {safe_text(token_id)} revoked\n")
+    call_registry(home, JoinTokenServiceStub, "RevokeJoinToken", pb.RevokeJoinTokenRequest(id=token_id))
+    say(f"token {safe_text(token_id)} revoked\n")
 
 
 def _join_command(home: Path, token: str) -> tuple[str, str]:

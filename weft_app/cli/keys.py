@@ -15,9 +15,9 @@ from weft.documents.computed import key_state
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import DEFAULT_SCOPES, Resource
 from weft_app.cli.join_tokens import lifetime_seconds
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, naming_fields, reporting
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, naming_fields
 from weft_app.cli.output import Column, Listing, print_document, say
-from weft_app.cli.registry_calls import CALL_TIMEOUT_SECONDS, registry_stub
+from weft_app.cli.registry_calls import call_registry
 
 COMPLETION_TIMEOUT_SECONDS = 0.25
 _OPTIONS = {
@@ -74,9 +74,9 @@ _KEYS = Listing(
 
 def complete_key_id(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes the ids of existing keys."""
+    home, request = ctx.params.get("home") or DEFAULT_HOME, pb.ListKeysRequest()
     try:
-        with registry_stub(ctx.params.get("home") or DEFAULT_HOME, KeyServiceStub) as stub:
-            found = stub.ListKeys(pb.ListKeysRequest(), timeout=COMPLETION_TIMEOUT_SECONDS).keys
+        found = call_registry(home, KeyServiceStub, "ListKeys", request, COMPLETION_TIMEOUT_SECONDS).keys
     except (WeftError, OSError, ValueError):
         # Completion prints nothing about faults of the mesh: the command line is half typed.
         return []
@@ -112,13 +112,12 @@ def create(
 
     Example: weft keys create --tenant team-a --role user --expires 90d --description "Ann's notebook"
     """
-    with reporting(), naming_fields(_option_of):
+    with naming_fields(_option_of):
         wanted = dict.fromkeys((*(scopes_of(role) if role else ()), *(scopes or ())))
         request = pb.CreateKeyRequest(description=description, tenant=tenant, scopes=wanted)
         if expires is not None:
             request.lifetime.FromSeconds(lifetime_seconds(expires, "--expires"))
-        with registry_stub(home, KeyServiceStub) as stub:
-            created = stub.CreateKey(request, timeout=CALL_TIMEOUT_SECONDS)
+        created = call_registry(home, KeyServiceStub, "CreateKey", request)
         _show_new(home, created.key, created.text, output)
 
 
@@ -128,10 +127,8 @@ def list_keys(home: HomeOption = DEFAULT_HOME, output: FormatOption = NamedForma
 
     Example: weft keys list -o json
     """
-    with reporting():
-        with registry_stub(home, KeyServiceStub) as stub:
-            found = stub.ListKeys(pb.ListKeysRequest(), timeout=CALL_TIMEOUT_SECONDS).keys
-        _KEYS.print(list(map(_plain, found)), output)
+    found = call_registry(home, KeyServiceStub, "ListKeys", pb.ListKeysRequest()).keys
+    _KEYS.print(list(map(_plain, found)), output)
 
 
 @app.command("revoke")
@@ -140,9 +137,8 @@ def revoke(key_id: IdArgument, home: HomeOption = DEFAULT_HOME, output: FormatOp
 
     Example: weft keys revoke 3k9x0a7bq2mz
     """
-    with reporting(), naming_fields(_option_of):
-        with registry_stub(home, KeyServiceStub) as stub:
-            stub.RevokeKey(pb.RevokeKeyRequest(id=key_id), timeout=CALL_TIMEOUT_SECONDS)
+    with naming_fields(_option_of):
+        call_registry(home, KeyServiceStub, "RevokeKey", pb.RevokeKeyRequest(id=key_id))
         document = {"kind": "ApiKey", "id": key_id, "state": "revoked"}
         _show(output, f"key {key_id} revoked\n", f"{key_id}\n", document)
 
@@ -160,12 +156,11 @@ def rotate(
 
     Example: weft keys rotate 3k9x0a7bq2mz --grace 1d
     """
-    with reporting(), naming_fields(_option_of):
+    with naming_fields(_option_of):
         request = pb.RotateKeyRequest(id=key_id)
         if grace is not None:
             request.grace.FromSeconds(0 if grace == "0" else lifetime_seconds(grace, "--grace"))
-        with registry_stub(home, KeyServiceStub) as stub:
-            rotated = stub.RotateKey(request, timeout=CALL_TIMEOUT_SECONDS)
+        rotated = call_registry(home, KeyServiceStub, "RotateKey", request)
         until = rotated.old_expire_time.ToJsonString()
         _show_new(home, rotated.key, rotated.text, output, old_good_until=until)
 

@@ -25,7 +25,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.units import parse_size, size_words
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, naming_fields, note, reporting
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, naming_fields, note
 from weft_app.cli.output import Column, print_document, print_table, safe_text, say
 from weft_app.cli.templates import filled
 from weft_app.cli.wait import parse_duration
@@ -312,7 +312,7 @@ def acquire(
 
     Example: weft lease acquire --memory 20GiB --purpose "nightly training" --wait 2h -- python train.py
     """
-    with reporting(), naming_fields(lambda field: _OPTIONS.get(field, field)):
+    with naming_fields(lambda field: _OPTIONS.get(field, field)):
         require_command(command)
         waiting = _Waiting()
         options = LeaseOptions(
@@ -344,18 +344,17 @@ def list_leases(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFo
 
     Example: weft lease list
     """
-    with reporting():
-        calls = LeaseClient(mesh_address(home, "registry"), lease_pb2.LeaseHolder())
-        try:
-            hosts = calls.hosts()
-        finally:
-            calls.close()
-        if output is not OutputFormat.TABLE:
-            print_document({"kind": "HostMemoryList", "items": list(map(_host_document, hosts))}, output)
-        elif hosts:
-            _print_tables(hosts)
-        else:
-            say("no host with accelerators is known\n")
+    calls = LeaseClient(mesh_address(home, "registry"), lease_pb2.LeaseHolder())
+    try:
+        hosts = calls.hosts()
+    finally:
+        calls.close()
+    if output is not OutputFormat.TABLE:
+        print_document({"kind": "HostMemoryList", "items": list(map(_host_document, hosts))}, output)
+    elif hosts:
+        _print_tables(hosts)
+    else:
+        say("no host with accelerators is known\n")
 
 
 class _DeviceRow(NamedTuple):

@@ -155,6 +155,14 @@ class LazyGroup(TyperGroup):
         return TyperCommand(cmd_name, help=command.summary)
 
     @override
+    def invoke(self, ctx: Any) -> Any:
+        """Runs a command; its errors become one line and the exit code of their reason."""
+        from weft_app.cli.options import reporting  # noqa: PLC0415 - every command imports it, the help does not
+
+        with reporting():
+            return super().invoke(ctx)
+
+    @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, listed, rest = super().resolve_command(ctx, args)
         if name is not None and name in COMMANDS:

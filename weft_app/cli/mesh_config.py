@@ -10,7 +10,7 @@ import typer
 
 from weft.client.resources import connect_registry
 from weft.kernel.errors import invalid_field
-from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption, reporting
+from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, Listing, say
 
 if TYPE_CHECKING:
@@ -68,18 +68,15 @@ def show(
 
     Example: weft config show --effective -o yaml
     """
-    with reporting():
-        from weft_app.compose.environment import environment_of  # noqa: PLC0415 - every command starts fast
-        from weft_app.config.loader import DEFAULT, Given, effective_values, load_with_sources  # noqa: PLC0415
+    from weft_app.compose.environment import environment_of  # noqa: PLC0415 - every command starts fast
+    from weft_app.config.loader import DEFAULT, Given, effective_values, load_with_sources  # noqa: PLC0415
 
-        flags = {"port": ("--port", port), "grpc_port": ("--grpc-port", grpc_port)}
-        given = {
-            name: Given(value, f"command line flag {flag}")
-            for name, (flag, value) in flags.items()
-            if value is not None
-        }
-        loaded = load_with_sources(config, given, environment_of(service.value, os.environ))
-        _VALUES.print((value for value in effective_values(loaded) if effective or value.source != DEFAULT), output)
+    flags = {"port": ("--port", port), "grpc_port": ("--grpc-port", grpc_port)}
+    given = {
+        name: Given(value, f"command line flag {flag}") for name, (flag, value) in flags.items() if value is not None
+    }
+    loaded = load_with_sources(config, given, environment_of(service.value, os.environ))
+    _VALUES.print((value for value in effective_values(loaded) if effective or value.source != DEFAULT), output)
 
 
 @app.command("schema")
@@ -99,10 +96,9 @@ def get(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TAB
 
     Example: weft config get -o json
     """
-    with reporting():
-        with connect_registry(home=home) as registry:
-            settings = registry.settings()
-        _show(settings, output)
+    with connect_registry(home=home) as registry:
+        settings = registry.settings()
+    _show(settings, output)
 
 
 @app.command("set")
@@ -115,11 +111,10 @@ def set_values(
 
     Example: weft config set allowCloudFallback=false
     """
-    with reporting():
-        wanted = _parsed(assignments)
-        with connect_registry(home=home) as registry:
-            settings = registry.update_settings(allow_cloud_fallback=wanted.get(ALLOW_CLOUD_FALLBACK))
-        _show(settings, output)
+    wanted = _parsed(assignments)
+    with connect_registry(home=home) as registry:
+        settings = registry.update_settings(allow_cloud_fallback=wanted.get(ALLOW_CLOUD_FALLBACK))
+    _show(settings, output)
 
 
 def _parsed(assignments: list[str]) -> dict[str, bool]:

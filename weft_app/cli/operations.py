@@ -279,10 +279,9 @@ def list_operations(
 
     Example: weft operation list --unfinished
     """
-    with reporting():
-        with connect_operations(home=home) as operations:
-            found = list(operations.newest(limit, unfinished_only=unfinished))
-        _OPERATIONS.print(found, output, lambda: document_of(ListOperationsResponse(operations=found)))
+    with connect_operations(home=home) as operations:
+        found = list(operations.newest(limit, unfinished_only=unfinished))
+    _OPERATIONS.print(found, output, lambda: document_of(ListOperationsResponse(operations=found)))
 
 
 @app.command("get")
@@ -293,10 +292,9 @@ def get_operation(
 
     Example: weft operation get op-3f2a -o json
     """
-    with reporting():
-        with connect_operations(home=home) as operations:
-            found = operations.get(name)
-        _OPERATIONS.print([found], output, lambda: document_of(found))
+    with connect_operations(home=home) as operations:
+        found = operations.get(name)
+    _OPERATIONS.print([found], output, lambda: document_of(found))
 
 
 @app.command("watch")
@@ -305,7 +303,7 @@ def watch_operation(name: NameArgument, home: HomeOption = DEFAULT_HOME) -> None
 
     Example: weft operation watch op-3f2a
     """
-    with reporting(), connect_operations(home=home) as operations:
+    with connect_operations(home=home) as operations:
         say(f"{outcome_text(follow(operations, operations.get(name), shown=True))}\n")
 
 
@@ -315,7 +313,7 @@ def cancel_operation(name: NameArgument, home: HomeOption = DEFAULT_HOME) -> Non
 
     Example: weft operation cancel op-3f2a
     """
-    with reporting(), connect_operations(home=home) as operations:
+    with connect_operations(home=home) as operations:
         last = operations.cancel(name)
         if not has_ended(last):
             for last in operations.watch(name):

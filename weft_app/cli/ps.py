@@ -12,7 +12,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import RunnerDocument
 from weft.kernel.units import size_words
 from weft_app.cli.description import until_text
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, Listing
 
 MAX_ASKED_AT_ONCE = 16
@@ -41,12 +41,11 @@ def ps(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABL
 
     Example: weft ps
     """
-    with reporting():
-        with connect_registry(home=home) as registry:
-            runners = [one for one in registry.documents(ResourceKind.RUNNER) if isinstance(one, RunnerDocument)]
-        with ThreadPoolExecutor(MAX_ASKED_AT_ONCE) as pool:
-            rows = [row for processes in pool.map(lambda runner: list(_rows(runner)), runners) for row in processes]
-        _PROCESSES.print(rows, output)
+    with connect_registry(home=home) as registry:
+        runners = [one for one in registry.documents(ResourceKind.RUNNER) if isinstance(one, RunnerDocument)]
+    with ThreadPoolExecutor(MAX_ASKED_AT_ONCE) as pool:
+        rows = [row for processes in pool.map(lambda runner: list(_rows(runner)), runners) for row in processes]
+    _PROCESSES.print(rows, output)
 
 
 def _rows(runner: RunnerDocument) -> Iterator[dict[str, Any]]:

@@ -1,9 +1,8 @@
 """Calls of commands on services of the registry that have no client of their own."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import grpc
 
@@ -13,14 +12,17 @@ from weft.kernel.rpc import error_from_call
 
 CALL_TIMEOUT_SECONDS = 5.0
 
-Stub = TypeVar("Stub")
 
-
-@contextmanager
-def registry_stub(home: Path, stub: Callable[[grpc.Channel], Stub]) -> Iterator[Stub]:
-    """Yields a stub of the registry of the mesh on `home`. Failures of calls in the block become WeftErrors."""
+def call_registry(
+    home: Path,
+    stub: Callable[[grpc.Channel], Any],
+    method: str,
+    request: Any,
+    timeout_seconds: float = CALL_TIMEOUT_SECONDS,
+) -> Any:
+    """Calls a method of a service of the registry of the mesh on `home`. Every failure is a WeftError."""
     with open_mesh_channel(mesh_address(home, "registry")) as channel:
         try:
-            yield stub(channel)
+            return getattr(stub(channel), method)(request, timeout=timeout_seconds)
         except grpc.RpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error

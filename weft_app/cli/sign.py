@@ -31,9 +31,9 @@ from weft.signing.tokens import (
     read_shared_key,
 )
 from weft_app.cli import verbs
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, note, reporting
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, note
 from weft_app.cli.output import safe_text, say
-from weft_app.cli.registry_calls import CALL_TIMEOUT_SECONDS, registry_stub
+from weft_app.cli.registry_calls import call_registry
 
 if TYPE_CHECKING:
     from weft.signing.signatures import SignedBytes
@@ -98,8 +98,9 @@ def signing_rules(
         rules = pb.GetGovernanceResponse(audience=audience, policy_version=policy)
         rules.token_lifetime.FromSeconds(lifetime_seconds)
         return rules
-    with registry_stub(home, OperationServiceStub) as stub:
-        found = stub.GetGovernance(pb.GetGovernanceRequest(), timeout=CALL_TIMEOUT_SECONDS)
+    found: pb.GetGovernanceResponse = call_registry(
+        home, OperationServiceStub, "GetGovernance", pb.GetGovernanceRequest()
+    )
     if found.mode == pb.GetGovernanceResponse.MODE_SHARED_KEY:
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "the registry requires a shared key; sign with --shared-key")
     if found.mode != pb.GetGovernanceResponse.MODE_SIGNATURES:
@@ -140,14 +141,13 @@ def new_key(
 
     Example: weft sign new-key --out alice.pem
     """
-    with reporting():
-        try:
-            from weft.signing.signatures import new_key_file  # noqa: PLC0415 - every command starts fast
-        except ImportError as error:
-            raise no_library() from error
-        public = new_key_file(out, "--out")
-        say(f'public_key: "{public}"\n')
-        note(f"the private key is in {out}; give the registry's operator the line above, and keep the file secret")
+    try:
+        from weft.signing.signatures import new_key_file  # noqa: PLC0415 - every command starts fast
+    except ImportError as error:
+        raise no_library() from error
+    public = new_key_file(out, "--out")
+    say(f'public_key: "{public}"\n')
+    note(f"the private key is in {out}; give the registry's operator the line above, and keep the file secret")
 
 
 def no_library() -> WeftError:
@@ -270,26 +270,25 @@ def approve(
 
     Example: weft approve op.json --key bob.pem --as bob
     """
-    with reporting():
-        try:
-            from weft.signing.signatures import read_private_key, sign  # noqa: PLC0415 - see `no_library`
-        except ImportError as error:
-            raise no_library() from error
-        signed, claims = _read(file)
-        private = read_private_key(key, "--key")
-        rules = signing_rules(home, audience, policy)
-        _require_signer(rules, require_name(key_id, "--as"))
-        signers = [signature.key_id for signature in signed.signatures]
-        if key_id in signers:
-            raise invalid_field("--as", f"{key_id} has signed it already; one signer counts once")
-        now = int(time.time())
-        _require_good(claims, rules, now)
-        _show(claims, signers, rules, now)
-        if not yes:
-            typer.confirm(f"Sign as {key_id}?", abort=True, err=True)
-        agreed = sign(signed.payload_bytes, private, key_id, beside=signed.signatures)
-        write_token_text(out or file, agreed.as_text(), "--out")
-        _say_missing_signatures(len(set(signers)) + 1, rules)
+    try:
+        from weft.signing.signatures import read_private_key, sign  # noqa: PLC0415 - see `no_library`
+    except ImportError as error:
+        raise no_library() from error
+    signed, claims = _read(file)
+    private = read_private_key(key, "--key")
+    rules = signing_rules(home, audience, policy)
+    _require_signer(rules, require_name(key_id, "--as"))
+    signers = [signature.key_id for signature in signed.signatures]
+    if key_id in signers:
+        raise invalid_field("--as", f"{key_id} has signed it already; one signer counts once")
+    now = int(time.time())
+    _require_good(claims, rules, now)
+    _show(claims, signers, rules, now)
+    if not yes:
+        typer.confirm(f"Sign as {key_id}?", abort=True, err=True)
+    agreed = sign(signed.payload_bytes, private, key_id, beside=signed.signatures)
+    write_token_text(out or file, agreed.as_text(), "--out")
+    _say_missing_signatures(len(set(signers)) + 1, rules)
 
 
 def _read(file: Path) -> "tuple[SignedBytes, Claims]":

@@ -19,7 +19,7 @@ from router_svc.simulation.invariants import InvariantChecker
 from router_svc.simulation.metrics import Waits
 from router_svc.simulation.scenario import Scenario
 from router_svc.simulation.scheduler_port import SchedulerPort
-from weft_app.cli.options import EXIT_INTERRUPTED, OutputFormat, OutputOption, note, reporting
+from weft_app.cli.options import EXIT_INTERRUPTED, OutputFormat, OutputOption, note
 from weft_app.cli.output import Column, TextTable, print_document, say
 from weft_app.config.scenario import MAX_REQUESTS, load_scenario
 
@@ -73,22 +73,21 @@ def simulate(  # noqa: PLR0917 - options are parameters in typer
 
     Example: weft simulate examples/scenarios/three-tenants.yaml --against fifo
     """
-    with reporting():
-        scenario = load_scenario(path).at_load(load)
-        scenario = replace(
-            scenario,
-            seed=scenario.seed if seed is None else seed,
-            max_requests=scenario.max_requests if requests is None else requests,
-        )
-        runs: dict[str, _Run] = {}
-        for name in [OURS, *([against.value] if against is not None else [])]:
-            runs[name] = _run(scenario, name, tuple(explain or ()), check=check and name == OURS)
-            if runs[name].was_interrupted:
-                note("interrupted; these are the figures until then")
-                break
-        _print(scenario, runs, output)
-        if any(run.was_interrupted for run in runs.values()):
-            raise typer.Exit(EXIT_INTERRUPTED)
+    scenario = load_scenario(path).at_load(load)
+    scenario = replace(
+        scenario,
+        seed=scenario.seed if seed is None else seed,
+        max_requests=scenario.max_requests if requests is None else requests,
+    )
+    runs: dict[str, _Run] = {}
+    for name in [OURS, *([against.value] if against is not None else [])]:
+        runs[name] = _run(scenario, name, tuple(explain or ()), check=check and name == OURS)
+        if runs[name].was_interrupted:
+            note("interrupted; these are the figures until then")
+            break
+    _print(scenario, runs, output)
+    if any(run.was_interrupted for run in runs.values()):
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _run(scenario: Scenario, name: str, explained: tuple[int, ...], *, check: bool) -> _Run:

@@ -26,7 +26,6 @@ from weft_app.cli.options import (
     ResourceFormat,
     exit_code,
     note,
-    reporting,
 )
 from weft_app.cli.output import Column, Listing, page, print_document, safe_text, say
 from weft_app.cli.targets import TASK_WORDS
@@ -307,9 +306,6 @@ def cancel(
 
     Example: weft cancel task/task-5f0c0d2b7a9e4c31d6a8b2f4
     """
-    with reporting():
-        if not is_about_tasks(tasks):
-            raise invalid_field(
-                "task", "only tasks can be cancelled here; `weft operation cancel`, `weft batch cancel`"
-            )
-        cancel_tasks(tasks, home)
+    if not is_about_tasks(tasks):
+        raise invalid_field("task", "only tasks can be cancelled here; `weft operation cancel`, `weft batch cancel`")
+    cancel_tasks(tasks, home)

@@ -18,7 +18,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.follow import AWAY
 from weft_app.cli.get import ResourcesArgument
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, reporting
+from weft_app.cli.options import DEFAULT_HOME, HomeOption
 from weft_app.cli.output import say
 from weft_app.cli.targets import Target, one_target
 from weft_app.cli.tasks import is_about_tasks, wait_for_task
@@ -82,14 +82,13 @@ def wait(
 
     Example: weft wait model qwen --for status=active --timeout 5m
     """
-    with reporting():
-        seconds = parse_duration(timeout)
-        if is_about_tasks(resources):
-            wait_for_task(resources, expected, seconds, home)
-            return
-        target, wanted = one_target(resources), expected or "condition=Ready"
-        _wait(target, parse_expectation(wanted, target.kind), seconds, home)
-        say(f"{target}: {wanted}\n")
+    seconds = parse_duration(timeout)
+    if is_about_tasks(resources):
+        wait_for_task(resources, expected, seconds, home)
+        return
+    target, wanted = one_target(resources), expected or "condition=Ready"
+    _wait(target, parse_expectation(wanted, target.kind), seconds, home)
+    say(f"{target}: {wanted}\n")
 
 
 def parse_expectation(text: str, kind: ResourceKind) -> Expectation:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from weft_app.cli.mesh_config import app
+from weft_app.cli.main import app
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import LoadedConfig, effective_values, load_with_sources
 
@@ -44,7 +44,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shown(*arguments: str) -> dict[str, tuple[Any, str]]:
-    result = CliRunner().invoke(app, ["show", *arguments, "-o", "json"])
+    result = CliRunner().invoke(app, ["config", "show", *arguments, "-o", "json"])
     assert result.exit_code == 0, result.output
     items = json.loads(result.stdout)["items"]
     return {item["name"]: (item["value"], item["source"]) for item in items}
@@ -74,7 +74,7 @@ def test_without_effective_only_what_is_set_is_shown() -> None:
 @pytest.mark.usefixtures("file")
 def test_secrets_are_concealed() -> None:
     assert shown()["router.database_url"] == ("***", "weft.yaml line 5")
-    assert "pw" not in CliRunner().invoke(app, ["show", "--effective"]).stdout
+    assert "pw" not in CliRunner().invoke(app, ["config", "show", "--effective"]).stdout
 
 
 @pytest.mark.usefixtures("file")
@@ -94,7 +94,7 @@ def test_rates_of_the_environment_are_shown_where_the_file_says_nothing(monkeypa
 
 def test_a_value_that_is_wrong_is_named_with_exit_code_two(file: Path) -> None:
     file.write_text("port: x\n")
-    result = CliRunner().invoke(app, ["show"])
+    result = CliRunner().invoke(app, ["config", "show"])
     assert result.exit_code == 2
 
 
@@ -105,7 +105,7 @@ def test_no_setting_is_left_out() -> None:
 
 
 def test_the_schema_accepts_the_file_and_refuses_what_the_loader_refuses(file: Path) -> None:
-    schema = json.loads(CliRunner().invoke(app, ["schema"]).stdout)
+    schema = json.loads(CliRunner().invoke(app, ["config", "schema"]).stdout)
     document = yaml.safe_load(FILE)
     load_with_sources(file)
     jsonschema.validate(document, schema)
