@@ -2,25 +2,31 @@
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from runner_svc.engine_host.messages import Answer, Done, Generate, PromptProgress, Token
-from runner_svc.openai_upstream.request import Json, chat_body, choices_per_prompt, completion_body, warning_frame
+from runner_svc.engine_host.translation import LANGUAGES, languages_of, translates, translation_messages
+from runner_svc.openai_upstream.request import (
+    Json,
+    chat_body,
+    choices_per_prompt,
+    completion_body,
+    json_object,
+    warning_frame,
+)
 from runner_svc.policy.parameters import TEMPLATE_ARGUMENTS, ParameterProfile, untaken_warning
 from runner_svc.templates.sandbox import ModelTemplates
-from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, receipt_pb2, usage_pb2
+from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, json_value_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 Render = Callable[[str, Mapping[str, Any]], Awaitable[str]]
 
-_LIBRARY_NAMES = MappingProxyType({"temperature": "temp"})
-"""Names of parameters of the library's `generate`, where they differ."""
 _NOT_SAMPLING = frozenset(
     {
         *("stream", "stream_options", "messages", "prompt", "n", "tools", "tool_choice", "parallel_tool_calls"),
@@ -72,9 +78,20 @@ async def _chat(
     template = templates.pick(bool(payload.tools))
     if template is None:
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model has no chat template; name one in chat_template_path")
+    if TEMPLATE_ARGUMENTS in profile.engine.allowed:
+        profile = replace(profile, templates=(template,))
+    languages = None
+    if translates(template):
+        payload, given = _without_languages(payload)
+        languages = languages_of(given)
     prepared = chat_body(payload, "", profile)
     body = prepared.body
-    prompt = await render(template, _variables(body, templates))
+    variables = _variables(body, templates)
+    if languages is not None:
+        if payload.tools:
+            raise invalid_field("tools", "this model translates and calls no tools; leave them out")
+        variables["messages"] = translation_messages(variables["messages"], languages)
+    prompt = await render(template, variables)
     request = _request(body, [prompt], choices_per_prompt(payload))
     request.has_template = True
     if templates.eos_token:
@@ -82,6 +99,33 @@ async def _chat(
     # With `passthrough` they are still in the body.
     untaken = [untaken_warning(name, profile.engine) for name in sorted(profile.engine.untaken) if name in body]
     return PreparedRequest(request, [*prepared.warnings, *warning_frame(untaken)])
+
+
+def _without_languages(payload: chat_pb2.ChatPayload) -> tuple[chat_pb2.ChatPayload, Json]:
+    """Returns a payload without the languages among its extra parameters and template arguments, and the languages."""
+    plain = chat_pb2.ChatPayload()
+    plain.CopyFrom(payload)
+    found: Json = {}
+    kept = []
+    for item in plain.extra_parameters.fields:
+        if item.name == TEMPLATE_ARGUMENTS and item.value.WhichOneof("kind") == "object_value":
+            arguments = item.value.object_value
+            found |= _languages_in(arguments)
+            others = [argument for argument in arguments.fields if argument.name not in LANGUAGES]
+            del arguments.fields[:]
+            arguments.fields.extend(others)
+            if not others:
+                continue
+        if item.name not in LANGUAGES:
+            kept.append(item)
+    found |= _languages_in(payload.extra_parameters)
+    del plain.extra_parameters.fields[:]
+    plain.extra_parameters.fields.extend(kept)
+    return plain, found
+
+
+def _languages_in(document: json_value_pb2.JsonObject) -> Json:
+    return {name: value for name, value in json_object(document).items() if name in LANGUAGES and value is not None}
 
 
 def _request(body: Json, prompts: list[str | list[int]], choice_count: int) -> Generate:
@@ -101,9 +145,7 @@ def _request(body: Json, prompts: list[str | list[int]], choice_count: int) -> G
                 "max_tokens": body.get("max_tokens"),
                 "seed": body.get("seed"),
                 "stop": body.get("stop", []),
-                "sampling": {
-                    _LIBRARY_NAMES.get(name, name): value for name, value in body.items() if name not in _NOT_SAMPLING
-                },
+                "sampling": {name: value for name, value in body.items() if name not in _NOT_SAMPLING},
                 "logit_bias": {int(token): bias for token, bias in body.get("logit_bias", {}).items()},
                 "grammar": grammar,
                 "json_object": kind == "json_object",

@@ -32,7 +32,8 @@ from runner_svc.engine_host.messages import (
     Tokens,
     Vector,
 )
-from runner_svc.engine_host.request import AnswerReader, prepare
+from runner_svc.engine_host.request import AnswerReader, PreparedRequest, prepare
+from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
 from runner_svc.runtimes.settings import FileModelSettings
@@ -64,6 +65,8 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
     engine_parameters: ClassVar[EngineParameters]
     missing_library: ClassVar[str]
     """The error for a library that cannot be imported, with its remedy."""
+    engine_environment: ClassVar[EngineEnvironment | None] = None
+    """The environment of the host program where the runner has no `command`; None: weft's own."""
 
     def __init__(self, model: Settings, context: ModelContext, gpu: GpuTime | None = None) -> None:
         super().__init__(EngineProcess(context.graces, gpu, context.leftovers))
@@ -133,7 +136,7 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
             await channel.open()
             # The token is passed in the environment: arguments are visible to every user of the machine.
             environment = {**self.context.environment, **hidden_devices(order), TOKEN_VARIABLE: channel.token}
-            command = [*(self.context.command or host_command(self.program)), *self.arguments(order, channel.path)]
+            command = [*self._host_command(), *self.arguments(order, channel.path)]
             await self._process.start(command, environment)
             ready = await self._until_ready(channel)
         except BaseException:
@@ -158,7 +161,7 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
     @override
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         channel, call = self._running(), self._process.noting(call)
-        prepared = await prepare(payload, self._templates, self.parameters, self._sandbox.render)
+        prepared = await self.prepared(payload, call)
         if prepared.warnings:
             yield prepared.warnings
         reader, request = AnswerReader(), prepared.request
@@ -176,6 +179,11 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
                             # The first content stays alone in its frame, also where more arrived with it.
                             call.on_token()
                         yield frame
+
+    async def prepared(self, payload: GenerationPayload, call: CallInfo) -> PreparedRequest:
+        """Returns the request for the engine, and the warnings for the caller. Raises as `generate`."""
+        del call
+        return await prepare(payload, self._templates, self.parameters, self._sandbox.render)
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         """See Backend.embed. Token ids and shorter vectors are refused with INVALID_ARGUMENT."""
@@ -223,6 +231,18 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
         result.count = len(result.ids)
         return result
 
+    def _host_command(self) -> Sequence[str]:
+        """Returns the command of the host program. Raises CONNECT_FAILED where its environment is not installed."""
+        if self.context.command:
+            return self.context.command
+        if self.engine_environment is None:
+            return host_command(self.program)
+        try:
+            python = self.context.environments.environment_python(self.engine_environment)
+        except WeftError as error:
+            raise WeftError(Reason.CONNECT_FAILED, error.message) from error
+        return host_command(self.program, str(python))
+
     async def _answers(self, channel: EngineChannel, request: EngineRequest) -> AsyncGenerator[list[Answer]]:
         """Yields the answers to a request. Raises as Backend.generate where the engine ends meanwhile."""
         try:
@@ -263,7 +283,9 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
 
 def _rendered(chat: chat_pb2.ChatPayload) -> chat_pb2.ChatPayload:
     """Returns the part of a conversation that its template renders."""
-    part = chat_pb2.ChatPayload(messages=chat.messages, reasoning_effort=chat.reasoning_effort)
+    part = chat_pb2.ChatPayload(
+        messages=chat.messages, reasoning_effort=chat.reasoning_effort, extra_parameters=chat.extra_parameters
+    )
     if chat.HasField("thinking"):
         part.thinking = chat.thinking
     if chat.tool_choice.mode != chat_pb2.ToolChoice.MODE_NONE:

@@ -91,8 +91,8 @@ class ModelEngine:
     """Whether a request that cannot reach the server is no sign that the server is gone."""
 
 
-def file_context(model: FileModelSettings, context: ModelContext, command: tuple[str, ...]) -> ModelContext:
-    """Returns the context of a model in files, whose engine is started by `command`.
+def file_context(model: FileModelSettings, context: ModelContext, command: tuple[str, ...] | None) -> ModelContext:
+    """Returns the context of a model in files, whose engine is started by `command`; None: as its backend does.
 
     Raises INVALID_ARGUMENT when the configured chat template does not exist.
     """
@@ -154,13 +154,15 @@ def file_engine(
     Raises INVALID_ARGUMENT naming a quantization whose file does not exist.
     """
     quantizations = {name: variant.expanduser() for name, variant in model.quantizations.items()}
-    for name, variant in quantizations.items():
+    weights = {name: model.weights_of(variant) for name, variant in quantizations.items()}
+    for name, variant in weights.items():
         if not variant.is_file():
             raise context.refuse(f"quantizations.{name}", f"there is no file {variant}")
+    files = model_files(model)
     forecast = ForecastModel(
         name=model.name,
-        files=model_files(model),
-        quantizations=quantizations,
+        files=replace(files, path=model.weights_of(files.path)),
+        quantizations=weights,
         context_tokens=model.slot_context_tokens,
         slots=model.slots,
         parameters=load_values,
@@ -171,7 +173,7 @@ def file_engine(
         make_backend=make_backend,
         slots=model.slots,
         context_tokens=model.slot_context_tokens,
-        model_path=model.file,
+        model_path=model.weights_of(model.file),
         quantizations=quantizations,
         forecast=FileForecast(forecast, context.estimator),
         remote=bool(model.remote),

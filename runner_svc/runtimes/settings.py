@@ -202,6 +202,10 @@ class FileModelSettings(StartedModelSettings):
         """The model file, by its whole path."""
         return self.path.expanduser()
 
+    def weights_of(self, path: Path) -> Path:
+        """Returns the file with the weights of a model that is configured by this path."""
+        return path
+
     @property
     def chat_template_file(self) -> Path | None:
         """The file of the chat template, by its whole path."""

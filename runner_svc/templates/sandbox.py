@@ -20,6 +20,7 @@ from typing import Any, Self
 import msgspec
 
 from runner_svc.model_files.gguf import MAX_TEXT_BYTES, GgufHeader, is_gguf, read_gguf_header
+from runner_svc.model_files.tokenizer_folder import TokenizerFolder, read_tokenizer_folder
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -267,7 +268,11 @@ async def read_templates(model_path: Path, override: Path | None) -> ModelTempla
 
 
 def _read(model_path: Path, override: Path | None) -> ModelTemplates:
-    header = read_gguf_header(model_path) if is_gguf(model_path) else GgufHeader()
+    header: TokenizerFolder | GgufHeader = TokenizerFolder()
+    if model_path.is_dir():
+        header = read_tokenizer_folder(model_path)
+    elif is_gguf(model_path):
+        header = read_gguf_header(model_path)
     if override is not None:
         return ModelTemplates(usual=_text(override), bos_token=header.bos_token, eos_token=header.eos_token)
     named = dict(header.named_templates)

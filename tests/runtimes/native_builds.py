@@ -7,18 +7,28 @@ from pathlib import Path
 
 import pytest
 
+from weft_app.compose.demo import demo_model_path
+
 ROOT = Path(__file__).parents[2]
 BUILD_SECONDS = 3600.0
 LLAMA_CPP = ROOT / ".venv-runtimes" / "llama.cpp"
 LIBRARY_ENVIRONMENT = ROOT / ".venv-runtimes" / "llama-cpp-python"
+CTRANSLATE2 = ROOT / ".venv-runtimes" / "ctranslate2"
 CONVERSION_ENVIRONMENT = ROOT / ".venv-runtimes" / "conversion"
 MINILM = ROOT / ".venv-runtimes" / "minilm"
 _SERVER_SCRIPT = Path(__file__).with_name("build_llama_server.sh")
 _LIBRARY_SCRIPT = Path(__file__).with_name("build_llama_cpp_python.sh")
+_CTRANSLATE2_SCRIPT = Path(__file__).with_name("build_ctranslate2.sh")
 _CONVERSION_SCRIPT = Path(__file__).with_name("build_conversion.sh")
 _MINILM_SCRIPT = Path(__file__).with_name("build_minilm.sh")
 RECIPE = "recipe"
 """File in a build: the digest of the scripts that made it. A build of other flags or versions is not used."""
+
+
+def built_ctranslate2() -> tuple[Path, Path]:
+    """The interpreter of an environment that has CTranslate2, and the demo model, converted (two minutes)."""
+    _ensure_installed(CTRANSLATE2, (_CTRANSLATE2_SCRIPT,), demo_model_path(), CTRANSLATE2)
+    return CTRANSLATE2 / "bin" / "python", CTRANSLATE2 / "smollm2"
 
 
 def built_llama_server() -> Path:

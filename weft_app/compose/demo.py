@@ -52,8 +52,9 @@ def configured_runners(config: WeftConfig) -> tuple[ConfiguredRunner, ...]:
         return (demo_runner(),)
     for runner in config.runners:
         for model in runner.models:
-            if isinstance(model, FileModelSettings) and not model.path.expanduser().is_file():
-                raise invalid_field(f"runners.{runner.name}.models.{model.name}.path", f"there is no file {model.path}")
+            if isinstance(model, FileModelSettings) and not model.weights_of(model.file).is_file():
+                missing = model.weights_of(model.path)
+                raise invalid_field(f"runners.{runner.name}.models.{model.name}.path", f"there is no file {missing}")
     return config.runners
 
 

@@ -12,5 +12,6 @@ PARAMETERS = EngineParameters(
         "typical_p": Number(0, 1),
     },
     untaken=frozenset({"parallel_tool_calls", "reasoning_effort"}),
+    renamed={"temperature": "temp"},
     thinks_by_template=True,
 )

@@ -8,13 +8,13 @@ and end. SCRIPTED_LLAMA holds switches as JSON.
 import importlib.util
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
+
+from scripted_faults import misbehave_at_load
 
 SWITCHES: dict[str, Any] = json.loads(os.environ.get("SCRIPTED_LLAMA", "{}"))
 BOS, EOS, FIRST = 1, 2, 3
@@ -89,7 +89,7 @@ class LlamaGrammar:
 
 class Llama:
     def __init__(self, *, model_path: str, n_ctx: int, n_batch: int, embedding: bool, **options: Any) -> None:
-        _misbehave_at_load()
+        misbehave_at_load(SWITCHES)
         progress = llama_cpp.llama_model_default_params().progress_callback
         for step in range(5):
             progress(step / 4, None)
@@ -190,18 +190,3 @@ class Llama:
             count += len(raw) + 1
             vectors.append([raw.count(letter) / max(len(raw), 1) for letter in b"aeiou tsc"])
         return vectors, count
-
-
-def _misbehave_at_load() -> None:
-    if SWITCHES.get("ignore_sigterm"):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if SWITCHES.get("fork_grandchild"):
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    if flood := SWITCHES.get("stderr_flood_bytes"):
-        for _ in range(flood // 1000):
-            sys.stderr.write("x" * 999 + "\n")
-    if "exit_at_start" in SWITCHES:
-        sys.stderr.write("the weights are corrupt\n")
-        sys.exit(SWITCHES["exit_at_start"])
-    if SWITCHES.get("never_ready"):
-        time.sleep(3600)

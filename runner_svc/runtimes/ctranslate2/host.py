@@ -1,0 +1,54 @@
+"""The host program of CTranslate2.
+
+PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.ctranslate2.host --socket PATH --model FOLDER
+"""
+
+import argparse
+from pathlib import Path
+
+from runner_svc.engine_host.engine import import_library
+from runner_svc.engine_host.host import serve
+from runner_svc.runtimes.ctranslate2.engine import CTranslate2Engine, EngineOptions
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parses the flags of this program."""
+    parser = argparse.ArgumentParser(prog="ctranslate2_host", description=__doc__)
+    parser.add_argument("--socket", required=True, help="Unix socket on which the runner listens")
+    parser.add_argument("--model", required=True, type=Path, help="folder of the converted model")
+    parser.add_argument("--context-tokens", type=int, default=2048)
+    parser.add_argument("--device", choices=["cpu", "cuda", "auto"], default="auto")
+    parser.add_argument("--compute-type", default="int8")
+    parser.add_argument("--threads", type=int, default=1, help="threads per request")
+    parser.add_argument("--slots", type=int, default=1, help="requests at once")
+    parser.add_argument("--beam-size", type=int, default=1)
+    parser.add_argument("--prefix-cache-tokens", type=int, default=0)
+    return parser.parse_args(argv)
+
+
+def load(options: argparse.Namespace) -> CTranslate2Engine:
+    """Loads the model. Raises LibraryMissingError, RefusedError."""
+    return CTranslate2Engine(
+        import_library("ctranslate2"),
+        import_library("tokenizers"),
+        EngineOptions(
+            model_path=options.model,
+            context_tokens=options.context_tokens,
+            device=options.device,
+            compute_type=options.compute_type,
+            threads=options.threads,
+            slots=options.slots,
+            beam_size=options.beam_size,
+            prefix_cache_tokens=options.prefix_cache_tokens,
+        ),
+    )
+
+
+def main() -> None:
+    """Load the model, then work on requests."""
+    options = parse_arguments()
+    serve(options.socket, lambda _: load(options))
+
+
+if __name__ == "__main__":
+    main()

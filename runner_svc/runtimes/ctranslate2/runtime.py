@@ -1,0 +1,50 @@
+"""The runtime ctranslate2: the library in a child process of its own, one per model (docs/decisions/0011)."""
+
+from typing import TYPE_CHECKING
+
+from runner_svc.environments.ctranslate2.environment import ENVIRONMENT
+from runner_svc.runtimes.ctranslate2.parameters import PARAMETERS
+from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
+from runner_svc.runtimes.runtime import Runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from runner_svc.policy.load_plan import LoadValue
+    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+
+
+def _load_values(model: CTranslate2Model) -> "Mapping[str, LoadValue]":
+    # On a processor no layer is on a device.
+    return {"gpu_layers": 0} if model.device == "cpu" else {}
+
+
+def _build(model: CTranslate2Model, context: "ModelContext") -> "ModelEngine":
+    # Imported here: only a process that serves models needs these.
+    from runner_svc.runtimes.ctranslate2.backend import OPERATIONS, CTranslate2Backend  # noqa: PLC0415
+    from runner_svc.runtimes.model_engine import file_context, file_engine  # noqa: PLC0415
+
+    if model.embeddings:
+        raise context.refuse("embeddings", "must be false: CTranslate2 gives no embeddings of generating models")
+    context = file_context(model, context, context.command)
+    return file_engine(
+        model,
+        context,
+        lambda: CTranslate2Backend(model, context),
+        operations=OPERATIONS,
+        habits=RUNTIME.habits,
+        load_values=_load_values(model),
+    )
+
+
+RUNTIME = Runtime(
+    name="ctranslate2",
+    summary="CTranslate2 in a process that weft starts",
+    docs="docs/runners.md",
+    settings=CTranslate2Model,
+    build=_build,
+    parameters=PARAMETERS,
+    load_values=_load_values,
+    environment=ENVIRONMENT,
+    advice={"operations": "the library's operations are fixed"},
+)

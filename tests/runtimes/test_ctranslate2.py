@@ -1,0 +1,244 @@
+"""CTranslate2 itself, in the host program under its own environment, with the demo model."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import SkipTest
+
+import psutil
+import pytest
+from kit.engine_settings import engine_settings
+from native_builds import built_ctranslate2
+
+from runner_svc.backend.port import Backend, BackendFacts, CacheUse, CallInfo, LoadOrder
+from runner_svc.cache.manager import CacheManager
+from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
+from runner_svc.runtimes.ctranslate2.arguments import HOST_PROGRAM
+from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend
+from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
+from runner_svc.runtimes.hosted_engine import host_command
+from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2, tokenize_pb2
+from weft.dispatch.frames import Frame, has_content
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_testing.conformance.backend import BackendConformance, Engine
+from weft_testing.conformance.backend_port import Payload
+from weft_testing.conformance.prefix_cache import MODEL, PrefixCacheConformance
+
+pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
+
+CALL = CallInfo(request_id="r1", traceparent="")
+GREEDY = {"temperature": 0.0}
+NOTICE_SECONDS = 30.0
+
+
+def _backend(**settings: Any) -> CTranslate2Backend:
+    python, model = built_ctranslate2()
+    # Nothing of the repository is on the path of this interpreter, but for what the bootstrap puts there.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = host_command(HOST_PROGRAM, str(python))
+    given = {"path": model, "command": command, "environment": environment, **settings}
+    return CTranslate2Backend(*engine_settings(CTranslate2Model, **given))
+
+
+class TestCTranslate2(BackendConformance):
+    notice_seconds = NOTICE_SECONDS
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self._tmp_path = tmp_path
+
+    def make_variant(self) -> Path:
+        variant = self._tmp_path / "variant"
+        variant.symlink_to(built_ctranslate2()[1])
+        return variant
+
+    def make_backend(self, engine: Engine) -> CTranslate2Backend:
+        if engine not in (Engine.NORMAL, Engine.SLOW):
+            raise SkipTest("the real library has no such fault switch")
+        return _backend(context_tokens=4096 if engine is Engine.SLOW else 1024)
+
+
+@dataclass(frozen=True)
+class OneModel:
+    backend: Backend
+    model: str = MODEL
+    model_path: Path | None = None
+    plan: LoadPlan = AS_CONFIGURED
+
+
+class TestCTranslate2KeepsTenantsApart(PrefixCacheConformance):
+    slots = 1
+    embeds = False
+
+    def make_backend(self) -> CTranslate2Backend:
+        return _backend(context_tokens=512, prefix_cache_tokens=2048)
+
+    def make_desk(self, backend: Backend) -> CacheManager:
+        return CacheManager.over([OneModel(backend)])
+
+    def make_call(self, use: CacheUse | None) -> CallInfo:
+        return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
+
+
+@asynccontextmanager
+async def _running(**settings: Any) -> AsyncGenerator[tuple[CTranslate2Backend, BackendFacts]]:
+    backend = _backend(**settings)
+    async with asyncio.timeout(60):
+        facts = await backend.start()
+    try:
+        yield backend, facts
+    finally:
+        await backend.stop()
+
+
+def _chat(text: str, max_tokens: int = 40, sampling: dict[str, Any] | None = None, **fields: Any) -> Payload:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
+    wanted = sampling_pb2.SamplingParams(max_tokens=max_tokens, **(GREEDY if sampling is None else sampling))
+    return chat_pb2.ChatPayload(messages=[message], sampling=wanted, **fields)
+
+
+def _with_extra(payload: Payload, **numbers: float) -> Payload:
+    for name, number in numbers.items():
+        payload.extra_parameters.fields.add(name=name).value.integer_value = int(number)
+    return payload
+
+
+async def _frames(backend: Backend, payload: Payload, call: CallInfo = CALL) -> list[Frame]:
+    async with asyncio.timeout(120):
+        return [frame async for frame in backend.generate(payload, call)]
+
+
+async def _answer(backend: Backend, payload: Payload) -> tuple[str, event_pb2.InferenceEvent]:
+    events = [event for frame in await _frames(backend, payload) for event in frame]
+    return "".join(event.delta.text for event in events), events[-1]
+
+
+async def test_a_chat_is_answered_token_by_token_and_ends_with_its_last_token() -> None:
+    async with _running() as (backend, facts):
+        assert (facts.context_tokens, facts.slots) == (2048, 1)
+        frames = await _frames(backend, _chat("What is the capital of France?"))
+    events = [event for frame in frames for event in frame]
+    assert "Paris" in "".join(event.delta.text for event in events)
+    assert sum(has_content(frame) for frame in frames) > 1
+    reasons = [event.delta.finish_reason for event in events if event.HasField("delta")]
+    assert reasons[-1] == event_pb2.FINISH_REASON_STOP
+    receipt = events[-1].finished.receipt
+    assert receipt.tokens_per_second > 0
+
+
+async def test_stop_strings_and_the_parameters_of_a_request_are_kept() -> None:
+    async with _running() as (backend, _):
+        stopped, _ = await _answer(
+            backend, _chat("What is the capital of France?", sampling=GREEDY | {"stop": [" of"]})
+        )
+        assert stopped == "The capital"
+        frames = await _frames(backend, _chat("Hi.", sampling={"seed": 1, "min_p": 0.1, "top_k": 5, "top_p": 0.0}))
+        warned = sorted(event.warning.field for event in frames[0])
+        assert warned == ["min_p", "seed"]
+        for refused, name in (
+            (_chat("Hi.", logprobs=True), "logprobs"),
+            (_chat("Hi.", response_format=chat_pb2.ResponseFormat(json_object=True)), "response_format"),
+        ):
+            with pytest.raises(WeftError) as failed:
+                await _frames(backend, refused)
+            assert failed.value.reason is Reason.INVALID_ARGUMENT
+            assert failed.value.message.startswith(name)
+
+
+async def test_a_beam_search_comes_whole_and_says_so() -> None:
+    async with _running() as (backend, _):
+        payload = _with_extra(_chat("What is the capital of France?", choice_count=2), beam_size=2)
+        frames = await _frames(backend, payload)
+        assert [event.warning.field for event in frames[0]] == ["temperature", "beam_size"]
+        deltas = [event.delta for frame in frames for event in frame if event.HasField("delta")]
+        assert [delta.index for delta in deltas] == [0, 1]
+        assert all("Paris" in delta.text and delta.finish_reason for delta in deltas)
+        with pytest.raises(WeftError, match="at most the number of beams"):
+            await _frames(backend, _with_extra(_chat("Hi.", choice_count=3), beam_size=2))
+    async with _running(beam_size=2) as (backend, _):
+        frames = await _frames(backend, _chat("Hi.", sampling={}))
+        assert [event.warning.field for event in frames[0]] == ["beam_size"]
+        whole = CallInfo(request_id="r", traceparent="", whole=True)
+        frames = await _frames(backend, _chat("Hi.", sampling={}), whole)
+        assert not any(event.HasField("warning") for frame in frames for event in frame), "it is not streamed anyway"
+
+
+async def test_tokens_are_counted_while_the_engine_works_on_an_answer() -> None:
+    async with _running() as (backend, _), aclosing(backend.generate(_chat("Tell a story.", 2000), CALL)) as frames:
+        await anext(frames)
+        text = "Grüße, \u2603 and \U0001f600!"
+        async with asyncio.timeout(30):
+            counted = await backend.tokenize(tokenize_pb2.TokenizePayload(text=text, with_pieces=True), CALL)
+    assert b"".join(counted.pieces).decode() == text
+    assert counted.count == len(counted.ids) > 5
+
+
+async def test_requests_run_side_by_side_in_a_model_with_several_slots() -> None:
+    async with _running(slots=2) as (backend, facts):
+        assert facts.slots == 2
+        async with aclosing(backend.generate(_chat("Tell a long story.", 1500), CALL)) as long:
+            while not has_content(await anext(long)):
+                pass
+            text, end = await _answer(backend, _chat("What is the capital of France?"))
+            assert "Paris" in text
+            assert has_content(await anext(long)), "the other request goes on"
+        again = await _answer(backend, _chat("What is the capital of France?"))
+        assert [answered.finished.receipt.usage.cached_prompt_tokens for answered in (end, again[1])] == [0, 0]
+
+
+async def test_an_engine_that_hangs_does_not_respond_until_it_goes_on() -> None:
+    async with _running() as (backend, _):
+        assert backend.process_id is not None
+        os.kill(backend.process_id, signal.SIGSTOP)
+        try:
+            # The signal takes a moment to reach every thread.
+            assert not all([await backend.responds(0.2) for _ in range(5)])
+            assert not await backend.responds(0.2)
+        finally:
+            os.kill(backend.process_id, signal.SIGCONT)
+        assert await backend.responds(NOTICE_SECONDS)
+        assert "Paris" in (await _answer(backend, _chat("What is the capital of France?")))[0]
+
+
+async def test_a_flush_frees_the_memory_of_kept_prompts_and_a_budget_bounds_it() -> None:
+    async with _running(prefix_cache_tokens=1500) as (backend, _):
+        assert backend.process_id is not None
+        memory = psutil.Process(backend.process_id).memory_info
+        await _answer(backend, _chat("Hi.", 1))
+        before = memory().rss
+        for number in (1, 1, 2, 2, 3, 3):
+            # What is asked again is kept as a whole; before that only what all chats have in common.
+            await _answer(backend, _chat(f"{number} " + "word " * 400, 1))
+        kept = memory().rss
+        erased = await backend.erase_cache()
+        assert 400 <= (erased.token_count or 0) <= 1500
+        # 138 KB of keys and values per token of this model.
+        assert kept - before > (erased.token_count or 0) * 100_000
+        assert memory().rss < kept - (erased.token_count or 0) * 100_000
+        assert "Paris" in (await _answer(backend, _chat("What is the capital of France?")))[0]
+
+
+async def test_a_folder_without_a_tokenizer_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.bin").symlink_to(built_ctranslate2()[1] / "model.bin")
+    with pytest.raises(WeftError, match=r"--copy_files tokenizer\.json"):
+        await _backend(path=folder).start()
+
+
+async def test_every_declared_load_parameter_is_taken_by_the_library() -> None:
+    backend = _backend()
+    values: dict[str, Any] = {"context_tokens": 256, "compute_type": "float32"}
+    assert {parameter.name for parameter in backend.load_parameters} == set(values)
+    facts = await backend.start(LoadOrder(parameters=values, shares=()))
+    try:
+        assert facts.context_tokens == 256
+        assert "Paris" in (await _answer(backend, _chat("What is the capital of France?")))[0]
+    finally:
+        await backend.stop()
