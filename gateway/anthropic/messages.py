@@ -233,10 +233,9 @@ class Turns:
             raise _misplaced(role, block.type, field)
 
     def _turn(self, role: str) -> chat_pb2.ChatMessage:
-        messages = self._chat.payload.messages
-        if messages and messages[-1].role == ROLES[role]:
-            return messages[-1]
-        return self._chat.add_message(role)
+        messages = self._chat.messages
+        last = messages[-1] if messages else None
+        return self._chat.add_message(role) if last is None or last.role != ROLES[role] else last
 
     def _add_result(self, block: ToolResultBlock, field: str) -> None:
         problem = "answers no tool_use of an earlier assistant message"

@@ -269,7 +269,7 @@ class _Conversation:
             self._chat.add_call(target, call.id, *_called(call, f"{field}.tool_calls[{index}]"))
         if message.function_call is not None:
             made = message.function_call
-            call_id = f"call_{len(self._chat.payload.messages)}"
+            call_id = f"call_{len(self._chat.messages)}"
             target.tool_calls.add(id=call_id, name=made.name, arguments_text=made.arguments)
             self._last_calls[made.name] = call_id
 

@@ -99,6 +99,8 @@ class ChatBuilder:
     def __init__(self, limits: RequestLimits, media: RequestMedia | None = None) -> None:
         """`media` collects the addresses to fetch; None: addresses are refused."""
         self.payload = chat_pb2.ChatPayload()
+        self.messages = self.payload.messages
+        """The messages so far."""
         self.warnings: list[warning_pb2.Warning] = []
         """Warnings for the caller."""
         self._media = media or RequestMedia(MediaConfig())
@@ -107,7 +109,7 @@ class ChatBuilder:
 
     def add_message(self, role: str) -> chat_pb2.ChatMessage:
         """Add a message without content."""
-        return self.payload.messages.add(role=ROLES[role])
+        return self.messages.add(role=ROLES[role])
 
     def add_call(self, message: chat_pb2.ChatMessage, call_id: str, name: str, arguments: str) -> None:
         """Add a tool call to an assistant's message."""
@@ -121,7 +123,7 @@ class ChatBuilder:
 
     def add_result(self, call_id: str) -> chat_pb2.ChatMessage:
         """Add a message with the result of a tool call."""
-        return self.payload.messages.add(role=chat_pb2.ROLE_TOOL, tool_call_id=call_id)
+        return self.messages.add(role=chat_pb2.ROLE_TOOL, tool_call_id=call_id)
 
     def add_content(
         self,

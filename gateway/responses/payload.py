@@ -148,7 +148,7 @@ def _add_messages(
     else:
         for index, item in enumerate(items):
             reader.add(item, name if isinstance(request.input, str) else f"{name}[{index}]")
-    if not chat.payload.messages:
+    if not chat.messages:
         raise invalid_field(name, "must have at least one message")
     if reader.reasoning_unread:
         chat.warnings.append(unsupported(name, "reasoning that another service has encrypted was left out"))
