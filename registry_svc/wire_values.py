@@ -1,6 +1,5 @@
 """Checks of single values that a caller may send. Each raises INVALID_ARGUMENT naming the field."""
 
-import math
 import re
 from collections.abc import Sequence
 
@@ -40,13 +39,6 @@ def require_count(number: int, field: str) -> int:
     """Return a number that is not negative."""
     if number < 0:
         raise invalid_field(field, "must not be negative")
-    return number
-
-
-def require_range(number: float, field: str, low: float, high: float) -> float:
-    """Return a number between two bounds; NaN is between none."""
-    if not math.isfinite(number) or not low <= number <= high:
-        raise invalid_field(field, f"must be {low:g} to {high:g}")
     return number
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Row, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
-from registry_svc.store.database import Transactions
+from registry_svc.store.database import Transactions, delete_rows
 from registry_svc.store.schema import api_keys, key_pepper
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.clock import seconds_ahead
@@ -151,8 +151,6 @@ class KeyStore(Protocol):
 
 
 _MARK_ID = 1
-# Databases limit the parameters of one statement, see sql.py.
-MAX_IDS_PER_STATEMENT = 1_000
 
 
 class SqlKeyStore(KeyStore):
@@ -178,7 +176,7 @@ class SqlKeyStore(KeyStore):
     @override
     async def delete(self, key_ids: Sequence[str]) -> None:
         async with self._transactions.transaction() as connection:
-            await _delete(connection, key_ids)
+            await delete_rows(connection, api_keys.c.id, key_ids)
 
     @override
     async def save_pepper_mark(self, mark: bytes, revoked: Sequence[ApiKey] = ()) -> None:
@@ -189,15 +187,9 @@ class SqlKeyStore(KeyStore):
 
 
 async def _save(connection: AsyncConnection, keys: Sequence[ApiKey]) -> None:
-    await _delete(connection, [key.id for key in keys])
+    await delete_rows(connection, api_keys.c.id, [key.id for key in keys])
     if keys:
         await connection.execute(insert(api_keys), [_row_of(key) for key in keys])
-
-
-async def _delete(connection: AsyncConnection, key_ids: Sequence[str]) -> None:
-    for start in range(0, len(key_ids), MAX_IDS_PER_STATEMENT):
-        some = key_ids[start : start + MAX_IDS_PER_STATEMENT]
-        await connection.execute(delete(api_keys).where(api_keys.c.id.in_(some)))
 
 
 def _row_of(key: ApiKey) -> dict[str, Any]:

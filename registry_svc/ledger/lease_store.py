@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sqlalchemy import Row, delete, insert, select, update
+from sqlalchemy import Row, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind
-from registry_svc.store.database import Transactions
+from registry_svc.store.database import Transactions, delete_rows, parts_of
 from registry_svc.store.schema import lease_counter, leases
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.request import Priority
@@ -55,8 +55,6 @@ class LeaseStore(Protocol):
 
 
 _COUNTER_ID = 1
-# Databases limit the parameters of one statement, see sql.py.
-MAX_IDS_PER_STATEMENT = 1_000
 
 
 class SqlLeaseStore(LeaseStore):
@@ -84,7 +82,7 @@ class SqlLeaseStore(LeaseStore):
     @override
     async def save_releasing(self, lease_ids: Sequence[str]) -> None:
         async with self._transactions.transaction() as connection:
-            for some in _parts(lease_ids):
+            for some in parts_of(lease_ids):
                 await connection.execute(update(leases).where(leases.c.id.in_(some)).values(releasing=True))
 
     @override
@@ -96,8 +94,7 @@ class SqlLeaseStore(LeaseStore):
     @override
     async def remove(self, lease_ids: Sequence[str]) -> None:
         async with self._transactions.transaction() as connection:
-            for some in _parts(lease_ids):
-                await connection.execute(delete(leases).where(leases.c.id.in_(some)))
+            await delete_rows(connection, leases.c.id, lease_ids)
 
 
 async def _count(connection: AsyncConnection, number: int) -> None:
@@ -106,10 +103,6 @@ async def _count(connection: AsyncConnection, number: int) -> None:
     )
     if not counted.rowcount:
         await connection.execute(insert(lease_counter), [{"id": _COUNTER_ID, "last_fencing_number": number}])
-
-
-def _parts(ids: Sequence[str]) -> Iterable[Sequence[str]]:
-    return (ids[start : start + MAX_IDS_PER_STATEMENT] for start in range(0, len(ids), MAX_IDS_PER_STATEMENT))
 
 
 def _processes_text(processes: Iterable[ProcessId]) -> str:

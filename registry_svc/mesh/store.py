@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Column, Row, Select, Table, bindparam, delete, insert, select, update
+from sqlalchemy import Row, Select, Table, bindparam, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
@@ -33,7 +33,7 @@ from registry_svc.mesh.rows import (
     settings_row,
     stored_session_of,
 )
-from registry_svc.store.database import RegistryDatabase
+from registry_svc.store.database import RegistryDatabase, delete_rows
 from registry_svc.store.schema import (
     agents,
     declared_agents,
@@ -115,9 +115,6 @@ class Store(Protocol):
 
 log = get_logger("weft.registry.store")
 
-# Databases limit the parameters of one statement; PostgreSQL's and SQLite's limits are above 32,000.
-MAX_IDS_PER_STATEMENT = 1_000
-
 T = TypeVar("T")
 
 
@@ -159,9 +156,9 @@ class SqlStore(RegistryDatabase, Store):
     async def save_session(self, stored: StoredSession, *, evicted: Sequence[str] = ()) -> None:
         # Delete and insert is an upsert in the SQL that every database supports.
         async with self.transaction() as connection:
-            await _delete(connection, models.c.name, [each.manifest.name for each in stored.publications])
-            await _delete(connection, agents.c.name, [each.manifest.name for each in stored.agents])
-            await _delete(connection, sessions.c.id, [stored.session.id, *evicted])
+            await delete_rows(connection, models.c.name, [each.manifest.name for each in stored.publications])
+            await delete_rows(connection, agents.c.name, [each.manifest.name for each in stored.agents])
+            await delete_rows(connection, sessions.c.id, [stored.session.id, *evicted])
             await connection.execute(delete(sessions).where(sessions.c.id.in_(_holding(stored.profile.name))))
             await _insert(connection, sessions, [session_row(stored.session)])
             await _insert(connection, runners, [runner_row(stored)])
@@ -180,7 +177,7 @@ class SqlStore(RegistryDatabase, Store):
     async def delete_sessions(self, session_ids: Sequence[str]) -> None:
         async with self.transaction() as connection:
             # Runners go with their sessions, and models and agents with their runners.
-            await _delete(connection, sessions.c.id, session_ids)
+            await delete_rows(connection, sessions.c.id, session_ids)
 
     @override
     async def save_declarations(
@@ -190,9 +187,9 @@ class SqlStore(RegistryDatabase, Store):
         routes: Sequence[route_pb2.Route] = (),
     ) -> None:
         async with self.transaction() as connection:
-            await _delete(connection, declared_models.c.name, [each.manifest.name for each in models])
-            await _delete(connection, declared_agents.c.name, [each.manifest.name for each in agents])
-            await _delete(connection, declared_routes.c.name, [each.manifest.name for each in routes])
+            await delete_rows(connection, declared_models.c.name, [each.manifest.name for each in models])
+            await delete_rows(connection, declared_agents.c.name, [each.manifest.name for each in agents])
+            await delete_rows(connection, declared_routes.c.name, [each.manifest.name for each in routes])
             await _insert(connection, declared_models, [model_row(each) for each in models])
             await _insert(connection, declared_agents, [declared_agent_row(each) for each in agents])
             await _insert(connection, declared_routes, [declared_route_row(each) for each in routes])
@@ -201,7 +198,7 @@ class SqlStore(RegistryDatabase, Store):
     async def delete_names(self, models: Sequence[str], agents: Sequence[str], routes: Sequence[str] = ()) -> None:
         async with self.transaction() as connection:
             await _delete_names(connection, agent_names=agents, model_names=models)
-            await _delete(connection, declared_routes.c.name, routes)
+            await delete_rows(connection, declared_routes.c.name, routes)
 
     @override
     async def save_settings(self, settings: settings_pb2.MeshSettings) -> None:
@@ -212,13 +209,13 @@ class SqlStore(RegistryDatabase, Store):
     @override
     async def save_join_token(self, token: JoinToken) -> None:
         async with self.transaction() as connection:
-            await _delete(connection, join_tokens.c.id, [token.id])
+            await delete_rows(connection, join_tokens.c.id, [token.id])
             await _insert(connection, join_tokens, [join_token_row(token)])
 
     @override
     async def delete_join_token(self, token_id: str) -> None:
         async with self.transaction() as connection:
-            await _delete(connection, join_tokens.c.id, [token_id])
+            await delete_rows(connection, join_tokens.c.id, [token_id])
 
 
 async def _rows(
@@ -253,14 +250,8 @@ async def _insert(connection: AsyncConnection, table: Table, rows: list[Values])
         await connection.execute(insert(table), rows)
 
 
-async def _delete(connection: AsyncConnection, key: Column[Any], values: Sequence[str]) -> None:
-    for start in range(0, len(values), MAX_IDS_PER_STATEMENT):
-        some = values[start : start + MAX_IDS_PER_STATEMENT]
-        await connection.execute(delete(key.table).where(key.in_(some)))
-
-
 async def _delete_names(connection: AsyncConnection, *, agent_names: Sequence[str], model_names: Sequence[str]) -> None:
     for table in (agents, declared_agents):
-        await _delete(connection, table.c.name, agent_names)
+        await delete_rows(connection, table.c.name, agent_names)
     for table in (models, declared_models):
-        await _delete(connection, table.c.name, model_names)
+        await delete_rows(connection, table.c.name, model_names)

@@ -4,13 +4,13 @@ import asyncio
 import fcntl
 import hashlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from sqlalchemy import URL, Connection, delete, event, insert, make_url
+from sqlalchemy import URL, Column, Connection, delete, event, insert, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from typing_extensions import override
@@ -32,6 +32,22 @@ class Transactions(Protocol):
     def transaction(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """One transaction. Raises SERVICE_UNAVAILABLE when the database fails; then nothing of it was written."""
         ...
+
+
+MAX_IDS_PER_STATEMENT = 1_000
+"""Ids that one statement names. PostgreSQL and SQLite allow more than 32,000 parameters."""
+
+
+def parts_of(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yields the ids in parts, each of which one statement may name."""
+    for start in range(0, len(ids), MAX_IDS_PER_STATEMENT):
+        yield ids[start : start + MAX_IDS_PER_STATEMENT]
+
+
+async def delete_rows(connection: AsyncConnection, key: Column[Any], ids: Sequence[str]) -> None:
+    """Deletes the rows of these keys; unknown ones are ignored."""
+    for some in parts_of(ids):
+        await connection.execute(delete(key.table).where(key.in_(some)))
 
 
 class Database(Protocol):

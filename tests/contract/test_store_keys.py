@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from registry_svc.keys.key_store import MAX_IDS_PER_STATEMENT, ApiKey, KeyStore, SqlKeyStore, StoredKeys
+from registry_svc.keys.key_store import ApiKey, KeyStore, SqlKeyStore, StoredKeys
 from registry_svc.mesh.store import SqlStore
+from registry_svc.store.database import MAX_IDS_PER_STATEMENT
 from weft.kernel.errors import WeftError
 from weft.kernel.names import MAX_TENANT_CHARS
 from weft.kernel.reasons import Reason

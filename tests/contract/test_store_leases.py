@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from registry_svc.ledger.lease_store import MAX_IDS_PER_STATEMENT, LeaseStore, SqlLeaseStore, StoredLedger
+from registry_svc.ledger.lease_store import LeaseStore, SqlLeaseStore, StoredLedger
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind
 from registry_svc.mesh.store import SqlStore
+from registry_svc.store.database import MAX_IDS_PER_STATEMENT
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
