@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from runner_svc.policy.load_plan import LoadParameter, LoadValue, check_parameters
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2, usage_pb2
-from weft.api.registry.v1 import lease_pb2
+from weft.api.registry.v1 import lease_pb2, runner_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError, invalid_field
@@ -232,6 +232,11 @@ class Backend(Protocol):
         """Returns the loaded share of the model, 0 to 1; None: it is not loading, or does not report it."""
         return None
 
+    @property
+    def engine_load(self) -> runner_pb2.EngineLoad | None:
+        """Its own figures of its load, as last sampled; None: it runs not, or reports none."""
+        return None
+
     def signs(self) -> ProcessSigns | None:
         """Returns a sample of the engine's processes; None: there are none, or weft does not own them."""
         return None
@@ -249,6 +254,13 @@ class Backend(Protocol):
         Returns only for a process that `start` reported ready; not for `stop`.
         """
         ...
+
+    async def sleep(self) -> bool:
+        """Free the engine's accelerator memory and keep its process, which the next `start` wakes. Never raises.
+
+        Called without running requests. False: it cannot do that now, and must be ended instead.
+        """
+        return False
 
     async def stop(self) -> None:
         """End the engine and everything it started. Idempotent; bounded by the backend's own grace periods."""

@@ -5,7 +5,7 @@ import hmac
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,6 +126,10 @@ class ModelCache:
         isolation = self._backend.cache_isolation
         if isolation is CacheIsolation.SALT:
             self._salts.forget(tenant, tag)
+            # Nothing under an old salt is used again; erasing it only makes room, where the engine can.
+            with suppress(WeftError):
+                if (tenant, tag) == (None, None):
+                    return await self._backend.erase_cache()
             return ErasedCache(entry_count=0)
         directory = self._present_directory()
         if directory is None:

@@ -323,9 +323,14 @@ class LifecycleLoop:
             self._sleep_asked.clear()
             self.asleep.settle(WeftError(Reason.BACKEND_ERROR, f"the model did not go to sleep: {error.message}"))
             return SleepFailed()
-        await self._end_backend()
+        if not await self._sleeps_in_place():
+            await self._end_backend()
         log.info("model went to sleep", model=self._config.name)
         return Slept()
+
+    async def _sleeps_in_place(self) -> bool:
+        """Put the backend to sleep in its process. False: requests or a lost lease forbid it, or it cannot do that."""
+        return self._records.idle.is_set() and not self._memory.lost.is_set() and await self._backend.sleep()
 
     async def _rest(self) -> Event:
         await self.wake_requested.wait()

@@ -14,6 +14,7 @@ from yarl import URL
 from runner_svc.backend.port import CallInfo, EmbeddingResult, RerankResult
 from runner_svc.openai_upstream.connection import (
     QuietConnector,
+    QuietSocketConnector,
     content_encoding,
     drain,
     head_fault,
@@ -90,6 +91,8 @@ class Endpoint:
 
     base_url: str = field(repr=False)
     """Without a slash at its end, and without /v1."""
+    socket_path: str = ""
+    """The Unix socket on which it listens; empty: a port, by its base URL."""
     api_key: str = field(default="", repr=False)
     """Empty: no Authorization header is sent."""
     model: str = ""
@@ -151,7 +154,7 @@ class OpenAiHttp:
         idle_seconds = PROVIDER_IDLE_CONNECTION_SECONDS if endpoint.is_provider else IDLE_CONNECTION_SECONDS
         # Proxies of the environment are not used.
         self._session = aiohttp.ClientSession(
-            connector=QuietConnector(keepalive_timeout=idle_seconds),
+            connector=_connector(endpoint.socket_path, idle_seconds),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_seconds),
             headers=_HEADERS | _authorization(endpoint.api_key),
             auto_decompress=False,
@@ -482,6 +485,12 @@ _HEADERS = {
     "Accept-Encoding": "identity",
     "User-Agent": "weft",
 }
+
+
+def _connector(socket_path: str, idle_seconds: float) -> aiohttp.BaseConnector:
+    if socket_path:
+        return QuietSocketConnector(socket_path, keepalive_timeout=idle_seconds)
+    return QuietConnector(keepalive_timeout=idle_seconds)
 
 
 def _authorization(api_key: str) -> dict[str, str]:

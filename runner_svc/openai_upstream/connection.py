@@ -74,16 +74,15 @@ class _WatchedConnection(ResponseHandler):
         return bool(poll.poll(0))
 
 
-class QuietConnector(aiohttp.TCPConnector):
+class _QuietPool(aiohttp.BaseConnector):
     """A connection pool that hands out no connection on which the server has sent anything while idle.
 
     `_factory` and `_release` are private to aiohttp: its public interface does not cover how connections are pooled.
     `tests/component/runner/test_pooled_connections.py` fails if a new version changes them.
     """
 
-    def __init__(self, *, keepalive_timeout: float) -> None:
-        """The number of connections is not limited here: the runner's slots limit it."""
-        super().__init__(limit=0, keepalive_timeout=keepalive_timeout)
+    def watch_connections(self) -> None:
+        """Make every new connection one that is watched."""
         watched: type[ResponseHandler] = _WatchedConnection
         self._factory = partial(watched, loop=self._loop)
 
@@ -103,6 +102,24 @@ class QuietConnector(aiohttp.TCPConnector):
         if isinstance(protocol, _WatchedConnection):
             protocol.rest()
         super()._release(key, protocol, should_close=should_close)
+
+
+class QuietConnector(_QuietPool, aiohttp.TCPConnector):
+    """Such a pool for a server that listens on a port."""
+
+    def __init__(self, *, keepalive_timeout: float) -> None:
+        """The number of connections is not limited here: the runner's slots limit it."""
+        super().__init__(limit=0, keepalive_timeout=keepalive_timeout)
+        self.watch_connections()
+
+
+class QuietSocketConnector(_QuietPool, aiohttp.UnixConnector):
+    """Such a pool for a server that listens on a Unix socket."""
+
+    def __init__(self, path: str, *, keepalive_timeout: float) -> None:
+        """The number of connections is not limited here: the runner's slots limit it."""
+        super().__init__(path, limit=0, keepalive_timeout=keepalive_timeout)
+        self.watch_connections()
 
 
 def is_closed_unanswered(error: aiohttp.ClientError) -> bool:

@@ -75,6 +75,8 @@ class Runtime(Generic[Settings]):
     find_fault: Callable[[Settings, Mapping[str, str]], ModelFault | None] | None = None
     """Checks within seconds whether a model's server has it; the mapping is the environment. None: there is no server
     to check before a start."""
+    variable_prefix: str | None = None
+    """Prefix of the environment variables of the runner that its engine reads; None: it reads none of its own."""
     no_output: str = ""
     """Why weft cannot show the engine's output; empty: it can."""
     advice: Mapping[str, str] = field(default_factory=dict)

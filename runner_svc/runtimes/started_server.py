@@ -65,7 +65,7 @@ class StartLog:
             self.read_other(line)
 
     def finish(self, port: int) -> None:
-        """Read no further lines: the server listens on `port`."""
+        """Read no further lines: the server takes requests. `port` is where, unless a line has told."""
         if not self.port.done():
             self.port.set_result(port)
 
@@ -128,6 +128,10 @@ class StartedServer(ProcessBackend, Generic[Model]):
         """Returns the reader of its output until it listens."""
         del order
         return StartLog()
+
+    async def address(self, log: StartLog) -> str:
+        """Returns the base URL of the server once it is known; it need not answer there yet."""
+        return f"http://{LOOPBACK}:{self._port if self.needs_port else await log.port}"
 
     def endpoint(self, base_url: str, api_key: str) -> Endpoint:
         """Returns how requests are sent to the server."""
@@ -234,15 +238,13 @@ class StartedServer(ProcessBackend, Generic[Model]):
         environment = {**self.context.environment, **self.environment(order), **secret}
         arguments = [*(self.context.command or self.command), *self.arguments(order, self._port)]
         await self._process.start(arguments, environment, log.read, self.folder)
-        port = self._port if self.needs_port else await self._while_loading(log.port)
-        endpoint = self.endpoint(f"http://{LOOPBACK}:{port}", key)
+        endpoint = self.endpoint(await self._while_loading(self.address(log)), key)
         self._http = http = OpenAiHttp(endpoint, self.context.timeouts, self._explain_break)
         await self._while_loading(self.until_ready(http, log))
-        if self.needs_port:
-            if not await self._process.listens_on(port):
-                log.port_is_taken = True
-                raise WeftError(Reason.CONNECT_FAILED, f"another program listens on port {port}, not the server")
-            log.finish(port)
+        if self.needs_port and not await self._process.listens_on(self._port):
+            log.port_is_taken = True
+            raise WeftError(Reason.CONNECT_FAILED, f"another program listens on port {self._port}, not the server")
+        log.finish(self._port)
         return http
 
     def _running(self) -> OpenAiHttp:

@@ -115,6 +115,7 @@ class RunnerReport:
             usual_load=optional_duration(instance.loader.usual_seconds),
             fault_count=instance.restart_log.total,
             last_fault=self._last_fault(instance),
+            engine_load=instance.backend.engine_load,
         )
 
     def _last_fault(self, instance: Instance) -> runner_pb2.InstanceFault | None:

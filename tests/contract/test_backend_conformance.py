@@ -22,6 +22,8 @@ from runner_svc.runtimes.openai_remote.backend import OpenAiRemote
 from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
 from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.server.settings import ServerModel
+from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend
+from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_app.compose.demo import demo_model_path
@@ -75,6 +77,24 @@ class TestServerBackendOverTheFake(BackendConformance):
                 name="fake",
                 key_variable="A_KEY",
                 operations=("chat", "completion", "embedding"),
+                slots=1 if engine is Engine.SLOW else 4,
+                load_stall_seconds=1.5,
+                graces=SHORT_GRACES,
+            )
+        )
+
+
+class TestVllmServeBackendOverTheFake(BackendConformance):
+    def make_variant(self) -> Path:
+        return Path(__file__).with_name("test_placement_conformance.py")
+
+    def make_backend(self, engine: Engine) -> VllmServeBackend:
+        return VllmServeBackend(
+            *engine_settings(
+                VllmServeModel,
+                command=tuple(fake_backend_command(**FAKE_SWITCHES[engine])),
+                model="org/model",
+                name="fake",
                 slots=1 if engine is Engine.SLOW else 4,
                 load_stall_seconds=1.5,
                 graces=SHORT_GRACES,

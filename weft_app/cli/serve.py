@@ -117,7 +117,7 @@ def serve_runner(
         environment = read_environment(os.environ)
         form, below = environment.log_format, environment.applied_to
         loaded, folder = _prepare(name, home, config, {"registry": registry}, below=below, form=form)
-        _say_what_is_ignored(environment)
+        _say_what_is_ignored(environment, loaded)
         with large_imports():
             from weft_app.compose.runner import serve_runner as run  # noqa: PLC0415 - see the module docstring
 
@@ -149,8 +149,8 @@ def _http_api(
     return partial(RunnerHttp, plan)
 
 
-def _say_what_is_ignored(environment: RunnerEnvironment) -> None:
-    for variable, why in environment.ignored:
+def _say_what_is_ignored(environment: RunnerEnvironment, config: WeftConfig) -> None:
+    for variable, why in environment.ignored_by(config):
         log.warning("environment variable changes nothing", variable=variable, why=why)
 
 

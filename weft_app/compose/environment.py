@@ -16,6 +16,7 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_TENANT_CHARS, is_token
 from weft.kernel.units import Rate, RateUnit, parse_rates
 from weft_app.compose.demo import demo_runner_document
+from weft_app.config.config import WeftConfig
 from weft_app.config.loader import Document, Given, merge, value_of
 from weft_app.config.settings_tree import plain_value
 
@@ -68,6 +69,13 @@ class RunnerEnvironment:
     metrics_port: int | None = None
     ignored: tuple[tuple[str, str], ...] = ()
     """Variables that are set without effect, with the reason."""
+
+    def ignored_by(self, config: WeftConfig) -> tuple[tuple[str, str], ...]:
+        """Returns the variables that no runner of a configuration reads either, with the reason."""
+        prefixes = tuple(
+            prefix for section in config.runners or () if (prefix := section.engine.variable_prefix) is not None
+        )
+        return tuple((name, why) for name, why in self.ignored if not name.startswith(prefixes))
 
     def applied_to(self, document: Document) -> Document:
         """Returns the document with what it leaves open. Raises INVALID_ARGUMENT naming the variable."""

@@ -18,6 +18,7 @@ from weft_testing.fake_backend.behaviour import Behaviour, Control
 from weft_testing.fake_backend.process import take_device_memory
 from weft_testing.fake_backend.process_faults import ProcessFaults, crash, die_with_parent, fail_to_fit
 from weft_testing.fake_backend.server import FakeServer
+from weft_testing.fake_backend.vllm_routes import print_load
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -54,13 +55,21 @@ async def serve(settings: ServerSettings, behaviour: Behaviour) -> None:
         shutdown_timeout=0.0,
     )
     await runner.setup()
-    site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    print(f"listening on http://{host}:{port}", flush=True)  # noqa: T201 - the report is the interface
+    await _listen(runner, settings)
     if behaviour.exit_at_start is not None:
         asyncio.get_running_loop().call_later(behaviour.load_seconds, _exit_at_start, behaviour.exit_at_start)
     await stop.wait()
+
+
+async def _listen(runner: web.AppRunner, settings: ServerSettings) -> None:
+    if settings.is_vllm:
+        print_load(settings)
+    if settings.uds:
+        await web.UnixSite(runner, settings.uds, backlog=1024).start()
+        return
+    await web.TCPSite(runner, settings.host, settings.port, backlog=1024).start()
+    host, port = runner.addresses[0][:2]
+    print(f"listening on http://{host}:{port}", flush=True)  # noqa: T201 - the report is the interface
 
 
 def _exit_at_start(code: int) -> None:

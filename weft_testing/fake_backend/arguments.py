@@ -1,4 +1,4 @@
-"""The command line: llama-server's flags, and one flag per switch of Behaviour; other flags are ignored."""
+"""The command line: the flags of llama-server and vLLM, and one per switch of Behaviour; other flags are ignored."""
 
 import argparse
 import os
@@ -17,6 +17,9 @@ DEFAULT_CONTEXT_TOKENS = 8192
 DEFAULT_SLOTS = 4
 MAX_SLOTS = 1024
 MAX_CONTEXT_TOKENS = 16 * 1024 * 1024
+SERVE = "serve"
+"""The subcommand of vLLM, in front of the model."""
+VLLM_KEY_VARIABLE = "VLLM_API_KEY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,11 @@ class ServerSettings:
     dialect: Dialect = LLAMA_SERVER
     speaks_vllm: bool = False
     """Whether /tokenize has vLLM's format."""
+    is_vllm: bool = False
+    """Whether it has the routes of a vLLM, and demands its key below /v1 alone: it was started as `serve MODEL`."""
+    uds: str = ""
+    """Unix socket to listen on instead of a port."""
+    sleep_mode: bool = False
     slot_save_path: str = ""
     """Empty: slots cannot be erased."""
     die_with_parent: bool = False
@@ -60,25 +68,28 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[ServerSettings, Behavi
     """Returns settings and behaviour; prints to stderr and exits with 2 when a value is out of range."""
     parser = _parser()
     values, unknown = parser.parse_known_args(arguments)
-    if unknown:
+    if unknown and SERVE not in unknown:
         print(f"warning: ignored unknown arguments: {' '.join(unknown)}", file=sys.stderr, flush=True)  # noqa: T201
     try:
         behaviour = updated(Behaviour(), _switches(values), strict=False)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         parser.error(str(error))
-    return _settings(values), behaviour
+    return _settings(values, is_vllm=SERVE in unknown), behaviour
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="weft_testing.fake_backend", allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=_between(0, 65_535), default=0)
-    parser.add_argument("--alias", "-a", default="")
+    parser.add_argument("--alias", "-a", "--served-model-name", default="")
+    parser.add_argument("--uds", default="")
+    parser.add_argument("--enable-sleep-mode", action="store_true")
     # As llama-server: arguments are visible to every user of the machine, the environment is not.
     parser.add_argument("--api-key", default=None)
     parser.add_argument("--key-variable", default="LLAMA_API_KEY", help="environment variable of the key")
-    parser.add_argument("--parallel", "-np", type=_between(1, MAX_SLOTS), default=DEFAULT_SLOTS)
+    parser.add_argument("--parallel", "-np", "--max-num-seqs", type=_between(1, MAX_SLOTS), default=DEFAULT_SLOTS)
     parser.add_argument("--ctx-size", "-c", type=_between(0, MAX_CONTEXT_TOKENS), default=DEFAULT_CONTEXT_TOKENS)
+    parser.add_argument("--max-model-len", type=_between(1, MAX_CONTEXT_TOKENS), default=0, help="per slot")
     parser.add_argument("--model", "-m", default="fake.gguf", help="not read")
     parser.add_argument("--mmproj", "-mm", default="", help="not read")
     parser.add_argument("--model-draft", "-md", default="", help="not read")
@@ -103,21 +114,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(values: argparse.Namespace) -> ServerSettings:
+def _settings(values: argparse.Namespace, *, is_vllm: bool) -> ServerSettings:
     host, _, port = os.environ.get(values.listen_variable, "").rpartition(":")
+    key_variable = VLLM_KEY_VARIABLE if is_vllm else values.key_variable
     return ServerSettings(
         host=host or values.host,
         port=int(port or values.port),
         alias=values.alias or PurePath(values.model).name,
-        api_key=os.environ.get(values.key_variable, "") if values.api_key is None else values.api_key,
+        api_key=os.environ.get(key_variable, "") if values.api_key is None else values.api_key,
         slots=values.parallel,
-        context_tokens=values.ctx_size or DEFAULT_CONTEXT_TOKENS,
+        context_tokens=values.max_model_len * values.parallel or values.ctx_size or DEFAULT_CONTEXT_TOKENS,
         model_path=values.model,
         embeddings=values.embeddings,
         reranking=values.reranking,
         offers=values.offers,
         dialect=values.dialect,
-        speaks_vllm=values.speaks_vllm,
+        speaks_vllm=values.speaks_vllm or is_vllm,
+        is_vllm=is_vllm,
+        uds=values.uds,
+        sleep_mode=values.enable_sleep_mode,
         slot_save_path=values.slot_save_path,
         die_with_parent=values.die_with_parent,
         take_device_memory=values.take_device_memory,

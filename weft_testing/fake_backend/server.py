@@ -1,6 +1,7 @@
 """The HTTP server of the fake: llama-server's routes, status pages and errors, and /fake/* for tests."""
 
 import asyncio
+import os
 import re
 import socket
 import struct
@@ -33,6 +34,7 @@ from weft_testing.fake_backend.requests import (
 from weft_testing.fake_backend.sinks import Sink, StreamSink, UnarySink, json_response
 from weft_testing.fake_backend.slots import Slot, SlotPool
 from weft_testing.fake_backend.state import FakeState, Ledger, Outcome, RequestLog
+from weft_testing.fake_backend.vllm_routes import GUARDED_PREFIX, VllmRoutes, vllm_models_page
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 NOT_JSON = "parse error: the body is not JSON"
@@ -76,6 +78,8 @@ class FakeServer:
             app.router.add_route("*", path, self._guarded(self._note_call))
         for path in ("/health", "/v1/health"):
             app.router.add_get(path, self._health)
+        if self._settings.is_vllm:
+            VllmRoutes(self._settings, self._pool, self._ledger.state, os.environ).add(app)
         for path in ("/models", "/v1/models"):
             app.router.add_get(path, self._guarded(self._models))
         app.router.add_get("/props", self._guarded(self._props))
@@ -104,6 +108,8 @@ class FakeServer:
     def _check_access(self, http: web.Request) -> None:
         """Refuses a wrong key, and every request while the model loads."""
         key = self._settings.api_key
+        if self._settings.is_vllm and not http.path.startswith(GUARDED_PREFIX):
+            key = ""
         if key and http.headers.get("Authorization") != f"Bearer {key}" and http.headers.get("X-Api-Key") != key:
             raise RequestError(401, "authentication_error", "Invalid API Key")
         if not self._is_loaded():
@@ -208,7 +214,8 @@ class FakeServer:
 
     async def _models(self, http: web.Request) -> web.StreamResponse:
         del http
-        return json_response(shapes.encode(models_page(self._settings, self._started_at)))
+        page = vllm_models_page(self._settings) if self._settings.is_vllm else None
+        return json_response(shapes.encode(page or models_page(self._settings, self._started_at)))
 
     async def _props(self, http: web.Request) -> web.StreamResponse:
         del http

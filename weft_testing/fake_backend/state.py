@@ -62,6 +62,10 @@ class FakeState(msgspec.Struct, kw_only=True):
     """The parsed body; none when it was larger than MAX_RECORDED_BODY_BYTES."""
     last_request_headers: dict[str, str] = {}
     """Names in lower case."""
+    aborted_request_ids: list[str] = []
+    """Ids that POST /abort_requests of a vLLM named; "*" for all requests."""
+    remote_calls: list[str] = []
+    """Methods of POST /collective_rpc of a vLLM."""
 
 
 class Outcome:

@@ -194,6 +194,13 @@ def test_what_changes_nothing_is_said(environment: dict[str, str], ignored: str)
     assert [name for name, why in read_environment(environment).ignored if why] == [ignored]
 
 
+def test_variables_that_an_engine_reads_change_something() -> None:
+    environment = read_environment({"VLLM_ATTENTION_BACKEND": "FLASH", "METRICS_PORT": "1", "ENABLE_METRICS": "no"})
+    vllm = {"runtime": "vllm_serve", "models": [{"name": "qwen", "model": "org/qwen"}]}
+    assert [name for name, _ in environment.ignored_by(config(runner=vllm))] == ["METRICS_PORT"]
+    assert [name for name, _ in environment.ignored_by(config())] == ["METRICS_PORT", "VLLM_ATTENTION_BACKEND"]
+
+
 def test_the_only_runner_gets_the_port_of_the_command_line() -> None:
     models = [{"name": "qwen", "path": __file__}]
     assert only_runner(with_http_port(config(runner={"models": models, "http_port": 1}), 8081)).http_port == 8081

@@ -47,6 +47,7 @@ class StepBackend(Backend):
         self.error_when_cancelled: WeftError | None = None
         """Error that it raises in place of a quiet end: a broken connection may be noticed first."""
         self.load_error: Exception | None = None
+        self.sleeps_in_place = False
         self.starts = 0
         self.orders: list[LoadOrder | None] = []
         self.stops = 0
@@ -68,6 +69,9 @@ class StepBackend(Backend):
 
     async def wait_exit(self) -> ExitReport:
         return ExitReport(how=await self.deaths.get(), reason=self.death_reason)
+
+    async def sleep(self) -> bool:
+        return self.sleeps_in_place
 
     async def stop(self) -> None:
         self.stops += 1

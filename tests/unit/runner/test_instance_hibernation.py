@@ -26,6 +26,26 @@ async def test_a_model_that_starts_asleep_is_not_loaded_and_not_a_failure() -> N
         assert refused.value.reason is Reason.BACKEND_NOT_READY
 
 
+async def test_a_backend_that_sleeps_in_its_process_is_not_ended_and_a_start_wakes_it() -> None:
+    async with living() as stage:
+        stage.backend.sleeps_in_place = True
+        starts, stops = stage.backend.starts, stage.backend.stops
+        await stage.instance.unload()
+        assert stage.state == ASLEEP
+        assert stage.backend.stops == stops
+        await stage.instance.wake()
+        assert (stage.state, stage.backend.starts) == ((Phase.READY, ""), starts + 1)
+    assert stage.backend.stops > stops, "the end of the runner ends it"
+
+
+async def test_a_backend_that_cannot_sleep_in_its_process_is_ended() -> None:
+    async with living() as stage:
+        stops = stage.backend.stops
+        await stage.instance.unload()
+        assert stage.state == ASLEEP
+        assert stage.backend.stops == stops + 1
+
+
 async def test_twenty_concurrent_wakes_run_the_recipe_once_and_all_succeed() -> None:
     async with living(start_asleep=True, recipe=WAKE) as stage:
         stage.recipes.go.clear()

@@ -12,7 +12,7 @@ from runner_svc.runtimes import table
 from runner_svc.runtimes.runtime import Runtime
 from weft.kernel.errors import FieldError
 
-OWN = ("ctranslate2", "llama_cpp_python", "llama_server", "openai_http", "openai_remote", "server")
+OWN = ("ctranslate2", "llama_cpp_python", "llama_server", "openai_http", "openai_remote", "server", "vllm_serve")
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "runtimes.md"
 
 

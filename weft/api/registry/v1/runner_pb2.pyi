@@ -226,6 +226,7 @@ class InstanceState(google.protobuf.message.Message):
     USUAL_LOAD_FIELD_NUMBER: builtins.int
     FAULT_COUNT_FIELD_NUMBER: builtins.int
     LAST_FAULT_FIELD_NUMBER: builtins.int
+    ENGINE_LOAD_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by name."""
     phase: global___InstanceState.Phase.ValueType
@@ -264,6 +265,10 @@ class InstanceState(google.protobuf.message.Message):
     def last_fault(self) -> global___InstanceFault:
         """The last of these faults. Not set: there was none."""
 
+    @property
+    def engine_load(self) -> global___EngineLoad:
+        """What the engine itself says about its load. Not set: it does not say, or it does not run."""
+
     def __init__(
         self,
         *,
@@ -281,12 +286,70 @@ class InstanceState(google.protobuf.message.Message):
         usual_load: google.protobuf.duration_pb2.Duration | None = ...,
         fault_count: builtins.int = ...,
         last_fault: global___InstanceFault | None = ...,
+        engine_load: global___EngineLoad | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "context_tokens", b"context_tokens", "detail", b"detail", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "phase", b"phase", "pinned", b"pinned", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "engine_load", b"engine_load", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "context_tokens", b"context_tokens", "detail", b"detail", "engine_load", b"engine_load", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "phase", b"phase", "pinned", b"pinned", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_load_progress", b"_load_progress"]) -> typing.Literal["load_progress"] | None: ...
 
 global___InstanceState = InstanceState
+
+@typing.final
+class EngineLoad(google.protobuf.message.Message):
+    """EngineLoad is an engine's own figures of its load, sampled every few seconds. Counts are since its start."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUNNING_COUNT_FIELD_NUMBER: builtins.int
+    WAITING_COUNT_FIELD_NUMBER: builtins.int
+    KV_CACHE_SHARE_FIELD_NUMBER: builtins.int
+    KV_CACHE_TOKENS_FIELD_NUMBER: builtins.int
+    PREEMPTION_COUNT_FIELD_NUMBER: builtins.int
+    PREFIX_QUERY_TOKENS_FIELD_NUMBER: builtins.int
+    PREFIX_HIT_TOKENS_FIELD_NUMBER: builtins.int
+    running_count: builtins.int
+    """Requests that it computes. Absent: unknown."""
+    waiting_count: builtins.int
+    """Requests that wait in the engine for room in its KV cache. Absent: unknown."""
+    kv_cache_share: builtins.float
+    """Share of the KV cache that is in use, 0 to 1, in steps of 0.01. Absent: unknown."""
+    kv_cache_tokens: builtins.int
+    """Capacity of the KV cache. Absent: unknown."""
+    preemption_count: builtins.int
+    """How often a request lost its place in the KV cache to another one and was computed again. Absent: unknown."""
+    prefix_query_tokens: builtins.int
+    """Prompt tokens that were looked up in the prefix cache. Absent: unknown."""
+    prefix_hit_tokens: builtins.int
+    """Prompt tokens that were found there. Absent: unknown."""
+    def __init__(
+        self,
+        *,
+        running_count: builtins.int | None = ...,
+        waiting_count: builtins.int | None = ...,
+        kv_cache_share: builtins.float | None = ...,
+        kv_cache_tokens: builtins.int | None = ...,
+        preemption_count: builtins.int | None = ...,
+        prefix_query_tokens: builtins.int | None = ...,
+        prefix_hit_tokens: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_kv_cache_share", b"_kv_cache_share", "_kv_cache_tokens", b"_kv_cache_tokens", "_preemption_count", b"_preemption_count", "_prefix_hit_tokens", b"_prefix_hit_tokens", "_prefix_query_tokens", b"_prefix_query_tokens", "_running_count", b"_running_count", "_waiting_count", b"_waiting_count", "kv_cache_share", b"kv_cache_share", "kv_cache_tokens", b"kv_cache_tokens", "preemption_count", b"preemption_count", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "running_count", b"running_count", "waiting_count", b"waiting_count"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_kv_cache_share", b"_kv_cache_share", "_kv_cache_tokens", b"_kv_cache_tokens", "_preemption_count", b"_preemption_count", "_prefix_hit_tokens", b"_prefix_hit_tokens", "_prefix_query_tokens", b"_prefix_query_tokens", "_running_count", b"_running_count", "_waiting_count", b"_waiting_count", "kv_cache_share", b"kv_cache_share", "kv_cache_tokens", b"kv_cache_tokens", "preemption_count", b"preemption_count", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "running_count", b"running_count", "waiting_count", b"waiting_count"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_kv_cache_share", b"_kv_cache_share"]) -> typing.Literal["kv_cache_share"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_kv_cache_tokens", b"_kv_cache_tokens"]) -> typing.Literal["kv_cache_tokens"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_preemption_count", b"_preemption_count"]) -> typing.Literal["preemption_count"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_prefix_hit_tokens", b"_prefix_hit_tokens"]) -> typing.Literal["prefix_hit_tokens"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_prefix_query_tokens", b"_prefix_query_tokens"]) -> typing.Literal["prefix_query_tokens"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_running_count", b"_running_count"]) -> typing.Literal["running_count"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_waiting_count", b"_waiting_count"]) -> typing.Literal["waiting_count"] | None: ...
+
+global___EngineLoad = EngineLoad
 
 @typing.final
 class InstanceFault(google.protobuf.message.Message):

@@ -1,0 +1,1 @@
+"""Runtime vllm_serve: `vllm serve` as a child process."""

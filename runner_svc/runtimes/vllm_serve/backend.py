@@ -1,0 +1,356 @@
+"""The backend of the runtime vllm_serve: `vllm serve` as a supervised child process, on a Unix socket of its own.
+
+Its routes to sleep, to empty the cache and to abort a request exist only in its development mode, and no key protects
+them or the others of that mode, which run code in the engine. The socket is in a folder that only this user can enter.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Container, Mapping, Sequence
+from contextlib import aclosing, suppress
+from pathlib import Path
+
+import msgspec
+from typing_extensions import override
+
+from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ErasedCache, LoadOrder
+from runner_svc.openai_upstream.client import HEALTH, MODELS, Endpoint, OpenAiHttp
+from runner_svc.openai_upstream.errors import JSON_FAULTS
+from runner_svc.policy.load_plan import LoadParameter
+from runner_svc.policy.memory_estimate import ModelShape
+from runner_svc.runtimes.model_engine import ModelContext
+from runner_svc.runtimes.started_server import StartedServer, StartLog
+from runner_svc.runtimes.vllm_serve.arguments import (
+    adapter_name,
+    load_parameters,
+    operations_of,
+    server_arguments,
+    server_environment,
+    sleeps_in_place,
+)
+from runner_svc.runtimes.vllm_serve.load_stages import LoadStages
+from runner_svc.runtimes.vllm_serve.metrics import MAX_PAGE_BYTES, read_load
+from runner_svc.runtimes.vllm_serve.parameters import PARAMETERS
+from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
+from runner_svc.supervise.process_time import GpuTime
+from weft.api.common.v1 import chat_pb2
+from weft.api.registry.v1 import runner_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.service import start_task, stop_tasks
+
+log = get_logger("weft.vllm_serve")
+
+METRICS = "/metrics"
+SAMPLE_SECONDS = 5.0
+"""Interval of the samples of its figures."""
+ROUTE_SECONDS = 5.0
+"""Timeout of a route that answers at once."""
+SLEEP_SECONDS = 120.0
+"""Timeout of a sleep or a wake, which copies the weights between devices and main memory."""
+RESET_TRIES = 10
+RESET_PAUSE_SECONDS = 0.2
+"""The cache is emptied only while no request uses it; what an ended request used is freed a little later."""
+MAX_ABORTS = 1024
+"""Aborts under way; a connection that is closed aborts its request too."""
+MAX_SOCKET_PATH_BYTES = 100
+"""Operating systems allow 104 and more."""
+_LEVEL_WITHOUT_WEIGHTS = 2
+
+
+class _ServedModel(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _ServedModels(msgspec.Struct):
+    data: list[_ServedModel]
+
+
+class _Reset(msgspec.Struct):
+    success: bool = True
+
+
+class _Sleeping(msgspec.Struct):
+    is_sleeping: bool
+
+
+class _VllmStartLog(StartLog):
+    """Also reads how far the load has come."""
+
+    def __init__(self, stages: LoadStages) -> None:
+        super().__init__()
+        self._stages = stages
+
+    @override
+    def read_other(self, line: str) -> None:
+        self._stages.read(line)
+
+
+class VllmServeBackend(StartedServer[VllmServeModel]):
+    """A Backend over one `vllm serve`."""
+
+    engine_parameters = PARAMETERS
+    key_variable = "VLLM_API_KEY"
+
+    def __init__(
+        self,
+        model: VllmServeModel,
+        context: ModelContext,
+        gpu: GpuTime | None = None,
+        shape: ModelShape | None = None,
+    ) -> None:
+        """`shape` is that of the model's files; None: unknown."""
+        super().__init__(model, context, gpu)
+        self._shape = shape
+        self._folder: Path | None = None
+        """The folder of its socket."""
+        self._stages: LoadStages | None = None
+        self._order = LoadOrder()
+        self._facts: BackendFacts | None = None
+        self._sleeps = False
+        self._sampling: asyncio.Task[None] | None = None
+        self._aborts = set[asyncio.Task[None]]()
+        self._engine_load: runner_pb2.EngineLoad | None = None
+
+    @property
+    @override
+    def operations(self) -> frozenset[Operation]:
+        return operations_of(self.model)
+
+    @property
+    @override
+    def load_parameters(self) -> Sequence[LoadParameter]:
+        return load_parameters(self.model, self.context.trained_context_tokens)
+
+    @property
+    @override
+    def cache_isolation(self) -> CacheIsolation:
+        return CacheIsolation.SALT
+
+    @property
+    @override
+    def engine_load(self) -> runner_pb2.EngineLoad | None:
+        return self._engine_load
+
+    @override
+    def load_progress(self) -> float | None:
+        return None if self._stages is None else self._stages.share
+
+    @override
+    def arguments(self, order: LoadOrder, port: int) -> list[str]:
+        return [*server_arguments(self.model, order, self._shape), "--uds", self._socket_path]
+
+    @override
+    def environment(self, order: LoadOrder) -> Mapping[str, str]:
+        return server_environment(self.model, order, self.context.environment)
+
+    @override
+    def start_log(self, order: LoadOrder) -> StartLog:
+        self._stages = LoadStages()
+        return _VllmStartLog(self._stages)
+
+    @override
+    async def address(self, log: StartLog) -> str:
+        return "http://vllm"  # the name of no machine: requests go to the socket
+
+    @override
+    def endpoint(self, base_url: str, api_key: str) -> Endpoint:
+        return Endpoint(
+            base_url=base_url,
+            socket_path=self._socket_path,
+            api_key=api_key,
+            model=self.model.name if self.model.lora_path is None else adapter_name(self.model),
+            parameters=self.parameters,
+        )
+
+    @override
+    async def prepare(self, order: LoadOrder) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="weft-vllm-"))
+        if len(self._socket_path.encode()) > MAX_SOCKET_PATH_BYTES:
+            message = f"the folder for temporary files has too long a path for a socket: {self._folder.parent}"
+            raise WeftError(Reason.CONNECT_FAILED, message)
+
+    @override
+    async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
+        served = await _served_model(http)
+        self._order = order
+        self._facts = BackendFacts(
+            operations=self.operations,
+            context_tokens=served.max_model_len or self.model.slot_context_tokens,
+            slots=int(order.parameters.get("slots", self.model.slots)),
+        )
+        self._stages = None
+        self._begin_sampling(http)
+        return self._facts
+
+    @override
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        order = order or LoadOrder()
+        if (facts := await self._woken(order)) is not None:
+            return facts
+        await self.stop()
+        limit = self.model.start_timeout_seconds
+        try:
+            async with asyncio.timeout(limit):
+                return await super().start(order)
+        except TimeoutError:
+            message = f"it did not answer within start_timeout_seconds, {limit:g} s"
+            raise WeftError(Reason.LOAD_STALLED, message) from None
+
+    @override
+    async def sleep(self) -> bool:
+        http, level = self._http, self.model.sleep_level
+        if http is None or level is None or not sleeps_in_place(self.model, self._order):
+            return False
+        await self._end_sampling()
+        try:
+            await _require_done(http, f"/sleep?level={level}", SLEEP_SECONDS)
+            self._sleeps = await _is_sleeping(http)
+        except WeftError as error:
+            log.warning("vLLM did not go to sleep", model=self.model.name, message=error.message)
+        return self._sleeps
+
+    @override
+    async def stop(self) -> None:
+        self._sleeps, self._stages, self._facts = False, None, None
+        await self._end_sampling()
+        aborts, self._aborts = self._aborts, set()
+        await stop_tasks(aborts)
+        try:
+            await super().stop()
+        finally:
+            folder, self._folder = self._folder, None
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    @override
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        is_over = False
+        try:
+            async with aclosing(super().generate(payload, call)) as frames:
+                async for frame in frames:
+                    yield frame
+            is_over = True
+        finally:
+            if not is_over:
+                self._abort(payload, call.request_id)
+
+    @override
+    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
+        """Empties the whole cache, whatever the slots: vLLM has none."""
+        http = self._running()
+        for tries_left in reversed(range(RESET_TRIES)):
+            status, body = await http.call_route("POST", "/reset_prefix_cache", ROUTE_SECONDS)
+            if status == 404:
+                raise WeftError(Reason.UNSUPPORTED_OPERATION, "this vLLM cannot empty its cache")
+            with suppress(*JSON_FAULTS):
+                if status == 200 and (not body or msgspec.json.decode(body, type=_Reset).success):
+                    return ErasedCache(entry_count=0)
+            if tries_left:
+                await asyncio.sleep(RESET_PAUSE_SECONDS)
+        raise WeftError(Reason.BACKEND_ERROR, "vLLM did not empty its cache, because requests use it")
+
+    @override
+    def _next_port(self, tried: Container[int]) -> int:
+        return 0  # it listens on a socket
+
+    @property
+    def _socket_path(self) -> str:
+        return "" if self._folder is None else str(self._folder / "socket")
+
+    async def _woken(self, order: LoadOrder) -> BackendFacts | None:
+        """Returns the facts once its sleeping process is awake; None: it must be started."""
+        http, facts = self._http, self._facts
+        if not self._sleeps or http is None or facts is None or not _is_same_load(order, self._order):
+            return None
+        try:
+            await self._while_loading(self._wake(http))
+        except WeftError as error:
+            log.warning("vLLM did not wake, and is started again", model=self.model.name, message=error.message)
+            return None
+        self._sleeps, self._order = False, order
+        self._begin_sampling(http)
+        return facts
+
+    async def _wake(self, http: OpenAiHttp) -> None:
+        if self.model.sleep_level == _LEVEL_WITHOUT_WEIGHTS:
+            await _require_done(http, "/wake_up?tags=weights", SLEEP_SECONDS)
+            await _require_done(http, "/collective_rpc", SLEEP_SECONDS, {"method": "reload_weights"})
+            await _require_done(http, "/wake_up?tags=kv_cache", SLEEP_SECONDS)
+        else:
+            await _require_done(http, "/wake_up", SLEEP_SECONDS)
+        if await _is_sleeping(http) or await http.status_of(HEALTH, ROUTE_SECONDS) != 200:
+            raise WeftError(Reason.BACKEND_ERROR, "it still sleeps")
+
+    def _abort(self, payload: GenerationPayload, request_id: str) -> None:
+        """Abort a request whose caller is gone; without an id vLLM would abort every request."""
+        http = self._http
+        if http is None or not request_id or len(self._aborts) >= MAX_ABORTS:
+            return
+        kind = "chatcmpl" if isinstance(payload, chat_pb2.ChatPayload) else "cmpl"
+        task = start_task(_abort_quietly(http, f"{kind}-{request_id}"), name="abort-vllm-request")
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    def _begin_sampling(self, http: OpenAiHttp) -> None:
+        self._sampling = start_task(self._sample(http), name=f"vllm-metrics-{self.model.name}")
+
+    async def _end_sampling(self) -> None:
+        sampling, self._sampling, self._engine_load = self._sampling, None, None
+        if sampling is not None:
+            await stop_tasks([sampling])
+
+    async def _sample(self, http: OpenAiHttp) -> None:
+        while True:
+            with suppress(WeftError):
+                status, page = await http.call_route("GET", METRICS, ROUTE_SECONDS)
+                if status == 200 and len(page) <= MAX_PAGE_BYTES:
+                    self._engine_load = read_load(page.decode(errors="replace"))
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+
+async def _served_model(http: OpenAiHttp) -> _ServedModel:
+    """Returns what the server says about the model. Raises BACKEND_PROTOCOL_ERROR where it does not serve it."""
+    answer = await http.answer_of(MODELS, ROUTE_SECONDS)
+    status, body = (None, b"") if answer is None else answer
+    with suppress(*JSON_FAULTS):
+        if status == 200:
+            for served in msgspec.json.decode(body, type=_ServedModels).data:
+                if served.id == http.endpoint.model:
+                    return served
+    raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"vLLM does not list the model that it serves (status {status})")
+
+
+def _is_same_load(one: LoadOrder, other: LoadOrder) -> bool:
+    """Whether two loads need the same process: the same devices and parameters."""
+    devices = ([share.device_index for share in order.shares or ()] for order in (one, other))
+    first, second = devices
+    return first == second and (one.parameters, one.model_path) == (other.parameters, other.model_path)
+
+
+async def _require_done(
+    http: OpenAiHttp, path: str, timeout_seconds: float, body: Mapping[str, object] | None = None
+) -> None:
+    status, _ = await http.call_route("POST", path, timeout_seconds, msgspec.json.encode(body or {}))
+    if status != 200:
+        raise WeftError(Reason.BACKEND_ERROR, f"vLLM answered {path.partition('?')[0]} with status {status}")
+
+
+async def _is_sleeping(http: OpenAiHttp) -> bool:
+    status, body = await http.call_route("GET", "/is_sleeping", ROUTE_SECONDS)
+    with suppress(*JSON_FAULTS):
+        if status == 200:
+            return msgspec.json.decode(body, type=_Sleeping).is_sleeping
+    raise WeftError(Reason.BACKEND_ERROR, f"vLLM does not tell whether it sleeps (status {status})")
+
+
+async def _abort_quietly(http: OpenAiHttp, request_id: str) -> None:
+    with suppress(WeftError):
+        await http.call_route(
+            "POST", "/abort_requests", ROUTE_SECONDS, msgspec.json.encode({"request_ids": [request_id]})
+        )

@@ -1,0 +1,297 @@
+"""The backend of vLLM against a fake of `vllm serve`: its socket, sleep, cache, aborts, figures and faults."""
+
+import asyncio
+import stat
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import psutil
+import pytest
+from kit.engine_settings import engine_settings
+from own_children import own_children
+
+from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo, LoadOrder
+from runner_svc.policy.timeouts import StopGraces
+from runner_svc.runtimes.vllm_serve import backend as module
+from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend
+from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
+from weft.api.common.v1 import chat_pb2, embedding_pb2, tokenize_pb2
+from weft.api.registry.v1.lease_pb2 import DeviceBytes
+from weft.dispatch.frames import Frame
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.telemetry import new_traceparent
+from weft_testing.fake_backend.process import fake_backend_command
+from weft_testing.fake_backend.state import FakeState
+
+GRACES = StopGraces(first_term_seconds=0.5, second_term_seconds=0.5)
+ON_A_DEVICE = LoadOrder(shares=(DeviceBytes(device_index=0, bytes=2**30),), hides_devices=True)
+
+
+def _backend(switches: dict[str, Any] | None = None, **settings: Any) -> VllmServeBackend:
+    settings = {"name": "smol", "model": "org/model", "load_stall_seconds": 10.0, "graces": GRACES, **settings}
+    command = tuple(fake_backend_command(**(switches or {})))
+    return VllmServeBackend(*engine_settings(VllmServeModel, command=command, **settings))
+
+
+@asynccontextmanager
+async def _started(
+    backend: VllmServeBackend, order: LoadOrder | None = None
+) -> AsyncGenerator[tuple[BackendFacts, psutil.Process]]:
+    async with asyncio.timeout(20.0):
+        facts = await backend.start(order)
+    try:
+        yield facts, psutil.Process(backend.process_id)
+    finally:
+        await backend.stop()
+
+
+def _call(request_id: str = "r1", **given: Any) -> CallInfo:
+    return CallInfo(request_id=request_id, traceparent=new_traceparent(), **given)
+
+
+def _chat(**fields: Any) -> chat_pb2.ChatPayload:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
+    return chat_pb2.ChatPayload(messages=[message], **fields)
+
+
+async def _frames(backend: VllmServeBackend, **given: Any) -> list[Frame]:
+    async with asyncio.timeout(10.0):
+        return [frame async for frame in backend.generate(_chat(), _call(**given))]
+
+
+def _socket(backend: VllmServeBackend) -> Path:
+    arguments = psutil.Process(backend.process_id).cmdline()
+    return Path(arguments[arguments.index("--uds") + 1])
+
+
+async def _state(backend: VllmServeBackend) -> FakeState:
+    connector = aiohttp.UnixConnector(str(_socket(backend)))
+    async with aiohttp.ClientSession(connector=connector) as session, session.get("http://fake/fake/state") as answer:
+        return msgspec.json.decode(await answer.read(), type=FakeState)
+
+
+async def _until(condition: Any) -> None:
+    for _ in range(1000):
+        if await condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen within 10 s")
+
+
+async def test_it_serves_on_a_socket_that_only_its_user_reaches_and_on_no_port() -> None:
+    backend = _backend()
+    async with _started(backend) as (facts, process):
+        folder = _socket(backend).parent
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert not [each for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+        assert facts == BackendFacts(
+            operations=frozenset({Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}),
+            context_tokens=2048,
+            slots=4,
+        )
+        assert await _frames(backend)
+    assert not folder.exists()
+
+
+async def test_what_a_load_says_reaches_the_facts() -> None:
+    order = LoadOrder(parameters={"slots": 2, "context_tokens": 512})
+    async with _started(_backend(), order) as (facts, _):
+        assert (facts.context_tokens, facts.slots) == (512, 2)
+
+
+async def test_the_key_of_each_start_travels_in_the_environment_and_is_needed() -> None:
+    backend = _backend()
+    async with _started(backend) as (_, process):
+        key = process.environ()["VLLM_API_KEY"]
+        assert key
+        assert key not in " ".join(process.cmdline())
+        connector = aiohttp.UnixConnector(str(_socket(backend)))
+        async with aiohttp.ClientSession(connector=connector) as session, session.get("http://x/v1/models") as answer:
+            assert answer.status == 401
+
+
+async def test_its_output_tells_how_far_a_load_has_come() -> None:
+    backend = _backend({"load_seconds": 0.5})
+    assert backend.load_progress() is None
+    starting = asyncio.create_task(backend.start())
+    try:
+
+        async def serves() -> bool:
+            return (backend.load_progress() or 0.0) >= 0.95
+
+        await _until(serves)
+        assert not starting.done()
+        await starting
+        assert backend.load_progress() is None
+    finally:
+        await backend.stop()
+
+
+async def test_a_start_has_a_timeout_of_its_own_and_leaves_nothing() -> None:
+    children = own_children()
+    backend = _backend({"never_healthy": True}, start_timeout_seconds=1.0)
+    with pytest.raises(WeftError) as failed:
+        await backend.start()
+    assert failed.value.reason is Reason.LOAD_STALLED
+    assert "start_timeout_seconds, 1 s" in failed.value.message
+    assert own_children() == children
+
+
+async def test_a_server_of_another_model_is_not_taken() -> None:
+    other = _backend(extra_arguments=("--alias", "other"))
+    with pytest.raises(WeftError) as failed:
+        await other.start()
+    assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+
+
+async def test_a_closed_answer_is_aborted_by_its_id_and_by_no_other() -> None:
+    backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
+    async with _started(backend):
+        async with aclosing(backend.generate(_chat(), _call("abc"))) as frames:
+            await anext(frames)
+
+        async def aborted() -> bool:
+            state = await _state(backend)
+            return state.aborted_request_ids == ["chatcmpl-abc"] and state.requests_cancelled == 1
+
+        await _until(aborted)
+
+
+async def test_a_whole_answer_is_not_aborted() -> None:
+    backend = _backend({"answer_tokens": 4})
+    async with _started(backend):
+        await _frames(backend)
+        assert (await _state(backend)).aborted_request_ids == []
+
+
+async def test_the_salt_of_a_tenant_reaches_the_engine() -> None:
+    backend = _backend({"answer_tokens": 4})
+    async with _started(backend):
+        await _frames(backend, cache=CacheUse(salt="tenant-salt"))
+        assert (await _state(backend)).last_request_body["cache_salt"] == "tenant-salt"
+
+
+async def test_the_cache_is_emptied_once_no_request_uses_it() -> None:
+    backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
+    async with _started(backend):
+        frames = backend.generate(_chat(), _call())
+        await anext(frames)
+        erasing = asyncio.create_task(backend.erase_cache())
+        await asyncio.sleep(module.RESET_PAUSE_SECONDS)
+        assert not erasing.done()
+        await frames.aclose()
+        async with asyncio.timeout(10.0):
+            await erasing
+
+
+async def test_a_cache_in_use_is_not_emptied_for_ever() -> None:
+    backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
+    async with _started(backend):
+        async with aclosing(backend.generate(_chat(), _call())) as frames:
+            await anext(frames)
+            with pytest.raises(WeftError) as failed:
+                await backend.erase_cache()
+        assert failed.value.reason is Reason.BACKEND_ERROR
+
+
+async def test_its_figures_are_sampled_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.05)
+    backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
+    async with _started(backend), aclosing(backend.generate(_chat(), _call())) as frames:
+        await anext(frames)
+
+        async def is_seen() -> bool:
+            return backend.engine_load is not None and backend.engine_load.running_count == 1
+
+        await _until(is_seen)
+        found = backend.engine_load
+        assert found is not None
+        assert found.kv_cache_tokens == 4 * 2048
+        assert found.prefix_query_tokens > 0
+    assert backend.engine_load is None
+
+
+async def test_it_sleeps_in_its_process_and_wakes_in_it() -> None:
+    backend = _backend({"answer_tokens": 4}, sleep_level=1)
+    async with _started(backend, ON_A_DEVICE) as (facts, process):
+        assert await backend.sleep()
+        assert process.is_running()
+        assert await backend.start(ON_A_DEVICE) == facts
+        assert backend.process_id == process.pid
+        assert await _frames(backend)
+
+
+async def test_weights_that_a_sleep_dropped_are_loaded_again() -> None:
+    backend = _backend({"answer_tokens": 4}, sleep_level=2)
+    async with _started(backend, ON_A_DEVICE) as (_, process):
+        assert await backend.sleep()
+        await backend.start(ON_A_DEVICE)
+        assert backend.process_id == process.pid
+        assert (await _state(backend)).remote_calls == ["reload_weights"]
+
+
+@pytest.mark.parametrize("order", [LoadOrder(), LoadOrder(shares=())], ids=["no ledger", "no device"])
+async def test_it_is_ended_instead_of_sleeping_where_it_has_no_device(order: LoadOrder) -> None:
+    async with _started(backend := _backend(sleep_level=1), order):
+        assert not await backend.sleep()
+
+
+async def test_it_is_ended_instead_of_sleeping_unless_that_is_set() -> None:
+    async with _started(backend := _backend(), ON_A_DEVICE):
+        assert not await backend.sleep()
+
+
+async def test_a_sleeping_process_is_replaced_for_another_load() -> None:
+    backend = _backend(sleep_level=1)
+    async with _started(backend, ON_A_DEVICE) as (_, process):
+        assert await backend.sleep()
+        other = LoadOrder(shares=ON_A_DEVICE.shares, hides_devices=True, parameters={"slots": 2})
+        facts = await backend.start(other)
+        assert facts.slots == 2
+        assert not process.is_running()
+
+
+async def test_a_sleeping_process_that_died_is_started_again() -> None:
+    children = own_children()
+    backend = _backend({"answer_tokens": 4}, sleep_level=1)
+    async with _started(backend, ON_A_DEVICE) as (_, process):
+        assert await backend.sleep()
+        process.kill()
+        await backend.start(ON_A_DEVICE)
+        assert backend.process_id != process.pid
+        assert await _frames(backend)
+    assert own_children() == children
+
+
+async def test_tokens_are_counted_as_vllm_counts_them() -> None:
+    async with _started(backend := _backend()):
+        result = await backend.tokenize(tokenize_pb2.TokenizePayload(text="one two three"), _call())
+        assert result.count > 0
+        assert result.max_context_tokens == 2048
+
+
+async def test_a_model_of_one_kind_does_nothing_else() -> None:
+    async with _started(backend := _backend({}, kind="reranking")) as (facts, _):
+        assert facts.operations == {Operation.RERANK, Operation.TOKENIZE}
+        with pytest.raises(WeftError) as refused:
+            await backend.embed(embedding_pb2.EmbeddingPayload(), _call())
+        assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
+
+
+async def test_a_folder_for_sockets_with_too_long_a_path_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with pytest.raises(WeftError) as failed:
+        await _backend().start()
+    assert failed.value.reason is Reason.CONNECT_FAILED
+    assert "too long a path" in failed.value.message
+    assert list(deep.iterdir()) == []
