@@ -5,7 +5,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack, cast
 
 import grpc
 
@@ -159,6 +159,29 @@ class ServiceClient:
 
     def _failure(self, error: grpc.RpcError) -> WeftError:
         return error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+
+
+class MeshServiceClient(ServiceClient):
+    """Base of the clients of one service of a mesh, which are found by its home."""
+
+    service: ClassVar[Literal["router", "registry"]] = "router"
+    """The service that is called."""
+    call_timeout_seconds: ClassVar[float] = 10.0
+    """Timeout of a call."""
+
+    def __init__(self, target: str, timeout_seconds: float | None = None) -> None:
+        """`timeout_seconds` of a call; None: `call_timeout_seconds`."""
+        super().__init__(target, self.call_timeout_seconds if timeout_seconds is None else timeout_seconds)
+
+    @classmethod
+    def connect(
+        cls, target: str | None = None, *, home: Path | str | None = None, timeout_seconds: float | None = None
+    ) -> Self:
+        """Connects to the service at a gRPC target, or of the mesh that runs on `home`.
+
+        Raises SERVICE_UNAVAILABLE when none runs.
+        """
+        return cls(target or mesh_address(home, cls.service), timeout_seconds)
 
 
 def registry_failure(error: grpc.RpcError, target: str) -> WeftError:

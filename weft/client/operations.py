@@ -13,34 +13,24 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc
-from weft.client._channel import ServiceClient, mesh_address
+from weft.client._channel import MeshServiceClient
 from weft.kernel.names import new_id
 
-CALL_TIMEOUT_SECONDS = 10.0
 PAGE_SIZE = 1000
 OPERATION_PREFIX = "operations/"
 
 pb = operation_service_pb2
 
 
-def connect_operations(
-    target: str | None = None, *, home: Path | str | None = None, timeout_seconds: float = CALL_TIMEOUT_SECONDS
-) -> "Operations":
-    """Connects to the registry at a gRPC target, or of the mesh that runs on `home`.
-
-    Raises SERVICE_UNAVAILABLE when none runs.
-    """
-    return Operations(target or mesh_address(home, "registry"), timeout_seconds)
-
-
-class Operations(ServiceClient):
+class Operations(MeshServiceClient):
     """Calls on one registry. Every failure is a WeftError with a reason."""
 
-    def __init__(self, target: str, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
+    service = "registry"
+
+    def __init__(self, target: str, timeout_seconds: float | None = None) -> None:
         super().__init__(target, timeout_seconds)
         self._stub = operation_service_pb2_grpc.OperationServiceStub(self._channel)
         self._leases = lease_service_pb2_grpc.LeaseServiceStub(self._channel)
@@ -109,6 +99,9 @@ class Operations(ServiceClient):
         """Returns the VRAM ledger of one host, or of all hosts."""
         request = lease_service_pb2.ListHostMemoryRequest(host=host)
         return list(self._call(self._leases.ListHostMemory, request).hosts)
+
+
+connect_operations = Operations.connect
 
 
 _ENDED = frozenset(

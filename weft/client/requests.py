@@ -6,30 +6,16 @@ with connect_requests() as requests:
     print(requests.get("req_1f3a"))
 """
 
-from pathlib import Path
-
 from weft.api.router.v1 import request_pb2, request_service_pb2, request_service_pb2_grpc
-from weft.client._channel import ServiceClient, mesh_address
-
-CALL_TIMEOUT_SECONDS = 10.0
+from weft.client._channel import MeshServiceClient
 
 pb = request_service_pb2
 
 
-def connect_requests(
-    target: str | None = None, *, home: Path | str | None = None, timeout_seconds: float = CALL_TIMEOUT_SECONDS
-) -> "Requests":
-    """Connects to the router at a gRPC target, or of the mesh that runs on `home`.
-
-    Raises SERVICE_UNAVAILABLE when none runs.
-    """
-    return Requests(target or mesh_address(home), timeout_seconds)
-
-
-class Requests(ServiceClient):
+class Requests(MeshServiceClient):
     """Calls on one router. Every failure is a WeftError with a reason."""
 
-    def __init__(self, target: str, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
+    def __init__(self, target: str, timeout_seconds: float | None = None) -> None:
         super().__init__(target, timeout_seconds)
         self._stub = request_service_pb2_grpc.RequestServiceStub(self._channel)
 
@@ -48,3 +34,6 @@ class Requests(ServiceClient):
         """Returns recent clients, by id."""
         found: pb.ListClientsResponse = self._call(self._stub.ListClients, pb.ListClientsRequest())
         return found
+
+
+connect_requests = Requests.connect

@@ -8,7 +8,6 @@ with connect_registry() as registry:
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -28,7 +27,7 @@ from weft.api.registry.v1 import (
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
-from weft.client._channel import ServiceClient, mesh_address, open_mesh_channel, registry_failure
+from weft.client._channel import MeshServiceClient, ServiceClient, open_mesh_channel, registry_failure
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
     AnyDocument,
@@ -56,20 +55,13 @@ PAGE_SIZE = 1000
 pb = registry_service_pb2
 
 
-def connect_registry(
-    target: str | None = None, *, home: Path | str | None = None, timeout_seconds: float = CALL_TIMEOUT_SECONDS
-) -> "Registry":
-    """Connects to the registry at a gRPC target, or of the mesh that runs on `home`.
-
-    Raises SERVICE_UNAVAILABLE when none runs.
-    """
-    return Registry(target or mesh_address(home, "registry"), timeout_seconds)
-
-
-class Registry(ServiceClient):
+class Registry(MeshServiceClient):
     """Calls on one registry. Every failure is a WeftError with a reason."""
 
-    def __init__(self, target: str, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
+    service = "registry"
+    call_timeout_seconds = CALL_TIMEOUT_SECONDS
+
+    def __init__(self, target: str, timeout_seconds: float | None = None) -> None:
         super().__init__(target, timeout_seconds)
         self._stub = registry_service_pb2_grpc.RegistryServiceStub(self._channel)
         self._declarations = declaration_service_pb2_grpc.DeclarationServiceStub(self._channel)
@@ -175,6 +167,9 @@ class Registry(ServiceClient):
     @override
     def _failure(self, error: grpc.RpcError) -> WeftError:
         return registry_failure(error, self._target)
+
+
+connect_registry = Registry.connect
 
 
 def describe_runner(address: str, log_line_count: int = 0) -> runner_service_pb2.DescribeResponse | None:

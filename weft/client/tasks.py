@@ -9,36 +9,24 @@ with connect_tasks() as tasks:
 """
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Unpack
 
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
-from weft.client._channel import ServiceClient, mesh_address
+from weft.client._channel import MeshServiceClient
 from weft.client._messages import ChatOptions, Message, chat_request
 from weft.kernel.errors import invalid_field
 
-CALL_TIMEOUT_SECONDS = 10.0
 MAX_PAGE = 1_000
 _ENDED = frozenset({task_pb2.TASK_STATE_COMPLETED, task_pb2.TASK_STATE_FAILED, task_pb2.TASK_STATE_CANCELLED})
 _STATES = {name.removeprefix("TASK_STATE_").lower(): value for name, value in task_pb2.TaskState.items() if value}
 
 
-def connect_tasks(
-    target: str | None = None, *, home: Path | str | None = None, timeout_seconds: float = CALL_TIMEOUT_SECONDS
-) -> "Tasks":
-    """Connects to the router at a gRPC target, or of the mesh that runs on `home`.
-
-    Raises SERVICE_UNAVAILABLE when none runs.
-    """
-    return Tasks(target or mesh_address(home), timeout_seconds)
-
-
-class Tasks(ServiceClient):
+class Tasks(MeshServiceClient):
     """Calls on one router. Every failure is a WeftError with a reason."""
 
-    def __init__(self, target: str, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
+    def __init__(self, target: str, timeout_seconds: float | None = None) -> None:
         super().__init__(target, timeout_seconds)
         self._stub = task_service_pb2_grpc.TaskServiceStub(self._channel)
 
@@ -103,6 +91,9 @@ class Tasks(ServiceClient):
         request = pb.WatchTaskRequest(id=task_id, after_event=after_event)
         for response in self._stream(self._stub.WatchTask(request, timeout=timeout_seconds)):
             yield response.task if response.HasField("task") else response.piece
+
+
+connect_tasks = Tasks.connect
 
 
 def has_ended(task: task_pb2.Task) -> bool:
