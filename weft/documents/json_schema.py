@@ -1,14 +1,22 @@
-"""JSON schemas of messages as documents: from the descriptors, the options and the comments of the protos."""
+"""JSON schemas of messages as documents: from the descriptors, the options and the comments of the protos.
+
+The comments are read from the .proto files, which are in the package and beside it in a checkout; only when a schema is
+made.
+"""
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, OneofDescriptor
 from google.protobuf.message import Message
 
+import weft
 from weft.api.common.v1 import document_pb2 as pb
 from weft.documents.codec import (
     UNKNOWN,
@@ -23,10 +31,57 @@ from weft.documents.codec import (
     value_oneof_of,
 )
 from weft.documents.computed import COMPUTED
-from weft.documents.proto_comments import comment_of
 from weft.kernel.field_rules import DURATION, TIMESTAMP, enum_words, rules_of
 from weft.kernel.names import MAX_NAME_CHARS
 from weft.kernel.units import MAX_DURATION_CHARS
+
+_BLOCK = re.compile(r"(?:message|enum|oneof)\s+(\w+)\s*\{")
+_MEMBER = re.compile(r"(?:optional |repeated )?(?:map<[^>]+>|[\w.]+)? ?\b(\w+) = \d+")
+
+
+def comment_of(file: str, full_name: str) -> str:
+    """Returns the comment above a message, an enum, a field or an enum's value of a file; empty: there is none."""
+    return _comments(file).get(full_name, "")
+
+
+@cache
+def _comments(file: str) -> Mapping[str, str]:
+    package = Path(weft.__file__).parent
+    folder = next((each for each in (package / "protos", package.parent / "protos") if (each / file).is_file()), None)
+    return MappingProxyType({} if folder is None else dict(_read((folder / file).read_text("utf-8"))))
+
+
+def _read(text: str) -> Iterator[tuple[str, str]]:
+    """Yields the comments of a file by full name. A oneof is no scope: its fields are those of the message."""
+    scope: list[str] = []
+    comment: list[str] = []
+    option_depth = 0
+    for line in map(str.strip, text.splitlines()):
+        block = _BLOCK.match(line)
+        member = None if option_depth else _MEMBER.match(line)
+        if line.startswith("//"):
+            comment.append(line.removeprefix("//").strip())
+            continue
+        if line.startswith("package "):
+            scope = [line.removeprefix("package ").rstrip(";")]
+        elif block is not None and not option_depth:
+            yield _name(scope, block[1]), " ".join(comment)
+            # An empty block ends where it begins.
+            if not line.endswith("}"):
+                scope.append("" if line.startswith("oneof") else block[1])
+        elif member is not None and not line.startswith("option "):
+            yield _name(scope, member[1]), " ".join(comment)
+        if block is None:
+            option_depth += line.count("{") + line.count("[") - line.count("}") - line.count("]")
+        if option_depth < 0:
+            option_depth = 0
+            scope.pop()
+        comment = []
+
+
+def _name(scope: list[str], name: str) -> str:
+    return ".".join([part for part in scope if part] + [name])
+
 
 Schema = dict[str, Any]
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1

@@ -15,8 +15,7 @@ from weft.api.registry.v1 import agent_pb2, event_pb2, lease_service_pb2, model_
 from weft.api.router.v1 import request_pb2, request_service_pb2, task_pb2, task_service_pb2
 from weft.api.runner.v1 import load_pb2
 from weft.documents.codec import camel, document_of, plan_of, without_defaults
-from weft.documents.json_schema import SchemaSet
-from weft.documents.proto_comments import comment_of
+from weft.documents.json_schema import SchemaSet, comment_of
 from weft.documents.reader import read_message
 from weft.kernel.field_rules import RuleError
 
