@@ -69,6 +69,18 @@ class Forget(msgspec.Struct, tag="forget"):
     id: int
 
 
+class Sleep(msgspec.Struct, tag="sleep"):
+    """Free the memory of the model and keep the process; answered with Done. Sent without running requests."""
+
+    id: int
+
+
+class Wake(msgspec.Struct, tag="wake"):
+    """Load the model again after Sleep; answered with Done."""
+
+    id: int
+
+
 class Cancel(msgspec.Struct, tag="cancel"):
     """Stop the work on a cancelled request."""
 
@@ -163,7 +175,7 @@ class Pong(msgspec.Struct, tag="pong"):
     id: int
 
 
-Work = Generate | Embed | Forget
+Work = Generate | Embed | Forget | Sleep | Wake
 EngineRequest = Work | Tokenize
 """Requests whose answers end with Done or Failed."""
 ToEngine = EngineRequest | Cancel | Ping

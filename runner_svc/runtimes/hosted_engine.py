@@ -27,10 +27,12 @@ from runner_svc.engine_host.messages import (
     Forget,
     PromptProgress,
     Ready,
+    Sleep,
     Token,
     Tokenize,
     Tokens,
     Vector,
+    Wake,
 )
 from runner_svc.engine_host.request import AnswerReader, PreparedRequest, prepare
 from runner_svc.environments.environment import EngineEnvironment
@@ -42,11 +44,16 @@ from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox, check_
 from weft.api.common.v1 import chat_pb2, embedding_pb2, tokenize_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
+log = get_logger("weft.runner")
+
 ERASE_SECONDS = 30.0
 """Maximum wait for running requests before the cache is erased."""
+SLEEP_SECONDS = 30.0
+"""Maximum time in which an engine frees its memory; then it is ended."""
 BOOTSTRAP = Path(__file__).parents[1] / "engine_host" / "bootstrap.py"
 
 Settings = TypeVar("Settings", bound=FileModelSettings)
@@ -80,10 +87,18 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
         self._slots, self._free = 1, asyncio.Semaphore(1)
         """One place per running request: admission admits no more, but a cancelled one may still be ending."""
         self._erasing = asyncio.Lock()
+        self._started: tuple[LoadOrder, BackendFacts] | None = None
+        """The order of the present process, and what became of it; None: none is ready."""
+        self._asleep = False
 
     @abstractmethod
     def arguments(self, order: LoadOrder, socket: Path) -> list[str]:
         """Returns the command line of the host program after its command."""
+
+    @property
+    def sleeps_in_place(self) -> bool:
+        """Whether the engine can free its memory and keep its process, and is configured so."""
+        return False
 
     @abstractmethod
     def operations(self) -> frozenset[Operation]:
@@ -128,6 +143,8 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
         """See Backend.start. Raises also TEMPLATE_FAILED for an unsafe chat template."""
         order, model = order or LoadOrder(), self.model
         self.check_load(order.parameters)
+        if (facts := await self._woken(order)) is not None:
+            return facts
         self._loading = True
         try:
             self._templates = await read_templates(order.model_path or model.file, model.chat_template_file)
@@ -146,11 +163,49 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
             self._loading = False
         self._slots, self._free = ready.slots, asyncio.Semaphore(ready.slots)
         operations = self.operations() - (frozenset() if self._templates.usual is not None else {Operation.CHAT})
-        return BackendFacts(operations=operations, context_tokens=ready.context_tokens, slots=ready.slots)
+        facts = BackendFacts(operations=operations, context_tokens=ready.context_tokens, slots=ready.slots)
+        self._started = order, facts
+        return facts
+
+    @override
+    async def sleep(self) -> bool:
+        if self._channel is None or self._started is None or not self.sleeps_in_place:
+            return False
+        if self._started[0].shares:
+            # The lease of its memory is given back now, and a process keeps some of a device for as long as it runs.
+            return False
+        try:
+            async with asyncio.timeout(SLEEP_SECONDS), self._all_slots():
+                await self._do(self._channel, Sleep(self._channel.next_id()))
+        except (TimeoutError, WeftError, ChannelClosedError) as error:
+            log.warning("an engine did not go to sleep", model=self.model.name, message=str(error))
+            return False
+        self._asleep = True
+        return True
+
+    async def _woken(self, order: LoadOrder) -> BackendFacts | None:
+        """Wake an engine that sleeps, and return its facts; None: there is none that can be woken for this order."""
+        asleep, self._asleep = self._asleep, False
+        if not asleep or self._channel is None or self._started is None:
+            return None
+        channel, (before, facts) = self._channel, self._started
+        try:
+            if order == before:
+                waking = self._do(channel, Wake(channel.next_id()))
+                await self._process.while_loading(waking, self.context.load_stall_seconds)
+                return facts
+        except (WeftError, ChannelClosedError) as error:
+            log.warning("an engine was not woken and starts again", model=self.model.name, message=str(error))
+        except BaseException:
+            await self.stop()
+            raise
+        await self.stop()
+        return None
 
     @override
     async def stop(self) -> None:
         channel, self._channel = self._channel, None
+        self._started, self._asleep = None, False
         try:
             await self._process.stop()
         finally:
@@ -252,6 +307,12 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
         except ChannelClosedError:
             raise await self._explain_break() from None
 
+    async def _do(self, channel: EngineChannel, request: Sleep | Wake) -> None:
+        """Return once the engine has done something that has no other answer."""
+        async with aclosing(channel.answers_to(request)) as arrivals:
+            async for _ in arrivals:
+                pass
+
     @asynccontextmanager
     async def _all_slots(self) -> AsyncGenerator[None]:
         """Hold every slot of the engine, once its running requests have ended."""
@@ -262,7 +323,7 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
             yield
 
     def _running(self) -> EngineChannel:
-        if self._channel is None:
+        if self._channel is None or self._asleep:
             raise WeftError(Reason.BACKEND_NOT_READY, "the backend is not running")
         return self._channel
 

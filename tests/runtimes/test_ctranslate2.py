@@ -242,3 +242,18 @@ async def test_every_declared_load_parameter_is_taken_by_the_library() -> None:
         assert "Paris" in (await _answer(backend, _chat("What is the capital of France?")))[0]
     finally:
         await backend.stop()
+
+
+async def test_a_model_that_sleeps_has_freed_its_memory_and_wakes_in_its_process() -> None:
+    async with _running(sleeps_in_place=True) as (backend, facts):
+        assert backend.process_id is not None
+        process = psutil.Process(backend.process_id)
+        await _answer(backend, _chat("word " * 300, 1))
+        before = process.memory_info().rss
+        assert await backend.sleep()
+        # 135 MB of weights, and 138 KB of keys and values for each of 300 kept tokens.
+        assert process.memory_info().rss < before - 120_000_000
+        assert await backend.start() == facts
+        assert backend.process_id == process.pid
+        assert "Paris" in (await _answer(backend, _chat("What is the capital of France?")))[0]
+    assert not process.is_running()

@@ -35,6 +35,11 @@ class CTranslate2Backend(HostedBackend[CTranslate2Model]):
     def load_parameters(self) -> Sequence[LoadParameter]:
         return load_parameters(self.model)
 
+    @property
+    @override
+    def sleeps_in_place(self) -> bool:
+        return self.model.sleeps_in_place
+
     @override
     def arguments(self, order: LoadOrder, socket: Path) -> list[str]:
         return host_arguments(self.model, socket, order)

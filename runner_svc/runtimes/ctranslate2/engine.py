@@ -15,9 +15,11 @@ from runner_svc.engine_host.messages import (
     Forget,
     Generate,
     Ready,
+    Sleep,
     Token,
     Tokenize,
     Tokens,
+    Wake,
     Work,
 )
 from runner_svc.engine_host.stop_strings import StopMatcher
@@ -95,6 +97,12 @@ class CTranslate2Engine:
                 raise RefusedError("UNSUPPORTED_OPERATION", "CTranslate2 gives no embeddings of this model")
             case Forget():
                 job.send(Done(id=request.id, prompt_tokens=self._drop_prefixes()))
+            case Sleep():
+                self._unload()
+                job.send(Done(id=request.id, prompt_tokens=0))
+            case Wake():
+                self._load_again()
+                job.send(Done(id=request.id, prompt_tokens=0))
 
     def _generate(self, request: Generate, job: Job) -> None:
         prompts = [self._tokens(prompt, request.has_template) for prompt in request.prompts]
@@ -241,17 +249,24 @@ class CTranslate2Engine:
 
     def _drop_prefixes(self) -> int:
         """Free the memory of kept prompts, which only a new load of the model does; returns their tokens."""
-        count = self._prefixes.forget()
-        began = time.monotonic()
+        count = self._prefixes.usable_tokens
+        self._unload()
+        self._load_again()
+        return count
+
+    def _unload(self) -> None:
+        self._prefixes.forget()
         self._generator.unload_model()
         if self._generator.model_is_loaded:
-            raise RefusedError("BACKEND_NOT_READY", "the engine is at work; what it keeps cannot be dropped now")
+            raise RefusedError("BACKEND_NOT_READY", "the engine is at work; its memory cannot be freed now")
+        self._prefixes.reloaded()
         _return_free_memory()
+
+    def _load_again(self) -> None:
+        began = time.monotonic()
         self._generator.load_model()
         self._loaded_at = time.monotonic()
         self._load_seconds = self._loaded_at - began
-        self._prefixes.reloaded()
-        return count
 
 
 def _return_free_memory() -> None:

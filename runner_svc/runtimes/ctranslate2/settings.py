@@ -47,6 +47,9 @@ class CTranslate2Model(FileModelSettings):
     beam_size: Annotated[int, Ge(1), Le(16), PUBLIC] = 1
     """Beams of an answer whose request names none (`beam_size`). With more than 1 an answer comes whole, with a
     warning: a beam search has no text until it ends."""
+    sleeps_in_place: bool = False
+    """Whether it sleeps by unloading the weights in its process, which wakes in a moment. Default: its process is
+    ended, as it always is where it holds memory of accelerators."""
     prefix_cache_tokens: Annotated[int, Ge(0), Le(16_777_216)] | None = None
     """Most tokens of prompts that are kept for later ones; 0 keeps none. Each takes as much memory as a token of the
     context. Default: as many as the context has."""

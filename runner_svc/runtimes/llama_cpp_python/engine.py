@@ -159,6 +159,8 @@ class LlamaCppEngine:
                 self._embed(request)
             case Forget():
                 job.send(Done(id=request.id, prompt_tokens=self._forget()))
+            case _:
+                raise RefusedError("UNSUPPORTED_OPERATION", "the memory of this engine is freed by ending it")
 
     def _load(self, send: Send) -> Any:
         options = self._options

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend
 from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
 from runner_svc.runtimes.hosted_engine import host_command
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
+from weft.api.registry.v1 import lease_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -287,3 +289,56 @@ async def test_the_environment_under_the_home_runs_the_host_program(tmp_path: Pa
     environments = EnvironmentFolder(tmp_path)
     async with _running(_folder(tmp_path / "model"), command=None, environments=environments) as (backend, _):
         assert await _text(backend, _chat())
+
+
+async def test_a_model_sleeps_in_its_process_and_wakes_there(model: Path) -> None:
+    async with _running(model, sleeps_in_place=True) as (backend, facts):
+        engine = backend.process_id
+        assert await _cached(backend, "hello") == 0
+        assert await backend.sleep()
+        assert "unloaded" in backend.log_lines(100)
+        assert backend.process_id == engine
+        with pytest.raises(WeftError) as refused:
+            await _frames(backend, _chat())
+        assert refused.value.reason is Reason.BACKEND_NOT_READY
+        assert await backend.start() == facts
+        assert backend.process_id == engine
+        assert await _cached(backend, "hello") == 0, "nothing of before the sleep is left"
+        watch = asyncio.create_task(backend.wait_exit())
+        await asyncio.sleep(0)
+        assert not watch.done()
+        os.kill(engine or 0, signal.SIGKILL)
+        async with asyncio.timeout(5.0):
+            assert (await watch).reason is Reason.SERVER_DIED, "a death after the wake is noticed"
+
+
+async def test_a_sleeping_engine_is_started_anew_for_other_options_or_after_its_death(model: Path) -> None:
+    async with _running(model, sleeps_in_place=True) as (backend, _):
+        first = backend.process_id
+        assert await backend.sleep()
+        facts = await backend.start(LoadOrder(parameters={"context_tokens": 100}))
+        assert (facts.context_tokens, backend.process_id != first) == (100, True)
+        second = backend.process_id
+        assert await backend.sleep()
+        os.kill(second or 0, signal.SIGKILL)
+        await backend.start(LoadOrder(parameters={"context_tokens": 100}))
+        assert backend.process_id not in (None, first, second)
+        assert await _text(backend, _chat())
+        assert await backend.sleep()
+        await backend.stop()
+        assert backend.process_id is None
+
+
+async def test_an_engine_that_cannot_sleep_in_place_is_to_be_ended(model: Path) -> None:
+    async with _running(model) as (backend, _):
+        assert not await backend.sleep(), "it is not configured so"
+    async with _running(model, {"stays_loaded": True}, sleeps_in_place=True) as (backend, _):
+        assert not await backend.sleep(), "the library has not freed its memory"
+    backend = _backend(model, sleeps_in_place=True)
+    assert not await backend.sleep(), "it does not run"
+    shares = (lease_pb2.DeviceBytes(device_index=0, bytes=1),)
+    await backend.start(LoadOrder(shares=shares))
+    try:
+        assert not await backend.sleep(), "its memory on a device is only free without its process"
+    finally:
+        await backend.stop()

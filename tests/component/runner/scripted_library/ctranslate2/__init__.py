@@ -41,7 +41,7 @@ class Generator:
         self._states: set[tuple[str, ...]] = set()
 
     def unload_model(self) -> None:
-        self.model_is_loaded = False
+        self.model_is_loaded = bool(SWITCHES.get("stays_loaded"))
         self._states.clear()
         sys.stderr.write("unloaded\n")
 
