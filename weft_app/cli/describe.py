@@ -1,9 +1,7 @@
 """`weft describe`: everything known about one resource."""
 
 from collections.abc import Callable
-from typing import Annotated, TypeVar
-
-import typer
+from typing import TypeVar
 
 from weft.client.resources import Registry, connect_registry, describe_runner
 from weft.documents.resource_kinds import ResourceKind
@@ -18,8 +16,8 @@ from weft.documents.resources import (
 from weft.kernel.errors import WeftError
 from weft_app.cli.description import Facts, Rung, description, facts_document
 from weft_app.cli.get import ResourcesArgument
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat
-from weft_app.cli.output import print_document, say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
+from weft_app.cli.output import print_page
 from weft_app.cli.targets import Target, find, one_target
 from weft_app.cli.tasks import describe_task, is_about_tasks
 
@@ -30,9 +28,7 @@ EVENTS = 10
 
 def describe(
     resources: ResourcesArgument,
-    output: Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format; table is text.")] = (
-        OutputFormat.TABLE
-    ),
+    output: PageOutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Show all about one resource: conditions with reasons, pool, process, recent events.
@@ -47,10 +43,7 @@ def describe(
     target = one_target(resources)
     with connect_registry(home=home) as registry:
         facts = gather(registry, target)
-    if output is OutputFormat.TABLE:
-        say(description(facts))
-    else:
-        print_document(facts_document(facts), output)
+    print_page(output, lambda: description(facts), lambda: facts_document(facts))
 
 
 def gather(registry: Registry, target: Target) -> Facts:

@@ -9,8 +9,8 @@ import typer
 from weft.api.router.v1.request_pb2 import DecisionRecord, RequestRecord
 from weft.client.requests import connect_requests
 from weft.documents.codec import document_of, moment_of, word_of
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat
-from weft_app.cli.output import INDENT, Column, TextTable, page, print_document, safe_text, say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
+from weft_app.cli.output import INDENT, Column, TextTable, page, print_page, safe_text
 from weft_app.cli.templates import filled
 
 _CANDIDATES = (
@@ -57,9 +57,7 @@ _COSTS = (
 
 def explain(
     request_id: Annotated[str, typer.Argument(metavar="REQUEST-ID", help="Request id, as in the header x-request-id.")],
-    output: Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format; table is text.")] = (
-        OutputFormat.TABLE
-    ),
+    output: PageOutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Explain the scheduling of a request: what it waited for, which runners could serve it, which one did.
@@ -70,10 +68,7 @@ def explain(
     """
     with connect_requests(home=home) as requests:
         found = requests.get(request_id)
-    if output is OutputFormat.TABLE:
-        say(explanation(found))
-    else:
-        print_document(document_of(found), output)
+    print_page(output, lambda: explanation(found), lambda: document_of(found))
 
 
 def explanation(request: RequestRecord) -> str:

@@ -75,6 +75,7 @@ ConfigOption = Annotated[
     typer.Option("--config", "-c", help="Configuration file; weft.local.yaml in its folder is merged over it."),
 ]
 OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="How to print.")]
+PageOutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format; table is text.")]
 ResourceOutputOption = Annotated[ResourceFormat, typer.Option("--output", "-o", help="How to print.")]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Watch for changes until Ctrl-C.")]
 

@@ -165,6 +165,11 @@ def print_document(document: Any, output: StrEnum) -> None:
     say(document_text(document, output))
 
 
+def print_page(output: StrEnum, text: Callable[[], str], document: Callable[[], Any]) -> None:
+    """Prints what is known of one record: as text for people, or as one document."""
+    say(text() if output == "table" else document_text(document(), output))
+
+
 def document_text(document: Any, output: StrEnum) -> str:
     """Returns one document as JSON or YAML."""
     if output != "yaml":

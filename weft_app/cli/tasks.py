@@ -27,7 +27,7 @@ from weft_app.cli.options import (
     exit_code,
     note,
 )
-from weft_app.cli.output import Column, Listing, page, print_document, safe_text, say
+from weft_app.cli.output import Column, Listing, page, print_page, safe_text, say
 from weft_app.cli.targets import TASK_WORDS
 from weft_app.cli.templates import filled, shortened
 
@@ -126,10 +126,7 @@ def describe_task(words: Sequence[str], output: OutputFormat, home: Path) -> Non
     """Prints all about one task."""
     with connect_tasks(home=home) as tasks:
         found = tasks.get(one_task(words))
-    if output is OutputFormat.TABLE:
-        say("\n".join(_lines(found)) + "\n")
-    else:
-        print_document(document_of(found), output)
+    print_page(output, lambda: "\n".join(_lines(found)) + "\n", lambda: document_of(found))
 
 
 def _lines(found: GetTaskResponse) -> Iterator[str]:
