@@ -15,6 +15,7 @@ from runner_svc.policy.load_plan import LoadParameter, LoadValue, check_paramete
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2, usage_pb2
 from weft.api.registry.v1 import lease_pb2, runner_pb2
+from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError, invalid_field
@@ -247,6 +248,13 @@ class Backend(Protocol):
         An answer proves little; an engine without an answer and without signs of work is frozen.
         """
         ...
+
+    async def engine_claims(self) -> Sequence[runner_service_pb2.EngineClaim]:
+        """Returns what is claimed of the engine, with what is seen of it now; empty: nothing is claimed.
+
+        Takes some seconds, and never raises for an engine that does not keep a claim.
+        """
+        return ()
 
     async def wait_exit(self) -> ExitReport:
         """Return when the engine's process has ended by itself.

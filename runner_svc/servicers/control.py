@@ -62,7 +62,12 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
     ) -> pb.DescribeResponse:
         async with answering(context):
             _require_line_count("log_line_count", request.log_line_count)
-            return self._report.describe(request.log_line_count)
+            described = self._report.describe(request.log_line_count)
+            if request.checks_engine:
+                for description in described.instances:
+                    claims = await self._instance(description.model).backend.engine_claims()
+                    description.engine_claims.extend(claims)
+            return described
         raise AssertionError("abort has raised")
 
     @override

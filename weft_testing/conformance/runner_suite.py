@@ -15,6 +15,7 @@ from weft.dispatch.tickets import Action
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
+from weft_testing.conformance.engine_claims import engine_claims
 from weft_testing.conformance.runner_requests import (
     ENDED_EARLY,
     NOTICE_SECONDS,
@@ -251,6 +252,7 @@ DATA_CHECKS = (
         chats=True,
     ),
     Check(name="request-record", promise="knows what a request is doing", run=request_record, chats=True),
+    Check(name="engine-claims", promise="says of its engine what the engine does", run=engine_claims, chats=True),
 )
 
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 SNAPSHOT_SECONDS = 10.0
 CALL_SECONDS = 10.0
 """Timeout of control plane calls."""
+CLAIMS_SECONDS = 120.0
+"""Timeout of a description for which the engine is looked at."""
 POLL_SECONDS = 0.02
 TENANT = "conformance"
 
@@ -152,6 +154,15 @@ class RunnerUnderTest:
         request = runner_service_pb2.DescribeRequest(log_line_count=log_lines)
         with _errors_of_the_runner():
             return await self._control.Describe(request, metadata=self._metadata, timeout=CALL_SECONDS)
+        raise AssertionError
+
+    async def engine_claims(self) -> list[runner_service_pb2.EngineClaim]:
+        """Returns what the runner claims of the model's engine, with what it sees of it now. Raises WeftError."""
+        request = runner_service_pb2.DescribeRequest(checks_engine=True)
+        with _errors_of_the_runner():
+            response = await self._control.Describe(request, metadata=self._metadata, timeout=CLAIMS_SECONDS)
+            described = [each for each in response.instances if each.model == self.model]
+            return [claim for each in described for claim in each.engine_claims]
         raise AssertionError
 
     async def state(self) -> runner_pb2.InstanceState:

@@ -8,23 +8,29 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from runner_svc.backend.port import BackendFacts, CacheIsolation, ErasedCache, LoadOrder
-from runner_svc.openai_upstream.client import MODELS, Endpoint, OpenAiHttp
+from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ErasedCache, LoadOrder
+from runner_svc.openai_upstream.client import CHAT, MODELS, Endpoint, OpenAiHttp
 from runner_svc.policy.model_names import listed_models, not_listed_message
 from runner_svc.runtimes.model_engine import ModelContext
+from runner_svc.runtimes.server.claims import claims_of, missing_metrics
 from runner_svc.runtimes.server.placeholders import filled
 from runner_svc.runtimes.server.presets import OTHER_PROGRAM, PRESETS, Route, ServerPreset
 from runner_svc.runtimes.server.settings import ServerModel
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.supervise.process_time import GpuTime
+from weft.api.common.v1 import tokenize_pb2
+from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.errors import WeftError
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+from weft.kernel.telemetry import new_traceparent
 
 LIST_SECONDS = 5.0
 FLUSH_SECONDS = 30.0
 _OK = 200
 _NOT_FOUND = 404
+_REFUSED = frozenset({401, 403})
 
 
 def preset_of(model: ServerModel) -> ServerPreset:
@@ -105,6 +111,61 @@ class ServerBackend(StartedServer[ServerModel]):
         if status != _OK:
             raise WeftError(Reason.BACKEND_ERROR, f"the server did not erase its cache (status {status})")
         return ErasedCache(entry_count=0)
+
+    @override
+    async def engine_claims(self) -> Sequence[runner_service_pb2.EngineClaim]:
+        http = self._http
+        seen: dict[str, str | None] = {}
+        if http is not None and self.preset.sources:
+            seen["health_path"] = await self._contradicts_health(http)
+            if self.preset.lists_model:
+                seen["lists_model"] = await self._contradicts_list(http)
+            if self.preset.metrics_path:
+                seen["metrics_path"] = seen["metrics"] = await self._contradicts_metrics(http)
+            if self.key_variable:
+                seen["key_variable"] = await self._contradicts_key(http)
+            if Operation.TOKENIZE in self.operations:
+                seen["operations"] = await self._contradicts_tokens()
+        return claims_of(self.preset, seen)
+
+    async def _contradicts_health(self, http: OpenAiHttp) -> str | None:
+        """Returns what contradicts the claim, as the following methods; None: it is kept."""
+        status = await http.status_of(self.health_path, LIST_SECONDS)
+        return None if status == self.healthy_status else f"{self.health_path} is answered with status {status}"
+
+    async def _contradicts_list(self, http: OpenAiHttp) -> str | None:
+        answer = await http.answer_of(MODELS, LIST_SECONDS)
+        if answer is None or answer[0] != _OK:
+            return f"{MODELS} is answered with status {None if answer is None else answer[0]}"
+        name = upstream_name(self.model)
+        return None if listed_models(answer[1]).has(name) else f"{MODELS} does not list {name}"
+
+    async def _contradicts_metrics(self, http: OpenAiHttp) -> str | None:
+        path = self.preset.metrics_path
+        answer = await http.answer_of(path, LIST_SECONDS)
+        if answer is None or answer[0] != _OK:
+            return f"{path} is answered with status {None if answer is None else answer[0]}"
+        missing = missing_metrics(self.preset, answer[1])
+        return f"{path} lacks {', '.join(missing)}" if missing else None
+
+    async def _contradicts_key(self, http: OpenAiHttp) -> str | None:
+        """A request without the key must be refused, whatever it asks for."""
+        stranger = OpenAiHttp(replace(http.endpoint, api_key=""), self.context.timeouts, self._explain_break)
+        try:
+            status, _ = await stranger.call_route("POST", CHAT, LIST_SECONDS)
+        except WeftError as error:
+            return error.message
+        finally:
+            await stranger.close()
+        return None if status in _REFUSED else f"a request without the key is answered with status {status}"
+
+    async def _contradicts_tokens(self) -> str | None:
+        call = CallInfo(request_id=new_id("req"), traceparent=new_traceparent())
+        try:
+            result = await self.tokenize(tokenize_pb2.TokenizePayload(text="one two three"), call)
+        except WeftError as error:
+            return f"counting tokens: {error.message}"
+        return None if result.count > 0 else "no tokens are counted in a text"
 
     @override
     async def prepare(self, order: LoadOrder) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from weft.api.common.v1 import event_pb2
 from weft.api.runner.v1 import permit_pb2, ticket_pb2
+from weft.api.runner.v1.runner_service_pb2 import CLAIM_STATE_BROKEN, EngineClaim
 from weft.dispatch.frames import has_content
 from weft.dispatch.tickets import Action
 from weft.kernel.errors import WeftError
@@ -317,6 +318,22 @@ class IsMuteAfterALoad(RunnerUnderTest):
         return []
 
 
+class ClaimsTokensThatAreNotCounted(_Bending):
+    def bend(self, frame: Events) -> list[Events]:
+        if (receipt := _receipt_of(frame)) is not None:
+            receipt.usage.prompt_tokens = 0
+        return [frame]
+
+    async def engine_claims(self) -> list[EngineClaim]:
+        return [EngineClaim(name="usage_in_streams", claim="yes", source="its page")]
+
+
+class ClaimsMetricsThatAreNotThere(RunnerUnderTest):
+    async def engine_claims(self) -> list[EngineClaim]:
+        missing = EngineClaim(name="metrics_path", claim="/m", source="its page", state=CLAIM_STATE_BROKEN, seen="404")
+        return [missing, EngineClaim(name="sleep", claim="/sleep")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saboteur:
     """A runner that breaks one promise, and the check that detects it."""
@@ -361,6 +378,16 @@ SABOTEURS = (
     Saboteur(check="request-record", kind=TellsNoTimes, words="its times are missing"),
     Saboteur(check="request-record", kind=KnowsEveryRequest, words="expected NOT_FOUND, but it was done"),
     Saboteur(check="request-record", kind=SaysThatAllIsWell, words="a request whose caller left is not told as"),
+    Saboteur(
+        check="engine-claims",
+        kind=ClaimsTokensThatAreNotCounted,
+        words="usage_in_streams: claimed yes (its page), but a stream ended without token counts",
+    ),
+    Saboteur(
+        check="engine-claims",
+        kind=ClaimsMetricsThatAreNotThere,
+        words="metrics_path: claimed /m (its page), but 404",
+    ),
     Saboteur(check="logs", kind=TellsAllItsLog, words="21 lines came, 20 were asked for"),
     Saboteur(check="permits", kind=NeedsNoPermit, words="expected PERMIT_INVALID, but it was done"),
     Saboteur(check="permits", kind=LoadsWithoutPermit, words="expected PERMIT_INVALID, but it was done"),

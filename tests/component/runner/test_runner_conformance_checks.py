@@ -52,7 +52,10 @@ class BrokenRunner:
         state = runner_pb2.InstanceState(model=MODEL, slots_total=1, context_tokens=64)
         runner = runner_pb2.Runner(name="somebody-else")
         runner.capability.instances.add().CopyFrom(state)
-        instance = runner_service_pb2.InstanceDescription(model=MODEL, process_id=1, active_request_ids=self.seen)
+        claim = runner_service_pb2.EngineClaim(name="metrics", claim="m", state=runner_service_pb2.CLAIM_STATE_BROKEN)
+        instance = runner_service_pb2.InstanceDescription(
+            model=MODEL, process_id=1, active_request_ids=self.seen, engine_claims=[claim]
+        )
         return runner_service_pb2.DescribeResponse(runner=runner, instances=[instance])
 
     async def Load(self, request: Any, context: Any) -> Any:  # noqa: N802

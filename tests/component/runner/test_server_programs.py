@@ -11,10 +11,9 @@ from typing import Any
 
 import psutil
 import pytest
-from kit.engine_settings import engine_settings
+from server_dialects import DIALECTS, TOLD, fake_command, preset_settings, server_settings
 
 from runner_svc.backend.port import CacheIsolation, CacheUse, CallInfo
-from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.server.presets import PRESETS, PresetName
@@ -25,56 +24,9 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import new_traceparent
 from weft_testing.fake_backend.dialect import Dialect
-from weft_testing.fake_backend.process import FakeControl, fake_backend_command
+from weft_testing.fake_backend.process import FakeControl
 
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
-GRACES = StopGraces(first_term_seconds=0.5, second_term_seconds=0.5)
-TOLD = ("--port", "{port}", "--alias", "{name}", "--parallel", "{slots}")
-OWN_ROUTES = ("/props", "/slots", "/apply-template")
-"""Routes that llama-server alone has."""
-DIALECTS: dict[PresetName, Dialect] = {
-    "sglang": Dialect(
-        owned_by="sglang",
-        lacks=OWN_ROUTES,
-        answers=("/flush_cache", "/release_memory_occupation", "/resume_memory_occupation"),
-        metrics=("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage"),
-    ),
-    "tgi": Dialect(owned_by="fake-tgi", lacks=OWN_ROUTES, metrics=("tgi_batch_current_size", "tgi_queue_size")),
-    "lmdeploy": Dialect(owned_by="lmdeploy", lacks=(*OWN_ROUTES, "/tokenize", "/v1/embeddings")),
-    "tabbyapi": Dialect(owned_by="tabbyAPI", lacks=(*OWN_ROUTES, "/tokenize", "/metrics")),
-    "mlx_lm": Dialect(lacks=(*OWN_ROUTES, "/tokenize", "/metrics", "/v1/embeddings"), thinking_field="reasoning"),
-    "ollama": Dialect(
-        owned_by="library",
-        lacks=(*OWN_ROUTES, "/health", "/tokenize", "/metrics"),
-        answers=("/api/generate",),
-        thinking_field="reasoning",
-        other_models=("llama3.2:latest", "qwen3:8b"),
-        refuses_other_names=True,
-    ),
-}
-"""What each program does otherwise than llama-server, by its documents (see `presets.py`)."""
-FLAGS: dict[PresetName, tuple[str, ...]] = {
-    "sglang": (*TOLD, "--speaks-vllm"),
-    "tgi": (*TOLD, "--key-variable", "API_KEY"),
-    # The name of the model in requests is another than the one in the list of the hub's cache.
-    "mlx_lm": ("--port", "{port}", "--alias", "some/cached-model", "--parallel", "{slots}"),
-    "ollama": ("--listen-variable", "OLLAMA_HOST", "--alias", "{name}"),
-}
-
-
-def _fake(*flags: str, dialect: Dialect | None = None, **switches: Any) -> tuple[str, ...]:
-    if dialect is not None:
-        switches["dialect"] = dialect
-    return tuple(fake_backend_command(*flags, **switches))
-
-
-def _settings(**given: Any) -> tuple[ServerModel, ModelContext]:
-    return engine_settings(ServerModel, **{"name": "fake", "graces": GRACES, "load_stall_seconds": 20.0, **given})
-
-
-def _preset(name: PresetName, switches: dict[str, Any] | None = None, **given: Any) -> tuple[ServerModel, ModelContext]:
-    command = _fake(*FLAGS.get(name, TOLD), dialect=given.pop("dialect", DIALECTS[name]), **(switches or {}))
-    return _settings(preset=name, command=command, **given)
 
 
 @asynccontextmanager
@@ -114,7 +66,7 @@ async def _answer(backend: ServerBackend, payload: chat_pb2.ChatPayload, call: C
 @pytest.mark.parametrize("name", PRESETS)
 async def test_a_model_of_each_preset_thinks_answers_and_counts(name: PresetName) -> None:
     switches = {"reasoning_text": "well then", "answer_tokens": 5}
-    async with _running(_preset(name, switches)) as backend, _control(backend) as control:
+    async with _running(preset_settings(name, switches)) as backend, _control(backend) as control:
         events = await _answer(backend, _chat())
         body = (await control.state()).last_request_body
     assert "".join(event.delta.reasoning for event in events).split() == ["well", "then"]
@@ -128,7 +80,7 @@ async def test_a_model_of_each_preset_thinks_answers_and_counts(name: PresetName
 async def test_a_program_is_sent_only_the_parameters_of_its_preset(name: PresetName) -> None:
     parameters = PRESETS[name].parameters
     sampling = sampling_pb2.SamplingParams(top_k=7, repeat_penalty=1.25, min_p=0.5, temperature=0.5)
-    async with _running(_preset(name)) as backend, _control(backend) as control:
+    async with _running(preset_settings(name)) as backend, _control(backend) as control:
         events = await _answer(backend, _chat(sampling=sampling))
         body = (await control.state()).last_request_body
     warned = {event.warning.field for event in events if event.HasField("warning")}
@@ -141,7 +93,7 @@ async def test_a_program_is_sent_only_the_parameters_of_its_preset(name: PresetN
 
 
 async def test_sglang_counts_tokens_salts_prefixes_and_forgets_them_all() -> None:
-    async with _running(_preset("sglang")) as backend, _control(backend) as control:
+    async with _running(preset_settings("sglang")) as backend, _control(backend) as control:
         assert backend.operations == PRESETS["sglang"].operations
         counted = await backend.tokenize(tokenize_pb2.TokenizePayload(chat=_chat()), CALL)
         events = await _answer(backend, _chat(), replace(CALL, cache=CacheUse(salt="of-a-tenant")))
@@ -154,7 +106,7 @@ async def test_sglang_counts_tokens_salts_prefixes_and_forgets_them_all() -> Non
 
 
 async def test_a_program_that_cannot_forget_says_so() -> None:
-    async with _running(_preset("tgi")) as backend:
+    async with _running(preset_settings("tgi")) as backend:
         assert backend.cache_isolation is CacheIsolation.NONE
         with pytest.raises(WeftError) as refused:
             await backend.erase_cache()
@@ -162,7 +114,10 @@ async def test_a_program_that_cannot_forget_says_so() -> None:
 
 
 async def test_ollama_is_told_its_address_by_the_environment_and_loads_the_model_before_it_is_ready() -> None:
-    async with _running(_preset("ollama", upstream_model="llama3.2", slots=2)) as backend, _control(backend) as control:
+    async with (
+        _running(preset_settings("ollama", upstream_model="llama3.2", slots=2)) as backend,
+        _control(backend) as control,
+    ):
         environment = psutil.Process(backend.process_id).environ()
         state = await control.state()
     assert control.base_url.removeprefix("http://") == environment["OLLAMA_HOST"]
@@ -172,8 +127,8 @@ async def test_ollama_is_told_its_address_by_the_environment_and_loads_the_model
 
 
 async def test_a_model_that_a_program_does_not_have_is_refused_with_the_names_that_it_has() -> None:
-    command = _fake("--listen-variable", "OLLAMA_HOST", "--alias", "llama3.2:latest", dialect=DIALECTS["ollama"])
-    error = await _start_failure(_settings(preset="ollama", command=command, upstream_model="lama3"))
+    command = fake_command("--listen-variable", "OLLAMA_HOST", "--alias", "llama3.2:latest", dialect=DIALECTS["ollama"])
+    error = await _start_failure(server_settings(preset="ollama", command=command, upstream_model="lama3"))
     assert error.reason is Reason.MODEL_NOT_FOUND
     assert "llama3.2:latest" in error.message
     assert "qwen3:8b" in error.message
@@ -181,7 +136,7 @@ async def test_a_model_that_a_program_does_not_have_is_refused_with_the_names_th
 
 async def test_a_key_is_demanded_by_the_program_and_is_another_one_in_each_start() -> None:
     keys = []
-    backend = ServerBackend(*_preset("tgi"))
+    backend = ServerBackend(*preset_settings("tgi"))
     for _ in range(2):
         await backend.start()
         process = psutil.Process(backend.process_id)
@@ -193,7 +148,7 @@ async def test_a_key_is_demanded_by_the_program_and_is_another_one_in_each_start
 
 
 async def test_a_program_without_a_key_is_given_none() -> None:
-    async with _running(_settings(command=_fake(*TOLD))) as backend, _control(backend) as control:
+    async with _running(server_settings(command=fake_command(*TOLD))) as backend, _control(backend) as control:
         assert await _answer(backend, _chat())
         headers = (await control.state()).last_request_headers
     assert "authorization" not in headers
@@ -203,18 +158,18 @@ async def test_a_program_is_ready_by_a_line_of_its_output() -> None:
     script = "import time; print('warming', flush=True); time.sleep(0.5); print('is warm', flush=True); time.sleep(60)"
     # It never listens: what shows that it is ready is the line alone, and the port is not its own.
     error = await _start_failure(
-        _settings(command=(sys.executable, "-c", script, "{port}"), ready=ReadySettings(line="is warm$"))
+        server_settings(command=(sys.executable, "-c", script, "{port}"), ready=ReadySettings(line="is warm$"))
     )
     assert error.reason is Reason.CONNECT_FAILED
     assert "not the server" in error.message
-    command = _fake(*TOLD, dialect=Dialect(lacks=("/health",)))
-    async with _running(_settings(command=command, ready=ReadySettings(line=r"listening on http"))) as backend:
+    command = fake_command(*TOLD, dialect=Dialect(lacks=("/health",)))
+    async with _running(server_settings(command=command, ready=ReadySettings(line=r"listening on http"))) as backend:
         assert await _answer(backend, _chat())
 
 
 async def test_a_program_is_ready_by_the_status_of_a_route() -> None:
-    command = _fake(*TOLD, dialect=Dialect(lacks=("/health", "/up")))
-    async with _running(_settings(command=command, ready=ReadySettings(path="/up", status=404))) as backend:
+    command = fake_command(*TOLD, dialect=Dialect(lacks=("/health", "/up")))
+    async with _running(server_settings(command=command, ready=ReadySettings(path="/up", status=404))) as backend:
         assert await _answer(backend, _chat())
         assert await backend.responds(5.0)
 
@@ -222,18 +177,20 @@ async def test_a_program_is_ready_by_the_status_of_a_route() -> None:
 async def test_a_start_that_takes_too_long_is_ended_however_busy_the_program_is() -> None:
     script = "import sys\nwhile True: pass"
     command = (sys.executable, "-c", script, "{port}")
-    error = await _start_failure(_settings(command=command, start_timeout_seconds=1.0))
+    error = await _start_failure(server_settings(command=command, start_timeout_seconds=1.0))
     assert error.reason is Reason.LOAD_STALLED
     assert "start_timeout_seconds" in error.message
 
 
 async def test_a_program_that_is_not_installed_is_named_with_how_to_install_it() -> None:
-    error = await _start_failure(_settings(preset="tgi", model="m", environment={**os.environ, "PATH": "/nowhere"}))
+    error = await _start_failure(
+        server_settings(preset="tgi", model="m", environment={**os.environ, "PATH": "/nowhere"})
+    )
     assert error.reason is Reason.CONNECT_FAILED
     assert "text-generation-launcher" in error.message
     assert PRESETS["tgi"].install in error.message
 
 
 async def test_a_program_is_started_in_its_folder(tmp_path: Path) -> None:
-    async with _running(_settings(command=_fake(*TOLD), working_folder=tmp_path)) as backend:
+    async with _running(server_settings(command=fake_command(*TOLD), working_folder=tmp_path)) as backend:
         assert psutil.Process(backend.process_id).cwd() == str(tmp_path)

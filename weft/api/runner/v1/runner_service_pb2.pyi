@@ -27,6 +27,30 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _ClaimState:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ClaimStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ClaimState.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    CLAIM_STATE_UNSPECIFIED: _ClaimState.ValueType  # 0
+    """It was not looked at, or could not be seen."""
+    CLAIM_STATE_KEPT: _ClaimState.ValueType  # 1
+    """It is kept."""
+    CLAIM_STATE_BROKEN: _ClaimState.ValueType  # 2
+    """It is not kept."""
+
+class ClaimState(_ClaimState, metaclass=_ClaimStateEnumTypeWrapper):
+    """ClaimState is whether an engine keeps a claim."""
+
+CLAIM_STATE_UNSPECIFIED: ClaimState.ValueType  # 0
+"""It was not looked at, or could not be seen."""
+CLAIM_STATE_KEPT: ClaimState.ValueType  # 1
+"""It is kept."""
+CLAIM_STATE_BROKEN: ClaimState.ValueType  # 2
+"""It is not kept."""
+global___ClaimState = ClaimState
+
 class _CacheIsolation:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -473,14 +497,20 @@ class DescribeRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LOG_LINE_COUNT_FIELD_NUMBER: builtins.int
+    CHECKS_ENGINE_FIELD_NUMBER: builtins.int
     log_line_count: builtins.int
     """How many of the last log lines of each backend to include; at most 1,000."""
+    checks_engine: builtins.bool
+    """Whether to include what is claimed of the engines, each claim compared with what the engine does now: it is asked
+    for its metrics, its models and the like, which takes some seconds.
+    """
     def __init__(
         self,
         *,
         log_line_count: builtins.int = ...,
+        checks_engine: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["log_line_count", b"log_line_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checks_engine", b"checks_engine", "log_line_count", b"log_line_count"]) -> None: ...
 
 global___DescribeRequest = DescribeRequest
 
@@ -536,6 +566,7 @@ class InstanceDescription(google.protobuf.message.Message):
     CACHE_FIELD_NUMBER: builtins.int
     MODEL_PATH_FIELD_NUMBER: builtins.int
     VISION_INPUT_FIELD_NUMBER: builtins.int
+    ENGINE_CLAIMS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by its name in the mesh."""
     process_id: builtins.int
@@ -596,6 +627,10 @@ class InstanceDescription(google.protobuf.message.Message):
     def cache(self) -> global___CacheFigures:
         """Prefix-cache figures since the runner started."""
 
+    @property
+    def engine_claims(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EngineClaim]:
+        """What is claimed of its engine, where `checks_engine` asked for it; empty: nothing is claimed."""
+
     def __init__(
         self,
         *,
@@ -618,11 +653,46 @@ class InstanceDescription(google.protobuf.message.Message):
         cache: global___CacheFigures | None = ...,
         model_path: builtins.str = ...,
         vision_input: builtins.bool = ...,
+        engine_claims: collections.abc.Iterable[global___EngineClaim] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["cache", b"cache", "last_ready_time", b"last_ready_time", "load_options", b"load_options", "timeouts", b"timeouts"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_request_ids", b"active_request_ids", "cache", b"cache", "cache_isolation", b"cache_isolation", "containment", b"containment", "last_crash_lines", b"last_crash_lines", "last_ready_time", b"last_ready_time", "last_restart_reason", b"last_restart_reason", "load_options", b"load_options", "load_parameters", b"load_parameters", "log_lines", b"log_lines", "model", b"model", "model_path", b"model_path", "process_id", b"process_id", "quantizations", b"quantizations", "requests", b"requests", "restart_count", b"restart_count", "restarts", b"restarts", "timeouts", b"timeouts", "vision_input", b"vision_input"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_request_ids", b"active_request_ids", "cache", b"cache", "cache_isolation", b"cache_isolation", "containment", b"containment", "engine_claims", b"engine_claims", "last_crash_lines", b"last_crash_lines", "last_ready_time", b"last_ready_time", "last_restart_reason", b"last_restart_reason", "load_options", b"load_options", "load_parameters", b"load_parameters", "log_lines", b"log_lines", "model", b"model", "model_path", b"model_path", "process_id", b"process_id", "quantizations", b"quantizations", "requests", b"requests", "restart_count", b"restart_count", "restarts", b"restarts", "timeouts", b"timeouts", "vision_input", b"vision_input"]) -> None: ...
 
 global___InstanceDescription = InstanceDescription
+
+@typing.final
+class EngineClaim(google.protobuf.message.Message):
+    """EngineClaim is one fact that a runtime takes for granted of an engine, such as a preset of a server program."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    CLAIM_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    SEEN_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The fact, such as "usage_in_streams"."""
+    claim: builtins.str
+    """What is claimed, in words, such as "yes" or "/metrics"."""
+    source: builtins.str
+    """Where the claim was read, such as a file of the program at a version."""
+    state: global___ClaimState.ValueType
+    """Whether the engine keeps it."""
+    seen: builtins.str
+    """What was seen, in words; empty: nothing."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        claim: builtins.str = ...,
+        source: builtins.str = ...,
+        state: global___ClaimState.ValueType = ...,
+        seen: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["claim", b"claim", "name", b"name", "seen", b"seen", "source", b"source", "state", b"state"]) -> None: ...
+
+global___EngineClaim = EngineClaim
 
 @typing.final
 class CacheFigures(google.protobuf.message.Message):
