@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from runner_svc.service import RunnerService
 from runner_svc.settings import RunnerSettings
 from runner_svc.supervise.leftovers import Leftovers
 from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import invalid_field
 from weft.kernel.service import Service
 from weft_app.compose.accelerators import host_observer
 from weft_app.compose.demo import configured_runners
@@ -130,21 +130,6 @@ async def serve_runner(
 
         # The HTTP API starts first and stops last, so that it can report that the runner starts or stops.
         await serve_until_stopped(host, made, config, started, companions=[service, *companions])
-
-
-def require_environments(runners: Iterable[RunnerSettings], home: WeftHome) -> None:
-    """Checks that the environments of the runners' engines are installed.
-
-    Raises INVALID_ARGUMENT naming the runner, with the command that installs what is missing.
-    """
-    for section in runners:
-        environment = section.engine.environment
-        if environment is None or section.command:
-            continue
-        try:
-            home.environments.environment_python(environment)
-        except WeftError as error:
-            raise invalid_field(f"runners.{section.name}", error.message) from error
 
 
 def _ports(section: RunnerSettings) -> EnginePorts:

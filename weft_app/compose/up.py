@@ -40,6 +40,7 @@ from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.durable_services import durable_services, response_service, router_database
+from weft_app.compose.engine_environments import require_environments
 from weft_app.compose.gateway import MeshClients, build_gateway, gateway_config
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
@@ -47,7 +48,6 @@ from weft_app.compose.published_agents import published_agents
 from weft_app.compose.registry import registry_config
 from weft_app.compose.relay import RelayEndpoint, relay_listeners
 from weft_app.compose.router import router_config
-from weft_app.compose.runner import require_environments
 from weft_app.compose.runner_processes import RunnerChild, StartedRunners, retirement_notes
 from weft_app.compose.security import KeyCheck, channel_security, key_check, keys_required
 from weft_app.config.config import WeftConfig
