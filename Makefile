@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS_VENV := .venv-protos
 PROTO_FILES := $(shell find protos -name '*.proto' | sort)
-INSTALL := bash requirements/install.sh $(BIN)/python
+INSTALL := $(BIN)/python -P runner_svc/environments/locked_install.py
 ARGS ?=
 # Test files that run side by side: twice as many as cores, as most wait for processes. One at a time: make test WORKERS=0
 WORKERS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
@@ -110,5 +110,5 @@ $(VENV)/.dev: $(VENV)/.up requirements/dev.lock
 
 $(PROTOS_VENV)/.done: requirements/protos.lock
 	@$(PYTHON) -m venv $(PROTOS_VENV)
-	@bash requirements/install.sh $(PROTOS_VENV)/bin/python $<
+	@$(PROTOS_VENV)/bin/python -P runner_svc/environments/locked_install.py $<
 	@touch $@

@@ -32,6 +32,9 @@ lock_engine() { # lock_engine <environment> <name of the lock> [uv options]
   (cd "$work" && lock --no-annotate "$from" -o "$to" "$@")
 }
 lock_engine ctranslate2 cpu
+lock_engine ctranslate2 cuda
+lock_engine exllamav3 cuda
+lock_engine vllm cuda
 lock_engine vllm cpu --override "$environments/vllm/cpu.overrides" --no-emit-package torch \
   --extra-index-url "$pytorch" --index-strategy unsafe-best-match
 lock_engine vllm cpu-torch --no-deps --extra-index-url "$pytorch" --index-strategy unsafe-best-match

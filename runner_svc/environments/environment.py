@@ -50,6 +50,8 @@ class EngineEnvironment:
     oldest_python: PythonVersion
     newest_python: PythonVersion
     """The versions of Python that the locks have packages for."""
+    machine: str = "Linux x86_64"
+    """The system and processor that the locks have packages for."""
 
     @property
     def name(self) -> str:

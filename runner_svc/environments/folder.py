@@ -1,7 +1,7 @@
 """The folder of the installed environments under a home, and the programs in them.
 
-`<root>/<name>` is a link to the installed version of an environment, so that engines are started from
-`<root>/<name>/bin`, and a new version replaces the old one at once.
+`<root>/<name>` is a link to the installed version of an environment, so that a new version replaces the old one at
+once. Engines are started by the path of a version, which tells which one they use.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class EnvironmentFolder:
         return self.environment_program(environment, PYTHON)
 
     def environment_program(self, environment: EngineEnvironment, program: str) -> Path:
-        """Returns a program in an environment, such as "vllm".
+        """Returns a program in an environment, such as "vllm", by the path of the version that is installed now.
 
         Raises INVALID_ARGUMENT with the command that installs the environment where it is not installed.
         """
@@ -38,7 +38,7 @@ class EnvironmentFolder:
             raise WeftError(
                 Reason.INVALID_ARGUMENT, f"the environment {environment.name} is not installed; run: {command}"
             )
-        found = link / "bin" / program
+        found = link.resolve() / "bin" / program
         if not found.exists():
             raise WeftError(
                 Reason.INVALID_ARGUMENT,

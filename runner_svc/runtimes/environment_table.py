@@ -6,7 +6,7 @@ from importlib import import_module
 import runner_svc.environments
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.runtimes.table import AnyRuntime, built_in, installed
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import WeftError
 from weft.kernel.names import close_names
 from weft.kernel.reasons import Reason
 
@@ -22,11 +22,11 @@ def environments() -> tuple[EngineEnvironment, ...]:
 
 
 def require_environment(name: str) -> EngineEnvironment:
-    """Returns the environment of this name. Raises INVALID_ARGUMENT with the names that there are."""
+    """Returns the environment of this name. Raises NOT_FOUND with the names that there are."""
     found = {environment.name: environment for environment in environments()}
     if name not in found:
-        hint = close_names(name, found) or f"must be one of: {', '.join(found)}"
-        raise invalid_field("NAME", f"there is no environment {name[:64]!r}; {hint}")
+        hint = close_names(name, found) or f"there are {', '.join(found)}"
+        raise WeftError(Reason.NOT_FOUND, f"there is no environment {name[:64]!r}; {hint}")
     return found[name]
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from threading import Thread
 from typing import Any
 
 from weft.gpu.process import process_id_of
@@ -108,6 +109,15 @@ class NvmlReader:
             self._look_again_at = self._now() + LOOK_AGAIN_SECONDS
             return False
         return True
+
+
+def read_within(seconds: float) -> NvmlReading | None:
+    """Returns a reading of this host; None: the library did not answer in time."""
+    found: list[NvmlReading] = []
+    reading = Thread(target=lambda: found.append(NvmlReader().read()), name="nvml", daemon=True)
+    reading.start()
+    reading.join(seconds)
+    return found[0] if found else None
 
 
 def _means_absent(error: Exception) -> bool:

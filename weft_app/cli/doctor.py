@@ -11,7 +11,6 @@ from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Thread
 from typing import Annotated
 
 import typer
@@ -30,7 +29,7 @@ from weft.client.resources import connect_registry
 from weft.documents.codec import seconds_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ModelDocument, RunnerDocument
-from weft.gpu.nvml import Health, NvmlReader
+from weft.gpu.nvml import Health, read_within
 from weft.kernel.clock import offset_words
 from weft.kernel.errors import WeftError
 from weft.kernel.units import size_words
@@ -270,24 +269,14 @@ def _requirements(config: WeftConfig, environments: EnvironmentFolder) -> Iterat
 
 def _accelerators() -> Finding:
     """Returns the cards that the driver reports; after DRIVER_SECONDS it counts as hanging."""
-    lines: list[Finding] = []
-    reading = Thread(target=lambda: lines.append(_read_accelerators()), daemon=True)
-    reading.start()
-    reading.join(DRIVER_SECONDS)
-    return (
-        lines[0]
-        if lines
-        else Finding(
+    reading = read_within(DRIVER_SECONDS)
+    if reading is None:
+        return Finding(
             check="accelerators",
             verdict=Verdict.WARNING,
             detail=f"NVIDIA's driver did not answer within {DRIVER_SECONDS:g} s",
             remedy="nvidia-smi",
         )
-    )
-
-
-def _read_accelerators() -> Finding:
-    reading = NvmlReader().read()
     match reading.health:
         case Health.WELL if reading.devices:
             cards = ", ".join(f"{device.name} ({size_words(device.total_bytes)})" for device in reading.devices)

@@ -131,6 +131,9 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "weft_app.cli.serve:app",
         "Run one service of a mesh in this process, for meshes that span processes or machines.",
     ),
+    "runtime": CommandPlace(
+        "weft_app.cli.runtime:app", "Install, list and remove the environments that engines such as vLLM run in."
+    ),
     "runner": CommandPlace(
         "weft_app.cli.runner:app",
         "Join a mesh with the models of this machine, and manage join tokens.",

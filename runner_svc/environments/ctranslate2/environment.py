@@ -8,7 +8,10 @@ ENVIRONMENT = EngineEnvironment(
     folder=Path(__file__).parent,
     summary="CTranslate2 4.8.5",
     variants={
-        Variant.CPU: EnvironmentVariant(locks=("cpu.lock",), installed_bytes=303_000_000, download_bytes=76_000_000),
+        Variant.CPU: EnvironmentVariant(locks=("cpu.lock",), installed_bytes=275_000_000, download_bytes=71_000_000),
+        Variant.CUDA: EnvironmentVariant(
+            locks=("cuda.lock",), installed_bytes=1_400_000_000, download_bytes=723_000_000
+        ),
     },
     check="import ctranslate2, msgspec, tokenizers; ctranslate2.Generator",
     oldest_python=(3, 11),

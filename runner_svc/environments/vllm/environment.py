@@ -10,10 +10,13 @@ ENVIRONMENT = EngineEnvironment(
     variants={
         Variant.CPU: EnvironmentVariant(
             locks=("cpu-torch.lock", "cpu.lock"),
-            installed_bytes=3_100_000_000,
+            installed_bytes=3_300_000_000,
             download_bytes=900_000_000,
             # The program asks for its version under this name, and the build for processors has another.
             stubs=("vllm==0.32.0+cpu",),
+        ),
+        Variant.CUDA: EnvironmentVariant(
+            locks=("cuda.lock",), installed_bytes=8_500_000_000, download_bytes=3_960_000_000
         ),
     },
     check="import msgspec, vllm; from vllm.entrypoints.cli import main",

@@ -1,0 +1,279 @@
+"""The installation of an environment: made beside what is there, checked, and put in its place in one step.
+
+An installation that fails, or is cancelled, removes what it made. What one leaves behind that was killed is never used,
+and the next one removes it.
+"""
+
+import asyncio
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from uuid import uuid4
+
+from runner_svc.environments.child_program import run_program
+from runner_svc.environments.environment import EngineEnvironment, EnvironmentVariant, Variant
+from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.environments.interpreter import Interpreter
+from runner_svc.environments.locked_install import Failure, PipOutput, package_count, pip_arguments
+from runner_svc.environments.receipts import lock_digest, variant_number, write_receipt
+from runner_svc.environments.removal import changing, remove_versions
+from weft import __version__
+from weft.api.runner.v1 import environment_pb2 as pb
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.service import stop_tasks
+from weft.kernel.timestamps import stamp_of
+from weft.kernel.units import size_words
+
+DEFAULT_SECONDS = 7200.0
+"""Longest installation; a slow line takes an hour for the packages of an engine."""
+PROGRESS_SECONDS = 1.0
+"""Interval at which the size of what was loaded is looked up."""
+MAX_CHECK_LINES = 20
+MAX_SAID_CHARS = 500
+VERSION_CHARS = 8
+PIP_OPTIONS = ("--no-deps", "--no-user", "--no-compile", "--only-binary", ":all:")
+"""Nothing but what the lock files name, and nothing that would be built here; modules are compiled when imported."""
+_BLOCK_BYTES = 512
+"""Unit of `st_blocks`."""
+_REASONS = {Failure.NETWORK: Reason.SERVICE_UNAVAILABLE, Failure.DISK_FULL: Reason.INVALID_ARGUMENT}
+_FAILED = Reason.BACKEND_ERROR
+
+
+class InstallStep(StrEnum):
+    """A step of an installation."""
+
+    PYTHON = "python"
+    PACKAGES = "packages"
+    CHECK = "check"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstallProgress:
+    """How far an installation is."""
+
+    step: InstallStep
+    detail: str
+    done: int = 0
+    total: int = 1
+    """Parts of this step, such as packages."""
+    ended: bool = False
+    """Whether the step ended well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstallOrder:
+    """What is to be installed, and how."""
+
+    environment: EngineEnvironment
+    variant: Variant
+    interpreter: Interpreter
+    seconds: float = DEFAULT_SECONDS
+
+    @property
+    def declared(self) -> EnvironmentVariant:
+        """The declaration of the variant."""
+        return self.environment.variants[self.variant]
+
+
+def needed_bytes(variant: EnvironmentVariant) -> int:
+    """Returns the free space that an installation needs: pip keeps a copy of what it loads in its cache."""
+    return variant.installed_bytes + 2 * variant.download_bytes
+
+
+class EnvironmentInstaller:
+    """Installs the environments of one home."""
+
+    def __init__(
+        self,
+        folder: EnvironmentFolder,
+        clock: Clock,
+        show: Callable[[InstallProgress], None],
+        log: Callable[[str], object],
+    ) -> None:
+        """`log` gets the output of the programs that run."""
+        self._folder = folder
+        self._clock = clock
+        self._show = show
+        self._log = log
+
+    async def install(self, order: InstallOrder) -> pb.InstalledEnvironment:
+        """Installs an environment, in place of an installed one, and returns its receipt.
+
+        Raises ALREADY_EXISTS while another process changes it, INVALID_ARGUMENT where the disk is too small, and
+        DEADLINE_EXCEEDED, SERVICE_UNAVAILABLE or BACKEND_ERROR where the installation fails; then nothing has changed.
+        """
+        environment = order.environment
+        link = self._folder.link(environment)
+        with changing(environment, self._folder):
+            remove_versions(environment, self._folder, keep=link.resolve() if link.exists() else None)
+            self._require_space(order)
+            target = self._new_version(environment)
+            temporary = target.with_suffix(".tmp")
+            installed = False
+            try:
+                temporary.mkdir()
+                async with asyncio.timeout(order.seconds):
+                    receipt = await self._build(order, target, temporary)
+                _point(link, target)
+                installed = True
+            except TimeoutError:
+                raise WeftError(
+                    Reason.DEADLINE_EXCEEDED,
+                    f"{environment.name} was not installed within {order.seconds:.0f} s; more time: --timeout",
+                ) from None
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+                if not installed:
+                    shutil.rmtree(target, ignore_errors=True)
+            remove_versions(environment, self._folder, keep=target)
+            return receipt
+
+    async def _build(self, order: InstallOrder, target: Path, temporary: Path) -> pb.InstalledEnvironment:
+        python = await self._make_python(order, target, temporary)
+        await self._install_packages(order, python, temporary)
+        for stub in order.declared.stubs:
+            _write_stub(target, order.interpreter, stub)
+        await self._check(order, python, temporary)
+        receipt = pb.InstalledEnvironment(
+            variant=variant_number(order.variant),
+            lock_digest=lock_digest(order.environment, order.variant),
+            python_version=order.interpreter.version,
+            folder=str(target),
+            installed_bytes=size_on_disk(target),
+            install_time=stamp_of(self._clock.utc_now()),
+            weft_version=__version__,
+        )
+        write_receipt(target, receipt)
+        return receipt
+
+    async def _make_python(self, order: InstallOrder, target: Path, temporary: Path) -> Path:
+        version = f"Python {order.interpreter.version}"
+        self._show(InstallProgress(step=InstallStep.PYTHON, detail=version))
+        lines: list[str] = []
+        command: list[str | Path] = [order.interpreter.path, "-I", "-m", "venv", target]
+        status = await self._run(order, command, temporary, lines.append)
+        if status:
+            said = "".join(lines).strip()[-MAX_SAID_CHARS:]
+            raise WeftError(
+                _FAILED,
+                f"{order.interpreter.path} cannot make an environment (on Debian and Ubuntu: sudo apt install "
+                f"python3-venv): {said}",
+            )
+        self._show(InstallProgress(step=InstallStep.PYTHON, detail=version, done=1, ended=True))
+        return target / "bin" / "python"
+
+    async def _install_packages(self, order: InstallOrder, python: Path, temporary: Path) -> None:
+        locks = order.environment.lock_files(order.variant)
+        output = PipOutput(package_count(locks))
+
+        def show() -> None:
+            self._show(_package_progress(output, temporary))
+
+        async def show_sizes() -> None:
+            while True:
+                await self._clock.sleep(PROGRESS_SECONDS)
+                show()
+
+        def read(line: str) -> None:
+            if output.read(line):
+                show()
+
+        show()
+        sizes = asyncio.create_task(show_sizes())
+        try:
+            for lock in locks:
+                if await self._run(order, [python, "-I", *pip_arguments(lock, PIP_OPTIONS)], temporary, read):
+                    why = f"{order.environment.name} was not installed: {output.explanation()}"
+                    raise WeftError(_REASONS.get(output.failure, _FAILED), why)
+        finally:
+            await stop_tasks([sizes])
+        done = output.total
+        self._show(InstallProgress(step=InstallStep.PACKAGES, detail="installed", done=done, total=done, ended=True))
+
+    async def _check(self, order: InstallOrder, python: Path, temporary: Path) -> None:
+        """Runs the check of the environment. Raises BACKEND_ERROR with the end of its output when it fails."""
+        detail = f"{order.environment.name} is imported"
+        self._show(InstallProgress(step=InstallStep.CHECK, detail=detail))
+        lines: deque[str] = deque(maxlen=MAX_CHECK_LINES)
+        if await self._run(order, [python, "-I", "-c", order.environment.check], temporary, lines.append):
+            raise WeftError(
+                _FAILED,
+                f"{order.environment.name} was not installed: its packages are there, but it does not work here:\n"
+                + "".join(f"  {line}" for line in lines).rstrip(),
+            )
+        self._show(InstallProgress(step=InstallStep.CHECK, detail=detail, done=1, ended=True))
+
+    async def _run(
+        self, order: InstallOrder, command: Sequence[str | Path], temporary: Path, read: Callable[[str], object]
+    ) -> int:
+        def keep(line: str) -> None:
+            self._log(line)
+            read(line)
+
+        # pip's temporary files are counted for the progress, and removed with the rest.
+        variables = {"TMPDIR": str(temporary)}
+        self._log(f"weft runtime install {order.environment.name}: {' '.join(map(str, command))}\n")
+        return await run_program(command, keep, variables=variables, folder=temporary)
+
+    def _require_space(self, order: InstallOrder) -> None:
+        needed = needed_bytes(order.declared)
+        free = shutil.disk_usage(self._folder.lock_file(order.environment).parent).free
+        if free < needed:
+            raise WeftError(
+                Reason.INVALID_ARGUMENT,
+                f"{order.environment.name} ({order.variant}) needs {size_words(needed)} on the disk of "
+                f"{self._folder.root}, and {size_words(free)} are free; make room, or choose another with --home",
+            )
+
+    def _new_version(self, environment: EngineEnvironment) -> Path:
+        """Returns the path of a version that does not exist yet, without links: its programs will name it."""
+        versions = self._folder.versions(environment)
+        versions.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return versions.resolve() / uuid4().hex[:VERSION_CHARS]
+
+
+def size_on_disk(folder: Path) -> int:
+    """Returns the bytes that the files of a folder take; those that vanish meanwhile count as none."""
+    found = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                found += Path(where, name).lstat().st_blocks * _BLOCK_BYTES
+    return found
+
+
+def _package_progress(output: PipOutput, temporary: Path) -> InstallProgress:
+    loaded = f"{output.package or 'pip'} ({size_words(size_on_disk(temporary))} loaded)"
+    detail = "installing" if output.installing else loaded
+    return InstallProgress(step=InstallStep.PACKAGES, detail=detail, done=output.done, total=output.total)
+
+
+def _point(link: Path, target: Path) -> None:
+    """Lets the link of an environment point to a version, in one step."""
+    new = link.with_name(f".{link.name}.link")
+    new.unlink(missing_ok=True)
+    # Relative, so that a home that was moved is recognised by its receipt and not by a broken link.
+    new.symlink_to(Path(os.path.relpath(target, link.parent.resolve())))
+    new.replace(link)
+
+
+def _write_stub(target: Path, interpreter: Interpreter, stub: str) -> None:
+    """Writes the metadata of a distribution without content."""
+    name, _, version = stub.partition("==")
+    major, minor = interpreter.minor_version
+    info = target / "lib" / f"python{major}.{minor}" / "site-packages" / f"{name}-{version}.dist-info"
+    info.mkdir()
+    texts = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: Made by weft; it is empty.\n",
+        "INSTALLER": "weft\n",
+        "RECORD": "".join(f"{info.name}/{file},,\n" for file in ("METADATA", "INSTALLER", "RECORD")),
+    }
+    for file, text in texts.items():
+        (info / file).write_text(text, "utf-8")

@@ -1,0 +1,131 @@
+"""The receipts of installed environments, and the state of each environment of a home."""
+
+import fcntl
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from google.protobuf.json_format import MessageToJson, Parse, ParseError
+
+from runner_svc.environments.environment import EngineEnvironment, Variant
+from runner_svc.environments.folder import EnvironmentFolder
+from weft.api.runner.v1 import environment_pb2 as pb
+from weft.kernel.file_replacement import replace_file
+
+RECEIPT_NAME = "environment.json"
+MAX_RECEIPT_BYTES = 65_536
+CLAIM_ATTEMPTS = 20
+CLAIM_PAUSE_SECONDS = 0.05
+"""Pause between attempts to lock: `weft runtime list` holds a lock for a moment too."""
+
+
+def variant_number(variant: Variant) -> pb.EnvironmentVariant.ValueType:
+    """Returns a variant's value in messages."""
+    return pb.EnvironmentVariant.Value(f"ENVIRONMENT_VARIANT_{variant.name}")
+
+
+def variant_of(receipt: pb.InstalledEnvironment) -> Variant | None:
+    """Returns the variant of a receipt; None: one that this version does not know."""
+    return next((variant for variant in Variant if variant_number(variant) == receipt.variant), None)
+
+
+def lock_digest(environment: EngineEnvironment, variant: Variant) -> str:
+    """Returns the digest of all that decides what is installed."""
+    declared = environment.variants[variant]
+    digest = hashlib.sha256()
+    for part in (*(lock.read_bytes() for lock in environment.lock_files(variant)), *map(str.encode, declared.stubs)):
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()
+
+
+def read_receipt(folder: Path) -> pb.InstalledEnvironment | None:
+    """Returns the receipt in the folder of an environment; None: it has no readable one."""
+    with suppress(OSError, ParseError, UnicodeDecodeError), (folder / RECEIPT_NAME).open("rb") as file:
+        return Parse(file.read(MAX_RECEIPT_BYTES).decode(), pb.InstalledEnvironment(), ignore_unknown_fields=True)
+    return None
+
+
+def write_receipt(folder: Path, receipt: pb.InstalledEnvironment) -> None:
+    """Writes the receipt of an environment. Raises OSError."""
+    replace_file(folder / RECEIPT_NAME, MessageToJson(receipt).encode())
+
+
+def status_of(environment: EngineEnvironment, folder: EnvironmentFolder) -> pb.EnvironmentStatus:
+    """Returns an environment with its state on this home. Raises nothing."""
+    status = pb.EnvironmentStatus(
+        name=environment.name,
+        summary=environment.summary,
+        variants=[variant_number(variant) for variant in environment.variants],
+    )
+    command, link = folder.install_command(environment.name), folder.link(environment)
+    receipt = read_receipt(link)
+    if receipt is not None:
+        status.installed.CopyFrom(receipt)
+    if is_changing(environment, folder):
+        status.state, status.detail = pb.ENVIRONMENT_STATE_CHANGING, "a process installs or removes it now"
+    elif not link.is_symlink():
+        status.state, status.detail = pb.ENVIRONMENT_STATE_NOT_INSTALLED, command
+    elif (fault := _fault(link, receipt)) is not None:
+        status.state, status.detail = pb.ENVIRONMENT_STATE_BROKEN, f"{fault}; {command} --reinstall"
+    elif receipt is not None and not _is_current(environment, receipt):
+        status.state, status.detail = pb.ENVIRONMENT_STATE_OUTDATED, f"weft has newer lock files; {command}"
+    else:
+        status.state = pb.ENVIRONMENT_STATE_INSTALLED
+    return status
+
+
+def _is_current(environment: EngineEnvironment, receipt: pb.InstalledEnvironment) -> bool:
+    variant = variant_of(receipt)
+    if variant is None or variant not in environment.variants:
+        return False
+    return receipt.lock_digest == lock_digest(environment, variant)
+
+
+def _fault(link: Path, receipt: pb.InstalledEnvironment | None) -> str | None:
+    """Returns why an installed environment cannot be used; None: nothing is known to be wrong."""
+    if receipt is None:
+        return "its receipt cannot be read"
+    folder = link.resolve()
+    if receipt.folder != str(folder):
+        return f"it was moved here from {receipt.folder}, which its programs name"
+    if not (link / "bin" / "python").exists():
+        return f"its Python {receipt.python_version} is not on this machine any more"
+    return None
+
+
+@contextmanager
+def claimed(environment: EngineEnvironment, folder: EnvironmentFolder) -> Iterator[bool]:
+    """Locks an environment against other installations for the block; False: another process has locked it.
+
+    The lock ends with the process, however it ends. Raises OSError when the folder cannot be written.
+    """
+    path = folder.lock_file(environment)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with path.open("a") as lock:
+        yield any(_locks(lock) for _ in range(CLAIM_ATTEMPTS))
+
+
+def _locks(lock: TextIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        time.sleep(CLAIM_PAUSE_SECONDS)
+        return False
+    return True
+
+
+def is_changing(environment: EngineEnvironment, folder: EnvironmentFolder) -> bool:
+    """Whether a process installs or removes an environment now."""
+    try:
+        lock = folder.lock_file(environment).open("r")
+    except OSError:
+        return False
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        return False

@@ -1,0 +1,180 @@
+"""`weft runtime` as a process: what it prints, and how it ends when it is interrupted, killed, or not alone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from kit.copied_python import write_copied_python
+from kit.gravel_runtime import CONFIGURATION, NAME, install_gravel, lock_of, write_wheel
+from kit.package_index import Behaviour, PackageIndex, package_index
+
+WEFT = (sys.executable, "-m", "weft_app.cli.main")
+WAIT_SECONDS = 60.0
+
+
+class Stage:
+    """A home, an index, and an installed runtime of another package whose environment the index has."""
+
+    def __init__(self, folder: Path, index: PackageIndex, python: Path) -> None:
+        self.index = index
+        self.folder = folder
+        self.home = folder / "home"
+        self.python = python
+        self.wheel = write_wheel(index.wheels)
+        self.lock = install_gravel(folder / "site", lock_of(self.wheel))
+        path = os.pathsep.join([str(folder / "site"), *sys.path])
+        self.environment = {**os.environ, **index.variables(), "PYTHONPATH": path, "WEFT_HOME": str(self.home)}
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*WEFT, *words],
+            env=self.environment,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*words)
+        out, err = process.communicate(timeout=WAIT_SECONDS)
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+    def install(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.run("runtime", "install", NAME, "--variant", "cpu", "--python", str(self.python), *words)
+
+    def start_slow_install(self) -> subprocess.Popen[str]:
+        """Returns an installation that has begun to load the package, and never ends by itself."""
+        self.index.behaviour = Behaviour.DRIPS
+        process = self.start("runtime", "install", NAME, "--variant", "cpu", "--python", str(self.python))
+        assert self.index.dripping.wait(WAIT_SECONDS)
+        return process
+
+    def row(self) -> dict[str, Any]:
+        listed = self.run("runtime", "list", "-o", "json")
+        (row,) = [each for each in json.loads(listed.stdout)["items"] if each["name"] == NAME]
+        assert isinstance(row, dict)
+        return row
+
+    def versions(self) -> list[str]:
+        folder = self.home / "runtimes" / ".versions" / NAME
+        return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_copied_python(tmp_path_factory.mktemp("python"))
+
+
+@pytest.fixture
+def stage(tmp_path: Path, python: Path) -> Iterator[Stage]:
+    with package_index(tmp_path / "wheels") as index:
+        yield Stage(tmp_path, index, python)
+
+
+def test_an_environment_is_installed_listed_replaced_and_removed(stage: Stage) -> None:
+    before = stage.row()
+    assert (before["state"], before["variants"], before["runtimes"]) == ("not_installed", ["cpu", "cuda"], [NAME])
+    assert before["detail"] == f"weft runtime install gravel --home {stage.home}"
+    assert "installed" not in before
+
+    first = stage.install("-o", "json")
+    assert first.returncode == 0, first.stderr
+    document = json.loads(first.stdout)
+    assert (document["kind"], document["state"], document["installed"]["variant"]) == (
+        "EngineEnvironment",
+        "installed",
+        "cpu",
+    )
+    assert "weft: packages: installed\n" in first.stderr
+    again = stage.install()
+    assert (again.returncode, again.stdout, again.stderr) == (0, "gravel (cpu) is installed\n", "")
+
+    write_wheel(stage.index.wheels, filling_bytes=10)
+    stage.lock.write_text(lock_of(stage.wheel), "utf-8")
+    assert stage.row()["state"] == "outdated"
+    (old,) = stage.versions()
+    assert stage.install().returncode == 0
+    assert stage.row()["state"] == "installed"
+    assert old not in stage.versions()
+
+    assert stage.run("runtime", "remove", NAME).stdout == "gravel removed\n"
+    assert stage.run("runtime", "remove", NAME).stdout == "gravel is not installed\n"
+    assert stage.versions() == []
+
+
+def test_an_unknown_environment_is_refused_with_the_names_that_there_are(stage: Stage) -> None:
+    refused = stage.run("runtime", "install", "gravle")
+    assert refused.returncode == 3
+    assert refused.stderr == "weft: there is no environment 'gravle'; did you mean gravel?\n"
+
+
+def test_a_wrong_hash_ends_with_one_and_says_why(stage: Stage) -> None:
+    write_wheel(stage.index.wheels, filling_bytes=10)
+    refused = stage.install()
+    assert refused.returncode == 1
+    assert "weft: gravel was not installed: a package is not the one that the lock file names" in refused.stderr
+    assert stage.versions() == []
+
+
+def test_ctrl_c_ends_an_installation_with_all_that_it_runs(stage: Stage) -> None:
+    installing = stage.start_slow_install()
+    children = psutil.Process(installing.pid).children(recursive=True)
+    assert children
+    installing.send_signal(signal.SIGINT)
+    installing.communicate(timeout=WAIT_SECONDS)
+    assert installing.returncode == 130
+    assert stage.versions() == []
+    assert not any(child.is_running() for child in children)
+
+
+def test_a_termination_ends_an_installation_as_ctrl_c_does(stage: Stage) -> None:
+    installing = stage.start_slow_install()
+    installing.send_signal(signal.SIGTERM)
+    installing.communicate(timeout=WAIT_SECONDS)
+    assert installing.returncode == 128 + signal.SIGTERM
+    assert stage.versions() == []
+
+
+def test_what_a_killed_installation_left_is_never_used_and_the_next_one_works(stage: Stage) -> None:
+    installing = stage.start_slow_install()
+    children = psutil.Process(installing.pid).children(recursive=True)
+    installing.kill()
+    installing.communicate(timeout=WAIT_SECONDS)
+    psutil.wait_procs(children, timeout=WAIT_SECONDS)
+    assert not any(child.is_running() for child in children)
+    left = stage.versions()
+    assert left
+    assert stage.row()["state"] == "not_installed"
+
+    stage.index.behaviour = Behaviour.SERVES
+    assert stage.install().returncode == 0
+    assert stage.row()["state"] == "installed"
+    assert not set(left) & set(stage.versions())
+
+
+def test_a_second_installation_is_refused_while_the_first_runs(stage: Stage) -> None:
+    installing = stage.start_slow_install()
+    try:
+        assert stage.row()["state"] == "changing"
+        second = stage.install()
+        assert second.returncode == 4
+        assert second.stderr == "weft: another process installs or removes gravel; wait for it\n"
+    finally:
+        installing.send_signal(signal.SIGINT)
+        installing.communicate(timeout=WAIT_SECONDS)
+
+
+def test_a_mesh_whose_engine_has_no_environment_does_not_start_and_names_the_command(stage: Stage) -> None:
+    (stage.folder / "weft.yaml").write_text(CONFIGURATION, "utf-8")
+    refused = stage.run("up", "--port", "0")
+    assert refused.returncode == 2
+    command = f"weft runtime install gravel --home {stage.home}"
+    assert refused.stderr == f"weft: runners.box: the environment gravel is not installed; run: {command}\n"

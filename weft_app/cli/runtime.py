@@ -1,0 +1,196 @@
+"""`weft runtime`: the environments that engines run in. No mesh needs to run."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from runner_svc.environments.environment import EngineEnvironment, Variant
+from runner_svc.environments.installer import DEFAULT_SECONDS, EnvironmentInstaller, InstallOrder, InstallProgress
+from runner_svc.environments.interpreter import find_interpreter
+from runner_svc.environments.receipts import status_of, variant_of
+from runner_svc.environments.removal import remove_environment
+from runner_svc.environments.variants import VariantChoice, choose_variant
+from runner_svc.runtimes.environment_table import environments, require_environment, users_of
+from weft.api.runner.v1 import environment_pb2 as pb
+from weft.documents.codec import document_of
+from weft.gpu.nvml import read_within
+from weft.kernel.clock import SystemClock
+from weft.kernel.units import size_words
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
+from weft_app.cli.output import Column, Listing, print_document, safe_text, say
+from weft_app.cli.progress import ProgressStyle, shown_progress
+from weft_app.compose.home import WeftHome
+
+DRIVER_SECONDS = 5.0
+"""Longest wait for NVIDIA's library, which hangs where a card does; then there are no cards."""
+MAX_LOG_BYTES = 4 * 1024**2
+_LINES = 10
+"""Number of lines about the packages where there is no terminal."""
+_TERMINATED = 128
+"""Base of the exit code after a signal, as shells have it."""
+
+app = typer.Typer(
+    help="Install, list and remove the environments that engines such as vLLM run in.",
+    epilog="Example: weft runtime install vllm",
+    no_args_is_help=True,
+)
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The environment; `weft runtime list` shows all.")]
+
+_ENVIRONMENTS = Listing(
+    columns=(
+        Column("NAME", "{name}"),
+        Column("STATE", "{state:spaced}"),
+        Column("VARIANT", "[{installed.variant}]"),
+        Column("PYTHON", "[{installed.python_version}]"),
+        Column("SIZE", "[{installed.installed_bytes:size}]"),
+        Column("RUNTIMES", "{runtimes}"),
+        Column("DETAIL", "[{detail}|{summary}]"),
+    ),
+    kind="EngineEnvironmentList",
+    document=document_of,
+)
+
+
+def _line(progress: InstallProgress) -> str:
+    """Returns the line of a progress: few are different, so that few are printed."""
+    if progress.ended or progress.done in (0, progress.total):
+        return f"{progress.step}: {progress.detail}"
+    share = progress.done * _LINES // progress.total
+    return f"{progress.step}: {share * 100 // _LINES} % of {progress.total}"
+
+
+_PROGRESS = ProgressStyle(
+    line=_line,
+    columns=lambda: (
+        SpinnerColumn(),
+        BarColumn(bar_width=30),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    ),
+    bar=lambda progress: {
+        # While packages are unpacked, nothing tells how far that is.
+        "total": progress.total if progress.done < progress.total or progress.ended else None,
+        "completed": progress.done,
+        "description": safe_text(f"{progress.step} {progress.done}/{progress.total}: {progress.detail}"),
+    },
+)
+
+
+@app.command("install")
+def install(
+    name: NameArgument,
+    variant: Annotated[
+        VariantChoice, typer.Option("--variant", help="For processors or NVIDIA cards; auto looks for a card.")
+    ] = VariantChoice.AUTO,
+    python: Annotated[
+        Path | None, typer.Option("--python", help="Python to make it with. Default: weft's own, or one on PATH.")
+    ] = None,
+    reinstall: Annotated[bool, typer.Option("--reinstall", help="Also where it is installed as it should be.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Longest installation, in seconds.")] = (
+        DEFAULT_SECONDS
+    ),
+    home: HomeOption = DEFAULT_HOME,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Install an environment from lock files whose hashes are checked. It replaces an older one once it works.
+
+    Example: weft runtime install vllm --variant cpu
+    """
+    environment = require_environment(name)
+    folder = _home(home)
+    chosen = choose_variant(environment, variant, has_cards=_has_cards)
+    before = _status(environment, folder)
+    if not reinstall and _is_as_ordered(before, chosen):
+        _report(before, output, f"{name} ({chosen}) is installed\n")
+        return
+    order = InstallOrder(
+        environment=environment,
+        variant=chosen,
+        interpreter=find_interpreter(environment, python),
+        seconds=timeout,
+    )
+    folder.create()
+    with shown_progress(_PROGRESS) as show:
+        log = folder.log_file(f"runtime-{name}", MAX_LOG_BYTES)
+        installer = EnvironmentInstaller(folder.environments, SystemClock(), show, log.write)
+        _run(installer, order)
+    size = size_words(_status(environment, folder).installed.installed_bytes)
+    place = folder.environments.link(environment)
+    _report(_status(environment, folder), output, f"{name} ({chosen}) is installed: {size} in {place}\n")
+
+
+@app.command("list")
+def list_environments(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABLE) -> None:
+    """List all environments with their state on this home.
+
+    Example: weft runtime list -o json
+    """
+    folder = _home(home)
+    _ENVIRONMENTS.print([_status(environment, folder) for environment in environments()], output)
+
+
+@app.command("remove")
+def remove(
+    name: NameArgument,
+    force: Annotated[bool, typer.Option("--force", help="Also while an engine uses it, which may then fail.")] = False,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Remove an environment from the disk. It is refused while an engine uses it.
+
+    Example: weft runtime remove vllm
+    """
+    environment = require_environment(name)
+    removed = remove_environment(environment, _home(home).environments, force=force)
+    say(f"{name} removed\n" if removed else f"{name} is not installed\n")
+
+
+def _has_cards() -> bool:
+    reading = read_within(DRIVER_SECONDS)
+    return reading is not None and bool(reading.devices)
+
+
+def _home(home: Path) -> WeftHome:
+    return WeftHome(home.expanduser().absolute())
+
+
+def _status(environment: EngineEnvironment, home: WeftHome) -> pb.EnvironmentStatus:
+    status = status_of(environment, home.environments)
+    status.runtimes.extend(runtime.name for runtime in users_of(environment))
+    return status
+
+
+def _is_as_ordered(status: pb.EnvironmentStatus, variant: Variant) -> bool:
+    return status.state == pb.ENVIRONMENT_STATE_INSTALLED and variant_of(status.installed) is variant
+
+
+def _report(status: pb.EnvironmentStatus, output: OutputFormat, text: str) -> None:
+    if output is OutputFormat.TABLE:
+        say(text)
+    else:
+        print_document(document_of(status), output)
+
+
+def _run(installer: EnvironmentInstaller, order: InstallOrder) -> None:
+    """Installs; Ctrl-C, SIGTERM and SIGHUP end what runs, and nothing is left of it."""
+    received: list[int] = []
+
+    async def installing() -> None:
+        task = asyncio.current_task()
+        assert task is not None, "it runs in a task"
+
+        def end(number: int) -> None:
+            received.append(number)
+            task.cancel()
+
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, end, number)
+        await installer.install(order)
+
+    try:
+        asyncio.run(installing())
+    except asyncio.CancelledError:
+        raise typer.Exit(_TERMINATED + received[0]) from None
