@@ -9,7 +9,7 @@ from router_svc.policy.endpoints.routes import Route
 from weft.api.registry.v1 import route_pb2, wake_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.agents import members_of
-from weft.dispatch.fleet import FleetView, ModelView, RunnerView
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView, abilities_in
 from weft.kernel.clock import refused_words
 from weft.wake.recipes import max_wait_seconds, mesh_recipe
 
@@ -33,6 +33,7 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
     runner = view.runners.get(model.runner)
     instance = runner.instances.get(model.name) if runner is not None else None
     readiness, detail = _EXPECTED if model.expected else _readiness(model, runner, instance)
+    abilities = abilities_in(view, model)
     return Candidate(
         model=model.name,
         pool=model.pool,
@@ -53,7 +54,8 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
         host=runner.host if runner is not None else "",
         memory_bytes=_memory_bytes(instance),
         pinned=instance is not None and instance.pinned,
-        skills=model.skills,
+        skills=abilities.possible_skills,
+        thinking_modes=abilities.thinking_modes,
         tools=runner.tool_names if runner is not None else frozenset(),
         clock_refused=runner is not None and runner.active and runner.clock_refused,
         context_tokens=(instance.context_tokens if instance is not None else 0) or model.context_tokens,

@@ -52,7 +52,7 @@ VIEW_INTERVAL_SECONDS = 0.02
 LARGE_MESH_MODELS = 256
 """Number of models from which a mesh is large: comparing two views of this many takes some 50 us."""
 
-_ABOUT_MODEL = frozenset({Reason.MODEL_NOT_FOUND, Reason.UNSUPPORTED_OPERATION})
+_ABOUT_MODEL = frozenset({Reason.MODEL_NOT_FOUND, Reason.UNSUPPORTED_OPERATION, Reason.MODALITY_UNSUPPORTED})
 """Refusals that another value of the request's `model` field would avoid."""
 
 
@@ -399,6 +399,7 @@ def arrival_of(key: int, request: placement.PlacementRequest, now: float, *, all
             operation=request.operation,
             allow_remote=allow_remote,
             skills=request.skills,
+            thinking=request.thinking,
             tools=request.tools,
             context_tokens=context_class(request.prompt_tokens),
         ),

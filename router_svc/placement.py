@@ -1,8 +1,8 @@
 """The placement port: in the router's own process without a transport, and over gRPC, with the same semantics."""
 
 import asyncio
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict, assert_never
 
 import grpc
@@ -25,6 +25,7 @@ from weft.dispatch.placement import (
     WaitingInQueue,
     waiting_event,
 )
+from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_CLIENT_CHARS, MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_name, require_token
 from weft.kernel.reasons import Reason, reason_of
@@ -185,10 +186,14 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
     )
 
 
+_MODES: Mapping[int, ThinkingMode] = MappingProxyType({mode.value: mode for mode in ThinkingMode})
+
+
 class _Described(TypedDict):
     prompt_tokens: int
     max_output_tokens: int | None
     skills: frozenset[Skill]
+    thinking: ThinkingMode
     tools: frozenset[str]
     affinity_key: bytes
     prefix_digests: tuple[int, ...]
@@ -211,6 +216,8 @@ def _described(message: pb.PlaceOpen) -> _Described:
         max_output_tokens=message.max_output_tokens if message.HasField("max_output_tokens") else None,
         # A skill that this router does not know is one that no model is known to have: all are requested.
         skills=frozenset(Skill(number) for number in message.needed_skills if number in known_skills),
+        # So is a mode: it is as if nothing were said.
+        thinking=_MODES.get(message.needed_thinking, ThinkingMode.DEFAULT),
         tools=frozenset(
             require_name(name, f"open.needed_tools[{place}]") for place, name in enumerate(message.needed_tools)
         ),

@@ -16,14 +16,15 @@ from gateway.resources.handlers import name_of
 from weft.api.gateway.v1 import admin_model_pb2 as pb
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2
-from weft.dispatch.fleet import FleetView, ModelView
+from weft.dispatch.fleet import FleetView, ModelView, abilities_in
 from weft.dispatch.operations import OPERATIONS
 from weft.dispatch.placement import PoolQueue
 from weft.documents.codec import document_of, word_of
 from weft.documents.operation_actions import LoadSettings, flush_action, load_action, unload_action
+from weft.kernel.abilities import Abilities
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Skill
 
 InstanceDescriptions = Mapping[str, Mapping[str, runner_service_pb2.InstanceDescription]]
 """Instance descriptions as the runners report them, by runner and model."""
@@ -67,7 +68,7 @@ def admin_model(
         replicas=pb.Replicas(
             ready=sum(replica.state == "ready" for replica in replicas), total=len(replicas), members=replicas
         ),
-        capabilities=_capabilities(members, descriptions),
+        capabilities=_capabilities(view, members, descriptions),
         constraints=_constraints(descriptions),
     )
 
@@ -143,13 +144,22 @@ def _queue(queue: PoolQueue) -> pb.Queue:
 
 
 def _capabilities(
-    members: Sequence[ModelView], descriptions: Sequence[runner_service_pb2.InstanceDescription]
+    view: FleetView, members: Sequence[ModelView], descriptions: Sequence[runner_service_pb2.InstanceDescription]
 ) -> pb.Capabilities:
     operations = set[Operation]().union(*(member.operations for member in members))
     isolation = {runner_service_pb2.CacheIsolation.Name(one.cache_isolation) for one in descriptions}
-    images = [pb.MODALITY_IMAGE] if any(one.vision_input for one in descriptions) else []
+    known = [abilities_in(view, member) for member in members]
+    skills = frozenset[Skill]().union(*(one.skills for one in known))
+    takes_images = Skill.IMAGE in skills or any(one.vision_input for one in descriptions)
+    images = [pb.MODALITY_IMAGE] if takes_images else []
+    audio = [pb.MODALITY_AUDIO] if Skill.AUDIO in skills else []
+    numbers: dict[str, Any] = {"thinking_modes": sorted({mode for one in known for mode in one.thinking_modes})}
     return pb.Capabilities(
-        modalities=[pb.MODALITY_TEXT, *images],
+        **numbers,
+        modalities=[pb.MODALITY_TEXT, *images, *audio],
+        tools=_calls_tools(known),
+        source_languages=sorted({language for one in known for language in one.source_languages}),
+        target_languages=sorted({language for one in known for language in one.target_languages}),
         streaming=bool(operations & STREAMED),
         multi_turn=Operation.CHAT in operations,
         embeddings=Operation.EMBEDDING in operations,
@@ -157,6 +167,13 @@ def _capabilities(
             name.removeprefix(_ISOLATION).lower() for name in isolation if not name.endswith("UNSPECIFIED")
         ),
     )
+
+
+def _calls_tools(known: Sequence[Abilities]) -> bool | None:
+    """Whether a member calls tools; None: none is known to, and of some it is unknown."""
+    if any(Skill.TOOLS in one.skills for one in known):
+        return True
+    return False if all(Skill.TOOLS in one.lacking for one in known) else None
 
 
 def _constraints(descriptions: Sequence[runner_service_pb2.InstanceDescription]) -> pb.Constraints:

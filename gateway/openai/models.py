@@ -17,7 +17,7 @@ from gateway.intake.query import whole_number
 from gateway.request_facts import facts_of
 from weft.api.registry.v1 import agent_pb2, route_pb2
 from weft.dispatch.agents import AGENT_PREFIX, ROUTE_PREFIX, agent_name_of, members_of, target_of
-from weft.dispatch.fleet import FleetView, ModelView
+from weft.dispatch.fleet import FleetView, ModelView, abilities_in
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Skill
@@ -79,7 +79,7 @@ def model_list(view: FleetView) -> dict[str, Any]:
     The name of a pool's member reaches the whole pool; it is only in the lists of resources.
     """
     pools = {model.pool for model in view.models.values()}
-    models = [_entry(name, members) for name, members in _by_name(view).items() if name in pools]
+    models = [_entry(view, name, members) for name, members in _by_name(view).items() if name in pools]
     agents = [_agent_entry(view, agent) for _, agent in sorted(view.agents.items())]
     routes = [_route_entry(view, route) for _, route in sorted(view.routes.items())]
     return {"object": "list", "data": [*models, *(entry for entry in (*agents, *routes) if entry is not None)]}
@@ -95,7 +95,7 @@ def model_entry(view: FleetView, name: str) -> dict[str, Any] | None:
         route = view.routes.get(name.removeprefix(ROUTE_PREFIX))
         return None if route is None else _route_entry(view, route)
     members = _by_name(view).get(name)
-    return None if members is None else _entry(name, members)
+    return None if members is None else _entry(view, name, members)
 
 
 def anthropic_list(listed: dict[str, Any], limit: int, *, after_id: str = "", before_id: str = "") -> dict[str, object]:
@@ -151,14 +151,16 @@ def _by_name(view: FleetView) -> dict[str, list[ModelView]]:
     return dict(sorted(names.items()))
 
 
-def _entry(name: str, members: list[ModelView], created: int | None = None, **about: object) -> dict[str, Any]:
+def _entry(
+    view: FleetView, name: str, members: list[ModelView], created: int | None = None, **about: object
+) -> dict[str, Any]:
     """Returns one entry of the list. `created`: None: when its oldest member was created; `about` precedes its meta."""
     return {
         "id": name,
         "object": "model",
         "created": min(model.created_at_seconds for model in members) if created is None else created,
         "owned_by": OWNER,
-        "meta": {**about, **_meta(members)},
+        "meta": {**about, **_meta(view, members)},
     }
 
 
@@ -169,7 +171,7 @@ def _agent_entry(view: FleetView, agent: agent_pb2.Agent) -> dict[str, Any] | No
         return None
     manifest = agent.manifest
     about = {"agent": True, "model": target_of(manifest)[0], "description": manifest.description}
-    entry = _entry(AGENT_PREFIX + manifest.name, members, agent.create_time.seconds, **about)
+    entry = _entry(view, AGENT_PREFIX + manifest.name, members, agent.create_time.seconds, **about)
     entry["meta"]["operations"] = ["chat"]
     return entry
 
@@ -181,7 +183,7 @@ def _route_entry(view: FleetView, route: route_pb2.Route) -> dict[str, Any] | No
         return None
     manifest = route.manifest
     about = {"route": True, "candidates": list(manifest.candidates), "description": manifest.description}
-    return _entry(ROUTE_PREFIX + manifest.name, members, route.create_time.seconds, **about)
+    return _entry(view, ROUTE_PREFIX + manifest.name, members, route.create_time.seconds, **about)
 
 
 def _rungs(view: FleetView, route: route_pb2.Route) -> list[ModelView]:
@@ -199,23 +201,23 @@ def _rungs(view: FleetView, route: route_pb2.Route) -> list[ModelView]:
     return list(found.values())
 
 
-def _meta(members: list[ModelView]) -> dict[str, object]:
+def _meta(view: FleetView, members: list[ModelView]) -> dict[str, object]:
     return {
         "status": "active" if any(model.active for model in members) else "hibernating",
         "context_tokens": min((model.context_tokens for model in members if model.context_tokens), default=0),
         "operations": _operations(members),
         "members": sorted(model.name for model in members),
         "remote": any(model.remote for model in members),
-        **_skills(members),
+        **_skills(view, members),
     }
 
 
-def _skills(members: Iterable[ModelView]) -> dict[str, object]:
-    """Returns capabilities of some members, only those that every member reports."""
-    known = [model.skills for model in members]
-    if any(skills is None for skills in known):
+def _skills(view: FleetView, members: Iterable[ModelView]) -> dict[str, object]:
+    """Returns the skills that members have; nothing where those of a member are unknown."""
+    known = [abilities_in(view, model).skills for model in members]
+    if not all(known):
         return {}
-    found = frozenset[Skill]().union(*(skills for skills in known if skills is not None))
+    found = frozenset[Skill]().union(*known)
     return {"skills": [skill.name.lower() for skill in sorted(found)]}
 
 

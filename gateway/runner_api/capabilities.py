@@ -88,8 +88,8 @@ def capabilities_body(
             "prefixCaching": _prefix_caching(facts.models),
             "multiTenant": _all_or_unknown([model.tenants_apart for model in facts.models]),
             "visionInput": any(model.description.vision_input for model in facts.models),
-            "audioInput": False,
-            "functionCalling": any(model.takes_chats for model in facts.models),
+            "audioInput": any(model.takes_audio for model in facts.models),
+            "functionCalling": any(model.calls_tools for model in facts.models),
         },
         "health": verdict_of(facts, queue.depth, queue.max_depth).status,
     }

@@ -7,6 +7,7 @@ from typing import Protocol
 from gateway.auth.authentication import KeyRingSource
 from gateway.operations import OperationsPort
 from weft.api.common.v1 import error_reason_pb2
+from weft.api.registry.v1.model_pb2 import MODEL_SKILL_AUDIO, MODEL_SKILL_TOOLS
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.call import RequestDispatcher
@@ -60,6 +61,16 @@ class ModelFacts:
     def name(self) -> str:
         """The model's name in the mesh."""
         return self.state.model
+
+    @property
+    def takes_audio(self) -> bool:
+        """Whether it is known to take audio."""
+        return MODEL_SKILL_AUDIO in self.state.abilities.skills
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether it takes chats, and is not known to lack tools."""
+        return self.takes_chats and MODEL_SKILL_TOOLS not in self.state.abilities.lacking
 
     @property
     def stage(self) -> ModelStage:

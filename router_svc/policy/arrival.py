@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from weft.kernel.abilities import ThinkingMode
 from weft.kernel.names import DEFAULT_TENANT
 from weft.kernel.request import Operation, Priority, Skill
 
@@ -19,6 +20,7 @@ class Needs:
     operation: Operation
     allow_remote: bool = False
     skills: frozenset[Skill] = frozenset()
+    thinking: ThinkingMode = ThinkingMode.DEFAULT
     tools: frozenset[str] = frozenset()
     context_tokens: int = 0
     """Rounded down to a power of two, so that there are few different needs; 0: unknown."""
@@ -26,7 +28,7 @@ class Needs:
 
     def __post_init__(self) -> None:
         # Needs are looked up several times per request, and all fields would be hashed each time.
-        parts = (self.operation, self.allow_remote, self.skills, self.tools, self.context_tokens)
+        parts = (self.operation, self.allow_remote, self.skills, self.thinking, self.tools, self.context_tokens)
         object.__setattr__(self, "_hash", hash(parts))
 
     def __hash__(self) -> int:

@@ -73,6 +73,7 @@ _HOPELESS = frozenset(
 _FINAL = _HOPELESS | {
     Reason.NOT_FOUND,
     Reason.UNSUPPORTED_OPERATION,
+    Reason.MODALITY_UNSUPPORTED,
     Reason.RESOURCE_IN_USE,
     # Another runner would fail in the same way.
     Reason.OUT_OF_MEMORY,
@@ -98,6 +99,7 @@ _LOST = frozenset({Reason.WORKER_LOST, Reason.CONNECT_FAILED})
 _OF_THE_TASK = frozenset(
     {
         Reason.UNSUPPORTED_OPERATION,
+        Reason.MODALITY_UNSUPPORTED,
         Reason.NO_RUNNER_AVAILABLE,
         Reason.TOOL_UNAVAILABLE,
         Reason.INSUFFICIENT_MEMORY,

@@ -11,6 +11,7 @@ from router_svc.policy.arrival import ROUTE_PREFIX, Needs
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder, Readiness
 from router_svc.policy.endpoints.routes import Route
 from router_svc.simulation.scenario import HostGroup, ModelKind, Scenario, seeded_random
+from weft.kernel.abilities import takes_mode
 from weft.kernel.request import Operation, Priority
 
 PROGRAM = "a program"
@@ -282,6 +283,8 @@ def lacks(candidate: Candidate, needs: Needs) -> str:
         return "it is off the premises, and the request has no permit"
     if candidate.skills is not None and not needs.skills <= candidate.skills:
         return "it lacks a skill"
+    if not takes_mode(candidate.thinking_modes, needs.thinking):
+        return "it lacks a thinking mode"
     if candidate.context_tokens and needs.context_tokens > candidate.context_tokens:
         return "its context is too short"
     return ""

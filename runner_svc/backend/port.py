@@ -18,6 +18,7 @@ from weft.api.registry.v1 import lease_pb2, runner_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.gpu.snapshot import ProcessId
+from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -32,6 +33,8 @@ class BackendFacts:
     """Context of one slot, prompt and answer together; 0: unknown."""
     slots: int = 0
     """Number of concurrent requests; 0: as configured."""
+    abilities: Abilities = UNKNOWN
+    """What the model takes, as the engine shows it."""
 
 
 def _nothing() -> None:

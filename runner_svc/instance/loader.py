@@ -10,6 +10,7 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.memory.port import OnWaiting
 from runner_svc.policy.load_plan import AS_CONFIGURED
+from weft.kernel.abilities import UNKNOWN, Abilities, known_abilities
 from weft.kernel.clock import Clock
 from weft.kernel.interrupt import Interruptible
 from weft.kernel.log import get_logger
@@ -53,6 +54,8 @@ class Loader:
         self.waits = False
         """Whether it waits for memory."""
         self.context_tokens = 0
+        self._engine_abilities = UNKNOWN
+        self._engine_quantization = ""
         self.starts = 0
         """Number of times that the backend became ready; identifies the present start."""
         self.last_seconds = 0.0
@@ -62,6 +65,17 @@ class Loader:
     def is_otherwise(self) -> bool:
         """Whether the present or next load differs from the configuration."""
         return self.plan != AS_CONFIGURED
+
+    @property
+    def abilities(self) -> Abilities:
+        """What the model takes, as its settings, its files and its engine show.
+
+        The engine of another quantization shows nothing about the present one.
+        """
+        config = self._config
+        is_of_plan = self._engine_quantization == self.plan.quantization
+        engine = self._engine_abilities if is_of_plan else UNKNOWN
+        return known_abilities(declared=config.declared_abilities, engine=engine, files=config.abilities)
 
     @property
     def stage(self) -> str:
@@ -135,6 +149,7 @@ class Loader:
         self._times.append(now - self._engine_began)
         self.last_seconds = now - self._began
         self.context_tokens = facts.context_tokens
+        self._engine_abilities, self._engine_quantization = facts.abilities, self.plan.quantization
         self.on_slots(facts.slots)
         self.starts += 1
         self._memory.note_filled()

@@ -49,6 +49,8 @@ class ModelFacts:
     context_tokens: int = 0
     """Trained context of the model."""
     quantization: str = ""
+    templates: tuple[str, ...] = ()
+    """The chat templates in its files."""
     identity: FileIdentity | None = None
     projector_bytes: int = 0
     """Size of the projector's file; 0: there is none."""
@@ -188,6 +190,7 @@ def _gguf_facts(path: Path) -> ModelFacts:
         shape=header.shape,
         context_tokens=header.context_tokens,
         quantization=header.quantization,
+        templates=header.templates,
         identity=_identity(parts),
     )
 

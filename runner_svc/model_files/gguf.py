@@ -95,6 +95,10 @@ class GgufHeader(ModelHeader):
     bos_token: str = ""
     eos_token: str = ""
     file_type: int | None = None
+    encodes_images: bool | None = None
+    """Of a projector: whether it encodes images; None: it does not say."""
+    encodes_audio: bool | None = None
+    """Of a projector: whether it encodes audio; None: it does not say."""
 
     @property
     def quantization(self) -> str:
@@ -193,6 +197,8 @@ class _HeaderReader:
             key_length=self._number_of(f"{architecture}.attention.key_length") or usual_length,
             value_length=self._number_of(f"{architecture}.attention.value_length") or usual_length,
             sliding_window=self._number_of(f"{architecture}.attention.sliding_window"),
+            encodes_images=self._flag("clip.has_vision_encoder"),
+            encodes_audio=self._flag("clip.has_audio_encoder"),
         )
 
     def _layers(self) -> int:
@@ -213,6 +219,10 @@ class _HeaderReader:
         value = self._values.get(key)
         is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER
         return int(value) if is_count and value is not None else 0
+
+    def _flag(self, key: str) -> bool | None:
+        value = self._values.get(key)
+        return value if isinstance(value, bool) else None
 
     def _text(self, key: str) -> str:
         value = self._values.get(key, "")

@@ -37,12 +37,13 @@ from runner_svc.engine_host.messages import (
 from runner_svc.engine_host.request import AnswerReader, PreparedRequest, prepare
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.policy.parameters import EngineParameters
-from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
+from runner_svc.runtimes.model_engine import ModelContext, parameter_profile, text_abilities
 from runner_svc.runtimes.settings import FileModelSettings
 from runner_svc.supervise.process_time import GpuTime
 from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox, check_templates, read_templates
 from weft.api.common.v1 import chat_pb2, embedding_pb2, tokenize_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
+from weft.kernel.abilities import Abilities
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -104,6 +105,10 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
     def operations(self) -> frozenset[Operation]:
         """Returns the operations that the model offers, if its files have a chat template."""
 
+    def abilities(self, templates: Sequence[str]) -> Abilities:
+        """Returns what the loaded model takes, by its chat templates; the engine is given text alone."""
+        return text_abilities(templates)
+
     @override
     def load_progress(self) -> float | None:
         return self._channel.load_share if self._loading and self._channel is not None else None
@@ -163,7 +168,12 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
             self._loading = False
         self._slots, self._free = ready.slots, asyncio.Semaphore(ready.slots)
         operations = self.operations() - (frozenset() if self._templates.usual is not None else {Operation.CHAT})
-        facts = BackendFacts(operations=operations, context_tokens=ready.context_tokens, slots=ready.slots)
+        facts = BackendFacts(
+            operations=operations,
+            context_tokens=ready.context_tokens,
+            slots=ready.slots,
+            abilities=self.abilities(self._templates.all),
+        )
         self._started = order, facts
         return facts
 

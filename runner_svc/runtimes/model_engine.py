@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,9 +18,11 @@ from runner_svc.memory.estimate import (
     read_model_facts,
 )
 from runner_svc.memory.port import MemoryForecast
+from runner_svc.model_files.gguf import MAX_TEXT_BYTES
 from runner_svc.policy.load_plan import LoadValue
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.parameters import EngineParameters, ParameterProfile
+from runner_svc.policy.template_abilities import abilities_of_templates
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.runtimes.settings import (
     FileModelSettings,
@@ -29,6 +31,7 @@ from runner_svc.runtimes.settings import (
     UpstreamSettings,
 )
 from runner_svc.supervise.leftovers import Leftovers
+from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
 
@@ -60,6 +63,8 @@ class ModelContext:
     """The installed environments of engines."""
     trained_context_tokens: int = 0
     """Trained context of the model by its file, the maximum for a load; 0: unknown."""
+    templates: tuple[str, ...] = ()
+    """Chat templates of the model, by its file or its settings; empty: unknown."""
 
     def refuse(self, setting: str, message: str) -> FieldError:
         """Returns the INVALID_ARGUMENT for a setting of this model."""
@@ -85,8 +90,8 @@ class ModelEngine:
     remote: bool = False
     """Whether serving it sends data off the premises."""
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
-    skills: frozenset[Skill] = frozenset()
-    """Capabilities beyond text, where the runtime can detect them; empty: unknown."""
+    abilities: Abilities = UNKNOWN
+    """What the model takes, as its files show."""
     requests_fail_alone: bool = False
     """Whether a request that cannot reach the server is no sign that the server is gone."""
 
@@ -99,8 +104,18 @@ def file_context(model: FileModelSettings, context: ModelContext, command: tuple
     template = model.chat_template_file
     if template is not None and not template.is_file():
         raise context.refuse("chat_template_path", f"there is no file {template}")
-    trained = read_model_facts(model.file).context_tokens
-    return replace(context, command=command, trained_context_tokens=trained)
+    facts = read_model_facts(model.file)
+    templates = facts.templates if template is None else _template_in(template)
+    return replace(context, command=command, trained_context_tokens=facts.context_tokens, templates=templates)
+
+
+def _template_in(file: Path) -> tuple[str, ...]:
+    """Returns the template in a file; none where it cannot be read: the load says why."""
+    try:
+        with file.open("rb") as opened:
+            return (opened.read(MAX_TEXT_BYTES).decode(),)
+    except (OSError, UnicodeDecodeError):
+        return ()
 
 
 def model_files(model: FileModelSettings) -> ModelFiles:
@@ -139,6 +154,12 @@ def engine_environment(model: StartedModelSettings, context: ModelContext) -> Ma
     return environment
 
 
+def text_abilities(templates: Sequence[str]) -> Abilities:
+    """Returns what a model with these templates takes in an engine that is given text alone."""
+    only_text = Abilities(skills=frozenset({Skill.TEXT}), lacking=frozenset({Skill.IMAGE, Skill.AUDIO}))
+    return only_text.completed_by(abilities_of_templates(templates))
+
+
 def file_engine(
     model: FileModelSettings,
     context: ModelContext,
@@ -147,7 +168,7 @@ def file_engine(
     operations: frozenset[Operation],
     habits: EngineHabits,
     load_values: Mapping[str, LoadValue],
-    skills: frozenset[Skill] = frozenset(),
+    abilities: Abilities = UNKNOWN,
 ) -> ModelEngine:
     """Returns the engine of a model in files; `load_values` are its configured load parameters.
 
@@ -179,7 +200,7 @@ def file_engine(
         remote=bool(model.remote),
         timeouts=context.timeouts,
         operations=operations,
-        skills=skills,
+        abilities=abilities,
     )
 
 

@@ -19,6 +19,7 @@ DEFAULT_CONTEXT_TOKENS = 2048
 """Context of one slot of an engine that weft starts."""
 
 Skill = Literal["text", "image", "audio", "tools"]
+ThinkingMode = Literal["default", "enabled", "disabled"]
 Repetition = Annotated[Literal["off", "warn", "kill"], Before(off_for_false)]
 """What happens to an answer that repeats itself over and over."""
 Url = Annotated[str, MaxLen(2048), SECRET]
@@ -94,7 +95,7 @@ class ModelSettings:
     """Models of one pool answer for each other."""
     skills: Annotated[tuple[Skill, ...], MaxLen(8)] = ()
     """What it can do beyond text, `text` itself included, such as `[text, image, tools]`; a request for anything else
-    goes to other models. Default: as the runtime finds out; else it is not known, and it is sent every request."""
+    goes to other models. Default: as its files and its engine show; what they do not show is tried."""
     remote: bool | None = None
     """Whether serving it sends bytes off the premises. Default: no, unless the runtime says otherwise."""
     publish: bool | None = None
@@ -118,6 +119,9 @@ class ModelSettings:
     thinking: bool | None = None
     """Whether a model that can think does so where a request says nothing. Default: as its template has it. For
     openai_remote: whether the field `thinking` is sent, as enabled or disabled. Default: it is not."""
+    thinking_modes: Annotated[tuple[ThinkingMode, ...], MaxLen(3)] = ()
+    """How requests may set its thinking. Default: as its chat template shows; else it is not known, and every mode is
+    sent."""
     system_messages: Literal["joined", "separate"] = "joined"
     """How several system prompts reach the model: as one message, which every template takes, or one each."""
     tools: Annotated[tuple[Name, ...], MaxLen(64)] = ()

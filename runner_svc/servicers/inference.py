@@ -14,7 +14,7 @@ from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.instance import Instance
 from runner_svc.request_records import RequestRecord
-from runner_svc.servicers.request_admission import RequestAdmission, call_info, log_failure
+from runner_svc.servicers.request_admission import RequestAdmission, call_info, log_failure, require_abilities
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.api.runner.v1 import model_call_service_pb2 as pb
@@ -96,6 +96,7 @@ class DataPlane:
                 agent=request.agent,
                 allow_remote=permit.allow_remote,
             )
+            require_abilities(instance, chat.payload)
             with self._desk.hold(permit, instance, request.options) as work:
                 answer = AnswerWriter(context.write, self._desk.started(permit), whole=call.whole)
                 try:
@@ -155,6 +156,7 @@ class DataPlane:
         self, permit: Permit, instance: Instance, request: Any, call: CallInfo, *, takes_slot: bool = True
     ) -> Iterator[AdmittedRequest]:
         """`RequestAdmission.hold`, with a log line for each failure in it."""
+        require_abilities(instance, request.payload)
         with self._desk.hold(permit, instance, request.options, takes_slot=takes_slot) as work:
             try:
                 yield work

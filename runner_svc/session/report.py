@@ -20,6 +20,7 @@ from weft import __version__
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2, wake_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.kernel.abilities import abilities_message
 from weft.kernel.timestamps import duration_of, optional_duration, optional_stamp
 from weft.wake.recipes import MAX_WAIT_SECONDS, set_defaults
 
@@ -116,6 +117,7 @@ class RunnerReport:
             fault_count=instance.restart_log.total,
             last_fault=self._last_fault(instance),
             engine_load=instance.backend.engine_load,
+            abilities=abilities_message(instance.loader.abilities),
         )
 
     def _last_fault(self, instance: Instance) -> runner_pb2.InstanceFault | None:
@@ -196,7 +198,7 @@ def instance_description(
         load_options=options_message(instance.plan, instance.idle_timer.load_seconds, pin=instance.memory.pinned),
         cache_isolation=instance.backend.cache_isolation.value,  # type: ignore[arg-type]  # same numbers
         cache=cache,
-        vision_input=instance.config.vision_input,
+        vision_input=instance.config.takes_images(instance.loader.abilities),
         model_path="" if instance.model_path is None else str(instance.model_path),
     )
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mesh_process import MeshProcess, eventually, run_weft, running_mesh
 from weft.client import Message, WeftError, connect
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import DEMO_MODEL
+from weft_testing.media_files import png
 
 pytestmark = pytest.mark.real
 
@@ -54,10 +56,9 @@ def test_a_chat_answers_with_words_and_counts_its_tokens(client: openai.OpenAI) 
     "about",
     [
         {},
-        {"tools": [{"type": "function", "function": {"name": "look", "description": "Look outside."}}]},
         {"messages": [{"role": "system", "content": "Be terse."}, {"role": "user", "content": "Crème brûlée 🦊?"}]},
     ],
-    ids=["a question", "with a tool", "with a system prompt and characters of several bytes"],
+    ids=["a question", "with a system prompt and characters of several bytes"],
 )
 def test_tokens_are_as_many_as_the_model_counts_itself(client: openai.OpenAI, about: dict[str, object]) -> None:
     asked = {"model": DEMO_MODEL, "messages": PROMPT, **about}
@@ -66,6 +67,34 @@ def test_tokens_are_as_many_as_the_model_counts_itself(client: openai.OpenAI, ab
     answer = client.post("/chat/completions", cast_to=object, body={**asked, "max_tokens": 1})
     assert isinstance(answer, dict)
     assert counted["count"] == len(counted["tokens"]) == answer["usage"]["prompt_tokens"] > 10
+
+
+PICTURE = f"data:image/png;base64,{b64encode(png(2, 2)).decode()}"
+LOOK = {"type": "function", "function": {"name": "look", "description": "Look outside."}}
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PICTURE}}]}]},
+            "takes no images",
+        ),
+        ({"tools": [LOOK]}, "calls no tools"),
+        ({"enable_thinking": True}, "does not think"),
+    ],
+    ids=["an image", "a tool", "thinking"],
+)
+def test_what_the_server_says_its_model_does_not_take_is_refused_before_a_slot_is_taken(
+    client: openai.OpenAI, mesh: MeshProcess, about: dict[str, object], message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.post("/chat/completions", cast_to=object, body={"model": DEMO_MODEL, "messages": PROMPT, **about})
+    assert refused.value.code == "modality_unsupported"
+    assert message in refused.value.message
+    line = mesh.request_line(str(refused.value.request_id))
+    assert (line["outcome"], line["attempts"]) == ("rejected", 0)
+    assert _ask(client, max_tokens=1, extra_body={"enable_thinking": False}).choices, "what it never does is no request"
 
 
 def test_the_tokens_of_a_text_are_those_of_its_vectors_and_make_the_text_again(client: openai.OpenAI) -> None:

@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2
-from weft.dispatch.fleet import FleetSource, FleetView, ModelView
+from weft.dispatch.fleet import FleetSource, FleetView, ModelView, abilities_in
+from weft.dispatch.payload_description import Payload, needed_skills, needed_thinking
 from weft.dispatch.request_trace import RequestContext
+from weft.kernel.abilities import Abilities, ThinkingMode, untaken_words
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.names import close_names, require_name
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Skill
 
 AGENT_PREFIX = "agent/"
 """Prefix of an agent's name; names themselves have no '/'."""
@@ -210,3 +212,32 @@ class KnownNames:
         if view.revision and name not in self._names:
             words = f"{no_such_model(name, self._names)} (a task may set wait_for_model for one that will come)"
             raise FieldError(field, words, Reason.MODEL_NOT_FOUND)
+
+    def require_taken(self, name: str, payload: Payload | None, field: str) -> None:
+        """Raises MODALITY_UNSUPPORTED for a payload that no model of a name takes, as far as it is known."""
+        if payload is None:
+            return
+        skills, mode = needed_skills(payload), needed_thinking(payload)
+        if not skills and mode is ThinkingMode.DEFAULT:
+            return
+        view = self._fleet.view
+        words = [_untaken(abilities_in(view, model), skills, mode) for model in models_behind(view, name)]
+        if words and all(words):
+            raise FieldError(field, f"{name} {words[0]}", Reason.MODALITY_UNSUPPORTED)
+
+
+def models_behind(view: FleetView, name: str) -> list[ModelView]:
+    """Returns the models that may answer for a target: of an agent, of a route, of a pool."""
+    agent_name = agent_name_of(name)
+    if agent_name is not None:
+        agent = view.agents.get(agent_name)
+        return [] if agent is None else members_of(view, agent)
+    if name.startswith(ROUTE_PREFIX):
+        route = view.routes.get(name.removeprefix(ROUTE_PREFIX))
+        candidates = () if route is None else route.manifest.candidates
+        return [model for candidate in candidates for model in view.pool_members(candidate)]
+    return view.pool_members(name)
+
+
+def _untaken(abilities: Abilities, skills: frozenset[Skill], mode: ThinkingMode) -> str:
+    return untaken_words(skills & abilities.lacking, abilities.thinking_modes, mode)

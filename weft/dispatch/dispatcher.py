@@ -175,6 +175,7 @@ class _RequestRun(Generic[T]):
             prompt_tokens=description.prompt_tokens,
             max_output_tokens=description.max_output_tokens,
             skills=description.skills,
+            thinking=description.thinking,
             tools=description.tools,
             affinity_key=affinity_key(context.session, context.tenant),
             prefix_digests=description.prefix_digests,

@@ -20,6 +20,7 @@ from weft.api.registry.v1 import (
     settings_pb2,
     wake_pb2,
 )
+from weft.kernel.abilities import Abilities, reported_over, skills_of
 from weft.kernel.clock import Clock
 from weft.kernel.log import get_logger
 from weft.kernel.request import Operation, Skill
@@ -78,7 +79,7 @@ class ModelView:
     wake: wake_pb2.Wake | None = field(default=None, repr=False)
     """How it is woken; None: it never sleeps. Read-only."""
     skills: frozenset[Skill] | None = None
-    """Abilities beyond text; None: unknown, every request is tried."""
+    """The skills that are declared, all that it has then; None: none are. See `abilities_in`."""
     expected: bool = False
     """Whether only its configuration is known, because its runner is still starting."""
 
@@ -119,6 +120,13 @@ class FleetView:
         if members or named is None:
             return members
         return [model for model in self.models.values() if model.pool == named.pool]
+
+
+def abilities_in(view: FleetView, model: ModelView) -> Abilities:
+    """Returns what is known of a model: as it is declared, and as its runner reports it."""
+    runner = view.runners.get(model.runner)
+    instance = None if runner is None else runner.instances.get(model.name)
+    return reported_over(model.skills or frozenset(), instance)
 
 
 def apply_watch(view: FleetView, response: registry_service_pb2.WatchResponse) -> FleetView:
@@ -213,7 +221,7 @@ def _skills(manifest: model_pb2.ModelManifest) -> frozenset[Skill] | None:
     """What it says; one that this version does not know says nothing to it, and yet that the others are not meant."""
     if not manifest.skills:
         return None
-    return frozenset(skill for skill in Skill if skill.value in manifest.skills)
+    return skills_of(manifest.skills)
 
 
 def _agent(agent: agent_pb2.Agent) -> agent_pb2.Agent:

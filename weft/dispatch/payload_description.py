@@ -17,6 +17,7 @@ from weft.api.common.v1 import (
     rerank_pb2,
     tokenize_pb2,
 )
+from weft.kernel.abilities import ThinkingMode
 from weft.kernel.request import Skill
 
 CHARS_PER_TOKEN = 4.0
@@ -51,6 +52,7 @@ class Description:
     prompt_tokens: int
     max_output_tokens: int | None
     skills: frozenset[Skill]
+    thinking: ThinkingMode
     tools: frozenset[str]
     prefix_digests: tuple[int, ...]
 
@@ -63,7 +65,8 @@ def describe(
     return Description(
         prompt_tokens=_prompt_tokens(payload, pieces),
         max_output_tokens=_max_output_tokens(payload),
-        skills=_skills(payload),
+        skills=needed_skills(payload),
+        thinking=needed_thinking(payload),
         tools=frozenset(behaviour.tools) if behaviour is not None else frozenset(),
         prefix_digests=prefix_digests(pieces, salt),
     )
@@ -162,7 +165,10 @@ def _max_output_tokens(payload: Payload) -> int | None:
     return min(payload.sampling.max_tokens * choices, 2**31 - 1)
 
 
-def _skills(payload: Payload) -> frozenset[Skill]:
+def needed_skills(payload: Payload) -> frozenset[Skill]:
+    """Returns what a model must be able to do for a payload, beyond text."""
+    if isinstance(payload, tokenize_pb2.TokenizePayload):
+        payload = payload.chat
     if not isinstance(payload, chat_pb2.ChatPayload):
         return frozenset()
     found: set[Skill] = set()
@@ -176,3 +182,21 @@ def _skills(payload: Payload) -> frozenset[Skill]:
     if payload.tools and payload.tool_choice.mode != chat_pb2.ToolChoice.MODE_NONE:
         found.add(Skill.TOOLS)
     return frozenset(found)
+
+
+_TEMPLATE_ARGUMENTS, _ENABLE_THINKING = "chat_template_kwargs", "enable_thinking"
+
+
+def needed_thinking(payload: Payload) -> ThinkingMode:
+    """Returns how a payload sets the model's thinking: by its own field, else by the argument of the chat template."""
+    if not isinstance(payload, chat_pb2.ChatPayload):
+        return ThinkingMode.DEFAULT
+    if payload.HasField("thinking"):
+        return ThinkingMode.ENABLED if payload.thinking else ThinkingMode.DISABLED
+    for extra in payload.extra_parameters.fields:
+        if extra.name != _TEMPLATE_ARGUMENTS:
+            continue
+        for argument in extra.value.object_value.fields:
+            if argument.name == _ENABLE_THINKING and argument.value.WhichOneof("kind") == "bool_value":
+                return ThinkingMode.ENABLED if argument.value.bool_value else ThinkingMode.DISABLED
+    return ThinkingMode.DEFAULT

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.kernel.abilities import ThinkingMode
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority, Skill
 
@@ -41,6 +42,8 @@ class PlacementRequest:
     """None: unset."""
     skills: frozenset[Skill] = frozenset()
     """Required abilities of its model."""
+    thinking: ThinkingMode = ThinkingMode.DEFAULT
+    """How it sets the model's thinking."""
     tools: frozenset[str] = frozenset()
     """Required tools of its runner."""
     affinity_key: bytes = b""

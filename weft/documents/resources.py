@@ -31,6 +31,7 @@ from weft.documents.conditions import (
 )
 from weft.documents.reader import read_message
 from weft.documents.resource_kinds import ResourceKind
+from weft.kernel.abilities import Abilities, reported_over, skills_of
 
 DeclaredT = TypeVar("DeclaredT", bound=Message)
 ObservedT = TypeVar("ObservedT", bound=Message)
@@ -102,6 +103,11 @@ class ModelDocument(Document[ModelDeclaration, Model]):
     def pool(self) -> str:
         """The pool that it is in."""
         return self.manifest.pool_name or self.manifest.name
+
+    @property
+    def abilities(self) -> Abilities:
+        """What is known of what it takes: as it is declared, and as its runner reports it."""
+        return reported_over(skills_of(self.manifest.skills), self.instance)
 
     @property
     def conditions(self) -> tuple[Condition, ...]:

@@ -26,6 +26,7 @@ class Reason(IntEnum):
     RESOURCE_IN_USE = 12
     TOO_MANY_RESOURCES = 13
     IDEMPOTENCY_CONFLICT = 14
+    MODALITY_UNSUPPORTED = 15
     QUEUE_FULL = 20
     QUEUE_TIMEOUT = 21
     RATE_LIMIT_EXCEEDED = 22
@@ -111,6 +112,7 @@ TRAITS: dict[Reason, ReasonTraits] = {
     Reason.RESOURCE_IN_USE: _caller("FAILED_PRECONDITION", 409),
     Reason.TOO_MANY_RESOURCES: _busy(429),
     Reason.IDEMPOTENCY_CONFLICT: _caller("ALREADY_EXISTS", 409),
+    Reason.MODALITY_UNSUPPORTED: _caller("INVALID_ARGUMENT", 400),
     Reason.QUEUE_FULL: _busy(503),
     Reason.QUEUE_TIMEOUT: _busy(503),
     Reason.RATE_LIMIT_EXCEEDED: _busy(429),

@@ -7,6 +7,7 @@ from weft.documents.codec import document_of, word_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ModelDocument, plain
 from weft.documents.yaml_documents import to_yaml, yaml_text
+from weft.kernel.abilities import skill_words
 from weft_app.cli.output import Column, Listing
 
 _USELESS = frozenset({"failed", "crash-loop"})
@@ -32,7 +33,7 @@ _MODEL_WIDE = (
     Column("PHASE", "[{instance.phase}]"),
     Column("SLOTS", lambda model: slots([model.instance] if model.instance else [])),
     Column("REMOTE", "{manifest.remote:yes}"),
-    Column("SKILLS", "{manifest.skills:commas}"),
+    Column("SKILLS", lambda model: ",".join(skill_words(model.abilities.skills)) or "-"),
     Column("WAKE", lambda model: ",".join(who_wakes(model))),
     Column("HEARTBEAT", "[{observed.last_heartbeat_time:ago}]", ticks=True),
     Column("AGE", "[{observed.create_time:age}]", ticks=True),

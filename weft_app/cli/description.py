@@ -25,6 +25,7 @@ from weft.documents.resources import (
     RunnerDocument,
     plain,
 )
+from weft.kernel.abilities import mode_words, skill_words
 from weft_app.cli.columns import who_wakes
 from weft_app.cli.output import INDENT, Column, block, page, safe_text, table_block
 from weft_app.cli.templates import filled, seconds_ago
@@ -190,6 +191,14 @@ _CREATED, _HEARTBEAT, _GONE = (
         ("Gone since", "inactive_time"),
     )
 )
+
+
+def _skills(model: ModelDocument) -> str:
+    abilities = model.abilities
+    lacking = f" (not {', '.join(skill_words(abilities.lacking))})" if abilities.lacking else ""
+    return (", ".join(skill_words(abilities.skills)) or "unknown") + lacking
+
+
 _MODEL = (
     Column("Kind", "{observed.kind} model"),
     Column("Status", "{state}"),
@@ -199,7 +208,10 @@ _MODEL = (
     Column("Context", "[{manifest.context_tokens}|{instance.context_tokens}|unknown until loaded]"),
     Column("Digest", "[{manifest.digest}|-]"),
     Column("Remote", lambda model: "yes, it leaves the premises" if model.manifest.remote else "no"),
-    Column("Skills", "[{manifest.skills}|unknown]"),
+    Column("Skills", _skills),
+    Column("Thinking", lambda model: ", ".join(mode_words(model.abilities.thinking_modes))),
+    Column("Translates from", lambda model: ", ".join(model.abilities.source_languages)),
+    Column("Translates into", lambda model: ", ".join(model.abilities.target_languages)),
     Column("Woken by", _woken_by),
     _CREATED,
     _HEARTBEAT,

@@ -45,6 +45,15 @@ class OutputFormat(StrEnum):
     YAML = "yaml"
 
 
+class WideFormat(StrEnum):
+    """Output format of commands with rows of their own and further columns."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+
 class NamedFormat(StrEnum):
     """Output format of commands with rows that have names."""
 
@@ -76,6 +85,7 @@ ConfigOption = Annotated[
 ]
 OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="How to print.")]
 PageOutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format; table is text.")]
+WideOutputOption = Annotated[WideFormat, typer.Option("--output", "-o", help="How to print.")]
 ResourceOutputOption = Annotated[ResourceFormat, typer.Option("--output", "-o", help="How to print.")]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Watch for changes until Ctrl-C.")]
 

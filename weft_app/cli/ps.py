@@ -10,33 +10,37 @@ from weft.client.resources import connect_registry, describe_runner
 from weft.documents.codec import moment_of, word_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import RunnerDocument
+from weft.kernel.abilities import abilities_of, mode_words, skill_words
 from weft.kernel.units import size_words
 from weft_app.cli.description import until_text
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, WideFormat, WideOutputOption
 from weft_app.cli.output import Column, Listing
 
 MAX_ASKED_AT_ONCE = 16
 """Runners queried at once; one that does not answer must not delay the others."""
 
-_PROCESSES = Listing(
-    columns=(
-        Column("MODEL", lambda row: row["model"]),
-        Column("RUNNER", lambda row: row["runner"]),
-        Column("HOST", lambda row: row["host"]),
-        Column("RUNTIME", lambda row: row["runtime"]),
-        Column("STATE", lambda row: row["state"]),
-        Column("SLOTS", lambda row: f"{row['slotsUsed']}/{row['slotsTotal']}"),
-        Column("VRAM", lambda row: size_words(row["memoryBytes"]) if row["memoryBytes"] else "-"),
-        Column("UNTIL", lambda row: row["until"], ticks=True),
-        Column("CONTEXT", lambda row: str(row["contextTokens"] or "-")),
-        Column("PID", lambda row: str(row["pid"] or "-")),
-        Column("RESTARTS", lambda row: str(row["restarts"])),
-    ),
-    kind="ProcessList",
+_COLUMNS = (
+    Column("MODEL", lambda row: row["model"]),
+    Column("RUNNER", lambda row: row["runner"]),
+    Column("HOST", lambda row: row["host"]),
+    Column("RUNTIME", lambda row: row["runtime"]),
+    Column("STATE", lambda row: row["state"]),
+    Column("SLOTS", lambda row: f"{row['slotsUsed']}/{row['slotsTotal']}"),
+    Column("VRAM", lambda row: size_words(row["memoryBytes"]) if row["memoryBytes"] else "-"),
+    Column("UNTIL", lambda row: row["until"], ticks=True),
+    Column("CONTEXT", lambda row: str(row["contextTokens"] or "-")),
+    Column("PID", lambda row: str(row["pid"] or "-")),
+    Column("RESTARTS", lambda row: str(row["restarts"])),
 )
+_WIDE = (
+    *_COLUMNS,
+    Column("SKILLS", lambda row: ",".join(row["skills"]) or "-"),
+    Column("THINKING", lambda row: ",".join(row["thinkingModes"]) or "-"),
+)
+_PROCESSES = Listing(columns=_COLUMNS, wide=_WIDE, kind="ProcessList")
 
 
-def ps(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABLE) -> None:
+def ps(home: HomeOption = DEFAULT_HOME, output: WideOutputOption = WideFormat.TABLE) -> None:
     """Show each model on each runner: memory, how long it stays loaded, process, slots.
 
     Example: weft ps
@@ -66,7 +70,7 @@ def _rows(runner: RunnerDocument) -> Iterator[dict[str, Any]]:
 
 def _row(runner: Runner, state: InstanceState, instance: pb.InstanceDescription | None, word: str) -> dict[str, Any]:
     """Returns the row of an instance; `word`: its state."""
-    unload_at = moment_of(state, "unload_time")
+    unload_at, abilities = moment_of(state, "unload_time"), abilities_of(state.abilities)
     return {
         "model": state.model,
         "runner": runner.name,
@@ -82,6 +86,8 @@ def _row(runner: Runner, state: InstanceState, instance: pb.InstanceDescription 
         "unloadAt": None if unload_at is None else unload_at.isoformat(),
         "until": until_text(state) or "-",
         "contextTokens": state.context_tokens,
+        "skills": skill_words(abilities.skills),
+        "thinkingModes": mode_words(abilities.thinking_modes),
         "pid": instance.process_id if instance is not None else 0,
         "restarts": instance.restart_count if instance is not None else 0,
     }

@@ -16,6 +16,7 @@ from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings, S
 from runner_svc.settings import RunnerSettings, SignalSettings
 from runner_svc.tools.schemas import object_schema
 from weft.api.registry.v1 import wake_pb2
+from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Skill
 from weft.kernel.units import keep_alive_seconds
@@ -72,8 +73,9 @@ def served_model(
         restart=section.restart,
         chat=chat_settings(section, model),
         target_inflight=model.target_inflight,
-        vision_input=model.category == "vision" or Skill.IMAGE in engine.skills,
-        skills=frozenset(Skill[word.upper()] for word in model.skills) or engine.skills,
+        abilities=engine.abilities,
+        skills=frozenset(Skill[word.upper()] for word in model.skills),
+        thinking_modes=frozenset(ThinkingMode[word.upper()] for word in model.thinking_modes),
     )
 
 

@@ -41,6 +41,8 @@ class ServerSettings:
     offers: frozenset[str] = frozenset()
     """Supported operations: `image`, `transcription`, `speech`."""
     dialect: Dialect = LLAMA_SERVER
+    text_only: bool = False
+    """Whether it is a server without a projector whose template knows neither tools nor thinking."""
     speaks_vllm: bool = False
     """Whether /tokenize has vLLM's format."""
     is_vllm: bool = False
@@ -99,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--offers", type=_words, default=frozenset(), help="image,transcription,speech")
     parser.add_argument("--dialect", type=_dialect, default=LLAMA_SERVER, help="a Dialect as JSON")
     parser.add_argument("--listen-variable", default="", help="environment variable of the address, as HOST:PORT")
+    parser.add_argument("--text-only", action="store_true", help="no projector, no tools, no thinking")
     parser.add_argument("--speaks-vllm", action="store_true", help="/tokenize as vLLM has it")
     parser.add_argument("--slot-save-path", default="", help="not used, but without it slots cannot be erased")
     parser.add_argument("--die-with-parent", action="store_true", help="SIGKILL when the starting thread ends")
@@ -133,6 +136,7 @@ def _settings(values: argparse.Namespace, *, is_vllm: bool) -> ServerSettings:
         is_vllm=is_vllm,
         uds=values.uds,
         sleep_mode=values.enable_sleep_mode,
+        text_only=values.text_only,
         slot_save_path=values.slot_save_path,
         die_with_parent=values.die_with_parent,
         take_device_memory=values.take_device_memory,

@@ -36,6 +36,8 @@ from weft_testing.fake_backend.state import FakeState, Ledger, Outcome, RequestL
 from weft_testing.fake_backend.vllm_routes import GUARDED_PREFIX, VllmRoutes, vllm_models_page
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
+TEXT_ONLY_STATUS = 500
+"""Status with which llama-server refuses images and audio without a projector."""
 NOT_JSON = "parse error: the body is not JSON"
 CLIENT_CLOSED_REQUEST = 499
 """Status of a request whose client disconnected, as in nginx; never sent."""
@@ -153,8 +155,9 @@ class FakeServer:
         return counted
 
     async def _chat(self, http: web.Request, body: Any, behaviour: Behaviour, outcome: Outcome) -> web.StreamResponse:
-        if behaviour.text_only_status is not None:
-            refuse_media(body, behaviour.text_only_status)
+        text_only_status = TEXT_ONLY_STATUS if self._settings.text_only else behaviour.text_only_status
+        if text_only_status is not None:
+            refuse_media(body, text_only_status)
         self._require_model(body)
         return await self._generate(http, parse_chat(body, self._settings.alias), behaviour, outcome)
 
@@ -357,6 +360,10 @@ TRAINED_CONTEXT_TOKENS = 8192
 MODEL_FILE_TYPE = "Q4_1"
 
 
+TEXT_TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+TEMPLATE = TEXT_TEMPLATE + "{% if tools %}{{ tools }}{% endif %}{% if enable_thinking %}<think>{% endif %}"
+
+
 def props_page(settings: ServerSettings) -> dict[str, Any]:
     """GET /props."""
     return {
@@ -365,16 +372,16 @@ def props_page(settings: ServerSettings) -> dict[str, Any]:
         "model_alias": settings.alias,
         "model_ftype": MODEL_FILE_TYPE,
         "model_path": settings.model_path,
-        "modalities": {"vision": False, "video": False, "audio": False},
+        "modalities": {"vision": not settings.text_only, "video": False, "audio": not settings.text_only},
         "endpoint_slots": True,
         "endpoint_props": False,
         "endpoint_metrics": True,
-        "chat_template": "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}",
+        "chat_template": TEXT_TEMPLATE if settings.text_only else TEMPLATE,
         "chat_template_caps": {
-            "supports_tools": True,
-            "supports_tool_calls": True,
+            "supports_tools": not settings.text_only,
+            "supports_tool_calls": not settings.text_only,
             "supports_system_role": True,
-            "supports_parallel_tool_calls": True,
+            "supports_parallel_tool_calls": not settings.text_only,
         },
         "bos_token": "<s>",
         "eos_token": "</s>",

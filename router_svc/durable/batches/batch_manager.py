@@ -28,6 +28,7 @@ from weft.durable.batches import (
     LineResult,
     batch_not_found,
 )
+from weft.durable.tasks import payload_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token, new_id, require_token
@@ -126,6 +127,7 @@ class ItemIntake:
         )
         if self._names is not None and not line.spec.wait_for_model:
             self._names.require(row.lane.model, f"{field}.model")
+            self._names.require_taken(row.lane.model, payload_of(line.spec), f"{field}.model")
         return row
 
     def _require_room(self) -> None:

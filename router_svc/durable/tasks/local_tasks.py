@@ -35,6 +35,7 @@ from weft.durable.tasks import (
     copy_of,
     index_of,
     is_terminal,
+    payload_of,
     task_being_deleted,
     task_not_found,
 )
@@ -183,7 +184,7 @@ def _has_moved(before: task_pb2.Task, now: task_pb2.Task) -> bool:
     return (before.state, before.attempt) != (now.state, now.attempt)
 
 
-_OF_NEW_TASKS = frozenset({Reason.TOO_MANY_RESOURCES, Reason.MODEL_NOT_FOUND})
+_OF_NEW_TASKS = frozenset({Reason.TOO_MANY_RESOURCES, Reason.MODEL_NOT_FOUND, Reason.MODALITY_UNSUPPORTED})
 """Reasons that refuse new tasks only; a resubmission of a stored task is answered with that task."""
 
 
@@ -220,6 +221,7 @@ class LocalTasks(TaskPort):
         try:
             if self._names is not None and not request.spec.wait_for_model:
                 self._names.require(row.lane.model, "spec.model")
+                self._names.require_taken(row.lane.model, payload_of(request.spec), "spec.model")
             await self._counts.require(tenant)
         except WeftError as error:
             # A resubmission adds nothing, and its sender may have lost the acknowledgement.

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from weft.kernel.abilities import ThinkingMode
 from weft.kernel.request import Operation, Skill
 
 CandidateKey = tuple[str, str, str]
@@ -64,7 +65,9 @@ class Candidate:
     pinned: bool = False
     """Whether it is never evicted for another model."""
     skills: frozenset[Skill] | None = None
-    """Skills beyond text; None: unknown, and any skill may be requested."""
+    """Skills that a request may need: those that it has, and those of which nothing is known; None: any."""
+    thinking_modes: frozenset[ThinkingMode] = frozenset()
+    """How a request may set its thinking; empty: unknown, and any mode may be requested."""
     clock_refused: bool = False
     """Whether its runner refuses requests because of its clock; it is down then, and `detail` has the difference."""
     tools: frozenset[str] = frozenset()

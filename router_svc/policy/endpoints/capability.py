@@ -6,18 +6,13 @@ from dataclasses import dataclass
 
 from router_svc.policy.arrival import Needs
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from weft.kernel.abilities import ThinkingMode, takes_mode, untaken_words
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
 
 OFF_THE_PREMISES = "off the premises, and the request has no permit"
 NO_FALLBACK = "off the premises, and the mesh does not fall back to such models"
 MAX_DETAILS_IN_MESSAGE = 8
-_LACKING_SKILL = {
-    Skill.TEXT: "takes no text",
-    Skill.IMAGE: "takes no images",
-    Skill.AUDIO: "takes no audio",
-    Skill.TOOLS: "calls no tools",
-}
 _BY_SECTION = "from an openai_http server whose model section names it in `operations`"
 _HOW_OFFERED = {
     Operation.RERANK: f"from a llama_server started with --reranking, or {_BY_SECTION}",
@@ -36,6 +31,7 @@ class Profile:
     operations: frozenset[Operation]
     remote: bool
     skills: frozenset[Skill] | None
+    thinking_modes: frozenset[ThinkingMode]
     tools: frozenset[str]
     context_tokens: int
     """Rounded down to a power of two, as in `Needs`."""
@@ -48,6 +44,7 @@ def profile_of(candidate: Candidate) -> Profile:
         operations=candidate.operations,
         remote=candidate.remote,
         skills=candidate.skills,
+        thinking_modes=candidate.thinking_modes,
         tools=candidate.tools,
         context_tokens=1 << (context.bit_length() - 1) if context > 0 else 0,
     )
@@ -69,13 +66,20 @@ def gate(candidate: Candidate | Profile, needs: Needs) -> str:
         return "operation"
     if candidate.remote and not needs.allow_remote:
         return "remote"
-    if candidate.skills is not None and not needs.skills <= candidate.skills:
+    if not _takes(candidate, needs):
         return "skills"
     if not needs.tools <= candidate.tools:
         return "tools"
     if candidate.context_tokens and needs.context_tokens > candidate.context_tokens:
         return "context"
     return ""
+
+
+def _takes(candidate: Candidate | Profile, needs: Needs) -> bool:
+    """Whether a candidate may take what a request holds, and its way of thinking."""
+    if candidate.skills is not None and not needs.skills <= candidate.skills:
+        return False
+    return needs.thinking is ThinkingMode.DEFAULT or takes_mode(candidate.thinking_modes, needs.thinking)
 
 
 def fits(candidate: Candidate | Profile, needs: Needs) -> str:
@@ -86,8 +90,8 @@ def fits(candidate: Candidate | Profile, needs: Needs) -> str:
         case "remote":
             return OFF_THE_PREMISES
         case "skills":
-            lacking = sorted(needs.skills - (candidate.skills or frozenset()))
-            return " and ".join(_LACKING_SKILL[skill] for skill in lacking)
+            lacking = frozenset[Skill]() if candidate.skills is None else needs.skills - candidate.skills
+            return untaken_words(lacking, candidate.thinking_modes, needs.thinking)
         case "tools":
             return f"its runner lacks {', '.join(sorted(needs.tools - candidate.tools))}"
         case "context":
@@ -147,7 +151,7 @@ def _summary(name: str, lacking: str, needs: Needs, left: list[Candidate], gates
             reason = Reason.PERMISSION_DENIED
             message = f"only models off the premises could answer for {name}, and the mesh does not fall back to them"
         case "skills":
-            reason, message = Reason.UNSUPPORTED_OPERATION, f"{name} {fits(left[0], needs)}"
+            reason, message = Reason.MODALITY_UNSUPPORTED, f"{name} {fits(left[0], needs)}"
         case "tools":
             reason = Reason.TOOL_UNAVAILABLE
             message = f"no runner that serves {name} has all of {', '.join(sorted(needs.tools))}"

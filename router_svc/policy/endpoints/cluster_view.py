@@ -61,8 +61,18 @@ class MeshChange:
 
 
 _WHAT_COUNTS = attrgetter(
-    *("readiness", "slots", "operations", "remote", "skills", "tools", "context_tokens", "runner_max_requests"),
-    *("key", "pool", "host", "memory_bytes", "pinned", "max_wake_seconds", "runner_wakes", "detail"),
+    *("readiness", "slots", "operations", "remote", "skills", "thinking_modes", "tools", "context_tokens"),
+    *(
+        "runner_max_requests",
+        "key",
+        "pool",
+        "host",
+        "memory_bytes",
+        "pinned",
+        "max_wake_seconds",
+        "runner_wakes",
+        "detail",
+    ),
 )
 """Fields whose change matters to waiting requests. Load and progress are read when they are needed."""
 

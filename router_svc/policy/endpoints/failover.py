@@ -39,7 +39,7 @@ _BOUNCES = frozenset(
         Reason.INSUFFICIENT_MEMORY,
     }
 )
-_LACKS = frozenset({Reason.TOOL_UNAVAILABLE, Reason.CLOCK_OFF})
+_LACKS = frozenset({Reason.TOOL_UNAVAILABLE, Reason.CLOCK_OFF, Reason.MODALITY_UNSUPPORTED})
 _BREAKS = frozenset(
     {
         Reason.CONNECT_FAILED,

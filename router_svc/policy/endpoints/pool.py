@@ -443,6 +443,7 @@ def _same_profile(one: Candidate, other: Candidate) -> bool:
         one.operations == other.operations
         and one.remote == other.remote
         and one.skills == other.skills
+        and one.thinking_modes == other.thinking_modes
         and one.tools == other.tools
         and one.context_tokens == other.context_tokens
     )

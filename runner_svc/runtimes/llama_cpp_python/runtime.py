@@ -40,7 +40,7 @@ def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine"
     from runner_svc.runtimes.hosted_engine import host_command  # noqa: PLC0415
     from runner_svc.runtimes.llama_cpp_python.arguments import HOST_PROGRAM, operations_of  # noqa: PLC0415
     from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import file_context, file_engine  # noqa: PLC0415
+    from runner_svc.runtimes.model_engine import file_context, file_engine, text_abilities  # noqa: PLC0415
 
     if model.slots != 1:
         raise context.refuse("slots", "must be 1: llama-cpp-python works on one request at a time")
@@ -54,6 +54,7 @@ def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine"
         operations=operations_of(model),
         habits=RUNTIME.habits,
         load_values=_load_values(model),
+        abilities=text_abilities(context.templates),
     )
 
 

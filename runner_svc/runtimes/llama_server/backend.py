@@ -23,6 +23,8 @@ from runner_svc.backend.port import (
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.load_plan import LoadParameter, LoadValue
+from runner_svc.policy.template_abilities import abilities_of_templates
+from runner_svc.runtimes.llama_server.abilities import reported_abilities
 from runner_svc.runtimes.llama_server.arguments import (
     NO_HOST_CACHE,
     check_together,
@@ -41,6 +43,7 @@ from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.supervise.process_time import GpuTime
 from runner_svc.templates.sandbox import check_before_load
+from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -218,6 +221,7 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
             operations=self.operations,
             context_tokens=props.context_tokens or context_of(self.model, order),
             slots=props.slots or slots_of(self.model, order),
+            abilities=props.abilities.completed_by(abilities_of_templates(self.parameters.templates or ())),
         )
 
     @override
@@ -233,6 +237,8 @@ class ServerProps:
     context_tokens: int = 0
     """Context of one slot."""
     slots: int = 0
+    abilities: Abilities = UNKNOWN
+    """What the model takes."""
 
 
 class _Settings(msgspec.Struct):
@@ -242,6 +248,10 @@ class _Settings(msgspec.Struct):
 class _Answer(msgspec.Struct):
     total_slots: int = 0
     default_generation_settings: _Settings = msgspec.field(default_factory=_Settings)
+    modalities: object = None
+    chat_template_caps: object = None
+    chat_template: object = None
+    chat_template_tool_use: object = None
 
 
 async def read_props(http: OpenAiHttp) -> ServerProps:
@@ -259,7 +269,15 @@ def parse_props(body: bytes) -> ServerProps:
         answer = msgspec.json.decode(body, type=_Answer)
     except JSON_FAULTS:
         return ServerProps()
-    return ServerProps(context_tokens=_sane(answer.default_generation_settings.n_ctx), slots=_sane(answer.total_slots))
+    return ServerProps(
+        context_tokens=_sane(answer.default_generation_settings.n_ctx),
+        slots=_sane(answer.total_slots),
+        abilities=reported_abilities(
+            modalities=answer.modalities,
+            template_caps=answer.chat_template_caps,
+            templates=(answer.chat_template, answer.chat_template_tool_use),
+        ),
+    )
 
 
 def _sane(number: int) -> int:

@@ -11,7 +11,6 @@ from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.runtimes.runtime import Requirement, Runtime
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Skill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,6 +59,7 @@ def _load_values(model: LlamaServerModel) -> "Mapping[str, LoadValue]":
 
 def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
     # Imported here: only a process that serves models needs these.
+    from runner_svc.runtimes.llama_server.abilities import file_abilities  # noqa: PLC0415
     from runner_svc.runtimes.llama_server.arguments import (  # noqa: PLC0415
         DRAFT_FLAGS,
         PROJECTOR_FLAGS,
@@ -78,7 +78,6 @@ def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
             raise context.refuse(setting, f"is also given by {flags[0]} among extra_arguments; leave one of them out")
         if file is not None and not file.is_file():
             raise context.refuse(setting, f"there is no file {file}")
-    sees = model.mmproj_path is not None or names_flag(model.extra_arguments, PROJECTOR_FLAGS)
     return file_engine(
         model,
         context,
@@ -86,7 +85,7 @@ def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
         operations=operations_of(model),
         habits=RUNTIME.habits,
         load_values=_load_values(model),
-        skills=frozenset({Skill.TEXT, Skill.IMAGE, Skill.TOOLS}) if sees else frozenset(),
+        abilities=file_abilities(model, context.templates),
     )
 
 

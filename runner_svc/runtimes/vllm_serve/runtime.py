@@ -7,6 +7,7 @@ from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.runtimes.runtime import Runtime
 from runner_svc.runtimes.vllm_serve.parameters import PARAMETERS
 from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
+from weft.kernel.abilities import Abilities
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Skill
 
@@ -110,8 +111,11 @@ def _build(model: VllmServeModel, context: "ModelContext") -> "ModelEngine":
         habits=RUNTIME.habits,
         manifest_bytes=manifest_bytes_of(model.memory_mb),
     )
-    extra = {_SKILLS[kind] for kind, count in model.limit_mm_per_prompt.items() if count and kind in _SKILLS}
+    # What the settings leave open depends on the model, and is tried.
+    limits = {_SKILLS[kind]: count for kind, count in model.limit_mm_per_prompt.items() if kind in _SKILLS}
+    extra = {skill for skill, count in limits.items() if count}
     tools = {Skill.TOOLS} if model.tool_call_parser is not None else set()
+    abilities = Abilities(skills=frozenset({Skill.TEXT, *extra, *tools}), lacking=frozenset(limits.keys() - extra))
     return ModelEngine(
         make_backend=lambda: VllmServeBackend(model, context, shape=facts.shape),
         operations=operations_of(model),
@@ -120,7 +124,7 @@ def _build(model: VllmServeModel, context: "ModelContext") -> "ModelEngine":
         forecast=VllmForecast(forecast, context.estimator, model, facts.shape),
         remote=bool(model.remote),
         timeouts=context.timeouts,
-        skills=frozenset({Skill.TEXT, *extra, *tools}) if extra else frozenset(),
+        abilities=abilities,
     )
 
 

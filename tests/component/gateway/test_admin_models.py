@@ -15,6 +15,7 @@ from admin_script import (
 )
 from gateway_script import FixedFleet, RawResponse, serving
 
+from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.placement import PoolQueue
 from weft.kernel.errors import FieldError, WeftError
@@ -56,6 +57,7 @@ async def test_a_model_shows_definition_state_queue_replicas_capabilities_and_co
         "multiTurn": True,
         "embeddings": True,
         "cacheIsolation": ["slots"],
+        "thinkingModes": [],
     }
     assert [one["name"] for one in found["constraints"]["parameters"]] == ["cache_type_k", "context_tokens"]
     assert found["constraints"]["parameters"][1] == {
@@ -252,3 +254,18 @@ async def test_what_the_registry_refuses_is_passed_on(failure: WeftError, status
     async with serving(admin=admin_ports(ScriptedOperations(failure=failure))) as gateway:
         found = body_of(await gateway.request("POST", "/v1/admin/models/tiny/unload"), status)
     assert found["error"]["code"] == code
+
+
+async def test_what_members_take_is_shown_as_their_runner_reports_it() -> None:
+    view = two_replicas()
+    state = view.runners["r1"].instances["qwen"]
+    state.abilities.skills.extend([model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_AUDIO])
+    state.abilities.lacking.append(model_pb2.MODEL_SKILL_IMAGE)
+    state.abilities.thinking_modes.extend([model_pb2.THINKING_MODE_DEFAULT, model_pb2.THINKING_MODE_DISABLED])
+    state.abilities.target_languages.append("nl")
+    async with serving(fleet=FixedFleet(view), admin=admin_ports()) as gateway:
+        found = body_of(await gateway.request("GET", "/v1/admin/models/qwen"), 200)["capabilities"]
+    assert found["modalities"] == ["text", "audio"]
+    assert "tools" not in found, "whether a member calls tools is not known"
+    assert found["thinkingModes"] == ["default", "disabled"]
+    assert (found["targetLanguages"], "sourceLanguages" in found) == (["nl"], False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from kit.engine_settings import engine_settings
-from tiny_gguf import write_gguf
+from kit.tiny_gguf import write_gguf
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.runtimes.hosted_engine import BOOTSTRAP

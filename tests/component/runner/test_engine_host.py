@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 from kit.engine_settings import engine_settings
+from kit.tiny_gguf import TEMPLATE, write_gguf
 from own_children import own_children
-from tiny_gguf import TEMPLATE, write_gguf
 
 from runner_svc.backend.port import BackendFacts, CallInfo
 from runner_svc.engine_host.channel import EngineChannel

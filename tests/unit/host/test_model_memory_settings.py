@@ -163,7 +163,14 @@ def test_a_range_of_ports_that_is_none_is_named(model_file: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("fields", "sees"),
-    [({}, False), ({"category": "vision"}, True), ({"extra_arguments": ["--mmproj", "m.gguf"]}, True)],
+    [
+        ({}, False),
+        ({"category": "vision"}, False),
+        ({"category": "vision", "extra_arguments": ["-hf", "org/model"]}, True),
+        ({"extra_arguments": ["--mmproj", "m.gguf"]}, True),
+    ],
 )
 def test_which_models_take_images(fields: dict[str, Any], sees: bool, model_file: Path, tmp_path: Path) -> None:
-    assert _config(_section(model_file, model=fields), tmp_path).models[0].vision_input is sees
+    """A category counts where the files do not show that the engine has nothing that encodes images."""
+    model = _config(_section(model_file, model=fields), tmp_path).models[0]
+    assert model.takes_images(model.abilities) is sees

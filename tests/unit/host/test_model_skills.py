@@ -1,44 +1,114 @@
-"""What the configuration says of a model's skills reaches the mesh."""
+"""What the configuration and the files of a model show of its abilities reaches the mesh."""
+
+from pathlib import Path
+from typing import Any
 
 import pytest
+from kit.tiny_gguf import write_gguf, write_projector
 
+from runner_svc.instance.settings import ServedModel
 from runner_svc.settings import RunnerSettings
+from weft.kernel.abilities import EVERY_MODE, UNKNOWN, Abilities, ThinkingMode, known_abilities
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Skill
+from weft_app.compose.demo import demo_model_path
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
 
+MEDIA = {Skill.IMAGE, Skill.AUDIO}
 
-def section(runtime: str = "llama_server", **fields: object) -> RunnerSettings:
+
+def section(runtime: str = "llama_server", **fields: Any) -> RunnerSettings:
     place = {"path": "m.gguf"} if runtime.startswith("llama") else {"url": "http://127.0.0.1:1/v1"}
     model = {"name": "m", **place, **fields}
     return parse_section(ConfiguredRunner, {"name": "r", "runtime": runtime, "command": ["server"], "models": [model]})
 
 
-def found(runner: RunnerSettings) -> frozenset[Skill]:
-    return served_model(runner, runner.models[0], 5.0).skills
+def served(runner: RunnerSettings) -> ServedModel:
+    return served_model(runner, runner.models[0], 5.0)
+
+
+def known(runner: RunnerSettings) -> Abilities:
+    """Returns what is known before the first load."""
+    model = served(runner)
+    return known_abilities(declared=model.declared_abilities, engine=UNKNOWN, files=model.abilities)
 
 
 def test_what_is_not_said_is_not_known() -> None:
-    assert found(section()) == frozenset()
-    assert found(section(category="vision")) == frozenset()
+    assert served(section()).skills == frozenset()
+    assert served(section(category="vision")).skills == frozenset()
+    assert known(section("openai_http")) == UNKNOWN
+    file_is_missing = known(section())
+    assert file_is_missing.thinking_modes == frozenset()
+    assert Skill.TOOLS not in file_is_missing.skills | file_is_missing.lacking
+
+
+def test_a_server_without_a_projector_takes_no_images_and_no_audio() -> None:
+    assert known(section()).lacking == MEDIA
+    assert known(section("llama_cpp_python", slots=1)).lacking == MEDIA
+    assert known(section(extra_arguments=("-hf", "org/model"))).lacking == frozenset(), "it may find a projector"
 
 
 def test_a_server_with_a_projector_takes_images() -> None:
-    seeing = {Skill.TEXT, Skill.IMAGE, Skill.TOOLS}
-    assert found(section(extra_arguments=("--mmproj", "eyes.gguf"))) == seeing
-    assert found(section(extra_arguments=("--mmproj=eyes.gguf",))) == seeing
+    for flags in (("--mmproj", "eyes.gguf"), ("--mmproj=eyes.gguf",), ("-mm", "eyes.gguf")):
+        found = known(section(extra_arguments=flags))
+        assert found.skills == {Skill.TEXT, Skill.IMAGE}
+        assert found.lacking == frozenset(), "of audio and tools nothing is known"
     # The other engine does not know the argument.
-    assert found(section("llama_cpp_python", extra_arguments=("--mmproj", "eyes.gguf"))) == frozenset()
+    assert known(section("llama_cpp_python", slots=1, extra_arguments=("--mmproj", "eyes.gguf"))).lacking == MEDIA
+
+
+@pytest.mark.parametrize(
+    ("vision", "audio", "takes", "lacks"),
+    [
+        (True, None, {Skill.IMAGE}, {Skill.AUDIO}),
+        (True, True, MEDIA, set()),
+        (None, True, {Skill.AUDIO}, {Skill.IMAGE}),
+        (False, True, {Skill.AUDIO}, {Skill.IMAGE}),
+        (None, None, {Skill.IMAGE}, set()),
+    ],
+)
+def test_the_header_of_a_projector_tells_what_it_encodes(
+    vision: bool | None, audio: bool | None, takes: set[Skill], lacks: set[Skill], tmp_path: Path
+) -> None:
+    projector = write_projector(tmp_path / "mmproj.gguf", vision=vision, audio=audio)
+    found = known(section(mmproj_path=str(projector)))
+    assert found.skills == {Skill.TEXT, *takes}
+    assert found.lacking == lacks
+
+
+def test_the_chat_template_of_a_file_tells_tools_and_thinking(tmp_path: Path) -> None:
+    model = write_gguf(tmp_path / "m.gguf")
+    found = known(section(path=str(model)))
+    assert (Skill.TOOLS in found.skills, found.thinking_modes) == (True, EVERY_MODE)
+    plain = tmp_path / "plain.jinja"
+    plain.write_text("{% for m in messages %}{{ m.content }}{% endfor %}{# tools, enable_thinking #}")
+    overridden = known(section(path=str(model), chat_template_path=str(plain)))
+    assert Skill.TOOLS in overridden.lacking
+    assert overridden.thinking_modes == {ThinkingMode.DEFAULT, ThinkingMode.DISABLED}
+    built_in = known(section(path=str(model), extra_arguments=("--chat-template", "chatml")))
+    assert built_in.thinking_modes == frozenset(), "the server's own template is known once it runs"
+
+
+def test_the_demo_model_takes_text_alone() -> None:
+    found = known(section(path=str(demo_model_path())))
+    assert found.skills == {Skill.TEXT}
+    assert found.lacking == {Skill.IMAGE, Skill.AUDIO, Skill.TOOLS}
+    assert found.thinking_modes == {ThinkingMode.DEFAULT, ThinkingMode.DISABLED}
 
 
 def test_what_is_said_wins() -> None:
-    said = section(skills=("text", "audio"), extra_arguments=("--mmproj", "ears.gguf"))
-    assert found(said) == {Skill.TEXT, Skill.AUDIO}
-    assert found(section("openai_http", skills=("text", "image", "audio", "tools"))) == frozenset(Skill)
+    said = known(section(skills=("text", "audio"), extra_arguments=("--mmproj", "ears.gguf")))
+    assert said.skills == {Skill.TEXT, Skill.AUDIO}
+    assert said.lacking == {Skill.IMAGE, Skill.TOOLS}
+    assert known(section("openai_http", skills=("text", "image", "audio", "tools"))).skills == frozenset(Skill)
+    thinks = known(section(path=str(demo_model_path()), thinking_modes=("default", "enabled")))
+    assert thinks.thinking_modes == {ThinkingMode.DEFAULT, ThinkingMode.ENABLED}
 
 
 def test_a_skill_that_nobody_knows_is_refused() -> None:
     with pytest.raises(FieldError, match="skills"):
         section(skills=("telepathy",))
+    with pytest.raises(FieldError, match="thinking_modes"):
+        section(thinking_modes=("deeply",))

@@ -25,6 +25,9 @@ CHANGED = {
     "DeviceDocument.properties.index.minimum",
     # What a registry of a later version may say.
     "LeaseDocument.properties.priority.enum",
+    # What a model takes, and what its engine says of its load, is new.
+    "InstanceStatus.properties.engineLoad",
+    "InstanceStatus.properties.abilities",
     # No runner hibernates.
     "RunnerStatus.properties.state.enum",
     # The bound was that of a text, and held for nothing.

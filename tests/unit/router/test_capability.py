@@ -1,5 +1,7 @@
 """What a candidate lacks, and why no member of a queue can serve a request."""
 
+from dataclasses import replace
+
 import pytest
 from index_harness import CHAT, index, member, pick, place
 
@@ -7,9 +9,12 @@ from router_svc.policy.arrival import Needs, context_class
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.capability import fits, profile_of
 from router_svc.policy.endpoints.routes import Route
+from weft.kernel.abilities import ThinkingMode
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
 
+NEVER = frozenset({ThinkingMode.DEFAULT, ThinkingMode.DISABLED})
+THINKS = Needs(Operation.CHAT, thinking=ThinkingMode.ENABLED)
 PICTURE = Needs(Operation.CHAT, skills=frozenset({Skill.TEXT, Skill.IMAGE}))
 TOOLS = Needs(Operation.CHAT, tools=frozenset({"search", "files"}))
 LONG = Needs(Operation.CHAT, context_tokens=8192)
@@ -29,6 +34,14 @@ OFF = {"remote": True}
         (member(skills=None), PICTURE, ""),
         (member(skills=frozenset({Skill.TEXT, Skill.IMAGE, Skill.AUDIO})), PICTURE, ""),
         (member(skills=ONLY_TEXT), Needs(Operation.CHAT, skills=frozenset({Skill.AUDIO})), "takes no audio"),
+        (member(), THINKS, ""),
+        (member(thinking_modes=NEVER), THINKS, "does not think"),
+        (member(thinking_modes=NEVER), Needs(Operation.CHAT, thinking=ThinkingMode.DISABLED), ""),
+        (
+            member(skills=ONLY_TEXT, thinking_modes=NEVER),
+            replace(PICTURE, thinking=ThinkingMode.ENABLED),
+            "takes no images and does not think",
+        ),
         (member(skills=ONLY_TEXT), Needs(Operation.CHAT, skills=frozenset({Skill.TOOLS})), "calls no tools"),
         (member(), TOOLS, "its runner lacks files, search"),
         (member(tools=frozenset({"search"})), TOOLS, "its runner lacks files"),
@@ -69,7 +82,8 @@ def test_a_profile_serves_the_same_requests_as_its_candidate(context: int, promp
             Reason.PERMISSION_DENIED,
             "p runs off the premises, and the request has no permit: see allow_remote, its own and its tenant's",
         ),
-        ([member(skills=ONLY_TEXT)], PICTURE, Reason.UNSUPPORTED_OPERATION, "p takes no images"),
+        ([member(skills=ONLY_TEXT)], PICTURE, Reason.MODALITY_UNSUPPORTED, "p takes no images"),
+        ([member(thinking_modes=NEVER)], THINKS, Reason.MODALITY_UNSUPPORTED, "p does not think"),
         ([member()], TOOLS, Reason.TOOL_UNAVAILABLE, "no runner that serves p has all of files, search"),
         (
             [member("a", context_tokens=2048), member("b", context_tokens=4096)],
@@ -87,7 +101,7 @@ def test_a_profile_serves_the_same_requests_as_its_candidate(context: int, promp
             # Each lacks something else: what would have to change is named for those who come closest.
             [member("a", operations=frozenset()), member("b", skills=ONLY_TEXT)],
             PICTURE,
-            Reason.UNSUPPORTED_OPERATION,
+            Reason.MODALITY_UNSUPPORTED,
             "p takes no images",
         ),
         (

@@ -30,6 +30,7 @@ FINAL = {
     Reason.BACKEND_REJECTED,
     Reason.NOT_FOUND,
     Reason.UNSUPPORTED_OPERATION,
+    Reason.MODALITY_UNSUPPORTED,
     Reason.RESOURCE_IN_USE,
     Reason.OUT_OF_MEMORY,
     Reason.REPEATED_LINE_LOOP,
@@ -117,7 +118,7 @@ def test_offers_are_made_again_after_a_pause_that_doubles_or_that_was_requested(
 
 
 def test_what_one_task_lacks_does_not_stop_its_lane() -> None:
-    skills = after_refused_offer(Reason.UNSUPPORTED_OPERATION, "no images", refusals=1)
+    skills = after_refused_offer(Reason.MODALITY_UNSUPPORTED, "no images", refusals=1)
     nobody = after_refused_offer(Reason.MODEL_NOT_FOUND, "no model", refusals=1)
     assert isinstance(skills, OfferAgain)
     assert isinstance(nobody, OfferAgain)

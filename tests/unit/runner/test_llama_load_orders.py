@@ -1,5 +1,6 @@
 """Arguments and environment of engines over llama.cpp for one load: parameters, devices, files."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ from runner_svc.runtimes.llama_server.xllamacpp_launcher import parse_arguments 
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
+from weft.kernel.abilities import EVERY_MODE
 from weft.kernel.errors import FieldError
+from weft.kernel.request import Skill
 
 GIBIBYTE = 2**30
 SERVER, _ = engine_settings(LlamaServerModel, command=("llama-server",), path=Path("m.gguf"), name="m")
@@ -263,7 +266,40 @@ def test_flags_of_a_configuration_are_known_by_the_names_of_parameters() -> None
 
 def test_what_is_in_force_is_read_from_the_servers_properties() -> None:
     body = b'{"default_generation_settings": {"n_ctx": 512, "x": []}, "total_slots": 2, "chat_template": "{{}}"}'
-    assert parse_props(body) == ServerProps(context_tokens=512, slots=2)
+    props = parse_props(body)
+    assert (props.context_tokens, props.slots) == (512, 2)
+
+
+@pytest.mark.parametrize(
+    ("props", "has", "lacks"),
+    [
+        ({"modalities": {"vision": True, "audio": False}}, {Skill.IMAGE}, {Skill.AUDIO}),
+        ({"modalities": {"vision": False, "audio": False}}, set(), {Skill.IMAGE, Skill.AUDIO}),
+        ({"modalities": {"vision": "yes"}}, set(), set()),
+        ({"modalities": ["vision"]}, set(), set()),
+        ({"chat_template_caps": {"supports_tools": False, "supports_tool_calls": False}}, set(), {Skill.TOOLS}),
+        ({"chat_template_caps": {"supports_tools": False, "supports_tool_calls": True}}, {Skill.TOOLS}, set()),
+        ({"chat_template_caps": {"supports_tools": False}}, set(), set()),
+        ({"chat_template": "{{ messages }}"}, {Skill.TEXT}, {Skill.TOOLS}),
+        (
+            {"chat_template": "{{ messages }}", "chat_template_tool_use": "{{ tools }}"},
+            {Skill.TEXT, Skill.TOOLS},
+            set(),
+        ),
+        ({"chat_template": 7}, set(), set()),
+    ],
+)
+def test_the_servers_properties_tell_what_its_model_takes(
+    props: dict[str, Any], has: set[Skill], lacks: set[Skill]
+) -> None:
+    found = parse_props(json.dumps(props).encode()).abilities
+    assert found.skills == has
+    assert found.lacking == lacks
+
+
+def test_the_servers_template_tells_how_its_thinking_can_be_set() -> None:
+    found = parse_props(json.dumps({"chat_template": "{% if enable_thinking %}<think>{% endif %}"}).encode())
+    assert found.abilities.thinking_modes == EVERY_MODE
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from runner_svc.session.report import RunnerReport
 from runner_svc.settings import RunnerSettings
 from weft.api.registry.v1 import model_pb2
 from weft.kernel.errors import FieldError
+from weft.kernel.request import Skill
 from weft_app.compose.home import WeftHome
 from weft_app.compose.runner import runner_config
 from weft_app.config.config import AcceleratorSettings
@@ -199,5 +200,5 @@ def test_what_a_model_can_do_is_told_where_it_is_known(tmp_path: Path) -> None:
     assert list(_manifest(_section(), tmp_path).skills) == []
     said = _manifest(_section(model={"skills": ["tools", "text"]}), tmp_path)
     assert list(said.skills) == [model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_TOOLS]
-    seeing = _manifest(_supervised(model={"extra_arguments": ["--mmproj", "eyes.gguf"]}), tmp_path)
-    assert model_pb2.MODEL_SKILL_IMAGE in seeing.skills
+    seeing = _config(_supervised(model={"extra_arguments": ["--mmproj", "eyes.gguf"]}), tmp_path)
+    assert Skill.IMAGE in seeing.models[0].abilities.skills

@@ -253,9 +253,12 @@ def test_a_variable_with_an_invalid_value_is_named(environment: dict[str, str]) 
 
 def test_a_model_that_takes_images_says_so() -> None:
     seeing = engine_settings(VllmServeModel, command=("vllm",), model="a/b", limit_mm_per_prompt={"image": 1})
-    assert RUNTIME.build(*seeing).skills == {Skill.TEXT, Skill.IMAGE}
+    assert RUNTIME.build(*seeing).abilities.skills == {Skill.TEXT, Skill.IMAGE}
     plain = engine_settings(VllmServeModel, command=("vllm",), model="a/b")
-    assert RUNTIME.build(*plain).skills == frozenset()
+    assert RUNTIME.build(*plain).abilities.skills == {Skill.TEXT}
+    assert RUNTIME.build(*plain).abilities.lacking == frozenset(), "the model may take them"
+    blind = engine_settings(VllmServeModel, command=("vllm",), model="a/b", limit_mm_per_prompt={"image": 0})
+    assert RUNTIME.build(*blind).abilities.lacking == {Skill.IMAGE}
 
 
 def test_the_settings_are_read_from_a_configuration() -> None:

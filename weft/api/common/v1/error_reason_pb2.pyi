@@ -52,6 +52,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """As many resources of this kind exist as are allowed."""
     ERROR_REASON_IDEMPOTENCY_CONFLICT: _ErrorReason.ValueType  # 14
     """The idempotency key was used before, for something else."""
+    ERROR_REASON_MODALITY_UNSUPPORTED: _ErrorReason.ValueType  # 15
+    """No model that is asked takes what the request holds: images, audio, tools, this way of thinking, these languages."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 20
     """The queue of the model's pool is full."""
     ERROR_REASON_QUEUE_TIMEOUT: _ErrorReason.ValueType  # 21
@@ -174,6 +176,8 @@ ERROR_REASON_TOO_MANY_RESOURCES: ErrorReason.ValueType  # 13
 """As many resources of this kind exist as are allowed."""
 ERROR_REASON_IDEMPOTENCY_CONFLICT: ErrorReason.ValueType  # 14
 """The idempotency key was used before, for something else."""
+ERROR_REASON_MODALITY_UNSUPPORTED: ErrorReason.ValueType  # 15
+"""No model that is asked takes what the request holds: images, audio, tools, this way of thinking, these languages."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 20
 """The queue of the model's pool is full."""
 ERROR_REASON_QUEUE_TIMEOUT: ErrorReason.ValueType  # 21

@@ -14,6 +14,7 @@ import google.protobuf.timestamp_pb2
 import sys
 import typing
 import weft.api.registry.v1.lease_service_pb2
+import weft.api.registry.v1.model_pb2
 import weft.api.registry.v1.runner_pb2
 import weft.api.runner.v1.load_pb2
 
@@ -36,6 +37,8 @@ class _ModalityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """Text."""
     MODALITY_IMAGE: _Modality.ValueType  # 2
     """Images."""
+    MODALITY_AUDIO: _Modality.ValueType  # 3
+    """Audio."""
 
 class Modality(_Modality, metaclass=_ModalityEnumTypeWrapper):
     """Modality is a kind of input."""
@@ -46,6 +49,8 @@ MODALITY_TEXT: Modality.ValueType  # 1
 """Text."""
 MODALITY_IMAGE: Modality.ValueType  # 2
 """Images."""
+MODALITY_AUDIO: Modality.ValueType  # 3
+"""Audio."""
 global___Modality = Modality
 
 @typing.final
@@ -306,19 +311,37 @@ class Capabilities(google.protobuf.message.Message):
     MULTI_TURN_FIELD_NUMBER: builtins.int
     EMBEDDINGS_FIELD_NUMBER: builtins.int
     CACHE_ISOLATION_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    THINKING_MODES_FIELD_NUMBER: builtins.int
+    SOURCE_LANGUAGES_FIELD_NUMBER: builtins.int
+    TARGET_LANGUAGES_FIELD_NUMBER: builtins.int
     streaming: builtins.bool
     """Whether answers can be streamed."""
     multi_turn: builtins.bool
     """Whether it supports conversations."""
     embeddings: builtins.bool
     """Whether it produces embeddings."""
+    tools: builtins.bool
+    """Whether a member calls tools. Absent: unknown."""
     @property
     def modalities(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___Modality.ValueType]:
-        """Input modalities."""
+        """Input modalities that a member is known to take; text is one of every model."""
 
     @property
     def cache_isolation(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The ways in which members isolate the cached prefixes of tenants: slots, whole, salt or none."""
+
+    @property
+    def thinking_modes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[weft.api.registry.v1.model_pb2.ThinkingMode.ValueType]:
+        """The values of `thinking` that a member takes. Empty: unknown, every one is tried."""
+
+    @property
+    def source_languages(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Languages that a member translates from. Empty: unknown, or none translates."""
+
+    @property
+    def target_languages(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Languages that a member translates into; as above."""
 
     def __init__(
         self,
@@ -328,8 +351,14 @@ class Capabilities(google.protobuf.message.Message):
         multi_turn: builtins.bool = ...,
         embeddings: builtins.bool = ...,
         cache_isolation: collections.abc.Iterable[builtins.str] | None = ...,
+        tools: builtins.bool | None = ...,
+        thinking_modes: collections.abc.Iterable[weft.api.registry.v1.model_pb2.ThinkingMode.ValueType] | None = ...,
+        source_languages: collections.abc.Iterable[builtins.str] | None = ...,
+        target_languages: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cache_isolation", b"cache_isolation", "embeddings", b"embeddings", "modalities", b"modalities", "multi_turn", b"multi_turn", "streaming", b"streaming"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_tools", b"_tools", "tools", b"tools"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_tools", b"_tools", "cache_isolation", b"cache_isolation", "embeddings", b"embeddings", "modalities", b"modalities", "multi_turn", b"multi_turn", "source_languages", b"source_languages", "streaming", b"streaming", "target_languages", b"target_languages", "thinking_modes", b"thinking_modes", "tools", b"tools"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_tools", b"_tools"]) -> typing.Literal["tools"] | None: ...
 
 global___Capabilities = Capabilities
 

@@ -27,7 +27,7 @@ from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_do
 from weft.api.registry.v1 import wake_pb2 as weft_dot_api_dot_registry_dot_v1_dot_wake__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/model.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a\x1fweft/api/registry/v1/wake.proto\"\xba\x03\n\rModelManifest\x12\x1c\n\x04name\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\x12\x19\n\tpool_name\x18\x02 \x01(\tB\x06\x8a\xb5\x18\x02\x10\x01\x12\x97\x01\n\noperations\x18\x03 \x03(\x0e\x32$.weft.api.registry.v1.ModelOperationB]\x8a\xb5\x18=H\x01P\x01X\x08z5must name at least one operation, and only known ones\x92\xb5\x18\x18\x42\x16[\"chat\", \"completion\"]\x12%\n\x0e\x63ontext_tokens\x18\x04 \x01(\x05\x42\r\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x12\x1c\n\x06\x64igest\x18\x05 \x01(\tB\x0c\x8a\xb5\x18\x02\x10\x0b\x92\xb5\x18\x02\x10\x02\x12\x0e\n\x06remote\x18\x06 \x01(\x08\x12(\n\x04wake\x18\x07 \x01(\x0b\x32\x1a.weft.api.registry.v1.Wake\x12W\n\x06skills\x18\x08 \x03(\x0e\x32 .weft.api.registry.v1.ModelSkillB%\x8a\xb5\x18!H\x01X\x08z\x1bmust name only known skills\"\x88\x05\n\x05Model\x12=\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.ModelManifestB\x06\x92\xb5\x18\x02\x18\x01\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x41\n\x06status\x18\x03 \x01(\x0e\x32\".weft.api.registry.v1.Model.StatusB\r\x92\xb5\x18\t\n\x05state\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\x12\x36\n\x04kind\x18\x05 \x01(\x0e\x32 .weft.api.registry.v1.Model.KindB\x06\x92\xb5\x18\x02\x10\x01\x12P\n\x13last_heartbeat_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x17\x92\xb5\x18\x13\n\x11last_heartbeat_at\x12G\n\rinactive_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x14\x92\xb5\x18\x10\n\x0einactive_since\x12\x1f\n\x0f\x64\x65\x63lared_runner\x18\x08 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\"?\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_PUBLIC\x10\x01\x12\x10\n\x0cKIND_VIRTUAL\x10\x02\"`\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\x12\x16\n\x12STATUS_HIBERNATING\x10\x03:\x13\xb2\xb5\x18\x0f\x12\x0bModelStatus \x01*\xa6\x02\n\x0eModelOperation\x12\x1f\n\x1bMODEL_OPERATION_UNSPECIFIED\x10\x00\x12\x18\n\x14MODEL_OPERATION_CHAT\x10\x01\x12\x1e\n\x1aMODEL_OPERATION_COMPLETION\x10\x02\x12\x1d\n\x19MODEL_OPERATION_EMBEDDING\x10\x03\x12\x1a\n\x16MODEL_OPERATION_RERANK\x10\x04\x12\x1c\n\x18MODEL_OPERATION_TOKENIZE\x10\x05\x12\x19\n\x15MODEL_OPERATION_IMAGE\x10\x06\x12!\n\x1dMODEL_OPERATION_TRANSCRIPTION\x10\x07\x12\x1a\n\x16MODEL_OPERATION_SPEECH\x10\x08\x1a\x06\x9a\xb5\x18\x02\x10\x01*\x8c\x01\n\nModelSkill\x12\x1b\n\x17MODEL_SKILL_UNSPECIFIED\x10\x00\x12\x14\n\x10MODEL_SKILL_TEXT\x10\x01\x12\x15\n\x11MODEL_SKILL_IMAGE\x10\x02\x12\x15\n\x11MODEL_SKILL_AUDIO\x10\x03\x12\x15\n\x11MODEL_SKILL_TOOLS\x10\x04\x1a\x06\x9a\xb5\x18\x02\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/model.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a\x1fweft/api/registry/v1/wake.proto\"\xa3\x02\n\x0eModelAbilities\x12>\n\x06skills\x18\x01 \x03(\x0e\x32 .weft.api.registry.v1.ModelSkillB\x0c\x8a\xb5\x18\x02X\x08\x92\xb5\x18\x02\x10\x01\x12?\n\x07lacking\x18\x02 \x03(\x0e\x32 .weft.api.registry.v1.ModelSkillB\x0c\x8a\xb5\x18\x02X\x08\x92\xb5\x18\x02\x10\x01\x12\x42\n\x0ethinking_modes\x18\x03 \x03(\x0e\x32\".weft.api.registry.v1.ThinkingModeB\x06\x8a\xb5\x18\x02X\x08\x12%\n\x10source_languages\x18\x04 \x03(\tB\x0b\x8a\xb5\x18\x07\x10\x02 @X\x80\x04\x12%\n\x10target_languages\x18\x05 \x03(\tB\x0b\x8a\xb5\x18\x07\x10\x02 @X\x80\x04\"\xba\x03\n\rModelManifest\x12\x1c\n\x04name\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\x12\x19\n\tpool_name\x18\x02 \x01(\tB\x06\x8a\xb5\x18\x02\x10\x01\x12\x97\x01\n\noperations\x18\x03 \x03(\x0e\x32$.weft.api.registry.v1.ModelOperationB]\x8a\xb5\x18=H\x01P\x01X\x08z5must name at least one operation, and only known ones\x92\xb5\x18\x18\x42\x16[\"chat\", \"completion\"]\x12%\n\x0e\x63ontext_tokens\x18\x04 \x01(\x05\x42\r\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x12\x1c\n\x06\x64igest\x18\x05 \x01(\tB\x0c\x8a\xb5\x18\x02\x10\x0b\x92\xb5\x18\x02\x10\x02\x12\x0e\n\x06remote\x18\x06 \x01(\x08\x12(\n\x04wake\x18\x07 \x01(\x0b\x32\x1a.weft.api.registry.v1.Wake\x12W\n\x06skills\x18\x08 \x03(\x0e\x32 .weft.api.registry.v1.ModelSkillB%\x8a\xb5\x18!H\x01X\x08z\x1bmust name only known skills\"\x88\x05\n\x05Model\x12=\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.ModelManifestB\x06\x92\xb5\x18\x02\x18\x01\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x41\n\x06status\x18\x03 \x01(\x0e\x32\".weft.api.registry.v1.Model.StatusB\r\x92\xb5\x18\t\n\x05state\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\x12\x36\n\x04kind\x18\x05 \x01(\x0e\x32 .weft.api.registry.v1.Model.KindB\x06\x92\xb5\x18\x02\x10\x01\x12P\n\x13last_heartbeat_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x17\x92\xb5\x18\x13\n\x11last_heartbeat_at\x12G\n\rinactive_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x14\x92\xb5\x18\x10\n\x0einactive_since\x12\x1f\n\x0f\x64\x65\x63lared_runner\x18\x08 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\"?\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_PUBLIC\x10\x01\x12\x10\n\x0cKIND_VIRTUAL\x10\x02\"`\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\x12\x16\n\x12STATUS_HIBERNATING\x10\x03:\x13\xb2\xb5\x18\x0f\x12\x0bModelStatus \x01*\xa6\x02\n\x0eModelOperation\x12\x1f\n\x1bMODEL_OPERATION_UNSPECIFIED\x10\x00\x12\x18\n\x14MODEL_OPERATION_CHAT\x10\x01\x12\x1e\n\x1aMODEL_OPERATION_COMPLETION\x10\x02\x12\x1d\n\x19MODEL_OPERATION_EMBEDDING\x10\x03\x12\x1a\n\x16MODEL_OPERATION_RERANK\x10\x04\x12\x1c\n\x18MODEL_OPERATION_TOKENIZE\x10\x05\x12\x19\n\x15MODEL_OPERATION_IMAGE\x10\x06\x12!\n\x1dMODEL_OPERATION_TRANSCRIPTION\x10\x07\x12\x1a\n\x16MODEL_OPERATION_SPEECH\x10\x08\x1a\x06\x9a\xb5\x18\x02\x10\x01*\x8c\x01\n\nModelSkill\x12\x1b\n\x17MODEL_SKILL_UNSPECIFIED\x10\x00\x12\x14\n\x10MODEL_SKILL_TEXT\x10\x01\x12\x15\n\x11MODEL_SKILL_IMAGE\x10\x02\x12\x15\n\x11MODEL_SKILL_AUDIO\x10\x03\x12\x15\n\x11MODEL_SKILL_TOOLS\x10\x04\x1a\x06\x9a\xb5\x18\x02\x10\x01*\x87\x01\n\x0cThinkingMode\x12\x1d\n\x19THINKING_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15THINKING_MODE_DEFAULT\x10\x01\x12\x19\n\x15THINKING_MODE_ENABLED\x10\x02\x12\x1a\n\x16THINKING_MODE_DISABLED\x10\x03\x1a\x06\x9a\xb5\x18\x02\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,6 +38,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELOPERATION']._serialized_options = b'\232\265\030\002\020\001'
   _globals['_MODELSKILL']._loaded_options = None
   _globals['_MODELSKILL']._serialized_options = b'\232\265\030\002\020\001'
+  _globals['_THINKINGMODE']._loaded_options = None
+  _globals['_THINKINGMODE']._serialized_options = b'\232\265\030\002\020\001'
+  _globals['_MODELABILITIES'].fields_by_name['skills']._loaded_options = None
+  _globals['_MODELABILITIES'].fields_by_name['skills']._serialized_options = b'\212\265\030\002X\010\222\265\030\002\020\001'
+  _globals['_MODELABILITIES'].fields_by_name['lacking']._loaded_options = None
+  _globals['_MODELABILITIES'].fields_by_name['lacking']._serialized_options = b'\212\265\030\002X\010\222\265\030\002\020\001'
+  _globals['_MODELABILITIES'].fields_by_name['thinking_modes']._loaded_options = None
+  _globals['_MODELABILITIES'].fields_by_name['thinking_modes']._serialized_options = b'\212\265\030\002X\010'
+  _globals['_MODELABILITIES'].fields_by_name['source_languages']._loaded_options = None
+  _globals['_MODELABILITIES'].fields_by_name['source_languages']._serialized_options = b'\212\265\030\007\020\002 @X\200\004'
+  _globals['_MODELABILITIES'].fields_by_name['target_languages']._loaded_options = None
+  _globals['_MODELABILITIES'].fields_by_name['target_languages']._serialized_options = b'\212\265\030\007\020\002 @X\200\004'
   _globals['_MODELMANIFEST'].fields_by_name['name']._loaded_options = None
   _globals['_MODELMANIFEST'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001\222\265\030\002\020\001'
   _globals['_MODELMANIFEST'].fields_by_name['pool_name']._loaded_options = None
@@ -66,16 +78,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODEL'].fields_by_name['declared_runner']._serialized_options = b'\222\265\030\002\030\001'
   _globals['_MODEL']._loaded_options = None
   _globals['_MODEL']._serialized_options = b'\262\265\030\017\022\013ModelStatus \001'
-  _globals['_MODELOPERATION']._serialized_start=1256
-  _globals['_MODELOPERATION']._serialized_end=1550
-  _globals['_MODELSKILL']._serialized_start=1553
-  _globals['_MODELSKILL']._serialized_end=1693
-  _globals['_MODELMANIFEST']._serialized_start=160
-  _globals['_MODELMANIFEST']._serialized_end=602
-  _globals['_MODEL']._serialized_start=605
-  _globals['_MODEL']._serialized_end=1253
-  _globals['_MODEL_KIND']._serialized_start=1071
-  _globals['_MODEL_KIND']._serialized_end=1134
-  _globals['_MODEL_STATUS']._serialized_start=1136
-  _globals['_MODEL_STATUS']._serialized_end=1232
+  _globals['_MODELOPERATION']._serialized_start=1550
+  _globals['_MODELOPERATION']._serialized_end=1844
+  _globals['_MODELSKILL']._serialized_start=1847
+  _globals['_MODELSKILL']._serialized_end=1987
+  _globals['_THINKINGMODE']._serialized_start=1990
+  _globals['_THINKINGMODE']._serialized_end=2125
+  _globals['_MODELABILITIES']._serialized_start=160
+  _globals['_MODELABILITIES']._serialized_end=451
+  _globals['_MODELMANIFEST']._serialized_start=454
+  _globals['_MODELMANIFEST']._serialized_end=896
+  _globals['_MODEL']._serialized_start=899
+  _globals['_MODEL']._serialized_end=1547
+  _globals['_MODEL_KIND']._serialized_start=1365
+  _globals['_MODEL_KIND']._serialized_end=1428
+  _globals['_MODEL_STATUS']._serialized_start=1430
+  _globals['_MODEL_STATUS']._serialized_end=1526
 # @@protoc_insertion_point(module_scope)

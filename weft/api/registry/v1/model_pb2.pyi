@@ -101,6 +101,82 @@ MODEL_SKILL_TOOLS: ModelSkill.ValueType  # 4
 """It calls tools."""
 global___ModelSkill = ModelSkill
 
+class _ThinkingMode:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ThinkingModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ThinkingMode.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    THINKING_MODE_UNSPECIFIED: _ThinkingMode.ValueType  # 0
+    """Not set."""
+    THINKING_MODE_DEFAULT: _ThinkingMode.ValueType  # 1
+    """As the model does where nothing is said."""
+    THINKING_MODE_ENABLED: _ThinkingMode.ValueType  # 2
+    """It thinks before it answers."""
+    THINKING_MODE_DISABLED: _ThinkingMode.ValueType  # 3
+    """It answers without thinking."""
+
+class ThinkingMode(_ThinkingMode, metaclass=_ThinkingModeEnumTypeWrapper):
+    """ThinkingMode is how a request sets the thinking of a model that can think."""
+
+THINKING_MODE_UNSPECIFIED: ThinkingMode.ValueType  # 0
+"""Not set."""
+THINKING_MODE_DEFAULT: ThinkingMode.ValueType  # 1
+"""As the model does where nothing is said."""
+THINKING_MODE_ENABLED: ThinkingMode.ValueType  # 2
+"""It thinks before it answers."""
+THINKING_MODE_DISABLED: ThinkingMode.ValueType  # 3
+"""It answers without thinking."""
+global___ThinkingMode = ThinkingMode
+
+@typing.final
+class ModelAbilities(google.protobuf.message.Message):
+    """ModelAbilities is what a model takes, as its settings, its files and its engine show. A request that needs something
+    that it is known to lack is refused with MODALITY_UNSUPPORTED.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SKILLS_FIELD_NUMBER: builtins.int
+    LACKING_FIELD_NUMBER: builtins.int
+    THINKING_MODES_FIELD_NUMBER: builtins.int
+    SOURCE_LANGUAGES_FIELD_NUMBER: builtins.int
+    TARGET_LANGUAGES_FIELD_NUMBER: builtins.int
+    @property
+    def skills(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ModelSkill.ValueType]:
+        """Skills that it is known to have. A skill that is neither here nor in `lacking` is unknown, and requests are tried."""
+
+    @property
+    def lacking(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ModelSkill.ValueType]:
+        """Skills that it is known not to have."""
+
+    @property
+    def thinking_modes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ThinkingMode.ValueType]:
+        """How requests may set its thinking. Empty: unknown, every mode is tried."""
+
+    @property
+    def source_languages(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Languages that it translates from, by the names that the model has for them. Empty: unknown, or it is no
+        translation model.
+        """
+
+    @property
+    def target_languages(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Languages that it translates into; as above."""
+
+    def __init__(
+        self,
+        *,
+        skills: collections.abc.Iterable[global___ModelSkill.ValueType] | None = ...,
+        lacking: collections.abc.Iterable[global___ModelSkill.ValueType] | None = ...,
+        thinking_modes: collections.abc.Iterable[global___ThinkingMode.ValueType] | None = ...,
+        source_languages: collections.abc.Iterable[builtins.str] | None = ...,
+        target_languages: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lacking", b"lacking", "skills", b"skills", "source_languages", b"source_languages", "target_languages", b"target_languages", "thinking_modes", b"thinking_modes"]) -> None: ...
+
+global___ModelAbilities = ModelAbilities
+
 @typing.final
 class ModelManifest(google.protobuf.message.Message):
     """ModelManifest is what a runner says about a model it publishes."""
@@ -137,7 +213,9 @@ class ModelManifest(google.protobuf.message.Message):
 
     @property
     def skills(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ModelSkill.ValueType]:
-        """Abilities beyond text. Empty: unknown, every request is tried."""
+        """Abilities beyond text, where its settings or an operator name them: then it has no others. Empty: as the abilities of
+        its instance show, else unknown, and every request is tried.
+        """
 
     def __init__(
         self,

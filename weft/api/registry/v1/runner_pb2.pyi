@@ -14,6 +14,7 @@ import google.protobuf.timestamp_pb2
 import sys
 import typing
 import weft.api.common.v1.error_reason_pb2
+import weft.api.registry.v1.model_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -227,6 +228,7 @@ class InstanceState(google.protobuf.message.Message):
     FAULT_COUNT_FIELD_NUMBER: builtins.int
     LAST_FAULT_FIELD_NUMBER: builtins.int
     ENGINE_LOAD_FIELD_NUMBER: builtins.int
+    ABILITIES_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by name."""
     phase: global___InstanceState.Phase.ValueType
@@ -269,6 +271,12 @@ class InstanceState(google.protobuf.message.Message):
     def engine_load(self) -> global___EngineLoad:
         """What the engine itself says about its load. Not set: it does not say, or it does not run."""
 
+    @property
+    def abilities(self) -> weft.api.registry.v1.model_pb2.ModelAbilities:
+        """What the model takes, from its settings, its files and its engine; known before it is loaded, and again at each load.
+        Not set: nothing is known.
+        """
+
     def __init__(
         self,
         *,
@@ -287,9 +295,10 @@ class InstanceState(google.protobuf.message.Message):
         fault_count: builtins.int = ...,
         last_fault: global___InstanceFault | None = ...,
         engine_load: global___EngineLoad | None = ...,
+        abilities: weft.api.registry.v1.model_pb2.ModelAbilities | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "engine_load", b"engine_load", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "context_tokens", b"context_tokens", "detail", b"detail", "engine_load", b"engine_load", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "phase", b"phase", "pinned", b"pinned", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "engine_load", b"engine_load", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "context_tokens", b"context_tokens", "detail", b"detail", "engine_load", b"engine_load", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "phase", b"phase", "pinned", b"pinned", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_load_progress", b"_load_progress"]) -> typing.Literal["load_progress"] | None: ...
 
 global___InstanceState = InstanceState

@@ -27,3 +27,14 @@ def write_gguf(path: Path, template: str | None = TEMPLATE, *, tool_use: str | N
 def _text(text: str) -> bytes:
     raw = text.encode()
     return struct.pack("<Q", len(raw)) + raw
+
+
+def write_projector(path: Path, *, vision: bool | None = True, audio: bool | None = None, size: int = 0) -> Path:
+    """A projector's GGUF file without tensors; None: its header does not say. `size`: its length in bytes, at least."""
+    entries = [_text("general.architecture") + struct.pack("<I", 8) + _text("clip")]
+    for name, encodes in (("vision", vision), ("audio", audio)):
+        if encodes is not None:
+            entries.append(_text(f"clip.has_{name}_encoder") + struct.pack("<I?", 7, encodes))
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) + b"".join(entries)
+    path.write_bytes(head.ljust(size, b"\0"))
+    return path

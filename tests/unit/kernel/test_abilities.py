@@ -1,0 +1,109 @@
+"""What is known of a model from its settings, its files and its engine together."""
+
+import pytest
+
+from weft.api.registry.v1 import model_pb2, runner_pb2
+from weft.kernel.abilities import (
+    EVERY_MODE,
+    UNKNOWN,
+    Abilities,
+    ThinkingMode,
+    abilities_message,
+    abilities_of,
+    complete_list,
+    known_abilities,
+    reported_over,
+    takes_mode,
+    untaken_words,
+)
+from weft.kernel.request import Skill
+
+TEXT, IMAGE, AUDIO, TOOLS = Skill.TEXT, Skill.IMAGE, Skill.AUDIO, Skill.TOOLS
+NO_THINKING = frozenset({ThinkingMode.DEFAULT, ThinkingMode.DISABLED})
+
+
+def skills(*found: Skill) -> Abilities:
+    return Abilities(skills=frozenset(found))
+
+
+def lacking(*found: Skill) -> Abilities:
+    return Abilities(lacking=frozenset(found))
+
+
+@pytest.mark.parametrize(
+    ("declared", "engine", "files", "has", "lacks"),
+    [
+        (UNKNOWN, UNKNOWN, UNKNOWN, set(), set()),
+        (complete_list(frozenset({TEXT, TOOLS})), UNKNOWN, lacking(TOOLS), {TEXT, TOOLS}, {IMAGE, AUDIO}),
+        (complete_list(frozenset({TEXT})), skills(IMAGE), UNKNOWN, {TEXT}, {IMAGE, AUDIO, TOOLS}),
+        (complete_list(frozenset({TEXT, IMAGE})), lacking(IMAGE), UNKNOWN, {TEXT}, {IMAGE, AUDIO, TOOLS}),
+        (UNKNOWN, skills(IMAGE), lacking(IMAGE, AUDIO), {IMAGE}, {AUDIO}),
+        (UNKNOWN, lacking(IMAGE), skills(IMAGE, TEXT), {TEXT}, {IMAGE}),
+        (UNKNOWN, UNKNOWN, lacking(IMAGE), set(), {IMAGE}),
+    ],
+)
+def test_an_engines_refusal_counts_most_then_the_declaration_then_the_engine_then_files(
+    declared: Abilities, engine: Abilities, files: Abilities, has: set[Skill], lacks: set[Skill]
+) -> None:
+    found = known_abilities(declared=declared, engine=engine, files=files)
+    assert found.skills == has
+    assert found.lacking == lacks
+
+
+def test_modes_and_languages_are_those_of_the_best_source_that_has_any() -> None:
+    declared = Abilities(thinking_modes=NO_THINKING)
+    engine = Abilities(thinking_modes=EVERY_MODE, source_languages=("nl",), target_languages=("en", "de"))
+    found = known_abilities(declared=declared, engine=engine, files=Abilities(source_languages=("xx",)))
+    assert found.thinking_modes == NO_THINKING
+    assert (found.source_languages, found.target_languages) == (("nl",), ("en", "de"))
+
+
+def test_a_request_may_need_what_is_not_known_to_be_lacking() -> None:
+    assert UNKNOWN.possible_skills is None
+    assert skills(TEXT).possible_skills is None
+    assert lacking(IMAGE).possible_skills == frozenset({TEXT, AUDIO, TOOLS})
+
+
+def test_an_unknown_mode_is_tried_and_the_default_always_taken() -> None:
+    assert all(takes_mode(frozenset(), mode) for mode in ThinkingMode)
+    assert takes_mode(NO_THINKING, ThinkingMode.DISABLED)
+    assert not takes_mode(NO_THINKING, ThinkingMode.ENABLED)
+    assert takes_mode(frozenset({ThinkingMode.ENABLED}), ThinkingMode.DEFAULT)
+
+
+def test_a_refusal_names_all_that_is_not_taken() -> None:
+    assert untaken_words(frozenset(), NO_THINKING, ThinkingMode.DEFAULT) == ""
+    both = untaken_words(frozenset({TOOLS, IMAGE}), NO_THINKING, ThinkingMode.ENABLED)
+    assert both == "takes no images and calls no tools and does not think"
+    always = frozenset({ThinkingMode.DEFAULT, ThinkingMode.ENABLED})
+    assert untaken_words(frozenset(), always, ThinkingMode.DISABLED) == "does not answer without thinking"
+    unswitched = untaken_words(frozenset(), frozenset({ThinkingMode.DEFAULT}), ThinkingMode.ENABLED)
+    assert unswitched == "has no switch for its thinking"
+
+
+def test_a_message_has_all_of_it_and_none_is_sent_where_nothing_is_known() -> None:
+    known = Abilities(
+        skills=frozenset({TEXT}),
+        lacking=frozenset({IMAGE}),
+        thinking_modes=EVERY_MODE,
+        source_languages=("nl", "zho_Hant"),
+        target_languages=("en",),
+    )
+    message = abilities_message(known)
+    assert message is not None
+    assert abilities_of(message) == known
+    assert abilities_message(UNKNOWN) is None
+
+
+def test_skills_and_modes_of_a_later_version_are_left_out() -> None:
+    message = model_pb2.ModelAbilities.FromString(bytes([0x0A, 2, 1, 99, 0x1A, 2, 3, 77]))
+    assert abilities_of(message) == Abilities(
+        skills=frozenset({TEXT}), thinking_modes=frozenset({ThinkingMode.DISABLED})
+    )
+
+
+def test_a_declaration_in_the_mesh_cannot_give_an_engine_what_it_refuses() -> None:
+    report = runner_pb2.InstanceState(abilities=abilities_message(lacking(IMAGE)))
+    assert reported_over(frozenset({TEXT, IMAGE}), report).skills == {TEXT}
+    assert reported_over(frozenset(), None) == UNKNOWN
+    assert reported_over(frozenset({TEXT}), runner_pb2.InstanceState()).lacking == {IMAGE, AUDIO, TOOLS}
