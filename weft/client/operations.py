@@ -17,7 +17,9 @@ from contextlib import suppress
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc
 from weft.client._channel import MeshServiceClient
+from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
+from weft.kernel.reasons import Reason
 
 PAGE_SIZE = 1000
 OPERATION_PREFIX = "operations/"
@@ -81,12 +83,15 @@ class Operations(MeshServiceClient):
                 return
 
     def audit(self, after_sequence: int = 0) -> Iterator[pb.AuditEntry]:
-        """Yields the audit log, oldest entry first."""
+        """Yields the audit log, oldest entry first. Raises SERVICE_UNAVAILABLE for a registry that repeats entries."""
         while True:
             request = pb.ListAuditEntriesRequest(page_size=PAGE_SIZE, after_sequence=after_sequence)
             page = self._call(self._stub.ListAuditEntries, request)
             if not page.entries:
                 return
+            if page.entries[-1].sequence <= after_sequence:
+                message = f"the registry repeats audit entries: {page.entries[-1].sequence} came after {after_sequence}"
+                raise WeftError(Reason.SERVICE_UNAVAILABLE, message)
             yield from page.entries
             after_sequence = page.entries[-1].sequence
 

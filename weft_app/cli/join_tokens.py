@@ -21,7 +21,7 @@ app = typer.Typer(help="Manage the tokens with which runners join.", no_args_is_
 
 _TOKENS = Listing(
     columns=(
-        Column("ID", lambda token: token["id"]),
+        Column("ID", lambda token: token.get("id", "")),
         Column("DESCRIPTION", lambda token: token.get("description", "")),
         Column("CREATED", lambda token: token.get("createTime", "")),
         Column("EXPIRES", lambda token: token.get("expireTime", "never")),

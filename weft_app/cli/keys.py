@@ -59,15 +59,15 @@ def scopes_of(role: KeyRole) -> tuple[str, ...]:
 
 _KEYS = Listing(
     columns=(
-        Column("ID", lambda key: key["id"]),
+        Column("ID", lambda key: key.get("id", "")),
         Column("STATE", lambda key: key["state"]),
-        Column("TENANT", lambda key: key["tenant"]),
+        Column("TENANT", lambda key: key.get("tenant", "")),
         Column("SCOPES", lambda key: ",".join(key.get("scopes", ()))),
         Column("CREATED", lambda key: key.get("createTime", "")),
         Column("EXPIRES", lambda key: key.get("expireTime", "never")),
         Column("DESCRIPTION", lambda key: key.get("description", "")),
     ),
-    name=lambda key: key["id"],
+    name=lambda key: key.get("id", ""),
     kind="ApiKeyList",
 )
 

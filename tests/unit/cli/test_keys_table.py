@@ -1,0 +1,31 @@
+"""The tables of keys and join tokens."""
+
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from weft.api.registry.v1 import join_token_service_pb2, key_service_pb2
+from weft_app.cli import join_tokens, keys
+
+
+@pytest.mark.parametrize("output", ["table", "json", "name"])
+def test_a_key_without_tenant_or_id_is_listed(monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+    answer = key_service_pb2.ListKeysResponse(keys=[key_service_pb2.Key(scopes=["models:view"])])
+    monkeypatch.setattr(keys, "call_registry", _always(answer))
+    ran = CliRunner().invoke(keys.app, ["list", "-o", output])
+    assert ran.exit_code == 0, ran.output
+    assert ("models:view" in ran.output) is (output != "name")
+
+
+def test_a_join_token_without_an_id_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    token = join_token_service_pb2.JoinToken(description="a laptop")
+    answer = join_token_service_pb2.ListJoinTokensResponse(join_tokens=[token])
+    monkeypatch.setattr(join_tokens, "call_registry", _always(answer))
+    ran = CliRunner().invoke(join_tokens.app, ["list"])
+    assert ran.exit_code == 0, ran.output
+    assert "a laptop" in ran.output
+
+
+def _always(answer: Any) -> Any:
+    return lambda *_: answer
