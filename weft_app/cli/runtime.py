@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +21,8 @@ from weft.api.runner.v1 import environment_pb2 as pb
 from weft.documents.codec import document_of
 from weft.gpu.nvml import read_within
 from weft.kernel.clock import SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, Listing, print_document, safe_text, say
@@ -144,8 +148,41 @@ def remove(
     Example: weft runtime remove vllm
     """
     environment = require_environment(name)
+    if not force:
+        _require_unused(environment, _home(home))
     removed = remove_environment(environment, _home(home).environments, force=force)
     say(f"{name} removed\n" if removed else f"{name} is not installed\n")
+
+
+def _require_unused(environment: EngineEnvironment, home: WeftHome) -> None:
+    """Checks that no runner of the mesh on this home starts its engines in an environment, asleep ones included.
+
+    Raises RESOURCE_IN_USE naming the runners. Processes are looked for by `remove_environment`.
+    """
+    # Imported here: no other command of this module asks a mesh.
+    from weft.client.resources import connect_registry  # noqa: PLC0415
+    from weft.documents.resource_kinds import ResourceKind  # noqa: PLC0415
+    from weft.documents.resources import RunnerDocument  # noqa: PLC0415
+
+    if home.running() is None:
+        return
+    runtimes, host = {runtime.name for runtime in users_of(environment)}, socket.gethostname()
+    # A mesh that does not answer cannot say; its engines are found by their processes.
+    found = []
+    with suppress(WeftError), connect_registry(home=home.root) as registry:
+        found = registry.documents(ResourceKind.RUNNER)
+    users = [
+        document.name
+        for document in found
+        if isinstance(document, RunnerDocument) and document.observed is not None and document.state == "active"
+        if document.observed.runtime in runtimes and document.observed.host == host
+    ]
+    if users:
+        raise WeftError(
+            Reason.RESOURCE_IN_USE,
+            f"{environment.name} is used by {', '.join(users)} of the mesh on {home.root}; stop it, or remove the "
+            "environment with --force",
+        )
 
 
 def _has_cards() -> bool:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
+from cli_harness import scripted_mesh
+from cli_samples import some_runner
 from kit.copied_python import write_copied_python
 from kit.gravel_runtime import CONFIGURATION, NAME, install_gravel, lock_of, write_wheel
 from kit.package_index import Behaviour, PackageIndex, package_index
@@ -178,3 +181,16 @@ def test_a_mesh_whose_engine_has_no_environment_does_not_start_and_names_the_com
     assert refused.returncode == 2
     command = f"weft runtime install gravel --home {stage.home}"
     assert refused.stderr == f"weft: runners.box: the environment gravel is not installed; run: {command}\n"
+
+
+def test_an_environment_is_not_removed_while_a_runner_of_the_mesh_starts_its_engines_in_it(stage: Stage) -> None:
+    with scripted_mesh(stage.home) as mesh:
+        user = some_runner("unix:/nowhere")
+        user.runtime, user.host = "ctranslate2", socket.gethostname()
+        mesh.add(user)
+        refused = stage.run("runtime", "remove", "ctranslate2")
+        assert refused.returncode == 4
+        assert f"weft: ctranslate2 is used by {user.name} of the mesh on {stage.home}; stop it" in refused.stderr
+        assert stage.run("runtime", "remove", "ctranslate2", "--force").stdout == "ctranslate2 is not installed\n"
+        # The control: another environment, which no runner of this mesh needs.
+        assert stage.run("runtime", "remove", NAME).stdout == "gravel is not installed\n"
