@@ -7,11 +7,12 @@ import pytest
 from kit.engine_settings import engine_settings
 
 from runner_svc.instance.settings import ServedModel
+from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_server.arguments import server_arguments
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.kernel.errors import FieldError
-from weft.kernel.request import TEXT_OPERATIONS, Operation
+from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
@@ -64,3 +65,21 @@ def test_the_template_is_a_flag_of_llama_server() -> None:
     assert arguments[arguments.index("--chat-template-file") + 1] == "t.jinja"
     without, _ = engine_settings(LlamaServerModel, command=("llama-server",), path=Path("m.gguf"), name="m")
     assert "--chat-template-file" not in server_arguments(without)
+
+
+async def test_a_model_of_ctranslate2_is_a_folder_that_takes_text_and_no_device_on_a_processor(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"x" * 1_000_000)
+    served = _served("ctranslate2", path=str(tmp_path), device="cpu")
+    assert served.model_path == tmp_path / "model.bin"
+    assert served.operations == {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
+    assert Skill.IMAGE in served.abilities.lacking
+    on_processor = await served.forecast.expect(AS_CONFIGURED)
+    on_device = await _served("ctranslate2", path=str(tmp_path), device="cuda").forecast.expect(AS_CONFIGURED)
+    assert on_processor is not None
+    assert on_device is not None
+    assert on_processor.bytes == 0
+    assert on_device.bytes >= 1_000_000
+    with pytest.raises(FieldError, match="embeddings: must be false"):
+        _served("ctranslate2", path=str(tmp_path), embeddings=True)
+    with pytest.raises(FieldError, match=f"there is no file {tmp_path}/other/model.bin"):
+        _served("ctranslate2", path=str(tmp_path), quantizations={"float16": str(tmp_path / "other")})
