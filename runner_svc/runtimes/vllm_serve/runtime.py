@@ -7,7 +7,6 @@ from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.runtimes.runtime import Runtime
 from runner_svc.runtimes.vllm_serve.parameters import PARAMETERS
 from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
-from weft.kernel.abilities import Abilities
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Skill
 
@@ -94,6 +93,7 @@ def _build(model: VllmServeModel, context: "ModelContext") -> "ModelEngine":
     from runner_svc.runtimes.vllm_serve.arguments import operations_of  # noqa: PLC0415
     from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend  # noqa: PLC0415
     from runner_svc.runtimes.vllm_serve.forecast import VllmForecast  # noqa: PLC0415
+    from weft.kernel.abilities import Abilities  # noqa: PLC0415
 
     _check(model, context)
     model = _with_environment(model, context)
