@@ -21,6 +21,8 @@ _LIBRARY_SCRIPT = Path(__file__).with_name("build_llama_cpp_python.sh")
 _CTRANSLATE2_SCRIPT = Path(__file__).with_name("build_ctranslate2.sh")
 _CONVERSION_SCRIPT = Path(__file__).with_name("build_conversion.sh")
 _MINILM_SCRIPT = Path(__file__).with_name("build_minilm.sh")
+_MLX_LM_SCRIPT = Path(__file__).with_name("build_mlx_lm.sh")
+MLX_LM = ROOT / ".venv-runtimes" / "mlx-lm"
 RECIPE = "recipe"
 """File in a build: the digest of the scripts that made it. A build of other flags or versions is not used."""
 
@@ -29,6 +31,12 @@ def built_ctranslate2() -> tuple[Path, Path]:
     """The interpreter of an environment that has CTranslate2, and the demo model, converted (two minutes)."""
     _ensure_installed(CTRANSLATE2, (_CTRANSLATE2_SCRIPT,), demo_model_path(), CTRANSLATE2)
     return CTRANSLATE2 / "bin" / "python", CTRANSLATE2 / "smollm2"
+
+
+def built_mlx_lm() -> tuple[Path, Path]:
+    """The program mlx_lm.server of an environment with MLX on processors, and the demo model, converted (4 minutes)."""
+    _ensure_installed(MLX_LM, (_MLX_LM_SCRIPT,), demo_model_path(), MLX_LM)
+    return MLX_LM / "bin" / "mlx_lm.server", MLX_LM / "smollm2"
 
 
 def built_llama_server() -> Path:
