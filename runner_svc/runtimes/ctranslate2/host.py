@@ -4,8 +4,10 @@ PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.ctranslate2.h
 """
 
 import argparse
+import sys
 from pathlib import Path
 
+from runner_svc.engine_host.cuda_libraries import load_cuda_libraries
 from runner_svc.engine_host.engine import import_library
 from runner_svc.engine_host.host import serve
 from runner_svc.runtimes.ctranslate2.engine import CTranslate2Engine, EngineOptions
@@ -28,6 +30,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def load(options: argparse.Namespace) -> CTranslate2Engine:
     """Loads the model. Raises LibraryMissingError, RefusedError."""
+    if options.device != "cpu":
+        load_cuda_libraries(Path(sys.prefix))
     return CTranslate2Engine(
         import_library("ctranslate2"),
         import_library("tokenizers"),
