@@ -1,14 +1,14 @@
 """Settings of an instance: the served model, its hibernation, wake and keep-alive."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.keep_alive import DEFAULT_CATEGORY, KeepAliveSettings
 from runner_svc.runtimes.model_engine import ModelEngine
 from weft.api.registry.v1 import wake_pb2
-from weft.kernel.abilities import Abilities, ThinkingMode, complete_list
+from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Skill
@@ -114,17 +114,12 @@ class ServedModel(ModelEngine):
     restart: RestartLimits = field(default_factory=RestartLimits)
     skills: frozenset[Skill] = frozenset()
     """The skills that the configuration lists, all that it has then; empty: it lists none."""
-    thinking_modes: frozenset[ThinkingMode] = frozenset()
-    """The thinking modes that the configuration lists; empty: it lists none."""
+    declared_abilities: Abilities = UNKNOWN
+    """What the model takes by its configuration, these skills included."""
     target_inflight: int | None = None
     """Concurrent requests that it admits; None: as many as its slots."""
     wake_by_mesh: wake_pb2.WakeRecipe | None = field(default=None, repr=False)
     """Wake recipe that routers run to wake the host; it is published. The runner's own recipe is not."""
-
-    @property
-    def declared_abilities(self) -> Abilities:
-        """What the model takes by its configuration."""
-        return replace(complete_list(self.skills), thinking_modes=self.thinking_modes)
 
     def takes_images(self, known: Abilities) -> bool:
         """Whether it takes images; its category counts where nothing is known of them."""

@@ -13,6 +13,7 @@ from runner_svc.policy.parameters import (
     admit,
     plain_name,
     unread_arguments,
+    unread_effort,
     untaken_warning,
 )
 from weft.api.common.v1 import (
@@ -83,6 +84,7 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfi
     # Engines read this one themselves, independently of the template.
     read_by_template = {name: value for name, value in arguments.items() if name != _ENABLE_THINKING}
     warnings += warning_frame(unread_arguments(read_by_template, profile))
+    warnings += warning_frame(unread_effort(payload.reasoning_effort > chat_pb2.REASONING_EFFORT_NONE, profile))
     thinking = _thinking(payload, arguments, profile)
     warnings += _leave_out(body, profile)
     if profile.engine.is_strict:

@@ -166,6 +166,7 @@ class Document:
 Rule = Number | Flag | OneOf | Texts | TokenIds | Grammar | Document
 
 TEMPLATE_ARGUMENTS = "chat_template_kwargs"
+_EFFORT = "reasoning_effort"
 LOOK_BACK = Number(0, MAX_LOOK_BACK_TOKENS, whole=True)
 MIROSTAT: Mapping[str, Rule] = MappingProxyType({"mirostat_tau": Number(0, 100), "mirostat_eta": Number(0, 1)})
 """The two parameters of Mirostat whose names are the same in every engine."""
@@ -266,6 +267,14 @@ def unread_arguments(arguments: Mapping[str, Any], profile: ParameterProfile) ->
     unread = (name for name in arguments if not any(name in template for template in profile.templates))
     message = "is not read by this model's chat template and was not used"
     return tuple(_warning(f"{TEMPLATE_ARGUMENTS}.{name}", message) for name in unread)
+
+
+def unread_effort(is_asked: bool, profile: ParameterProfile) -> tuple[ParameterWarning, ...]:
+    """Returns the warning about an effort of reasoning that no template of the model reads; none for unknown ones."""
+    is_read = profile.templates is None or any(_EFFORT in template for template in profile.templates)
+    if not is_asked or is_read:
+        return ()
+    return (_warning(_EFFORT, "is not read by this model's chat template and was not used"),)
 
 
 def plain_name(name: str) -> str:

@@ -19,6 +19,7 @@ DEFAULT_CONTEXT_TOKENS = 2048
 """Context of one slot of an engine that weft starts."""
 
 Skill = Literal["text", "image", "audio", "tools"]
+LanguageCode = Annotated[str, Pattern(r"^[A-Za-z0-9_-]{1,64}$")]
 ThinkingMode = Literal["default", "enabled", "disabled"]
 Repetition = Annotated[Literal["off", "warn", "kill"], Before(off_for_false)]
 """What happens to an answer that repeats itself over and over."""
@@ -122,6 +123,10 @@ class ModelSettings:
     thinking_modes: Annotated[tuple[ThinkingMode, ...], MaxLen(3)] = ()
     """How requests may set its thinking. Default: as its chat template shows; else it is not known, and every mode is
     sent."""
+    source_languages: Annotated[tuple[LanguageCode, ...], MaxLen(512)] = ()
+    """Languages that it translates from, such as `[nl, pt-BR]`. Default: as its engine reports them; else not known."""
+    target_languages: Annotated[tuple[LanguageCode, ...], MaxLen(512)] = ()
+    """Languages that it translates into; as above."""
     system_messages: Literal["joined", "separate"] = "joined"
     """How several system prompts reach the model: as one message, which every template takes, or one each."""
     tools: Annotated[tuple[Name, ...], MaxLen(64)] = ()

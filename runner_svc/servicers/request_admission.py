@@ -17,9 +17,8 @@ from runner_svc.session.clock_offset import ClockOffset
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.runner.v1 import serve_options_pb2
 from weft.dispatch.parameter_checks import granted_priority_of, handling_of
-from weft.dispatch.payload_description import Payload, needed_skills, needed_thinking
+from weft.dispatch.payload_description import Payload, untaken_words_of
 from weft.dispatch.tickets import Permit, TicketGate
-from weft.kernel.abilities import untaken_words
 from weft.kernel.clock import Clock, clock_off
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -123,12 +122,10 @@ class RequestAdmission:
 def require_abilities(instance: Instance, payload: Payload) -> None:
     """Raise MODALITY_UNSUPPORTED for a payload that the model is known not to take.
 
-    Routers refuse it first, by the report of the runner; this is for the one that was granted before that report.
+    Routers refuse it first, by the report of the runner; this is for one that was granted before that report, and for
+    languages, which routers do not compare.
     """
-    abilities = instance.loader.abilities
-    lacking = needed_skills(payload) & abilities.lacking
-    untaken = untaken_words(lacking, abilities.thinking_modes, needed_thinking(payload))
-    if untaken:
+    if untaken := untaken_words_of(payload, instance.loader.abilities):
         raise WeftError(Reason.MODALITY_UNSUPPORTED, f"{instance.model} {untaken}")
 
 

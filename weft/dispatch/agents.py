@@ -6,13 +6,19 @@ from dataclasses import dataclass, replace
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.fleet import FleetSource, FleetView, ModelView, abilities_in
-from weft.dispatch.payload_description import Payload, needed_skills, needed_thinking
+from weft.dispatch.payload_description import (
+    Payload,
+    names_languages,
+    needed_skills,
+    needed_thinking,
+    untaken_words_of,
+)
 from weft.dispatch.request_trace import RequestContext
-from weft.kernel.abilities import Abilities, ThinkingMode, untaken_words
+from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.names import close_names, require_name
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Skill
+from weft.kernel.request import Operation
 
 AGENT_PREFIX = "agent/"
 """Prefix of an agent's name; names themselves have no '/'."""
@@ -217,11 +223,11 @@ class KnownNames:
         """Raises MODALITY_UNSUPPORTED for a payload that no model of a name takes, as far as it is known."""
         if payload is None:
             return
-        skills, mode = needed_skills(payload), needed_thinking(payload)
-        if not skills and mode is ThinkingMode.DEFAULT:
+        is_plain = not needed_skills(payload) and needed_thinking(payload) is ThinkingMode.DEFAULT
+        if is_plain and not names_languages(payload):
             return
         view = self._fleet.view
-        words = [_untaken(abilities_in(view, model), skills, mode) for model in models_behind(view, name)]
+        words = [untaken_words_of(payload, abilities_in(view, model)) for model in models_behind(view, name)]
         if words and all(words):
             raise FieldError(field, f"{name} {words[0]}", Reason.MODALITY_UNSUPPORTED)
 
@@ -237,7 +243,3 @@ def models_behind(view: FleetView, name: str) -> list[ModelView]:
         candidates = () if route is None else route.manifest.candidates
         return [model for candidate in candidates for model in view.pool_members(candidate)]
     return view.pool_members(name)
-
-
-def _untaken(abilities: Abilities, skills: frozenset[Skill], mode: ThinkingMode) -> str:
-    return untaken_words(skills & abilities.lacking, abilities.thinking_modes, mode)

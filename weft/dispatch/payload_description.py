@@ -17,7 +17,7 @@ from weft.api.common.v1 import (
     rerank_pb2,
     tokenize_pb2,
 )
-from weft.kernel.abilities import ThinkingMode
+from weft.kernel.abilities import Abilities, ThinkingMode, untaken_languages, untaken_words
 from weft.kernel.request import Skill
 
 CHARS_PER_TOKEN = 4.0
@@ -185,6 +185,37 @@ def needed_skills(payload: Payload) -> frozenset[Skill]:
 
 
 _TEMPLATE_ARGUMENTS, _ENABLE_THINKING = "chat_template_kwargs", "enable_thinking"
+_SOURCE, _TARGET = "source_lang_code", "target_lang_code"
+_NO_LANGUAGES = frozenset({"auto", "mixed"})
+"""Sources that are to be detected."""
+
+
+def untaken_words_of(payload: Payload, abilities: Abilities) -> str:
+    """Returns what a model with these abilities does not take of a payload, as text; empty: it takes all of it."""
+    lacking = needed_skills(payload) & abilities.lacking
+    words = untaken_words(lacking, abilities.thinking_modes, needed_thinking(payload))
+    if words or not (abilities.source_languages or abilities.target_languages):
+        return words
+    source, target = _languages_of(payload)
+    return untaken_languages(abilities, source, target)
+
+
+def names_languages(payload: Payload) -> bool:
+    """Whether a payload is a translation from or into a language that it names."""
+    return any(_languages_of(payload))
+
+
+def _languages_of(payload: Payload) -> tuple[str, str]:
+    """Returns the codes of the languages of a translation; empty: not named, or to be detected."""
+    found = {_SOURCE: "", _TARGET: ""}
+    if isinstance(payload, chat_pb2.ChatPayload):
+        for extra in payload.extra_parameters.fields:
+            is_nested = extra.name == _TEMPLATE_ARGUMENTS
+            for item in extra.value.object_value.fields if is_nested else (extra,):
+                if item.name in found:
+                    found[item.name] = item.value.string_value
+    source = found[_SOURCE]
+    return "" if source in _NO_LANGUAGES else source, found[_TARGET]
 
 
 def needed_thinking(payload: Payload) -> ThinkingMode:

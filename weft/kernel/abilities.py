@@ -17,6 +17,8 @@ class ThinkingMode(IntEnum):
     DISABLED = 3
 
 
+MAX_SHOWN_CODE_CHARS = 64
+"""Characters of a language's code in an error."""
 ANY_SKILL = frozenset(Skill)
 EVERY_MODE = frozenset(ThinkingMode)
 
@@ -73,6 +75,24 @@ def untaken_words(lacking: frozenset[Skill], modes: frozenset[ThinkingMode], mod
     if not takes_mode(modes, mode):
         words.append("has no switch for its thinking" if modes == {ThinkingMode.DEFAULT} else _UNTAKEN[mode])
     return " and ".join(words)
+
+
+def untaken_languages(abilities: Abilities, source: str, target: str) -> str:
+    """Returns which language of a translation a model does not take, as text; empty: both are taken, or it is unknown.
+
+    Codes are compared without regard to case and to the kind of dash; empty: the request names none.
+    """
+    for code, known, words in (
+        (source, abilities.source_languages, "does not translate from"),
+        (target, abilities.target_languages, "does not translate into"),
+    ):
+        if code and known and _plain_code(code) not in map(_plain_code, known):
+            return f"{words} {code[:MAX_SHOWN_CODE_CHARS]}"
+    return ""
+
+
+def _plain_code(code: str) -> str:
+    return code.casefold().replace("_", "-")
 
 
 def takes_mode(modes: frozenset[ThinkingMode], mode: ThinkingMode) -> bool:

@@ -16,7 +16,7 @@ from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings, S
 from runner_svc.settings import RunnerSettings, SignalSettings
 from runner_svc.tools.schemas import object_schema
 from weft.api.registry.v1 import wake_pb2
-from weft.kernel.abilities import ThinkingMode
+from weft.kernel.abilities import ThinkingMode, complete_list
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Skill
 from weft.kernel.units import keep_alive_seconds
@@ -74,9 +74,18 @@ def served_model(
         chat=chat_settings(section, model),
         target_inflight=model.target_inflight,
         abilities=engine.abilities,
-        skills=frozenset(Skill[word.upper()] for word in model.skills),
-        thinking_modes=frozenset(ThinkingMode[word.upper()] for word in model.thinking_modes),
+        skills=_skills(model),
+        declared_abilities=replace(
+            complete_list(_skills(model)),
+            thinking_modes=frozenset(ThinkingMode[word.upper()] for word in model.thinking_modes),
+            source_languages=model.source_languages,
+            target_languages=model.target_languages,
+        ),
     )
+
+
+def _skills(model: ModelSettings) -> frozenset[Skill]:
+    return frozenset(Skill[word.upper()] for word in model.skills)
 
 
 def _hibernation(

@@ -1,14 +1,22 @@
 """What a scheduler is told of a payload, and what it cannot tell from it."""
 
-from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, embedding_pb2
+from typing import Any
+
+import pytest
+
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, embedding_pb2, tokenize_pb2
 from weft.dispatch.payload_description import (
     MAX_PREFIX_CHUNKS,
     PREFIX_CHUNK_CHARS,
     TOKENS_PER_MEDIUM,
     affinity_key,
     describe,
+    names_languages,
     prefix_digests,
+    untaken_words_of,
 )
+from weft.kernel.abilities import UNKNOWN, Abilities, ThinkingMode
+from weft.kernel.json_objects import to_json_object
 from weft.kernel.request import Skill
 
 
@@ -108,3 +116,53 @@ def test_sessions_of_two_tenants_never_meet() -> None:
     assert affinity_key("s", "acme") == affinity_key("s", "acme")
     assert affinity_key("s", "acme") != affinity_key("s", "other")
     assert affinity_key("", "acme") == b""
+
+
+def _with_arguments(arguments: dict[str, Any], **extra: Any) -> chat_pb2.ChatPayload:
+    given = {"chat_template_kwargs": arguments, **extra}
+    return chat_pb2.ChatPayload(extra_parameters=to_json_object(given, "extra"))
+
+
+def test_thinking_is_set_by_its_own_field_before_the_templates_argument() -> None:
+    assert describe(_chat("hi"), salt="t").thinking is ThinkingMode.DEFAULT
+    assert describe(chat_pb2.ChatPayload(thinking=True), salt="t").thinking is ThinkingMode.ENABLED
+    assert describe(chat_pb2.ChatPayload(thinking=False), salt="t").thinking is ThinkingMode.DISABLED
+    by_argument = _with_arguments({"enable_thinking": True, "x": 1})
+    assert describe(by_argument, salt="t").thinking is ThinkingMode.ENABLED
+    by_argument.thinking = False
+    assert describe(by_argument, salt="t").thinking is ThinkingMode.DISABLED
+    wrong = _with_arguments({"enable_thinking": "yes"})
+    assert describe(wrong, salt="t").thinking is ThinkingMode.DEFAULT, "the engine's parameters refuse it"
+
+
+def test_an_effort_sets_no_mode_of_thinking() -> None:
+    payload = chat_pb2.ChatPayload(reasoning_effort=chat_pb2.REASONING_EFFORT_HIGH)
+    assert describe(payload, salt="t").thinking is ThinkingMode.DEFAULT
+
+
+TRANSLATES = Abilities(source_languages=("nl", "pt-BR"), target_languages=("en",))
+
+
+@pytest.mark.parametrize(
+    ("codes", "words"),
+    [
+        ({"source_lang_code": "nl", "target_lang_code": "en"}, ""),
+        ({"source_lang_code": "PT_br", "target_lang_code": "EN"}, ""),
+        ({"source_lang_code": "auto", "target_lang_code": "en"}, ""),
+        ({"target_lang_code": "de"}, "does not translate into de"),
+        ({"source_lang_code": "xx", "target_lang_code": "en"}, "does not translate from xx"),
+        ({}, ""),
+    ],
+)
+def test_a_translation_needs_languages_that_the_model_knows(codes: dict[str, str], words: str) -> None:
+    assert untaken_words_of(_with_arguments(codes), TRANSLATES) == words
+    assert untaken_words_of(_with_arguments({}, **codes), TRANSLATES) == words
+    assert untaken_words_of(_with_arguments(codes), UNKNOWN) == ""
+    assert names_languages(_with_arguments(codes)) is bool(codes)
+
+
+def test_a_counted_conversation_needs_what_its_chat_needs() -> None:
+    payload = tokenize_pb2.TokenizePayload(chat=_chat("what is this?"))
+    payload.chat.messages[0].content.add().image.media_type = "image/png"
+    assert describe(payload, salt="t").skills == {Skill.IMAGE}
+    assert describe(tokenize_pb2.TokenizePayload(text="hi"), salt="t").skills == frozenset()

@@ -1,15 +1,17 @@
 """Names that a request may carry, and the sentence for one that nothing has."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
+from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1 import route_pb2
 from weft.dispatch.agents import KnownNames, known_names, no_such_model
 from weft.dispatch.fleet import FleetView, ModelView
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Skill
 
 
 class Fleet:
@@ -69,3 +71,37 @@ def test_before_the_mesh_is_known_every_name_passes_and_a_change_of_it_counts_at
         names.require("new", "model")
     fleet.view = view_of(model("new", "new"), revision=2)
     names.require("new", "model")
+
+
+def seeing() -> chat_pb2.ChatPayload:
+    image = chat_pb2.ContentPart(image=chat_pb2.MediaPart(data=b"png", media_type="image/png"))
+    return chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[image])])
+
+
+TEXT_ONLY = frozenset({Skill.TEXT})
+SEES = frozenset({Skill.TEXT, Skill.IMAGE})
+
+
+@pytest.mark.parametrize(
+    ("skills", "name", "is_refused"),
+    [
+        ((TEXT_ONLY, TEXT_ONLY), "qwen", True),
+        ((TEXT_ONLY, TEXT_ONLY), "a", True),
+        ((TEXT_ONLY, TEXT_ONLY), "route/sum", True),
+        ((TEXT_ONLY, SEES), "qwen", False),
+        ((TEXT_ONLY, None), "route/sum", False),
+        ((TEXT_ONLY, TEXT_ONLY), "nobody", False),
+    ],
+)
+def test_work_that_no_model_of_a_name_takes_is_refused_when_it_is_submitted(
+    skills: tuple[frozenset[Skill] | None, ...], name: str, is_refused: bool
+) -> None:
+    models = [replace(model(each, "qwen"), skills=known) for each, known in zip("ab", skills, strict=True)]
+    names = KnownNames(Fleet(view_of(*models, routes={"sum": ROUTE})))
+    names.require_taken(name, chat_pb2.ChatPayload(), "spec.model")
+    if not is_refused:
+        names.require_taken(name, seeing(), "spec.model")
+        return
+    with pytest.raises(FieldError, match=f"{name} takes no images") as refused:
+        names.require_taken(name, seeing(), "spec.model")
+    assert (refused.value.field, refused.value.reason) == ("spec.model", Reason.MODALITY_UNSUPPORTED)

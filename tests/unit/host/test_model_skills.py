@@ -112,3 +112,10 @@ def test_a_skill_that_nobody_knows_is_refused() -> None:
         section(skills=("telepathy",))
     with pytest.raises(FieldError, match="thinking_modes"):
         section(thinking_modes=("deeply",))
+
+
+def test_languages_of_the_settings_are_those_of_the_model() -> None:
+    found = known(section("openai_http", source_languages=("nl", "pt-BR"), target_languages=("en",)))
+    assert (found.source_languages, found.target_languages) == (("nl", "pt-BR"), ("en",))
+    with pytest.raises(FieldError, match="source_languages"):
+        section(source_languages=("two words",))

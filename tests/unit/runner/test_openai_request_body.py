@@ -217,3 +217,20 @@ def test_with_passthrough_everything_is_sent() -> None:
     prepared = chat_body(_sampled(), "m", ParameterProfile(engine=LIMITED, passthrough=True))
     assert prepared.body["top_k"] == 5
     assert prepared.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("templates", "effort", "warned"),
+    [
+        (("{{ messages }}",), chat_pb2.REASONING_EFFORT_HIGH, True),
+        (("{{ reasoning_effort }}",), chat_pb2.REASONING_EFFORT_HIGH, False),
+        (None, chat_pb2.REASONING_EFFORT_HIGH, False),
+        (("{{ messages }}",), chat_pb2.REASONING_EFFORT_NONE, False),
+        (("{{ messages }}",), chat_pb2.REASONING_EFFORT_UNSPECIFIED, False),
+    ],
+)
+def test_an_effort_that_no_template_reads_is_warned_of(
+    templates: tuple[str, ...] | None, effort: chat_pb2.ReasoningEffort.ValueType, warned: bool
+) -> None:
+    prepared = chat_body(_chat(reasoning_effort=effort), "", replace(LLAMA, templates=templates))
+    assert [event.warning.field for event in prepared.warnings] == (["reasoning_effort"] if warned else [])
