@@ -95,8 +95,9 @@ class RunnerSettings:
     `weft doctor` lists them."""
     command: Annotated[tuple[str, ...] | None, PUBLIC] = None
     """The server program and its first arguments. Default: `llama-server` on PATH, else the xllamacpp launcher. For
-    llama_cpp_python: an interpreter that has the library and msgspec, the path of weft's
-    `runner_svc/engine_host/bootstrap.py`, and `runner_svc.runtimes.llama_cpp_python.host`."""
+    llama_cpp_python and ctranslate2: an interpreter that has the library and msgspec, the path of weft's
+    `runner_svc/engine_host/bootstrap.py`, and `runner_svc.runtimes.llama_cpp_python.host` or the like. Default of
+    ctranslate2: the environment of `weft runtime install ctranslate2`."""
     models: Annotated[tuple[ModelSettings, ...], PUBLIC]
     """What it serves, one process each, by the settings class of its runtime."""
     agents: Annotated[tuple[AgentSettings, ...], MaxLen(256), PUBLIC] = ()
