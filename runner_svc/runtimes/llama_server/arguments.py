@@ -49,6 +49,10 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Flags of load parameters that are exactly one flag."""
+SETTING_FLAGS: Mapping[str, str] = MappingProxyType(
+    {name: _FLAGS[name] for name in ("image_max_tokens", "spec_type", "spec_draft_n_max", "spec_draft_p_min")}
+)
+"""Those that are settings of a model as well."""
 NO_HOST_CACHE: Mapping[str, str] = MappingProxyType({"LLAMA_ARG_CACHE_RAM": "0", "LLAMA_ARG_CACHE_IDLE_SLOTS": "0"})
 """Environment that switches off the prompt cache in the host's memory (8 GiB by default): through it the server moves
 prompts between slots, so a tenant would find the prompts of another one there (measured with 0.5.0, November 2026).
@@ -114,15 +118,23 @@ def server_arguments(model: LlamaServerModel, order: LoadOrder | None = None, po
         arguments += ["--mmproj", str(model.projector_file)]
     if model.draft_file is not None:
         arguments += ["--model-draft", str(model.draft_file)]
-        if "spec_type" not in order.parameters and not names_flag(model.extra_arguments, ("--spec-type",)):
+        is_named = model.spec_type is not None or names_flag(model.extra_arguments, ("--spec-type",))
+        if "spec_type" not in order.parameters and not is_named:
             # Without a type the server loads the model and does not use it.
             arguments += ["--spec-type", DRAFT_BY_MODEL]
+    arguments += _setting_arguments(model)
     # Options of a load are last: the last of two equal flags counts.
     if order.parameters.keys() & {"slots", "context_tokens"} and model.extra_arguments:
         arguments += [*model.extra_arguments, "--parallel", str(slots), "--ctx-size", str(slots * context)]
     else:
         arguments += model.extra_arguments
     return [*arguments, *_parameter_arguments(order), *_device_arguments(order), *_even_batches(model, order)]
+
+
+def _setting_arguments(model: LlamaServerModel) -> list[str]:
+    """Returns the flags of the settings that are exactly one flag."""
+    values = ((flag, getattr(model, name)) for name, flag in SETTING_FLAGS.items())
+    return [word for flag, value in values if value is not None for word in (flag, str(value))]
 
 
 def _even_batches(model: LlamaServerModel, order: LoadOrder) -> list[str]:
@@ -148,14 +160,23 @@ def load_parameters(model: LlamaServerModel, trained_context_tokens: int = 0) ->
         word_parameter("cache_type_v", "Type of the values in the prefix cache.", CACHE_TYPES),
         whole_parameter("batch_tokens", "Tokens that are handed over at once.", 1, MAX_BATCH_TOKENS),
         whole_parameter("ubatch_tokens", "Tokens that are computed at once.", 1, MAX_BATCH_TOKENS),
-        whole_parameter("image_max_tokens", "Tokens that one image may take; for vision models.", 1, MAX_IMAGE_TOKENS),
+        whole_parameter(
+            "image_max_tokens",
+            "Tokens that one image may take; for vision models.",
+            1,
+            MAX_IMAGE_TOKENS,
+            model.image_max_tokens,
+        ),
         word_parameter("spec_type", "Speculative decoding; draft-mtp needs a model that was made for it.", SPECULATION),
-        whole_parameter("spec_draft_n_max", "Tokens that are guessed at a time.", 1, MAX_DRAFT_TOKENS),
+        whole_parameter(
+            "spec_draft_n_max", "Tokens that are guessed at a time.", 1, MAX_DRAFT_TOKENS, model.spec_draft_n_max
+        ),
         LoadParameter(
             name="spec_draft_p_min",
             description="How probable a guess must be for guessing to go on.",
             minimum=0,
             maximum=1,
+            default=model.spec_draft_p_min,
         ),
     )
 

@@ -61,8 +61,10 @@ def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
     # Imported here: only a process that serves models needs these.
     from runner_svc.runtimes.llama_server.abilities import file_abilities  # noqa: PLC0415
     from runner_svc.runtimes.llama_server.arguments import (  # noqa: PLC0415
+        DRAFT_BY_MODEL,
         DRAFT_FLAGS,
         PROJECTOR_FLAGS,
+        SETTING_FLAGS,
         names_flag,
         operations_of,
     )
@@ -78,6 +80,11 @@ def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
             raise context.refuse(setting, f"is also given by {flags[0]} among extra_arguments; leave one of them out")
         if file is not None and not file.is_file():
             raise context.refuse(setting, f"there is no file {file}")
+    for setting, flag in SETTING_FLAGS.items():
+        if getattr(model, setting) is not None and names_flag(model.extra_arguments, (flag,)):
+            raise context.refuse(setting, f"is also given by {flag} among extra_arguments; leave one of them out")
+    if model.spec_type == DRAFT_BY_MODEL and model.draft_file is None:
+        raise context.refuse("spec_type", f"{DRAFT_BY_MODEL} needs draft_model_path")
     return file_engine(
         model,
         context,

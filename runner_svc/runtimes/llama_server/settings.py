@@ -2,12 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+from annotated_types import Ge, Le
 from typing_extensions import override
 
 from runner_svc.runtimes.settings import FileModelSettings
 from weft.kernel.settings import PUBLIC, PathText
+
+SpeculationKind = Literal[
+    "none", "draft-simple", "draft-mtp", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +26,15 @@ class LlamaServerModel(FileModelSettings):
     """The projector (GGUF) with which it takes images or audio: what of both, its header tells."""
     draft_model_path: Annotated[PathText, PUBLIC] | None = None
     """A smaller model (GGUF) with the same vocabulary, which drafts tokens that this one checks many at a time."""
+    spec_type: Annotated[SpeculationKind, PUBLIC] | None = None
+    """Speculative decoding: `draft-simple` with `draft_model_path`, `draft-mtp` with a model that was made for it, the
+    others by repetitions of the text. Default: `draft-simple` where there is a draft model, else the server's."""
+    spec_draft_n_max: Annotated[int, Ge(1), Le(6)] | None = None
+    """Tokens that are guessed at a time. Default: the server's."""
+    spec_draft_p_min: Annotated[float, Ge(0), Le(1)] | None = None
+    """How probable a guess must be for guessing to go on. Default: the server's."""
+    image_max_tokens: Annotated[int, Ge(1), Le(65_536)] | None = None
+    """Tokens that one image may take; for vision models. Default: the server's."""
 
     @property
     @override
