@@ -56,6 +56,8 @@ class Loader:
         self.context_tokens = 0
         self._engine_abilities = UNKNOWN
         self._engine_quantization = ""
+        self._known_abilities: tuple[str, Abilities] | None = None
+        """Of a quantization; kept, since every request is compared with them."""
         self.starts = 0
         """Number of times that the backend became ready; identifies the present start."""
         self.last_seconds = 0.0
@@ -72,10 +74,13 @@ class Loader:
 
         The engine of another quantization shows nothing about the present one.
         """
-        config = self._config
-        is_of_plan = self._engine_quantization == self.plan.quantization
-        engine = self._engine_abilities if is_of_plan else UNKNOWN
-        return known_abilities(declared=config.declared_abilities, engine=engine, files=config.abilities)
+        quantization = self.plan.quantization
+        if self._known_abilities is None or self._known_abilities[0] != quantization:
+            config = self._config
+            engine = self._engine_abilities if self._engine_quantization == quantization else UNKNOWN
+            found = known_abilities(declared=config.declared_abilities, engine=engine, files=config.abilities)
+            self._known_abilities = quantization, found
+        return self._known_abilities[1]
 
     @property
     def stage(self) -> str:
@@ -150,6 +155,7 @@ class Loader:
         self.last_seconds = now - self._began
         self.context_tokens = facts.context_tokens
         self._engine_abilities, self._engine_quantization = facts.abilities, self.plan.quantization
+        self._known_abilities = None
         self.on_slots(facts.slots)
         self.starts += 1
         self._memory.note_filled()

@@ -20,6 +20,7 @@ SHOWN = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 TEXT_RUNNERS = ("t1", "t2")
 REQUESTS = 6
+UNTAKEN = ("takes no images", "calls no tools", "does not think", "does not translate into xx")
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     for runner in runners:
         if runner["name"] != "eyes":
             runner["models"][0]["extra_arguments"] = ["--text-only"]
+    runners[-1]["models"][0]["target_languages"] = ["en", "nl"]
     with running_mesh(folder / "home", "--config", str(write_config(folder, *runners))) as mesh:
         yield mesh
 
@@ -65,15 +67,16 @@ async def test_images_for_a_pool_go_to_its_model_that_takes_them(mesh: MeshProce
         ("/v1/responses", {"model": "text", "input": [{"role": "user", "content": [SEEN]}]}),
         ("/v1/messages", {"model": "text", "max_tokens": 5, "messages": [{"role": "user", "content": [SHOWN]}]}),
         ("/api/v1/inference-tasks", {"model": "text", "body": chat("text")}),
+        ("/v1/responses", {"model": "text", "input": "hallo", "target_lang_code": "xx"}),
     ],
-    ids=["an image", "a tool", "thinking", "a response", "a message", "a task"],
+    ids=["an image", "a tool", "thinking", "a response", "a message", "a task", "a language"],
 )
 async def test_what_no_model_of_a_pool_takes_is_refused_at_once_on_every_surface(
     path: str, body: dict[str, Any], mesh: MeshProcess
 ) -> None:
     status, answer = await post(mesh, path, body)
     assert (status, answer["error"].get("code", "modality_unsupported")) == (400, "modality_unsupported"), answer
-    assert any(words in answer["error"]["message"] for words in ("takes no images", "calls no tools", "does not think"))
+    assert any(words in answer["error"]["message"] for words in UNTAKEN)
     assert not (await mesh.describe("alone")).requests, "the runner was never asked"
 
 
