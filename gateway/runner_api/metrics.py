@@ -103,7 +103,9 @@ class StateCollector(Collector):
         waiting, _ = self.load()
         yield GaugeMetricFamily("weft_runner_queue_depth", "Requests that wait for a slot.", value=waiting)
         yield from _devices(self.devices() or ())
-        yield from _models(self.facts())
+        facts = self.facts()
+        yield from _models(facts)
+        yield from _engines(facts)
 
 
 def _devices(devices: tuple[DeviceSnapshot, ...]) -> Iterable[Metric]:
@@ -138,6 +140,34 @@ def _models(facts: RunnerFacts) -> Iterable[Metric]:
         tokens.add_metric((model.name,), figures.prompt_token_count)
         cached.add_metric((model.name,), figures.cached_token_count)
     return running, memory, rate, tokens, cached
+
+
+_ENGINE_GAUGES = (
+    ("running_count", "weft_runner_engine_requests_running", "Requests that the engine computes."),
+    ("waiting_count", "weft_runner_engine_requests_waiting", "Requests that wait for room in the engine's KV cache."),
+    ("kv_cache_share", "weft_runner_kv_cache_share", "Share of the KV cache that is in use, 0 to 1."),
+    ("kv_cache_tokens", "weft_runner_kv_cache_tokens", "Capacity of the KV cache."),
+)
+_ENGINE_COUNTERS = (
+    ("preemption_count", "weft_runner_preemptions", "Requests that lost their place in the KV cache to others."),
+    ("prefix_query_tokens", "weft_runner_prefix_query_tokens", "Prompt tokens looked up in the prefix cache."),
+    ("prefix_hit_tokens", "weft_runner_prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
+)
+
+
+def _engines(facts: RunnerFacts) -> Iterable[Metric]:
+    """Returns the engines' own figures; none of an engine that reports none. They begin anew with an engine."""
+    figures = [
+        (model.name, {field.name: value for field, value in model.state.engine_load.ListFields()})
+        for model in facts.models
+    ]
+    for kind, described in ((GaugeMetricFamily, _ENGINE_GAUGES), (CounterMetricFamily, _ENGINE_COUNTERS)):
+        for field_name, name, meaning in described:
+            family = kind(name, meaning, labels=("model",))
+            for model, load in figures:
+                if field_name in load:
+                    family.add_metric((model,), load[field_name])
+            yield family
 
 
 WINDOW_SECONDS = 300.0
