@@ -77,7 +77,7 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfi
     Raises INVALID_ARGUMENT naming an extra parameter that has a wrong value.
     """
     body = _chat_fields(payload, model)
-    _rename(body, profile)
+    _fit_engine(body, profile)
     if profile.engine.forces_one_tool and payload.tool_choice.WhichOneof("kind") == "function_name":
         _force(body, payload.tool_choice.function_name)
     arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
@@ -96,8 +96,14 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfi
     return PreparedBody(body, warnings)
 
 
-def _rename(body: Json, profile: ParameterProfile) -> None:
-    """Call parameters as the engine does. Before extra parameters are added, which never replace one of the API."""
+def _fit_engine(body: Json, profile: ParameterProfile) -> None:
+    """Call parameters as the engine does, and keep the length of an answer within what it takes.
+
+    Before extra parameters are added, which never replace one of the API.
+    """
+    most = profile.most_answer_tokens
+    if most is not None and body.get(_TOKEN_LIMIT, 0) > most:
+        body[_TOKEN_LIMIT] = most
     for name, own_name in profile.engine.renamed.items():
         if name in body:
             body[own_name] = body.pop(name)
@@ -176,7 +182,7 @@ def completion_body(payload: completion_pb2.CompletionPayload, model: str, profi
         raise invalid_field("echo", "this runtime cannot repeat the prompt; leave it out")
     if payload.HasField("suffix"):
         raise invalid_field("suffix", "this runtime does not fill in the middle; leave it out")
-    _rename(body, profile)
+    _fit_engine(body, profile)
     arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
     warnings += _leave_out(body, profile)
     if arguments and profile.passthrough:

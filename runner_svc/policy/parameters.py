@@ -206,6 +206,8 @@ class ParameterProfile:
     this is set, since it may refuse an unknown field."""
     token_limit_name: str = "max_tokens"  # noqa: S105 - a parameter's name
     """The server's name for the limit of an answer's length."""
+    most_answer_tokens: int | None = None
+    """The largest such limit that is sent, for a server that refuses one beyond its context; None: any."""
     templates: tuple[str, ...] | None = None
     """Chat templates of the model, one of which renders each chat; None: unknown."""
 

@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ ROOT = Path(__file__).parents[2]
 BUILD_SECONDS = 3600.0
 LLAMA_CPP = ROOT / ".venv-runtimes" / "llama.cpp"
 LIBRARY_ENVIRONMENT = ROOT / ".venv-runtimes" / "llama-cpp-python"
+VLLM = ROOT / ".venv-runtimes" / "vllm"
 CTRANSLATE2 = ROOT / ".venv-runtimes" / "ctranslate2"
 CONVERSION_ENVIRONMENT = ROOT / ".venv-runtimes" / "conversion"
 MINILM = ROOT / ".venv-runtimes" / "minilm"
 _SERVER_SCRIPT = Path(__file__).with_name("build_llama_server.sh")
 _LIBRARY_SCRIPT = Path(__file__).with_name("build_llama_cpp_python.sh")
+_VLLM_SCRIPT = Path(__file__).with_name("build_vllm.sh")
 _CTRANSLATE2_SCRIPT = Path(__file__).with_name("build_ctranslate2.sh")
 _CONVERSION_SCRIPT = Path(__file__).with_name("build_conversion.sh")
 _MINILM_SCRIPT = Path(__file__).with_name("build_minilm.sh")
@@ -37,6 +40,13 @@ def built_mlx_lm() -> tuple[Path, Path]:
     """The program mlx_lm.server of an environment with MLX on processors, and the demo model, converted (4 minutes)."""
     _ensure_installed(MLX_LM, (_MLX_LM_SCRIPT,), demo_model_path(), MLX_LM)
     return MLX_LM / "bin" / "mlx_lm.server", MLX_LM / "smollm2"
+
+
+def built_vllm() -> tuple[Path, Path]:
+    """The program `vllm` as `weft runtime install` installs it, and the demo model for it (five minutes, 3.1 GB)."""
+    weft = Path(sys.executable).with_name("weft")
+    _ensure_installed(VLLM, (_VLLM_SCRIPT,), weft, demo_model_path(), VLLM)
+    return VLLM / "runtimes" / "vllm" / "bin" / "vllm", VLLM / "smollm2"
 
 
 def built_llama_server() -> Path:

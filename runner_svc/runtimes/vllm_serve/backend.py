@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Container, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -109,6 +110,8 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
         self._shape = shape
         self._folder: Path | None = None
         """The folder of its socket."""
+        self._context_tokens = model.slot_context_tokens
+        """The context of the present load: vLLM refuses to answer with more tokens than it has."""
         self._stages: LoadStages | None = None
         self._order = LoadOrder()
         self._facts: BackendFacts | None = None
@@ -165,11 +168,12 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
             socket_path=self._socket_path,
             api_key=api_key,
             model=self.model.name if self.model.lora_path is None else adapter_name(self.model),
-            parameters=self.parameters,
+            parameters=replace(self.parameters, most_answer_tokens=self._context_tokens),
         )
 
     @override
     async def prepare(self, order: LoadOrder) -> None:
+        self._context_tokens = int(order.parameters.get("context_tokens", self.model.slot_context_tokens))
         self._folder = Path(tempfile.mkdtemp(prefix="weft-vllm-"))
         if len(self._socket_path.encode()) > MAX_SOCKET_PATH_BYTES:
             message = f"the folder for temporary files has too long a path for a socket: {self._folder.parent}"
@@ -181,7 +185,7 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
         self._order = order
         self._facts = BackendFacts(
             operations=self.operations,
-            context_tokens=served.max_model_len or self.model.slot_context_tokens,
+            context_tokens=served.max_model_len or self._context_tokens,
             slots=int(order.parameters.get("slots", self.model.slots)),
         )
         self._stages = None

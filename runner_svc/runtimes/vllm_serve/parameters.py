@@ -31,5 +31,6 @@ PARAMETERS = EngineParameters(
         "structured_outputs": Document(MAX_GRAMMAR_CHARS),
         "truncate_prompt_tokens": Number(-1, MAX_INT, whole=True),
     },
+    renamed={"repeat_penalty": "repetition_penalty"},
     thinks_by_template=True,
 )

@@ -19,7 +19,7 @@ from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.vllm_serve import backend as module
 from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend
 from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
-from weft.api.common.v1 import chat_pb2, embedding_pb2, tokenize_pb2
+from weft.api.common.v1 import chat_pb2, embedding_pb2, sampling_pb2, tokenize_pb2
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import WeftError
@@ -168,6 +168,17 @@ async def test_a_whole_answer_is_not_aborted() -> None:
     async with _started(backend):
         await _frames(backend)
         assert (await _state(backend)).aborted_request_ids == []
+
+
+async def test_an_answer_may_be_limited_to_more_tokens_than_the_context_has() -> None:
+    backend = _backend({"answer_tokens": 4})
+    order = LoadOrder(parameters={"context_tokens": 512})
+    async with _started(backend, order):
+        for asked, sent in ((100_000, 512), (64, 64)):
+            payload = _chat(sampling=sampling_pb2.SamplingParams(max_tokens=asked, repeat_penalty=1.5))
+            _ = [frame async for frame in backend.generate(payload, _call())]
+            body = (await _state(backend)).last_request_body
+            assert (body["max_tokens"], body["repetition_penalty"]) == (sent, 1.5)
 
 
 async def test_the_salt_of_a_tenant_reaches_the_engine() -> None:

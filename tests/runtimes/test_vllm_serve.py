@@ -1,0 +1,300 @@
+"""vLLM itself on a processor, under its own environment, with the demo model. A start takes one to three minutes."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+from kit.engine_settings import engine_settings
+from mesh_process import WEFT, MeshProcess, alive, eventually, running_mesh, user_environment, write_config
+from native_builds import built_vllm
+
+from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo
+from runner_svc.memory.estimate import read_model_facts
+from runner_svc.policy.memory_estimate import MEBIBYTE
+from runner_svc.runtimes.vllm_serve.arguments import CACHE_BLOCK_TOKENS, server_arguments
+from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend
+from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
+from weft.api.common.v1 import tokenize_pb2
+from weft.api.registry.v1 import runner_pb2
+from weft.dispatch.frames import Frame, has_content
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.telemetry import new_traceparent
+from weft_testing.conformance.backend_steps import chat
+
+pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
+
+START_SECONDS = 600.0
+NOTICE_SECONDS = 30.0
+IDLE_STREAM_SECONDS = 10.0
+STORY = "Tell me a long story about a fox and a crow. "
+LONG_PROMPT = STORY * 120
+"""About 1,600 tokens: their prefill takes longer than noticing that the caller left."""
+CACHED_PROMPT = STORY * 30
+_NUMBERS = iter(range(10_000))
+
+
+def _backend(**settings: Any) -> VllmServeBackend:
+    program, model = built_vllm()
+    given = {
+        "name": "smollm2",
+        "model": str(model),
+        "command": (str(program),),
+        "dtype": "bfloat16",
+        "enforce_eager": True,
+        "tool_call_parser": "hermes",
+        "load_stall_seconds": START_SECONDS,
+        **settings,
+    }
+    return VllmServeBackend(*engine_settings(VllmServeModel, **given), shape=read_model_facts(model).shape)
+
+
+@asynccontextmanager
+async def _running(**settings: Any) -> AsyncGenerator[tuple[VllmServeBackend, BackendFacts]]:
+    backend = _backend(**settings)
+    async with asyncio.timeout(START_SECONDS):
+        facts = await backend.start()
+    try:
+        yield backend, facts
+    finally:
+        await backend.stop()
+
+
+def _call(**given: Any) -> CallInfo:
+    return CallInfo(request_id=f"r{next(_NUMBERS)}", traceparent=new_traceparent(), **given)
+
+
+async def _frames(backend: VllmServeBackend, text: str, cache: CacheUse | None = None) -> list[Frame]:
+    async with asyncio.timeout(120):
+        call = _call(cache=cache or CacheUse())
+        return [frame async for frame in backend.generate(chat(text=text, max_tokens=16), call)]
+
+
+async def _drained(frames: AsyncGenerator[Frame]) -> None:
+    async with asyncio.timeout(NOTICE_SECONDS):
+        async for _ in frames:
+            pass
+
+
+async def _load(backend: VllmServeBackend) -> runner_pb2.EngineLoad:
+    """The figures of a sample that was taken after this call."""
+    backend._engine_load = None
+    found = await eventually(lambda: backend.engine_load, NOTICE_SECONDS, "there is no sample")
+    assert isinstance(found, runner_pb2.EngineLoad)
+    return found
+
+
+def _cached(frames: list[Frame]) -> int:
+    return frames[-1][-1].finished.receipt.usage.cached_prompt_tokens
+
+
+def _members(backend: VllmServeBackend) -> list[psutil.Process]:
+    return [psutil.Process(process.pid) for process in backend.processes()]
+
+
+def _worker(members: list[psutil.Process]) -> psutil.Process:
+    """The process that has the weights."""
+    return max(members, key=lambda process: process.memory_info().rss)
+
+
+async def _leave(backend: VllmServeBackend, text: str, *, in_prefill: bool) -> None:
+    """Leaves an answer, and asserts that the engine no longer works on it."""
+    async with aclosing(backend.generate(chat(text=text, max_tokens=300), _call())) as left:
+        if in_prefill:
+            reading = asyncio.ensure_future(anext(left))
+            await asyncio.sleep(0.1)
+            assert not reading.done()
+            reading.cancel()
+            await asyncio.wait({reading})
+        else:
+            while not has_content(await anext(left)):
+                pass
+    idle = await _load(backend)
+    assert (idle.running_count, idle.waiting_count) == (0, 0)
+
+
+async def test_one_life_of_a_model() -> None:
+    stages = []
+    backend = _backend()
+    starting = asyncio.create_task(backend.start())
+    while not starting.done():
+        if (share := backend.load_progress()) is not None and share not in stages:
+            stages.append(share)
+        await asyncio.sleep(0.05)
+    facts = await starting
+    try:
+        assert stages == sorted(stages)
+        assert {0.1, 0.6, 0.95} <= set(stages)
+        assert (facts.context_tokens, facts.slots) == (2048, 4)
+        assert Operation.CHAT in facts.operations
+
+        # A chat is streamed, and its tokens are counted.
+        frames = await _frames(backend, "What is the capital of France?")
+        events = [event for frame in frames for event in frame]
+        assert "Paris" in "".join(event.delta.text for event in events)
+        assert sum(has_content(frame) for frame in frames) > 1
+        assert events[-1].finished.receipt.usage.completion_tokens > 0
+
+        # Cached tokens are told; a tenant finds nothing of another one; a flush leaves nothing.
+        salt, other = CacheUse(salt="a" * 64), CacheUse(salt="b" * 64)
+        assert _cached(await _frames(backend, CACHED_PROMPT, salt)) == 0
+        found = _cached(await _frames(backend, CACHED_PROMPT, salt))
+        assert found > 0
+        assert found % CACHE_BLOCK_TOKENS == 0
+        assert _cached(await _frames(backend, CACHED_PROMPT, other)) == 0
+        await backend.erase_cache()
+        assert _cached(await _frames(backend, CACHED_PROMPT, salt)) == 0
+
+        await _leave(backend, LONG_PROMPT, in_prefill=True)
+        await _leave(backend, STORY, in_prefill=False)
+
+        # It tells its figures, and what weft forecasts of its cache is what it has.
+        load = await _load(backend)
+        assert load.prefix_hit_tokens >= found
+        given = server_arguments(backend.model, backend._order, backend._shape)
+        cache_bytes = int(given[given.index("--kv-cache-memory-bytes") + 1])
+        assert load.kv_cache_tokens * 23_040 == pytest.approx(cache_bytes, abs=128 * 23_040 + MEBIBYTE)
+        counted = await backend.tokenize(tokenize_pb2.TokenizePayload(text="hello world"), _call())
+        assert (counted.count, counted.max_context_tokens) == (2, 2048)
+
+        # On a processor it cannot sleep in its process; vLLM itself takes the routes.
+        assert not await backend.sleep()
+        members = _members(backend)
+        held = sum(process.memory_info().rss for process in members)
+        assert held > 500 * MEBIBYTE
+    finally:
+        await backend.stop()
+    assert alive(members) == []
+
+
+@pytest.mark.parametrize("victim", ["server", "engine", "worker"])
+async def test_the_death_of_any_of_its_processes_ends_all_of_them_and_the_answer(victim: str) -> None:
+    async with _running() as (backend, _):
+        members = _members(backend)
+        worker = _worker(members)
+        chosen = {
+            "server": next(process for process in members if process.pid == backend.process_id),
+            "engine": worker.parent(),
+            "worker": worker,
+        }[victim]
+        assert chosen is not None
+        ended = asyncio.create_task(backend.wait_exit())
+        async with aclosing(backend.generate(chat(text=STORY, max_tokens=1500), _call())) as frames:
+            while not has_content(await anext(frames)):
+                pass
+            chosen.kill()
+            with pytest.raises(WeftError) as failed:
+                await _drained(frames)
+        assert failed.value.reason in (Reason.SERVER_DIED, Reason.BACKEND_ERROR, Reason.BACKEND_PROTOCOL_ERROR)
+        async with asyncio.timeout(NOTICE_SECONDS):
+            assert (await ended).reason is Reason.SERVER_DIED
+        await backend.stop()
+        assert alive(members) == []
+
+
+async def test_vllm_takes_the_routes_of_sleep_and_of_aborts_as_the_fake_does() -> None:
+    async with _running() as (backend, _):
+        connector = aiohttp.UnixConnector(backend._socket_path)
+        async with aiohttp.ClientSession("http://vllm", connector=connector) as session:
+
+            async def post(path: str, **body: Any) -> dict[str, Any]:
+                async with session.post(path, json=body) as answer:
+                    assert answer.status == 200, path
+                    return dict(await answer.json())
+
+            async def is_sleeping() -> bool:
+                async with session.get("/is_sleeping") as answer:
+                    return bool((await answer.json())["is_sleeping"])
+
+            assert (await post("/sleep?level=1"))["status"] == "sleeping"
+            assert await is_sleeping()
+            assert (await post("/wake_up"))["status"] == "awake"
+            assert not await is_sleeping()
+            assert (await post("/reset_prefix_cache")) == {"success": True}
+            call = _call()
+            async with aclosing(backend.generate(chat(text=STORY, max_tokens=1500), call)) as frames:
+                while not has_content(await anext(frames)):
+                    pass
+                await post("/abort_requests", request_ids=[f"chatcmpl-{call.request_id}"])
+                with pytest.raises(WeftError):
+                    await _drained(frames)
+            async with session.get("/v1/models") as answer:
+                assert answer.status == 401
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    program, model = built_vllm()
+    runner = {
+        "name": "gpu",
+        "runtime": "vllm_serve",
+        "command": [str(program)],
+        "load_stall_seconds": START_SECONDS,
+        "idle_stream_timeout_seconds": IDLE_STREAM_SECONDS,
+        "models": [
+            {"name": "smollm2", "model": str(model), "dtype": "bfloat16", "enforce_eager": True, "start_asleep": True}
+        ],
+    }
+    folder = tmp_path_factory.mktemp("vllm")
+    with running_mesh(folder / "home", "--config", str(write_config(folder, runner))) as mesh:
+        yield mesh
+
+
+def _weft(mesh: MeshProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*WEFT, *arguments, "--home", str(mesh.home)],
+        env=user_environment(),
+        capture_output=True,
+        text=True,
+        timeout=3 * START_SECONDS,
+        check=False,
+    )
+
+
+def _engines(mesh: MeshProcess) -> list[psutil.Process]:
+    return [process for process in mesh.family() if process.memory_info().rss > 300 * MEBIBYTE]
+
+
+async def test_a_request_wakes_a_model_that_sleeps_and_a_hung_worker_is_noticed_by_its_missing_tokens(
+    mesh: MeshProcess,
+) -> None:
+    body = {"model": "smollm2", "messages": [{"role": "user", "content": STORY}], "max_tokens": 1500, "stream": True}
+    began = 0.0
+    timeout = aiohttp.ClientTimeout(total=2 * START_SECONDS)
+    async with aiohttp.ClientSession(mesh.url, timeout=timeout) as client:
+        async with client.post("/v1/chat/completions", json=body) as answer:
+            assert answer.status == 200
+            lines = []
+            async for line in answer.content:
+                if b'"content":"' in line and not began:
+                    began = time.monotonic()
+                    os.kill(_worker(_engines(mesh)).pid, signal.SIGSTOP)
+                lines.append(line)
+        assert [line for line in lines if b"stall_timeout" in line], lines[-3:]
+        assert IDLE_STREAM_SECONDS - 1 < time.monotonic() - began < IDLE_STREAM_SECONDS + NOTICE_SECONDS
+        async with client.post("/v1/chat/completions", json={**body, "stream": False, "max_tokens": 8}) as whole:
+            assert whole.status == 200, "it was started again"
+    description = await mesh.describe("gpu")
+    assert [Reason(restart.reason) for restart in description.restarts] == [Reason.STALL_TIMEOUT]
+
+
+async def test_weft_conformance_is_green_and_an_unload_frees_the_memory(mesh: MeshProcess) -> None:
+    done = await asyncio.to_thread(_weft, mesh, "conformance", "gpu", "-o", "json")
+    findings: list[dict[str, Any]] = json.loads(done.stdout)["items"]
+    assert {finding["check"]: finding["detail"] for finding in findings if finding["verdict"] != "honoured"} == {
+        "embeddings": "the model gives no embeddings"
+    }
+    assert done.returncode == 0
+    done = await asyncio.to_thread(_weft, mesh, "unload", "smollm2")
+    assert done.returncode == 0, done.stderr
+    await eventually(lambda: not _engines(mesh), NOTICE_SECONDS, "vLLM still has memory")
