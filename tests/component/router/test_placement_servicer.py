@@ -12,6 +12,7 @@ from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.placement import PlacementRequest, PoolQueue
+from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, new_server, open_channel
@@ -87,3 +88,15 @@ async def test_a_request_at_every_bound_comes_to_be_placed(tmp_path: Any) -> Non
     )
     assert error.reason is PLACED.reason
     assert (asked[0].attempts_used, asked[0].age_seconds) == (MAX_ATTEMPTS_USED, 604_800.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "thinking"),
+    [(0, ThinkingMode.DEFAULT), (2, ThinkingMode.ENABLED), (3, ThinkingMode.DISABLED), (99, ThinkingMode.DEFAULT)],
+)
+async def test_how_a_request_thinks_arrives_and_an_unknown_mode_is_as_none(
+    number: int, thinking: ThinkingMode, tmp_path: Any
+) -> None:
+    error, asked = await _placed(tmp_path, needed_thinking=number)
+    assert error.reason is PLACED.reason
+    assert asked[0].thinking is thinking

@@ -8,9 +8,10 @@ from kit.recipes import packet_recipe, wake_plan
 
 from router_svc.fleet_view import candidate_of
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
-from weft.api.registry.v1 import runner_pb2
+from weft.api.registry.v1 import model_pb2, runner_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
+from weft.kernel.abilities import ThinkingMode
 from weft.kernel.request import Operation, Skill
 
 MESH = wake_plan(by_runner=False, by_mesh=packet_recipe(mac_address="02:00:00:00:00:01"), max_wait_seconds=90.0)
@@ -143,3 +144,15 @@ def test_a_runner_whose_clock_is_too_far_off_is_down_and_says_how_far() -> None:
     assert candidate.detail.startswith("its clock is 600 s behind the mesh's, more than is allowed")
     within = the_candidate(runner={"clock_offset_seconds": 30.0})
     assert (within.readiness, within.clock_refused) == (Readiness.READY, False)
+
+
+def test_a_candidate_may_be_asked_for_what_its_runner_does_not_report_as_lacking() -> None:
+    instance = _instance(InstanceState.PHASE_READY)
+    instance.abilities.skills.append(model_pb2.MODEL_SKILL_TEXT)
+    instance.abilities.lacking.extend([model_pb2.MODEL_SKILL_IMAGE, model_pb2.MODEL_SKILL_AUDIO])
+    instance.abilities.thinking_modes.append(model_pb2.THINKING_MODE_DEFAULT)
+    found = the_candidate(phase=None, runner={"instances": {"m": instance}})
+    assert found.skills == frozenset({Skill.TEXT, Skill.TOOLS}), "of tools nothing is known, so they are tried"
+    assert found.thinking_modes == {ThinkingMode.DEFAULT}
+    silent = the_candidate(phase=None, runner={"instances": {"m": _instance(InstanceState.PHASE_READY)}})
+    assert (silent.skills, silent.thinking_modes) == (None, frozenset())
