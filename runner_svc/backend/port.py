@@ -124,6 +124,8 @@ class CallInfo:
     """Deadline of the caller, on the event loop's clock; None: unknown."""
     whole: bool = False
     """Whether the answer is not streamed to its caller, so that events that arrive together may stay in one frame."""
+    ends_loops: bool = False
+    """Whether an answer in which the engine itself detects a loop ends with REPEATED_LINE_LOOP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,8 +287,9 @@ class Backend(Protocol):
         content. The last event of the last frame is `finished`, whose receipt has usage, gpu_time and tokens_per_second
         as the engine reported them; every choice has its finish reason by then.
         Raises SERVER_DIED, OUT_OF_MEMORY, CONNECT_FAILED, HEADERS_TIMEOUT, BACKEND_REJECTED, CONTEXT_LENGTH_EXCEEDED,
-        INVALID_ARGUMENT, BACKEND_ERROR or BACKEND_PROTOCOL_ERROR. It has no timeout for silence: the runner's watchdog
-        has, through the callbacks of `call`. Closing the generator cancels the engine's work on it.
+        INVALID_ARGUMENT, BACKEND_ERROR, BACKEND_PROTOCOL_ERROR or, with `call.ends_loops`, REPEATED_LINE_LOOP. It has
+        no timeout for silence: the runner's watchdog has, through the callbacks of `call`. Closing the generator
+        cancels the engine's work on it.
         """
         ...
 

@@ -10,7 +10,15 @@ from runner_svc.backend.port import CallInfo
 from runner_svc.chat.offer import CallKind, Offer, json_object, make_offer, require_local
 from runner_svc.chat.receipt import AnswerReceipt, warning
 from runner_svc.chat.request import ChatEngine, ChatRequest, ChatSetup
-from runner_svc.chat.turn import CallCollector, FunctionCall, RepetitionWatch, TurnMonitor, TurnReader, repetition_watch
+from runner_svc.chat.turn import (
+    CallCollector,
+    FunctionCall,
+    RepetitionWatch,
+    TurnMonitor,
+    TurnReader,
+    kills_repetition,
+    repetition_watch,
+)
 from runner_svc.policy.platform_prompt import join_system_texts
 from runner_svc.policy.text_calls import TextCallParser
 from runner_svc.policy.tool_budget import NextStep, ToolBudget, TurnFacts, next_step
@@ -20,7 +28,7 @@ from runner_svc.tools.schemas import ArgumentCheck
 from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import chat_pb2, event_pb2, json_value_pb2, signal_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import PROMPT_TOKENS, WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
@@ -40,6 +48,8 @@ def converse(work: ChatEngine, request: ChatRequest, setup: ChatSetup) -> AsyncG
     TOOL_CALL_INVALID for a call that cannot be executed, REPEATED_LINE_LOOP where the policy is to kill.
     """
     request = _with_default_maximum(request, setup.settings.default_max_tokens)
+    if kills_repetition(request.behaviour, setup.settings):
+        request = replace(request, call=replace(request.call, ends_loops=True))
     if not isinstance(request.payload, chat_pb2.ChatPayload):
         watch = repetition_watch(request.behaviour, setup.settings, request.payload)
         return _single_turn(work, request.payload, request.call, watch)
@@ -73,21 +83,32 @@ async def _single_turn(
     """Run a single turn, with its warnings on the receipt."""
     answer = AnswerReceipt(work.record)
     monitor = TurnMonitor(payload, answer, watch, whole=call.whole)
-    async with aclosing(work.generate(payload, call)) as frames:
-        async for frame in frames:
-            try:
-                warned = monitor.look(frame)
-            except WeftError as loop:
-                # The engine stops before the caller receives the error.
-                await frames.aclose()
-                yield monitor.usage_so_far()
-                raise answer.with_usage(loop) from None
-            if warned:
-                yield warned
-            if frame and frame[-1].WhichOneof("event") == "finished":
-                frame[-1:] = [*monitor.late_warnings(frame[-1].finished.receipt.usage), frame[-1]]
-            _note(frame, work.record, answer)
-            yield frame
+    try:
+        async with aclosing(work.generate(payload, call)) as frames:
+            async for frame in frames:
+                try:
+                    warned = monitor.look(frame)
+                except WeftError as loop:
+                    # The engine stops before the caller receives the error.
+                    await frames.aclose()
+                    yield monitor.usage_so_far()
+                    raise answer.with_usage(loop) from None
+                if warned:
+                    yield warned
+                if frame and frame[-1].WhichOneof("event") == "finished":
+                    frame[-1:] = [*monitor.late_warnings(frame[-1].finished.receipt.usage), frame[-1]]
+                _note(frame, work.record, answer)
+                yield frame
+    except WeftError as error:
+        if not _is_engines_loop(error):
+            raise
+        yield monitor.usage_so_far()
+        raise answer.with_usage(error) from None
+
+
+def _is_engines_loop(error: WeftError) -> bool:
+    """Whether the engine itself has ended the answer because of a loop: then the counts are still to be told."""
+    return error.reason is Reason.REPEATED_LINE_LOOP and PROMPT_TOKENS not in error.metadata
 
 
 def _note(frame: Frame, record: RequestRecord, answer: AnswerReceipt) -> None:
@@ -165,9 +186,16 @@ class ToolLoop:
         while True:
             self._work.record.tool_iterations_left = self._budget.left if self._offer.tools else None
             turn = self._new_turn()
-            async with aclosing(self._run_turn(turn)) as frames:
-                async for frame in frames:
-                    yield frame
+            monitor = self._new_monitor(payload := self._payload())
+            try:
+                async with aclosing(self._run_turn(turn, payload, monitor)) as frames:
+                    async for frame in frames:
+                        yield frame
+            except WeftError as error:
+                if not _is_engines_loop(error):
+                    raise
+                yield monitor.usage_so_far()
+                raise self._answer.with_usage(error) from None
             step = self._next_step(turn)
             if step not in _GOES_ON:
                 for frame in self._end(turn, step):
@@ -191,11 +219,15 @@ class ToolLoop:
         left = None if self._max_tokens is None else self._max_tokens - self._answer.completion_tokens
         return self._conversation.turn(prompt, with_tools=not self._budget.exhausted, max_tokens=left)
 
-    async def _run_turn(self, turn: TurnReader) -> AsyncGenerator[Frame]:
-        """Run a turn; yields its frames for the caller. A signal that asks for a decision ends it early."""
+    def _new_monitor(self, payload: chat_pb2.ChatPayload) -> TurnMonitor:
         watch = repetition_watch(self._request.behaviour, self._setup.settings, self._request.payload)
-        record, answer, payload = self._work.record, self._answer, self._payload()
-        monitor = TurnMonitor(payload, answer, watch, whole=self._request.call.whole)
+        return TurnMonitor(payload, self._answer, watch, whole=self._request.call.whole)
+
+    async def _run_turn(
+        self, turn: TurnReader, payload: chat_pb2.ChatPayload, monitor: TurnMonitor
+    ) -> AsyncGenerator[Frame]:
+        """Run a turn; yields its frames for the caller. A signal that asks for a decision ends it early."""
+        record, answer = self._work.record, self._answer
         async with aclosing(self._work.generate(payload, self._request.call)) as frames:
             async for frame in frames:
                 try:

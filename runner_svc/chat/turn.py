@@ -316,12 +316,21 @@ def repetition_watch(
     behaviour: agent_behaviour_pb2.AgentBehaviour, settings: ChatSettings, payload: GenerationPayload
 ) -> RepetitionWatch | None:
     """Returns a watch by the agent's policy, else the model's; None: the policy is off."""
-    # An enum value that this runner does not know counts as unset.
-    policy = _POLICIES.get(behaviour.repetition_policy, settings.repetition)
+    policy = _policy(behaviour, settings)
     if policy == "off":
         return None
     kills = policy == "kill"
     return RepetitionWatch(kills=kills, limits=settings.repetition_limits, asked=_asked(payload) if kills else "")
+
+
+def kills_repetition(behaviour: agent_behaviour_pb2.AgentBehaviour, settings: ChatSettings) -> bool:
+    """Whether an answer that repeats itself is to end, by the agent's policy, else the model's."""
+    return _policy(behaviour, settings) == "kill"
+
+
+def _policy(behaviour: agent_behaviour_pb2.AgentBehaviour, settings: ChatSettings) -> str:
+    # An enum value that this runner does not know counts as unset.
+    return _POLICIES.get(behaviour.repetition_policy, settings.repetition)
 
 
 def _asked(payload: GenerationPayload) -> str:

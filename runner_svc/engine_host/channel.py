@@ -56,6 +56,7 @@ _REASONS = MappingProxyType(
             Reason.BACKEND_NOT_READY,
             Reason.CONTEXT_LENGTH_EXCEEDED,
             Reason.INVALID_ARGUMENT,
+            Reason.REPEATED_LINE_LOOP,
             Reason.UNSUPPORTED_OPERATION,
         )
     }

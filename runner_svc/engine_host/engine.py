@@ -11,7 +11,7 @@ Send = Callable[[ToRunner], None]
 
 
 class RefusedError(Exception):
-    """An invalid request or load; `reason` is the name of a `Reason`."""
+    """An invalid request or load, or an answer that the engine ended; `reason` is the name of a `Reason`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

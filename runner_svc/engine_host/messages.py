@@ -43,6 +43,10 @@ class Generate(msgspec.Struct, tag="generate", kw_only=True):
     """A schema as JSON text; empty: none."""
     fresh: bool = False
     """Whether the cache of the earlier prompt must not be used."""
+    cache_salt: str = ""
+    """Requests with different ones must not use each other's cached prompts, where the backend's isolation is SALT."""
+    ends_loops: bool = False
+    """Whether an answer in which the engine detects a loop ends, as REPEATED_LINE_LOOP."""
 
 
 class Embed(msgspec.Struct, tag="embed", kw_only=True):

@@ -230,7 +230,7 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
         if prepared.warnings:
             yield prepared.warnings
         reader, request = AnswerReader(), prepared.request
-        request.fresh = call.cache.fresh
+        request.fresh, request.cache_salt, request.ends_loops = call.cache.fresh, call.cache.salt, call.ends_loops
         async with self._free:
             request.id = channel.next_id()
             async with aclosing(self._answers(channel, request)) as arrivals:

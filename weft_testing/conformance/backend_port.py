@@ -215,6 +215,7 @@ class Call:
     cache: CacheUse = field(default_factory=CacheUse)
     answer_by: float | None = None
     whole: bool = False
+    ends_loops: bool = False
 
 
 @runtime_checkable

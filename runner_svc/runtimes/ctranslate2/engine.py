@@ -23,8 +23,8 @@ from runner_svc.engine_host.messages import (
     Work,
 )
 from runner_svc.engine_host.stop_strings import StopMatcher
+from runner_svc.engine_host.token_text import TokenBytes
 from runner_svc.runtimes.ctranslate2.prefix_cache import Beginning, PrefixCache
-from runner_svc.runtimes.ctranslate2.token_text import TokenBytes
 
 TOKENIZER_FILE = "tokenizer.json"
 GENERATION_FILE = "generation_config.json"

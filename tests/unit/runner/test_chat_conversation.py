@@ -1,5 +1,6 @@
 """The platform prompt, repetition in answers, and plain requests."""
 
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -27,9 +28,11 @@ from chat_stage import (
     warnings,
 )
 
+from runner_svc.backend.port import CallInfo
 from runner_svc.chat.conversation import converse
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, event_pb2, warning_pb2
-from weft.kernel.errors import WeftError
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.errors import COMPLETION_TOKENS, WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
@@ -206,6 +209,36 @@ async def test_a_loop_in_the_arguments_of_a_call_is_killed_too() -> None:
     with pytest.raises(WeftError) as raised:
         await events_of(work, request(tools=["search"]), setup(repetition="kill"))
     assert raised.value.reason is Reason.REPEATED_LINE_LOOP
+
+
+class _DetectingWork(ScriptedWork):
+    """An engine that detects a loop itself, and ends the answer where it is told to."""
+
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        yield text("again ")
+        yield text("again ")
+        if call.ends_loops:
+            raise WeftError(Reason.REPEATED_LINE_LOOP, "the model repeats itself")
+        for frame in end():
+            yield frame
+
+
+@pytest.mark.parametrize("tools", [(), ("search",)])
+async def test_a_loop_that_the_engine_ends_is_told_with_the_counts_so_far(tools: tuple[str, ...]) -> None:
+    told: list[Event] = []
+
+    async def read() -> None:
+        async for frame in converse(_DetectingWork(), request(tools=tools), setup(repetition="kill")):
+            told.extend(frame)
+
+    with pytest.raises(WeftError) as raised:
+        await read()
+    assert raised.value.reason is Reason.REPEATED_LINE_LOOP
+    assert raised.value.metadata[COMPLETION_TOKENS] == "2"
+    assert told[-1].usage.completion_tokens == 2
+    for policy in ("warn", "off"):
+        events = await events_of(_DetectingWork(), request(tools=tools), setup(repetition=policy))
+        assert answer(events) == "again again "
 
 
 async def test_the_agents_policy_goes_before_the_models() -> None:

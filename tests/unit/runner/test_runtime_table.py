@@ -12,7 +12,16 @@ from runner_svc.runtimes import table
 from runner_svc.runtimes.runtime import Runtime
 from weft.kernel.errors import FieldError
 
-OWN = ("ctranslate2", "llama_cpp_python", "llama_server", "openai_http", "openai_remote", "server", "vllm_serve")
+OWN = (
+    "ctranslate2",
+    "exllamav3",
+    "llama_cpp_python",
+    "llama_server",
+    "openai_http",
+    "openai_remote",
+    "server",
+    "vllm_serve",
+)
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "runtimes.md"
 
 
@@ -86,7 +95,7 @@ def test_a_package_cannot_replace_a_runtime_of_wefts_own(site: Path) -> None:
 
 
 def test_a_runtime_that_does_not_exist_is_refused_with_the_choices() -> None:
-    with pytest.raises(FieldError, match="must be one of: ctranslate2, llama_cpp_python, llama_server"):
+    with pytest.raises(FieldError, match="must be one of: ctranslate2, exllamav3, llama_cpp_python, llama_server"):
         table.require_runtime("vllm")
 
 

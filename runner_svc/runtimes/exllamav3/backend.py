@@ -1,0 +1,54 @@
+"""The backend of the runtime exllamav3: the library in a host process that the runner starts."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from typing_extensions import override
+
+from runner_svc.backend.port import CacheIsolation, LoadOrder
+from runner_svc.environments.exllamav3.environment import ENVIRONMENT
+from runner_svc.policy.load_plan import LoadParameter, LoadValue
+from runner_svc.runtimes.exllamav3.arguments import HOST_PROGRAM, host_arguments, load_parameters
+from runner_svc.runtimes.exllamav3.parameters import PARAMETERS
+from runner_svc.runtimes.exllamav3.settings import PAGE_TOKENS, ExllamaV3Model
+from runner_svc.runtimes.hosted_engine import HostedBackend
+from weft.kernel.errors import invalid_field
+from weft.kernel.request import Operation
+
+OPERATIONS = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE})
+
+
+class ExllamaV3Backend(HostedBackend[ExllamaV3Model]):
+    """A Backend over one host process."""
+
+    program = HOST_PROGRAM
+    engine_parameters = PARAMETERS
+    engine_environment = ENVIRONMENT
+    missing_library = (
+        "ExLlamaV3 cannot be loaded; it needs a CUDA device, CUDA's compiler (CUDA_HOME) and its environment: "
+        "weft runtime install exllamav3"
+    )
+
+    @property
+    @override
+    def load_parameters(self) -> Sequence[LoadParameter]:
+        return load_parameters(self.model, self.context.trained_context_tokens)
+
+    @override
+    def check_load(self, parameters: Mapping[str, LoadValue], field: str = "parameters") -> None:
+        super().check_load(parameters, field)
+        if int(parameters.get("cache_tokens", 0)) % PAGE_TOKENS:
+            raise invalid_field(f"{field}.cache_tokens", f"must be a multiple of {PAGE_TOKENS}")
+
+    @property
+    @override
+    def cache_isolation(self) -> CacheIsolation:
+        return CacheIsolation.NONE if self.model.shared_cache else CacheIsolation.SALT
+
+    @override
+    def arguments(self, order: LoadOrder, socket: Path) -> list[str]:
+        return host_arguments(self.model, socket, order)
+
+    @override
+    def operations(self) -> frozenset[Operation]:
+        return OPERATIONS
