@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
 COMPILER_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 USUAL_FOLDER = Path("/usr/local/cuda")
+DRIVER_SECONDS = 5.0
+"""Time for the driver to name its cards."""
 
 
 def _find(command: tuple[str, ...] | None) -> str:
-    """Returns where CUDA's compiler is. Raises CONNECT_FAILED where there is none."""
+    """Returns where CUDA's compiler is. Raises CONNECT_FAILED where there is none, or no card."""
+    _require_card()
     if command:
         return f"up to the environment of {command[0]}"
     named = next((os.environ[name] for name in COMPILER_VARIABLES if os.environ.get(name)), None)
@@ -32,6 +35,15 @@ def _find(command: tuple[str, ...] | None) -> str:
         return str(USUAL_FOLDER)
     message = "no CUDA compiler: ExLlamaV3 compiles its kernels for the cards of this machine, and runs on CUDA only"
     raise WeftError(Reason.CONNECT_FAILED, message)
+
+
+def _require_card() -> None:
+    # Imported here: only `weft doctor` asks.
+    from weft.gpu.nvml import read_within  # noqa: PLC0415
+
+    reading = read_within(DRIVER_SECONDS)
+    if reading is None or not reading.devices:
+        raise WeftError(Reason.CONNECT_FAILED, "no NVIDIA card that answers: ExLlamaV3 runs on CUDA only")
 
 
 def _check(model: ExllamaV3Model, context: "ModelContext") -> None:
@@ -96,7 +108,9 @@ RUNTIME = Runtime(
     build=_build,
     parameters=PARAMETERS,
     requirement=Requirement(
-        name="CUDA's compiler", find=_find, remedy="install the CUDA toolkit and set CUDA_HOME to its folder"
+        name="CUDA",
+        find=_find,
+        remedy="a machine with an NVIDIA card, and the CUDA toolkit with CUDA_HOME set to its folder",
     ),
     environment=ENVIRONMENT,
     advice={"operations": "the library's operations are fixed", "compute_type": "`cache_quant` is that of the cache"},

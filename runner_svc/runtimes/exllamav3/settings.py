@@ -68,7 +68,8 @@ class ExllamaV3Model(FileModelSettings):
 
     @override
     def weights_of(self, path: Path) -> Path:
-        return path / WEIGHTS_FILE if (path / WEIGHTS_FILE).is_file() else path / f"{WEIGHTS_FILE}.index.json"
+        index = path / f"{WEIGHTS_FILE}.index.json"
+        return index if index.is_file() else path / WEIGHTS_FILE
 
 
 def cache_bits(words: str | None) -> tuple[int, int]:

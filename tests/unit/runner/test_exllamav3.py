@@ -4,6 +4,7 @@ import asyncio
 import json
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from runner_svc.runtimes.exllamav3.cache_turns import CacheTurns
 from runner_svc.runtimes.exllamav3.forecast import ExllamaV3Forecast
 from runner_svc.runtimes.exllamav3.runtime import RUNTIME
 from runner_svc.runtimes.exllamav3.settings import ExllamaV3Model, cache_bits, cache_tokens_of
+from weft.gpu import nvml
 from weft.kernel.errors import FieldError, WeftError
 from weft_app.config.loader import parse_config
 
@@ -111,7 +113,7 @@ async def test_the_forecast_has_one_cache_for_all_slots_with_its_bits(tmp_path: 
     assert small == pytest.approx(8192 * FULL_TOKEN_BYTES * 18 / 64)
 
 
-def test_the_compiler_is_looked_for_where_torch_does_and_its_absence_is_named(
+def test_a_card_and_the_compiler_are_looked_for_and_their_absence_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert RUNTIME.requirement is not None
@@ -120,6 +122,11 @@ def test_the_compiler_is_looked_for_where_torch_does_and_its_absence_is_named(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(runtime, "USUAL_FOLDER", tmp_path / "cuda")
+    cards: list[object] = []
+    monkeypatch.setattr(nvml, "read_within", lambda _: SimpleNamespace(devices=cards))
+    with pytest.raises(WeftError, match="no NVIDIA card"):
+        find(None)
+    cards.append("a card")
     with pytest.raises(WeftError, match="no CUDA compiler"):
         find(None)
     assert "other/python" in find(("other/python",))
