@@ -25,27 +25,35 @@ _CTRANSLATE2_SCRIPT = Path(__file__).with_name("build_ctranslate2.sh")
 _CONVERSION_SCRIPT = Path(__file__).with_name("build_conversion.sh")
 _MINILM_SCRIPT = Path(__file__).with_name("build_minilm.sh")
 _MLX_LM_SCRIPT = Path(__file__).with_name("build_mlx_lm.sh")
+_UNPACKING = (_CONVERSION_SCRIPT, Path(__file__).with_name("unpack_smollm2.py"))
+_ENVIRONMENTS = ROOT / "runner_svc" / "environments"
+_CTRANSLATE2_LOCK = _ENVIRONMENTS / "ctranslate2" / "cpu.lock"
+_VLLM_LOCKS = (_ENVIRONMENTS / "vllm" / "cpu-torch.lock", _ENVIRONMENTS / "vllm" / "cpu.lock")
+WEFT = Path(sys.executable).with_name("weft")
 MLX_LM = ROOT / ".venv-runtimes" / "mlx-lm"
 RECIPE = "recipe"
 """File in a build: the digest of the scripts that made it. A build of other flags or versions is not used."""
 
 
 def built_ctranslate2() -> tuple[Path, Path]:
-    """The interpreter of an environment that has CTranslate2, and the demo model, converted (two minutes)."""
-    _ensure_installed(CTRANSLATE2, (_CTRANSLATE2_SCRIPT,), demo_model_path(), CTRANSLATE2)
-    return CTRANSLATE2 / "bin" / "python", CTRANSLATE2 / "smollm2"
+    """The interpreter of CTranslate2's environment, as `weft runtime install` makes it, and the demo model for it."""
+    conversion = built_conversion()
+    scripts = (*_UNPACKING, _CTRANSLATE2_LOCK, _CTRANSLATE2_SCRIPT)
+    _ensure_installed(CTRANSLATE2, scripts, WEFT, conversion, demo_model_path(), CTRANSLATE2)
+    return CTRANSLATE2 / "runtimes" / "ctranslate2" / "bin" / "python", CTRANSLATE2 / "smollm2"
 
 
 def built_mlx_lm() -> tuple[Path, Path]:
-    """The program mlx_lm.server of an environment with MLX on processors, and the demo model, converted (4 minutes)."""
-    _ensure_installed(MLX_LM, (_MLX_LM_SCRIPT,), demo_model_path(), MLX_LM)
+    """The program mlx_lm.server of an environment with MLX on processors, and the demo model for it."""
+    _ensure_installed(MLX_LM, (*_UNPACKING, _MLX_LM_SCRIPT), built_conversion(), demo_model_path(), MLX_LM)
     return MLX_LM / "bin" / "mlx_lm.server", MLX_LM / "smollm2"
 
 
 def built_vllm() -> tuple[Path, Path]:
     """The program `vllm` as `weft runtime install` installs it, and the demo model for it (five minutes, 3.1 GB)."""
-    weft = Path(sys.executable).with_name("weft")
-    _ensure_installed(VLLM, (_VLLM_SCRIPT,), weft, demo_model_path(), VLLM)
+    conversion = built_conversion()
+    scripts = (*_UNPACKING, *_VLLM_LOCKS, _VLLM_SCRIPT)
+    _ensure_installed(VLLM, scripts, WEFT, conversion, demo_model_path(), VLLM)
     return VLLM / "runtimes" / "vllm" / "bin" / "vllm", VLLM / "smollm2"
 
 
@@ -70,8 +78,7 @@ def built_conversion() -> Path:
 
 def built_minilm() -> Path:
     """all-MiniLM-L6-v2 as a GGUF file of 46 MB (20 seconds more)."""
-    built_conversion()
-    _ensure_installed(MINILM, (_CONVERSION_SCRIPT, _MINILM_SCRIPT), CONVERSION_ENVIRONMENT, MINILM)
+    _ensure_installed(MINILM, (_CONVERSION_SCRIPT, _MINILM_SCRIPT), built_conversion(), MINILM)
     return MINILM / "minilm.gguf"
 
 
