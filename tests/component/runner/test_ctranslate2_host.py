@@ -4,75 +4,38 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hosted_stage import CALL, SWITCHES, chat, events_of, frames_of, model_folder, reply, scripted, started
 from kit.engine_settings import engine_settings
 
 from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo, LoadOrder
 from runner_svc.environments.folder import EnvironmentFolder
-from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.ctranslate2.arguments import HOST_PROGRAM
 from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend
 from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
 from runner_svc.runtimes.hosted_engine import host_command
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
 from weft.api.registry.v1 import lease_pb2
-from weft.dispatch.frames import Frame, has_content
+from weft.dispatch.frames import has_content
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.conformance.backend import BackendConformance, Engine
-from weft_testing.conformance.backend_port import MAX_LOG_BYTES
 
-LIBRARY = Path(__file__).with_name("scripted_library")
-CALL = CallInfo(request_id="r1", traceparent="")
 FRESH = CallInfo(request_id="r1", traceparent="", cache=CacheUse(fresh=True))
-TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
-SWITCHES: dict[Engine, dict[str, Any]] = {
-    Engine.NORMAL: {},
-    Engine.SLOW: {"endless": True, "seconds_per_token": 0.05},
-    Engine.NEVER_READY: {"never_ready": True},
-    Engine.EXITS_AT_START: {"exit_at_start": 3},
-    Engine.IGNORES_SIGTERM: {"ignore_sigterm": True},
-    Engine.NOISY: {"stderr_flood_bytes": MAX_LOG_BYTES},
-    Engine.WITH_DESCENDANT: {"fork_grandchild": True},
-}
 
 
 def _folder(folder: Path, **left_out: bool) -> Path:
-    folder.mkdir()
-    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    files = {
-        "model.bin": "weights",
-        "config.json": json.dumps(tokens),
-        "tokenizer.json": json.dumps({"decoder": {"type": "ByteLevel"}, "added_tokens": [{"content": "<s>"}]}),
-        "tokenizer_config.json": json.dumps(tokens),
-        "chat_template.jinja": TEMPLATE,
-    }
-    for name, text in files.items():
-        if name not in left_out:
-            (folder / name).write_text(text)
-    return folder
+    return model_folder(folder, "model.bin", {"bos_token": "<s>", "eos_token": "</s>"}, **left_out)
 
 
 def _backend(model: Path, switches: dict[str, Any] | None = None, **settings: Any) -> CTranslate2Backend:
-    given = {
-        "path": model,
-        "command": host_command(HOST_PROGRAM),
-        "environment": {
-            **os.environ,
-            "PYTHONPATH": str(LIBRARY),
-            "SCRIPTED_CTRANSLATE2": json.dumps(switches or {}),
-        },
-        "load_stall_seconds": 1.0 if "never_ready" in (switches or {}) else 30.0,
-        "graces": StopGraces(first_term_seconds=0.3, second_term_seconds=0.3),
-        **settings,
-    }
-    return CTranslate2Backend(*engine_settings(CTranslate2Model, **given))
+    given = {"path": model, "command": host_command(HOST_PROGRAM), **settings}
+    return CTranslate2Backend(*engine_settings(CTranslate2Model, **scripted("SCRIPTED_CTRANSLATE2", switches, **given)))
 
 
 class TestCTranslate2OverAScriptedLibrary(BackendConformance):
@@ -95,22 +58,10 @@ def model(tmp_path: Path) -> Path:
     return _folder(tmp_path / "model")
 
 
-@asynccontextmanager
-async def _running(
+def _running(
     model: Path, switches: dict[str, Any] | None = None, **settings: Any
-) -> AsyncGenerator[tuple[CTranslate2Backend, BackendFacts]]:
-    backend = _backend(model, switches, **settings)
-    async with asyncio.timeout(20.0):
-        facts = await backend.start()
-    try:
-        yield backend, facts
-    finally:
-        await backend.stop()
-
-
-def _chat(text: str = "hi", **fields: Any) -> chat_pb2.ChatPayload:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
-    return chat_pb2.ChatPayload(messages=[message], **fields)
+) -> AbstractAsyncContextManager[tuple[CTranslate2Backend, BackendFacts]]:
+    return started(_backend(model, switches, **settings))
 
 
 def _with_extra(payload: chat_pb2.ChatPayload, **numbers: int) -> chat_pb2.ChatPayload:
@@ -119,22 +70,9 @@ def _with_extra(payload: chat_pb2.ChatPayload, **numbers: int) -> chat_pb2.ChatP
     return payload
 
 
-async def _frames(backend: CTranslate2Backend, payload: Any, call: CallInfo = CALL) -> list[Frame]:
-    async with asyncio.timeout(20.0):
-        return [frame async for frame in backend.generate(payload, call)]
-
-
-async def _events(backend: CTranslate2Backend, payload: Any, call: CallInfo = CALL) -> Frame:
-    return [event for frame in await _frames(backend, payload, call) for event in frame]
-
-
-async def _text(backend: CTranslate2Backend, payload: Any, call: CallInfo = CALL) -> str:
-    return "".join(event.delta.text for event in await _events(backend, payload, call))
-
-
 async def _cached(backend: CTranslate2Backend, text: str, call: CallInfo = CALL) -> int:
     """Returns the cached tokens that the engine tells, which are those that the library had."""
-    told = (await _events(backend, _chat(text), call))[-1].finished.receipt.usage.cached_prompt_tokens
+    told = (await events_of(backend, chat(text), call))[-1].finished.receipt.usage.cached_prompt_tokens
     said = [line for line in backend.log_lines(1000) if line.startswith("prompt: ")][-1]
     assert told == int(said.split()[1])
     return told
@@ -142,11 +80,11 @@ async def _cached(backend: CTranslate2Backend, text: str, call: CallInfo = CALL)
 
 async def test_the_prompt_is_the_rendered_template_with_one_beginning(model: Path) -> None:
     async with _running(model, {"echo_prompt": True}) as (backend, facts):
-        assert await _text(backend, _chat("hällo")) == "<s>[user]hällo[assistant]"
+        assert await reply(backend, chat("hällo")) == "<s>[user]hällo[assistant]"
         prompts = [completion_pb2.PromptInput(text="hi")]
-        assert await _text(backend, completion_pb2.CompletionPayload(prompts=prompts)) == "<s>hi"
+        assert await reply(backend, completion_pb2.CompletionPayload(prompts=prompts)) == "<s>hi"
         ids = completion_pb2.PromptInput(tokens=completion_pb2.TokenIds(ids=[104, 105]))
-        assert await _text(backend, completion_pb2.CompletionPayload(prompts=[ids])) == "hi"
+        assert await reply(backend, completion_pb2.CompletionPayload(prompts=[ids])) == "hi"
     assert facts.operations == {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
 
 
@@ -175,25 +113,25 @@ async def test_sampling_is_greedy_until_a_request_says_something_else(model: Pat
     ]
     async with _running(model, {"echo_options": True}) as (backend, _):
         for given, expected in wanted:
-            text = await _text(backend, _chat(sampling=sampling_pb2.SamplingParams(**given)))
+            text = await reply(backend, chat(sampling=sampling_pb2.SamplingParams(**given)))
             assert json.loads(text) == expected, given
 
 
 async def test_a_beam_search_is_told_to_be_whole_and_sampling_is_left_out(model: Path) -> None:
     async with _running(model, {"echo_options": True}) as (backend, _):
         sampling = sampling_pb2.SamplingParams(temperature=0.5, top_k=3)
-        payload = _with_extra(_chat(sampling=sampling, choice_count=2), beam_size=4, patience=2)
-        frames = await _frames(backend, payload)
+        payload = _with_extra(chat(sampling=sampling, choice_count=2), beam_size=4, patience=2)
+        frames = await frames_of(backend, payload)
         assert [event.warning.field for event in frames[0]] == ["temperature", "top_k", "beam_size"]
         deltas = [event.delta for frame in frames for event in frame if event.HasField("delta")]
         assert [json.loads(delta.text)["beams"] for delta in deltas] == [4, 4]
         assert [delta.index for delta in deltas] == [0, 1]
         with pytest.raises(WeftError, match="must be at most the number of beams, 4"):
-            await _frames(backend, _with_extra(_chat(choice_count=5), beam_size=4))
+            await frames_of(backend, _with_extra(chat(choice_count=5), beam_size=4))
         stop = sampling_pb2.SamplingParams(stop=[" 2"])
         [delta] = [
             event.delta
-            for event in await _events(backend, _with_extra(_chat(sampling=stop), beam_size=2))
+            for event in await events_of(backend, _with_extra(chat(sampling=stop), beam_size=2))
             if event.HasField("delta")
         ]
         assert delta.text == '{"beams":'
@@ -203,23 +141,23 @@ async def test_a_beam_search_is_told_to_be_whole_and_sampling_is_left_out(model:
 async def test_what_the_engine_cannot_do_is_refused_or_warned_of_by_name(model: Path) -> None:
     async with _running(model, passthrough="all") as (backend, _):
         for payload, name in (
-            (_chat(response_format=chat_pb2.ResponseFormat(json_object=True)), "response_format"),
-            (_chat(sampling=sampling_pb2.SamplingParams(logit_bias={5: 1.0})), "logit_bias"),
-            (_chat(sampling=sampling_pb2.SamplingParams(repeat_penalty=0.0)), "repetition_penalty"),
-            (_with_extra(_chat(), nonsense=1), "nonsense"),
-            (_chat(logprobs=True), "logprobs"),
+            (chat(response_format=chat_pb2.ResponseFormat(json_object=True)), "response_format"),
+            (chat(sampling=sampling_pb2.SamplingParams(logit_bias={5: 1.0})), "logit_bias"),
+            (chat(sampling=sampling_pb2.SamplingParams(repeat_penalty=0.0)), "repetition_penalty"),
+            (_with_extra(chat(), nonsense=1), "nonsense"),
+            (chat(logprobs=True), "logprobs"),
         ):
             with pytest.raises(WeftError) as refused:
-                await _frames(backend, payload)
+                await frames_of(backend, payload)
             assert refused.value.reason is Reason.INVALID_ARGUMENT
             assert refused.value.message.startswith(name)
         with pytest.raises(WeftError) as failed:
             await backend.embed(embedding_pb2.EmbeddingPayload(), CALL)
         assert failed.value.reason is Reason.UNSUPPORTED_OPERATION
-        assert await _text(backend, _chat()), "and the engine goes on"
+        assert await reply(backend, chat()), "and the engine goes on"
     async with _running(model) as (backend, _):
         sampling = sampling_pb2.SamplingParams(seed=1, min_p=0.5, logit_bias={5: 1.0})
-        frames = await _frames(backend, _with_extra(_chat(sampling=sampling), grammar=1))
+        frames = await frames_of(backend, _with_extra(chat(sampling=sampling), grammar=1))
         assert sorted(event.warning.field for event in frames[0]) == ["grammar", "logit_bias", "min_p", "seed"]
 
 
@@ -239,7 +177,7 @@ async def test_kept_prompts_are_counted_as_the_library_has_them_and_are_dropped_
 async def test_the_memory_of_kept_prompts_is_bounded_also_where_tenants_alternate(model: Path) -> None:
     async with _running(model, prefix_cache_tokens=200) as (backend, _):
         for number in range(30):
-            await _text(backend, _chat(f"{number} " + "x" * 60), FRESH if number % 2 else CALL)
+            await reply(backend, chat(f"{number} " + "x" * 60), FRESH if number % 2 else CALL)
         held = [int(line.split()[1]) for line in backend.log_lines(10_000) if line.startswith("holds: ")]
     assert max(held) <= 200
     assert len(held) > 2
@@ -247,14 +185,14 @@ async def test_the_memory_of_kept_prompts_is_bounded_also_where_tenants_alternat
 
 async def test_several_slots_work_side_by_side_and_keep_no_prompts(model: Path) -> None:
     async with _running(model, {"endless": True, "seconds_per_token": 0.01}, slots=2) as (backend, _):
-        async with aclosing(backend.generate(_chat(), CALL)) as one, aclosing(backend.generate(_chat(), CALL)) as other:
+        async with aclosing(backend.generate(chat(), CALL)) as one, aclosing(backend.generate(chat(), CALL)) as other:
             async with asyncio.timeout(20.0):
                 for frames in (one, other, one, other):
                     while not has_content(await anext(frames)):
                         pass
-        limited = _chat(sampling=sampling_pb2.SamplingParams(max_tokens=2))
+        limited = chat(sampling=sampling_pb2.SamplingParams(max_tokens=2))
         for _ in range(2):
-            assert (await _events(backend, limited))[-1].finished.receipt.usage.cached_prompt_tokens == 0
+            assert (await events_of(backend, limited))[-1].finished.receipt.usage.cached_prompt_tokens == 0
         assert not [line for line in backend.log_lines(1000) if line.startswith("holds: ")]
 
 
@@ -262,9 +200,9 @@ async def test_a_prefill_that_is_given_up_frees_the_slot_with_its_first_token(mo
     async with _running(model, {"prefill_seconds": 0.5}) as (backend, _):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
-                await _frames(backend, _chat())
+                await frames_of(backend, chat())
         assert await backend.responds(5.0), "the channel is answered while the engine works"
-        assert await _text(backend, _chat())
+        assert await reply(backend, chat())
 
 
 async def test_a_missing_library_tokenizer_or_environment_is_named_with_the_remedy(tmp_path: Path) -> None:
@@ -288,7 +226,7 @@ async def test_the_environment_under_the_home_runs_the_host_program(tmp_path: Pa
     python.chmod(0o755)
     environments = EnvironmentFolder(tmp_path)
     async with _running(_folder(tmp_path / "model"), command=None, environments=environments) as (backend, _):
-        assert await _text(backend, _chat())
+        assert await reply(backend, chat())
 
 
 async def test_a_model_sleeps_in_its_process_and_wakes_there(model: Path) -> None:
@@ -299,7 +237,7 @@ async def test_a_model_sleeps_in_its_process_and_wakes_there(model: Path) -> Non
         assert "unloaded" in backend.log_lines(100)
         assert backend.process_id == engine
         with pytest.raises(WeftError) as refused:
-            await _frames(backend, _chat())
+            await frames_of(backend, chat())
         assert refused.value.reason is Reason.BACKEND_NOT_READY
         assert await backend.start() == facts
         assert backend.process_id == engine
@@ -323,7 +261,7 @@ async def test_a_sleeping_engine_is_started_anew_for_other_options_or_after_its_
         os.kill(second or 0, signal.SIGKILL)
         await backend.start(LoadOrder(parameters={"context_tokens": 100}))
         assert backend.process_id not in (None, first, second)
-        assert await _text(backend, _chat())
+        assert await reply(backend, chat())
         assert await backend.sleep()
         await backend.stop()
         assert backend.process_id is None

@@ -2,15 +2,15 @@
 
 import asyncio
 import json
-import os
 import socket
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from hosted_stage import LIBRARY, SWITCHES, chat, events_of, frames_of, reply, scripted, started
 from kit.engine_settings import engine_settings
 from kit.tiny_gguf import TEMPLATE, write_gguf
 from own_children import own_children
@@ -18,42 +18,22 @@ from own_children import own_children
 from runner_svc.backend.port import BackendFacts, CallInfo
 from runner_svc.engine_host.channel import EngineChannel
 from runner_svc.engine_host.messages import Hello, encode
-from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2, tokenize_pb2
-from weft.dispatch.frames import Frame
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TEXT_OPERATIONS, Operation
 from weft.kernel.telemetry import new_traceparent
 from weft_testing.conformance.backend import BackendConformance, Engine
-from weft_testing.conformance.backend_port import ANSWER_TOKENS, MAX_LOG_BYTES
+from weft_testing.conformance.backend_port import ANSWER_TOKENS
 
-LIBRARY = Path(__file__).with_name("scripted_library")
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
-SWITCHES: dict[Engine, dict[str, Any]] = {
-    Engine.NORMAL: {},
-    Engine.SLOW: {"endless": True, "seconds_per_token": 0.05},
-    Engine.NEVER_READY: {"never_ready": True},
-    Engine.EXITS_AT_START: {"exit_at_start": 3},
-    Engine.IGNORES_SIGTERM: {"ignore_sigterm": True},
-    Engine.NOISY: {"stderr_flood_bytes": MAX_LOG_BYTES},
-    Engine.WITH_DESCENDANT: {"fork_grandchild": True},
-}
 
 
 def _backend(model: Path, switches: dict[str, Any] | None = None, **settings: Any) -> LlamaCppPythonBackend:
     return LlamaCppPythonBackend(
-        *engine_settings(
-            LlamaCppPythonModel,
-            path=model,
-            environment={**os.environ, "PYTHONPATH": str(LIBRARY), "SCRIPTED_LLAMA": json.dumps(switches or {})},
-            # Short only where it is what the test is about: a busy machine may not move a process for a second.
-            load_stall_seconds=1.0 if {"never_ready", "load_step_seconds"} & set(switches or {}) else 30.0,
-            graces=StopGraces(first_term_seconds=0.3, second_term_seconds=0.3),
-            **settings,
-        )
+        *engine_settings(LlamaCppPythonModel, path=model, **scripted("SCRIPTED_LLAMA", switches, **settings))
     )
 
 
@@ -69,17 +49,10 @@ class TestLlamaCppPythonOverAScriptedLibrary(BackendConformance):
         return _backend(self._path, SWITCHES[engine], context_tokens=4096 if engine is Engine.SLOW else 1024)
 
 
-@asynccontextmanager
-async def _running(
+def _running(
     model: Path, switches: dict[str, Any] | None = None, **settings: Any
-) -> AsyncGenerator[tuple[LlamaCppPythonBackend, BackendFacts]]:
-    backend = _backend(model, switches, **settings)
-    async with asyncio.timeout(20.0):
-        facts = await backend.start()
-    try:
-        yield backend, facts
-    finally:
-        await backend.stop()
+) -> AbstractAsyncContextManager[tuple[LlamaCppPythonBackend, BackendFacts]]:
+    return started(_backend(model, switches, **settings))
 
 
 @pytest.fixture
@@ -87,27 +60,9 @@ def model(tmp_path: Path) -> Path:
     return write_gguf(tmp_path / "tiny.gguf")
 
 
-def _chat(text: str = "hi", **fields: Any) -> chat_pb2.ChatPayload:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
-    return chat_pb2.ChatPayload(messages=[message], **fields)
-
-
-async def _frames(backend: LlamaCppPythonBackend, payload: Any, call: CallInfo = CALL) -> list[Frame]:
-    async with asyncio.timeout(10.0):
-        return [frame async for frame in backend.generate(payload, call)]
-
-
-async def _events(backend: LlamaCppPythonBackend, payload: Any) -> Frame:
-    return [event for frame in await _frames(backend, payload) for event in frame]
-
-
-async def _text(backend: LlamaCppPythonBackend, payload: Any) -> str:
-    return "".join(event.delta.text for event in await _events(backend, payload))
-
-
 async def _failure(backend: LlamaCppPythonBackend, payload: Any) -> WeftError:
     with pytest.raises(WeftError) as failed:
-        await _frames(backend, payload)
+        await frames_of(backend, payload)
     return failed.value
 
 
@@ -124,13 +79,13 @@ def _schema(text: str, count: int = 0) -> chat_pb2.ResponseFormat:
 
 async def test_the_prompt_is_the_rendered_template_with_one_beginning(model: Path) -> None:
     async with _running(model, {"echo_prompt": True}) as (backend, facts):
-        assert await _text(backend, _chat("hello")) == "[user]hello[assistant]"
+        assert await reply(backend, chat("hello")) == "[user]hello[assistant]"
         tool = chat_pb2.Tool(function=chat_pb2.FunctionTool(name="f"))
-        assert "1 tools" in await _text(backend, _chat(tools=[tool]))
+        assert "1 tools" in await reply(backend, chat(tools=[tool]))
         none = chat_pb2.ToolChoice(mode=chat_pb2.ToolChoice.MODE_NONE)
-        assert "tools" not in await _text(backend, _chat(tools=[tool], tool_choice=none))
-        assert "[think]" in await _text(backend, _chat(thinking=True))
-        usage = (await _events(backend, _chat("hello")))[-1].finished.receipt.usage
+        assert "tools" not in await reply(backend, chat(tools=[tool], tool_choice=none))
+        assert "[think]" in await reply(backend, chat(thinking=True))
+        usage = (await events_of(backend, chat("hello")))[-1].finished.receipt.usage
         assert usage.prompt_tokens == len("[user]hello[assistant]") + 1, "the beginning counts once"
     assert facts.operations == TEXT_OPERATIONS | {Operation.TOKENIZE}
 
@@ -139,7 +94,7 @@ async def test_tokens_are_counted_while_the_engine_works_on_an_answer(model: Pat
     payload = tokenize_pb2.TokenizePayload(text="<s>ab", add_special=True, with_pieces=True)
     async with (
         _running(model, {"endless": True, "seconds_per_token": 0.05}) as (backend, _),
-        aclosing(backend.generate(_chat("hello"), CALL)) as frames,
+        aclosing(backend.generate(chat("hello"), CALL)) as frames,
     ):
         await anext(frames)
         async with asyncio.timeout(10):
@@ -153,24 +108,24 @@ async def test_the_override_and_the_template_for_tools_are_used(tmp_path: Path) 
     model = write_gguf(tmp_path / "m.gguf", "usual", tool_use="with tools")
     tool = chat_pb2.Tool(function=chat_pb2.FunctionTool(name="f"))
     async with _running(model, {"echo_prompt": True}) as (backend, _):
-        assert await _text(backend, _chat()) == "usual"
-        assert await _text(backend, _chat(tools=[tool])) == "with tools"
+        assert await reply(backend, chat()) == "usual"
+        assert await reply(backend, chat(tools=[tool])) == "with tools"
     override = tmp_path / "template.jinja"
     override.write_text("override")
     async with _running(model, {"echo_prompt": True}, chat_template_path=override) as (backend, _):
-        assert await _text(backend, _chat(tools=[tool])) == "override"
+        assert await reply(backend, chat(tools=[tool])) == "override"
 
 
 async def test_a_model_without_a_template_completes_and_does_not_chat(tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "m.gguf", None)
     async with _running(model, embeddings=False) as (backend, facts):
         assert facts.operations == {Operation.COMPLETION, Operation.TOKENIZE}
-        assert (await _failure(backend, _chat())).reason is Reason.UNSUPPORTED_OPERATION
+        assert (await _failure(backend, chat())).reason is Reason.UNSUPPORTED_OPERATION
         with pytest.raises(WeftError) as refused:
             await backend.embed(embedding_pb2.EmbeddingPayload(), CALL)
         assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
         prompts = [completion_pb2.PromptInput(text="a")]
-        assert await _text(backend, completion_pb2.CompletionPayload(prompts=prompts))
+        assert await reply(backend, completion_pb2.CompletionPayload(prompts=prompts))
 
 
 @pytest.mark.parametrize("template", ["{{ 'a' * 2000000000 }}", "{{ ''.__class__.__mro__ }}"])
@@ -186,10 +141,10 @@ async def test_a_hostile_template_fails_the_load_before_the_engine_is_started(tm
 async def test_a_template_that_refuses_a_conversation_fails_the_request_alone(tmp_path: Path) -> None:
     template = "{% if messages[0].content == 'no' %}{{ raise_exception('not this one') }}{% endif %}ok"
     async with _running(write_gguf(tmp_path / "m.gguf", template)) as (backend, _):
-        error = await _failure(backend, _chat("no"))
+        error = await _failure(backend, chat("no"))
         assert error.reason is Reason.INVALID_ARGUMENT
         assert error.message == "messages: the model's chat template refuses them: not this one"
-        assert await _text(backend, _chat("yes"))
+        assert await reply(backend, chat("yes"))
 
 
 async def test_a_library_that_cannot_be_imported_is_named_with_the_remedy(model: Path) -> None:
@@ -226,8 +181,8 @@ async def test_prefill_is_reported_in_steps_and_a_second_time_comes_from_the_cac
     switches = {"prefill_seconds_per_token": 0.0005, "seconds_per_token": 0.002}
     async with _running(model, switches, extra_arguments=("--batch-tokens", "64")) as (backend, _):
         text = "x" * 200
-        first = [event for frame in await _frames(backend, _chat(text), call) for event in frame]
-        second = await _events(backend, _chat(text))
+        first = [event for frame in await frames_of(backend, chat(text), call) for event in frame]
+        second = await events_of(backend, chat(text))
     processed = [event.progress.processed_tokens for event in first if event.HasField("progress")]
     total = len(f"[user]{text}[assistant]") + 1
     assert processed == [64, 128, 192, total]
@@ -245,7 +200,7 @@ async def test_a_request_that_is_given_up_in_its_prefill_frees_the_engine_at_onc
     async with _running(model, switches) as (backend, _):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
-                await _frames(backend, _chat("x" * 400))
+                await frames_of(backend, chat("x" * 400))
         began = asyncio.get_running_loop().time()
         await asyncio.wait({asyncio.create_task(backend.embed(_texts("a"), CALL))}, timeout=5.0)
         assert asyncio.get_running_loop().time() - began < 5.0
@@ -255,56 +210,56 @@ async def test_a_request_that_is_given_up_in_its_prefill_frees_the_engine_at_onc
 
 async def test_stop_strings_end_an_answer_and_are_not_part_of_it(model: Path) -> None:
     async with _running(model, {"answer": "one two three</s> four"}) as (backend, _):
-        events = await _events(backend, _chat(sampling=sampling_pb2.SamplingParams(stop=["zzz", "thr"])))
+        events = await events_of(backend, chat(sampling=sampling_pb2.SamplingParams(stop=["zzz", "thr"])))
         assert "".join(event.delta.text for event in events) == "one two "
         reasons = [event.delta.finish_reason for event in events if event.HasField("delta")]
         assert reasons[-1] == event_pb2.FINISH_REASON_STOP
-        assert await _text(backend, _chat()) == "one two three", "the template's end token ends it too"
+        assert await reply(backend, chat()) == "one two three", "the template's end token ends it too"
 
 
 async def test_characters_of_several_tokens_come_whole(model: Path) -> None:
     async with _running(model, {"answer": "ä\u2603\U0001f600!"}) as (backend, _):
-        events = await _events(backend, _chat())
+        events = await events_of(backend, chat())
         texts = [event.delta.text for event in events if event.delta.text]
         assert texts == ["ä", "\u2603", "\U0001f600", "!"]
-        cut = await _text(backend, _chat(sampling=sampling_pb2.SamplingParams(max_tokens=1)))
+        cut = await reply(backend, chat(sampling=sampling_pb2.SamplingParams(max_tokens=1)))
         assert cut == "\ufffd"
 
 
 async def test_parameters_reach_the_library_and_others_are_warned_about(model: Path) -> None:
     async with _running(model, {"echo_sampling": True}) as (backend, _):
-        payload = _chat(
+        payload = chat(
             sampling=sampling_pb2.SamplingParams(temperature=0.5, top_k=7, logit_bias={5: 1.5}),
             reasoning_effort=chat_pb2.REASONING_EFFORT_HIGH,
             response_format=chat_pb2.ResponseFormat(json_object=True),
         )
         payload.extra_parameters.fields.add(name="typical_p").value.number_value = 0.25
         payload.extra_parameters.fields.add(name="nonsense").value.number_value = 1.0
-        frames = await _frames(backend, payload)
+        frames = await frames_of(backend, payload)
         warned = [event.warning.field for event in frames[0]]
         assert sorted(warned) == ["nonsense", "reasoning_effort"]
         text = "".join(event.delta.text for frame in frames for event in frame)
         assert json.loads(text) == {"temp": 0.5, "top_k": 7, "typical_p": 0.25, "grammar": True}
-        assert json.loads(await _text(backend, _chat()))["temp"] == 0.8, "what is left out has the library's default"
+        assert json.loads(await reply(backend, chat()))["temp"] == 0.8, "what is left out has the library's default"
 
 
 async def test_what_the_engine_cannot_do_is_refused_by_name(model: Path) -> None:
     required = chat_pb2.ToolChoice(mode=chat_pb2.ToolChoice.MODE_REQUIRED)
     image = chat_pb2.ContentPart(image=chat_pb2.MediaPart(data=b"x", media_type="image/png"))
     with_image = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[image])])
-    passed_on = _chat()
+    passed_on = chat()
     passed_on.extra_parameters.fields.add(name="nonsense").value.number_value = 1.0
-    unparsed = _chat()
+    unparsed = chat()
     unparsed.extra_parameters.fields.add(name="grammar").value.string_value = "root"
     ids = completion_pb2.PromptInput(tokens=completion_pb2.TokenIds(ids=[1_000_000]))
     refused: list[tuple[Any, str]] = [
-        (_chat(logprobs=True), "logprobs"),
-        (_chat(tool_choice=required, tools=[chat_pb2.Tool()]), "tool_choice"),
+        (chat(logprobs=True), "logprobs"),
+        (chat(tool_choice=required, tools=[chat_pb2.Tool()]), "tool_choice"),
         (with_image, "messages[0].content"),
         (completion_pb2.CompletionPayload(prompts=[ids]), "prompt"),
         (completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="a")], logprobs=1), "logprobs"),
-        (_chat(response_format=_schema("unsupported")), "response_format"),
-        (_chat(response_format=_schema("minItems", 10**9)), "response_format: at most 2,000 repetitions"),
+        (chat(response_format=_schema("unsupported")), "response_format"),
+        (chat(response_format=_schema("minItems", 10**9)), "response_format: at most 2,000 repetitions"),
         (passed_on, "nonsense"),
         (unparsed, "grammar"),
     ]
@@ -317,25 +272,25 @@ async def test_what_the_engine_cannot_do_is_refused_by_name(model: Path) -> None
             await backend.embed(embedding_pb2.EmbeddingPayload(inputs=[ids]), CALL)
         with pytest.raises(FieldError):
             await backend.embed(embedding_pb2.EmbeddingPayload(dimensions=3), CALL)
-        assert await _text(backend, _chat(response_format=_schema("fine")))
+        assert await reply(backend, chat(response_format=_schema("fine")))
 
 
 async def test_a_parameter_of_another_type_that_is_passed_through_does_not_end_the_engine(model: Path) -> None:
     async with _running(model, passthrough="all") as (backend, _):
         engine = backend.process_id
         for name in ("grammar", "seed", "stop", "logit_bias"):
-            payload = _chat()
+            payload = chat()
             value = payload.extra_parameters.fields.add(name=name).value
             value.array_value.values.add().object_value.fields.add(name="x").value.bool_value = True
             assert (await _failure(backend, payload)).reason is Reason.INVALID_ARGUMENT
-        assert await _text(backend, _chat())
+        assert await reply(backend, chat())
         assert backend.process_id == engine
 
 
 async def test_a_failure_of_the_library_is_told_and_the_engine_goes_on(model: Path) -> None:
     async with _running(model, {"decode_fails": True}) as (backend, _):
         for _ in range(2):
-            error = await _failure(backend, _chat())
+            error = await _failure(backend, chat())
             assert error.reason is Reason.BACKEND_ERROR
             assert "llama_decode returned -3" in error.message
         assert await backend.embed(_texts("a"), CALL)
@@ -355,14 +310,14 @@ async def test_a_slow_reader_makes_the_engine_wait_and_loses_nothing(
     monkeypatch.setattr("runner_svc.engine_host.channel.MAX_UNREAD_ANSWERS", 2)
     async with _running(model, {"answer": "x" * 500}) as (backend, _):
         count = 0
-        async with aclosing(backend.generate(_chat(), CALL)) as frames:
+        async with aclosing(backend.generate(chat(), CALL)) as frames:
             async for frame in frames:
                 await asyncio.sleep(0)
                 count += sum(len(event.delta.text) for event in frame)
         assert count == 500
-        async with aclosing(backend.generate(_chat(), CALL)) as frames:
+        async with aclosing(backend.generate(chat(), CALL)) as frames:
             await anext(frames)
-        assert await _text(backend, _chat()) == "x" * 500
+        assert await reply(backend, chat()) == "x" * 500
 
 
 async def test_a_frozen_engine_does_not_respond(model: Path) -> None:

@@ -7,18 +7,29 @@ import re
 import signal
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hosted_stage import (
+    CALL,
+    LIBRARY,
+    SWITCHES,
+    chat,
+    events_of,
+    frames_of,
+    model_folder,
+    reply,
+    scripted,
+    started,
+)
 from kit.engine_settings import engine_settings
 from record_exllamav3 import CALLED, RECORD, signatures_of, text_of
 
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CacheUse, CallInfo, LoadOrder
 from runner_svc.environments.exllamav3.environment import ENVIRONMENT
 from runner_svc.environments.folder import EnvironmentFolder
-from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.exllamav3.arguments import HOST_PROGRAM
 from runner_svc.runtimes.exllamav3.backend import ExllamaV3Backend
 from runner_svc.runtimes.exllamav3.settings import ExllamaV3Model
@@ -29,53 +40,17 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.conformance.backend import BackendConformance, Engine
-from weft_testing.conformance.backend_port import MAX_LOG_BYTES
 
-LIBRARY = Path(__file__).with_name("scripted_library")
-CALL = CallInfo(request_id="r1", traceparent="")
 ENDS_LOOPS = CallInfo(request_id="r1", traceparent="", ends_loops=True)
-TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
-SWITCHES: dict[Engine, dict[str, Any]] = {
-    Engine.NORMAL: {},
-    Engine.SLOW: {"endless": True, "seconds_per_token": 0.05},
-    Engine.NEVER_READY: {"never_ready": True},
-    Engine.EXITS_AT_START: {"exit_at_start": 3},
-    Engine.IGNORES_SIGTERM: {"ignore_sigterm": True},
-    Engine.NOISY: {"stderr_flood_bytes": MAX_LOG_BYTES},
-    Engine.WITH_DESCENDANT: {"fork_grandchild": True},
-}
 
 
 def _folder(folder: Path, **left_out: bool) -> Path:
-    folder.mkdir()
-    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    files = {
-        "model.safetensors": "weights",
-        "config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}),
-        "tokenizer.json": json.dumps({"decoder": {"type": "ByteLevel"}, "added_tokens": [{"content": "<s>"}]}),
-        "tokenizer_config.json": json.dumps(tokens),
-        "chat_template.jinja": TEMPLATE,
-    }
-    for name, text in files.items():
-        if name not in left_out:
-            (folder / name).write_text(text)
-    return folder
+    return model_folder(folder, "model.safetensors", {"architectures": ["LlamaForCausalLM"]}, **left_out)
 
 
 def _backend(model: Path, switches: dict[str, Any] | None = None, **settings: Any) -> ExllamaV3Backend:
-    given = {
-        "path": model,
-        "command": host_command(HOST_PROGRAM),
-        "environment": {
-            **os.environ,
-            "PYTHONPATH": str(LIBRARY),
-            "SCRIPTED_EXLLAMAV3": json.dumps(switches or {}),
-        },
-        "load_stall_seconds": 1.0 if "never_ready" in (switches or {}) else 30.0,
-        "graces": StopGraces(first_term_seconds=0.3, second_term_seconds=0.3),
-        **settings,
-    }
-    return ExllamaV3Backend(*engine_settings(ExllamaV3Model, **given))
+    given = {"path": model, "command": host_command(HOST_PROGRAM), **settings}
+    return ExllamaV3Backend(*engine_settings(ExllamaV3Model, **scripted("SCRIPTED_EXLLAMAV3", switches, **given)))
 
 
 class TestExllamaV3OverAScriptedLibrary(BackendConformance):
@@ -99,26 +74,14 @@ def model(tmp_path: Path) -> Path:
     return _folder(tmp_path / "model")
 
 
-@asynccontextmanager
-async def _running(
+def _running(
     model: Path, switches: dict[str, Any] | None = None, **settings: Any
-) -> AsyncGenerator[tuple[ExllamaV3Backend, BackendFacts]]:
-    backend = _backend(model, switches, **settings)
-    async with asyncio.timeout(20.0):
-        facts = await backend.start()
-    try:
-        yield backend, facts
-    finally:
-        await backend.stop()
-
-
-def _chat(text: str = "hi", **fields: Any) -> chat_pb2.ChatPayload:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
-    return chat_pb2.ChatPayload(messages=[message], **fields)
+) -> AbstractAsyncContextManager[tuple[ExllamaV3Backend, BackendFacts]]:
+    return started(_backend(model, switches, **settings))
 
 
 def _sampled(text: str = "hi", **sampling: Any) -> chat_pb2.ChatPayload:
-    return _chat(text, sampling=sampling_pb2.SamplingParams(**sampling))
+    return chat(text, sampling=sampling_pb2.SamplingParams(**sampling))
 
 
 def _with_extra(payload: chat_pb2.ChatPayload, **values: int | str | list[str]) -> chat_pb2.ChatPayload:
@@ -133,22 +96,9 @@ def _with_extra(payload: chat_pb2.ChatPayload, **values: int | str | list[str]) 
     return payload
 
 
-async def _frames(backend: ExllamaV3Backend, payload: Any, call: CallInfo = CALL) -> list[Frame]:
-    async with asyncio.timeout(20.0):
-        return [frame async for frame in backend.generate(payload, call)]
-
-
-async def _events(backend: ExllamaV3Backend, payload: Any, call: CallInfo = CALL) -> Frame:
-    return [event for frame in await _frames(backend, payload, call) for event in frame]
-
-
-async def _text(backend: ExllamaV3Backend, payload: Any, call: CallInfo = CALL) -> str:
-    return "".join(event.delta.text for event in await _events(backend, payload, call))
-
-
 async def _cached(backend: ExllamaV3Backend, text: str, salt: str) -> int:
     """Returns the cached tokens that the engine tells, which are those that the library had."""
-    told = (await _events(backend, _chat(text), _of(salt)))[-1].finished.receipt.usage.cached_prompt_tokens
+    told = (await events_of(backend, chat(text), _of(salt)))[-1].finished.receipt.usage.cached_prompt_tokens
     said = [line for line in backend.log_lines(10_000) if line.startswith("prompt: ")][-1]
     assert told == int(said.split()[1])
     return told
@@ -186,15 +136,15 @@ async def _until_logged(backend: ExllamaV3Backend, begin: str) -> str:
 
 async def test_the_prompt_is_the_rendered_template_with_one_beginning(model: Path) -> None:
     async with _running(model, {"echo_prompt": True}) as (backend, facts):
-        assert await _text(backend, _chat("hällo")) == "<s>[user]hällo[assistant]"
+        assert await reply(backend, chat("hällo")) == "<s>[user]hällo[assistant]"
         prompts = [completion_pb2.PromptInput(text="hi")]
-        assert await _text(backend, completion_pb2.CompletionPayload(prompts=prompts)) == "<s>hi"
+        assert await reply(backend, completion_pb2.CompletionPayload(prompts=prompts)) == "<s>hi"
         ids = completion_pb2.PromptInput(tokens=completion_pb2.TokenIds(ids=[104, 105]))
-        assert await _text(backend, completion_pb2.CompletionPayload(prompts=[ids])) == "hi"
+        assert await reply(backend, completion_pb2.CompletionPayload(prompts=[ids])) == "hi"
     assert facts.operations == {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
     (model / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
     async with _running(model, {"echo_prompt": True}) as (backend, _):
-        assert await _text(backend, completion_pb2.CompletionPayload(prompts=prompts)) == "hi"
+        assert await reply(backend, completion_pb2.CompletionPayload(prompts=prompts)) == "hi"
 
 
 async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -> None:
@@ -236,9 +186,9 @@ async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -
 
 async def test_parameters_have_the_names_of_the_library(model: Path) -> None:
     async with _running(model, {"echo_options": True}, requeue_tokens=512) as (backend, _):
-        assert json.loads(await _text(backend, _chat())) == {"rq": 512, "banned": []}
+        assert json.loads(await reply(backend, chat())) == {"rq": 512, "banned": []}
         payload = _sampled(temperature=0.5, top_k=-1, repeat_penalty=1.5, frequency_penalty=0.5, seed=7)
-        told = json.loads(await _text(backend, _with_extra(payload, banned_strings=["as an AI"], min_new_tokens=3)))
+        told = json.loads(await reply(backend, _with_extra(payload, banned_strings=["as an AI"], min_new_tokens=3)))
         assert told == {
             "temperature": 0.5,
             "top_k": 0,
@@ -249,33 +199,36 @@ async def test_parameters_have_the_names_of_the_library(model: Path) -> None:
             "banned": ["as an AI"],
             "min_new_tokens": 3,
         }
-        biased = json.loads(await _text(backend, _sampled(logit_bias={5: 1.5, 99_999: 1.0})))
+        biased = json.loads(await reply(backend, _sampled(logit_bias={5: 1.5, 99_999: 1.0})))
         assert biased["logit_bias"] == {"5": 1.5}, "a token that the model does not have is left out"
         schema = chat_pb2.ResponseFormat(json_object=True)
-        assert json.loads(await _text(backend, _chat(response_format=schema))) == ["json_schema", {"type": "object"}]
-        constrained = _with_extra(_chat(), grammar='root ::= "a"')
-        assert json.loads(await _text(backend, constrained)) == ["gbnf_grammar", 'root ::= "a"']
+        assert json.loads(await reply(backend, chat(response_format=schema))) == [
+            "json_schema",
+            {"type": "object"},
+        ]
+        constrained = _with_extra(chat(), grammar='root ::= "a"')
+        assert json.loads(await reply(backend, constrained)) == ["gbnf_grammar", 'root ::= "a"']
 
 
 async def test_what_the_engine_cannot_do_is_refused_by_name_and_it_goes_on(model: Path) -> None:
     async with _running(model, passthrough="all") as (backend, _):
         for payload, name in (
             (_sampled(repeat_penalty=0.0), "rep_p"),
-            (_with_extra(_chat(), nonsense=1), "nonsense"),
-            (_with_extra(_chat(), grammar="wrong"), "grammar: Invalid grammar"),
-            (_chat(logprobs=True), "logprobs"),
+            (_with_extra(chat(), nonsense=1), "nonsense"),
+            (_with_extra(chat(), grammar="wrong"), "grammar: Invalid grammar"),
+            (chat(logprobs=True), "logprobs"),
         ):
             with pytest.raises(WeftError) as refused:
-                await _frames(backend, payload)
+                await frames_of(backend, payload)
             assert refused.value.reason is Reason.INVALID_ARGUMENT
             assert refused.value.message.startswith(name)
         with pytest.raises(WeftError) as failed:
             await backend.embed(embedding_pb2.EmbeddingPayload(), CALL)
         assert failed.value.reason is Reason.UNSUPPORTED_OPERATION
         with pytest.raises(WeftError) as failed:
-            await _frames(backend, _chat("x" * 5000))
+            await frames_of(backend, chat("x" * 5000))
         assert failed.value.reason is Reason.CONTEXT_LENGTH_EXCEEDED
-        assert await _text(backend, _chat()), "and the engine goes on"
+        assert await reply(backend, chat()), "and the engine goes on"
 
 
 async def test_answers_end_by_stop_strings_by_the_limit_and_by_the_end_token(model: Path) -> None:
@@ -287,7 +240,7 @@ async def test_answers_end_by_stop_strings_by_the_limit_and_by_the_end_token(mod
             # The library does not look for a stop string that ends with the last token.
             ({"max_tokens": 10, "stop": [" is"]}, "The sea", event_pb2.FINISH_REASON_STOP),
         ):
-            events = await _events(backend, _sampled(**sampling))
+            events = await events_of(backend, _sampled(**sampling))
             deltas = [event.delta for event in events if event.HasField("delta")]
             assert "".join(delta.text for delta in deltas) == text
             assert deltas[-1].finish_reason == reason
@@ -299,23 +252,23 @@ async def test_a_loop_that_the_library_detects_ends_the_answer_with_our_reason(m
     looping = {"endless": True, "answer": "again and "}
     async with _running(model, looping, loop_tokens=64, loop_repeats=4) as (backend, _):
         with pytest.raises(WeftError, match="its last 64 tokens are at least 4 times the same") as ended:
-            await _frames(backend, _chat(), ENDS_LOOPS)
+            await frames_of(backend, chat(), ENDS_LOOPS)
         assert ended.value.reason is Reason.REPEATED_LINE_LOOP
-        tolerated = await _events(backend, _sampled(max_tokens=200))
+        tolerated = await events_of(backend, _sampled(max_tokens=200))
         assert tolerated[-1].finished.receipt.usage.completion_tokens == 200, "the policy is not to kill"
     async with _running(model, looping, loop_tokens=0) as (backend, _):
-        unwatched = await _events(backend, _sampled(max_tokens=200), ENDS_LOOPS)
+        unwatched = await events_of(backend, _sampled(max_tokens=200), ENDS_LOOPS)
         assert unwatched[-1].finished.receipt.usage.completion_tokens == 200
 
 
 async def test_requests_of_one_tenant_work_side_by_side_and_share_prefixes(model: Path) -> None:
     async with _running(model, {"endless": True, "seconds_per_token": 0.01}, slots=3) as (backend, _):
-        async with aclosing(backend.generate(_chat(), CALL)) as one, aclosing(backend.generate(_chat(), CALL)) as other:
+        async with aclosing(backend.generate(chat(), CALL)) as one, aclosing(backend.generate(chat(), CALL)) as other:
             for frames in (one, other, one, other):
                 await _first_content(frames)
         assert max(_at_work(backend)) == 2
         limited = _sampled("hi", max_tokens=2)
-        assert (await _events(backend, limited))[-1].finished.receipt.usage.cached_prompt_tokens > 0
+        assert (await events_of(backend, limited))[-1].finished.receipt.usage.cached_prompt_tokens > 0
 
 
 async def test_tenants_take_turns_and_never_use_each_others_pages(model: Path) -> None:
@@ -329,7 +282,7 @@ async def test_tenants_take_turns_and_never_use_each_others_pages(model: Path) -
     async with _running(model, switches) as (backend, _):
         salts = ["a", "a", "b", "c", "d"]
         async with asyncio.timeout(20.0):
-            answers = await asyncio.gather(*(_events(backend, _chat("hello"), _of(salt)) for salt in salts))
+            answers = await asyncio.gather(*(events_of(backend, chat("hello"), _of(salt)) for salt in salts))
         told = [events[-1].finished.receipt.usage.cached_prompt_tokens for events in answers]
         assert told == [0] * len(salts), "those who shared the cache began together"
         renewed = [line for line in backend.log_lines(10_000) if line.startswith("generator: ")]
@@ -340,16 +293,16 @@ async def test_tenants_take_turns_and_never_use_each_others_pages(model: Path) -
 
 async def test_a_request_that_waits_for_another_tenant_reports_that_it_does_and_can_be_given_up(model: Path) -> None:
     async with _running(model, {"endless": True, "seconds_per_token": 0.01}) as (backend, _):
-        async with aclosing(backend.generate(_chat(), _of("a"))) as running:
+        async with aclosing(backend.generate(chat(), _of("a"))) as running:
             await _first_content(running)
-            async with aclosing(backend.generate(_chat(), _of("b"))) as waiting:
+            async with aclosing(backend.generate(chat(), _of("b"))) as waiting:
                 async with asyncio.timeout(5.0):
                     (report,) = await anext(waiting)
                 assert report.progress.processed_tokens == 0
                 assert report.progress.prompt_tokens == len("<[user]hi[assistant]")
             await _first_content(running)
         limited = _sampled(max_tokens=2)
-        assert await _text(backend, limited, _of("b")), "the place of the one that gave up is free"
+        assert await reply(backend, limited, _of("b")), "the place of the one that gave up is free"
 
 
 async def test_a_shared_cache_is_said_to_be_shared_and_a_flush_empties_it(model: Path) -> None:
@@ -366,7 +319,7 @@ async def test_a_shared_cache_is_said_to_be_shared_and_a_flush_empties_it(model:
 
 async def test_a_prefill_is_reported_and_one_that_is_given_up_is_cancelled_in_the_library(model: Path) -> None:
     async with _running(model, {"seconds_per_chunk": 0.05}, chunk_tokens=256, context_tokens=8192) as (backend, _):
-        async with aclosing(backend.generate(_chat("x" * 5000), CALL)) as frames:
+        async with aclosing(backend.generate(chat("x" * 5000), CALL)) as frames:
             async with asyncio.timeout(20.0):
                 reports = [(await anext(frames))[0].progress for _ in range(2)]
         assert [report.processed_tokens for report in reports] == [256, 512]
@@ -375,12 +328,12 @@ async def test_a_prefill_is_reported_and_one_that_is_given_up_is_cancelled_in_th
         done, written = map(int, re.findall(r"\d+", line)[::2])
         assert done < 4000
         assert written == 0
-        assert await _text(backend, _chat()), "and the engine goes on"
+        assert await reply(backend, chat()), "and the engine goes on"
 
 
 async def test_an_answer_that_is_given_up_is_cancelled_in_the_library(model: Path) -> None:
     async with _running(model, {"endless": True, "seconds_per_token": 0.01}) as (backend, _):
-        async with aclosing(backend.generate(_chat(), CALL)) as frames:
+        async with aclosing(backend.generate(chat(), CALL)) as frames:
             await _first_content(frames)
         assert await _until_logged(backend, "cancelled after")
 
@@ -391,7 +344,7 @@ async def test_a_killed_engine_fails_its_requests_and_starts_again_also_if_it_wa
 ) -> None:
     async with _running(model, {"endless": True, "seconds_per_token": 0.01}) as (backend, _):
         first = backend.process_id
-        async with aclosing(backend.generate(_chat(), CALL)) as frames:
+        async with aclosing(backend.generate(chat(), CALL)) as frames:
             await _first_content(frames)
             if frozen:
                 os.kill(first or 0, signal.SIGSTOP)
@@ -405,13 +358,13 @@ async def test_a_killed_engine_fails_its_requests_and_starts_again_also_if_it_wa
         await backend.stop()
         await backend.start()
         assert backend.process_id not in (None, first)
-        assert await _text(backend, _sampled(max_tokens=2))
+        assert await reply(backend, _sampled(max_tokens=2))
 
 
 async def test_a_generator_that_breaks_ends_the_process_with_its_error(model: Path) -> None:
     async with _running(model, {"breaks_at_token": 3}) as (backend, _):
         with pytest.raises(WeftError) as broken:
-            await _frames(backend, _chat())
+            await frames_of(backend, chat())
         assert broken.value.reason is Reason.SERVER_DIED
         assert any("illegal memory access" in line for line in backend.log_lines(100))
 
