@@ -156,7 +156,7 @@ _ENGINE_COUNTERS = (
 
 
 def _engines(facts: RunnerFacts) -> Iterable[Metric]:
-    """Returns the engines' own figures; none of an engine that reports none. They begin anew with an engine."""
+    """Returns the figures that engines report of themselves. Their counters restart at 0 with the engine."""
     figures = [
         (model.name, {field.name: value for field, value in model.state.engine_load.ListFields()})
         for model in facts.models

@@ -248,7 +248,7 @@ class ExllamaV3Engine:
         answering.job.send(usage)
 
     async def _one_choice(self, answering: _Answering, choice: int, tokens: list[int], options: dict[str, Any]) -> None:
-        """Generate one answer; what it is told of ends with its last result, or with a loop."""
+        """Generate one answer, send its tokens, and add its counts to the usage of the request."""
         request, job, usage = answering.request, answering.job, answering.usage
         room = self.facts.context_tokens - len(tokens)
         limit = room if request.max_tokens is None else min(request.max_tokens, room)
