@@ -59,6 +59,18 @@ def test_a_tenant_gets_its_own_slot_back_and_need_not_begin_afresh() -> None:
     assert other.slot != first.slot
 
 
+def test_while_an_unshared_turn_holds_its_slot_a_tenant_takes_its_own_and_afterwards_the_erased_one() -> None:
+    book = _shared_book(2)
+    mine = _turn(book, A, b"mine")
+    unshared = book.begin(None, (b"other",))
+    assert (unshared.slot, unshared.fresh) == (1 - (mine.slot or 0), True)
+    meanwhile = book.begin(A, (b"other",))
+    assert (meanwhile.slot, meanwhile.fresh) == (mine.slot, False)
+    book.end(meanwhile, worked=True)
+    book.emptied(book.end(unshared, worked=True))
+    assert book.begin(A, (b"third",)).slot == unshared.slot
+
+
 def test_the_slot_with_the_longest_common_beginning_is_taken() -> None:
     book = _shared_book(3)
     long, short = _turn(book, A, b"1", b"2", b"3"), _turn(book, A, b"9")
