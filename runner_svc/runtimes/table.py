@@ -41,8 +41,10 @@ class InstalledRuntime:
 
 
 def built_in_names() -> tuple[str, ...]:
-    """Returns the names of weft's own runtimes, which are the folders here."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.ispkg))
+    """Returns the names of weft's own runtimes, which are the folders here that have a descriptor."""
+    here = Path(__file__).parent
+    folders = (module.name for module in pkgutil.iter_modules([str(here)]) if module.ispkg)
+    return tuple(sorted(name for name in folders if (here / name / "runtime.py").is_file()))
 
 
 def built_in() -> tuple[AnyRuntime, ...]:

@@ -22,15 +22,9 @@ from runner_svc.policy.load_plan import LoadParameter
 from runner_svc.policy.memory_estimate import ModelShape
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
-from runner_svc.runtimes.vllm_serve.arguments import (
-    adapter_name,
-    load_parameters,
-    operations_of,
-    server_arguments,
-    server_environment,
-    sleeps_in_place,
-)
-from runner_svc.runtimes.vllm_serve.load_stages import LoadStages
+from runner_svc.runtimes.vllm_engine.arguments import load_parameters, operations_of, sleeps_in_place
+from runner_svc.runtimes.vllm_engine.load_stages import LoadStages
+from runner_svc.runtimes.vllm_serve.arguments import adapter_name, server_arguments, server_environment
 from runner_svc.runtimes.vllm_serve.metrics import MAX_PAGE_BYTES, read_load
 from runner_svc.runtimes.vllm_serve.parameters import PARAMETERS
 from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
