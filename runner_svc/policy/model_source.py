@@ -1,0 +1,284 @@
+"""The source of a model: where its files come from, as one text in weft.yaml and on the command line.
+
+    hf:OWNER/REPO[:QUANTIZATION or FILE][@REVISION]   a repository of the Hugging Face hub
+    https://HOST/FILE.gguf[#sha256=DIGEST]            one file
+    /folder, ./file.gguf, ~/file.gguf                 a folder or file of this machine
+    ollama:NAME[:TAG]                                 a model that Ollama has pulled, used where it lies
+    lmstudio:PUBLISHER/REPO[:FILE]                    a model that LM Studio has pulled, used where it lies
+    hfcache:OWNER/REPO[:QUANTIZATION or FILE][@REVISION]
+                                                      a model in the hub's own cache, used where it lies
+
+Addresses of the hub's pages (https://huggingface.co/OWNER/REPO, .../blob/REVISION/FILE) are read as `hf:`.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from weft.kernel.errors import FieldError, invalid_field
+
+MAX_SOURCE_CHARS = 2_048
+MAX_PART_CHARS = 96
+MAX_FILE_CHARS = 512
+MAX_REVISION_CHARS = 128
+SHA256_CHARS = 64
+DEFAULT_REVISION = "main"
+LATEST_TAG = "latest"
+"""Ollama's tag of a name without one."""
+GGUF = ".gguf"
+HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+_PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?", re.ASCII)
+_REVISION = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._/+-]*", re.ASCII)
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*", re.ASCII)
+_HEX = re.compile(r"[0-9a-f]{64}")
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
+SPLIT_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
+"""Name of one file of a model that is split over several: the engine is given the first and finds the others."""
+
+
+class SourceScheme(StrEnum):
+    """Prefix of a source that is no path and no URL."""
+
+    HUB = "hf"
+    OLLAMA = "ollama"
+    LM_STUDIO = "lmstudio"
+    HUB_CACHE = "hfcache"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubSource:
+    """A repository of the hub, or some of its files."""
+
+    repository: str
+    """Such as "Qwen/Qwen3-8B-GGUF"."""
+    wanted: str = ""
+    """A quantization such as "Q4_K_M", or a file; empty: what fits best."""
+    revision: str = DEFAULT_REVISION
+    """Branch, tag or commit."""
+    scheme: SourceScheme = SourceScheme.HUB
+    """HUB, or HUB_CACHE: only what the hub's own cache has."""
+
+    def __str__(self) -> str:
+        wanted = f":{self.wanted}" if self.wanted else ""
+        revision = "" if self.revision == DEFAULT_REVISION else f"@{self.revision}"
+        return f"{self.scheme}:{self.repository}{wanted}{revision}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UrlSource:
+    """One GGUF file of a web server."""
+
+    url: str
+    """Without a fragment."""
+    sha256: str = ""
+    """Its digest in lower-case hex; empty: not known."""
+
+    @property
+    def file_name(self) -> str:
+        """The last part of its path."""
+        return unquote(urlsplit(self.url).path.rpartition("/")[2])
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether it is https."""
+        return urlsplit(self.url).scheme == "https"
+
+    @property
+    def shown(self) -> str:
+        """The source without its query, which may be a credential."""
+        parts = urlsplit(self.url)
+        return parts._replace(query="...").geturl() if parts.query else str(self)
+
+    def __str__(self) -> str:
+        return f"{self.url}#sha256={self.sha256}" if self.sha256 else self.url
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathSource:
+    """A folder or file of this machine."""
+
+    path: str
+    """As it was written; `~` is not expanded."""
+
+    def __str__(self) -> str:
+        return self.path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OllamaSource:
+    """A model in Ollama's folder."""
+
+    name: str
+    """Such as "llama3.2", "someone/llama3.2" or "hf.co/someone/repo"."""
+    tag: str = LATEST_TAG
+
+    def __str__(self) -> str:
+        return f"{SourceScheme.OLLAMA}:{self.name}:{self.tag}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LmStudioSource:
+    """A model in LM Studio's folder."""
+
+    repository: str
+    """Such as "lmstudio-community/Qwen3-8B-GGUF"."""
+    wanted: str = ""
+    """A quantization or a file, as of a hub's repository."""
+
+    def __str__(self) -> str:
+        wanted = f":{self.wanted}" if self.wanted else ""
+        return f"{SourceScheme.LM_STUDIO}:{self.repository}{wanted}"
+
+
+ModelSource = HubSource | UrlSource | PathSource | OllamaSource | LmStudioSource
+
+
+def parse_source(text: str, field: str) -> ModelSource:
+    """Returns the source in a text. Raises INVALID_ARGUMENT naming `field` and the wrong part of it."""
+    if not text or len(text) > MAX_SOURCE_CHARS or not text.isprintable():
+        raise invalid_field(field, f"must be 1 to {MAX_SOURCE_CHARS} printable characters, such as hf:OWNER/REPO")
+    scheme, colon, rest = text.partition(":")
+    if text.startswith(("/", "./", "../", "~")) or text in (".", ".."):
+        return PathSource(path=text)
+    if text.lower().startswith(("http://", "https://")):
+        return _url_source(text, field)
+    if text.partition("/")[0] in HUB_HOSTS:
+        return _hub_source(text.partition("/")[2], field, SourceScheme.HUB)
+    match scheme.lower() if colon else "":
+        case SourceScheme.HUB | SourceScheme.HUB_CACHE as known:
+            return _hub_source(rest, field, SourceScheme(known))
+        case SourceScheme.OLLAMA:
+            return _ollama_source(rest, field)
+        case SourceScheme.LM_STUDIO:
+            repository, colon, wanted = rest.partition(":")
+            _require_repository(repository, field)
+            return LmStudioSource(repository=repository, wanted=_wanted(wanted, colon, field))
+    raise _not_a_source(text, field)
+
+
+def hub_source(model_id: str, field: str) -> HubSource:
+    """Returns the source of a bare id of the hub, such as "meta-llama/Llama-3.1-8B-Instruct", or of a text with `hf:`.
+
+    Raises INVALID_ARGUMENT naming `field`.
+    """
+    prefix = f"{SourceScheme.HUB}:"
+    return _hub_source(model_id.removeprefix(prefix), field, SourceScheme.HUB)
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether a text without a scheme has the form of a hub's repository, with or without a quantization."""
+    repository = text.partition("@")[0].partition(":")[0]
+    return repository.count("/") == 1 and all(map(_is_part, repository.split("/")))
+
+
+def _hub_source(rest: str, field: str, scheme: SourceScheme) -> HubSource:
+    rest, at, revision = rest.partition("@")
+    repository, colon, wanted = rest.partition(":")
+    _require_repository(repository, field)
+    if at and not (
+        _REVISION.fullmatch(revision) and len(revision) <= MAX_REVISION_CHARS and ".." not in revision.split("/")
+    ):
+        raise invalid_field(field, f"the revision {revision[:MAX_PART_CHARS]!r} must be a branch, tag or commit")
+    return HubSource(
+        repository=repository,
+        wanted=_wanted(wanted, colon, field),
+        revision=revision or DEFAULT_REVISION,
+        scheme=scheme,
+    )
+
+
+def _require_repository(repository: str, field: str) -> None:
+    if repository.count("/") != 1 or not all(map(_is_part, repository.split("/"))):
+        raise invalid_field(
+            field, f"the repository {repository[:MAX_PART_CHARS]!r} must be OWNER/REPO, such as Qwen/Qwen3-8B-GGUF"
+        )
+
+
+def _is_part(part: str) -> bool:
+    return bool(_PART.fullmatch(part)) and len(part) <= MAX_PART_CHARS and ".." not in part and "--" not in part
+
+
+def _wanted(wanted: str, colon: str, field: str) -> str:
+    """Returns the quantization or file after a repository. Raises INVALID_ARGUMENT where it could leave its folder."""
+    if colon and not wanted:
+        raise invalid_field(field, "after the colon a quantization or file is missing, such as :Q4_K_M")
+    if len(wanted) > MAX_FILE_CHARS or (wanted and not is_safe_path(wanted)):
+        raise invalid_field(
+            field, f"{wanted[:MAX_PART_CHARS]!r} must be a quantization, or the path of a file in the repository"
+        )
+    return wanted
+
+
+def is_safe_path(path: str) -> bool:
+    """Whether a relative path of a repository stays in the folder that it is put into."""
+    parts = path.split("/")
+    return path.isprintable() and "\\" not in path and not any(part in ("", ".", "..") for part in parts)
+
+
+def _ollama_source(rest: str, field: str) -> OllamaSource:
+    name, _, tag = rest.partition(":")
+    parts = name.split("/")
+    tag = tag or LATEST_TAG
+    if not (len(parts) <= 3 and all(map(_is_part, parts))):
+        raise invalid_field(field, f"{name[:MAX_PART_CHARS]!r} must be a name as `ollama list` shows it")
+    if not _TAG.fullmatch(tag) or len(tag) > MAX_PART_CHARS:
+        raise invalid_field(field, f"the tag {tag[:MAX_PART_CHARS]!r} must be one as `ollama list` shows it")
+    return OllamaSource(name=name, tag=tag)
+
+
+def _url_source(text: str, field: str) -> ModelSource:
+    try:
+        parts = urlsplit(text)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise invalid_field(field, f"is no URL: {error}") from None
+    if not host or "\\" in text or " " in text:
+        raise invalid_field(field, "must be a URL with a host, without spaces and backslashes")
+    if parts.username is not None or parts.password is not None:
+        raise invalid_field(field, "a URL with a user name or password is not taken, since sources are shown")
+    if host.lower() in HUB_HOSTS:
+        return _hub_page(parts, field)
+    source = UrlSource(url=parts._replace(fragment="").geturl(), sha256=_digest(parts.fragment, field))
+    name = source.file_name
+    if not name.lower().endswith(GGUF) or not is_safe_path(name) or len(name) > MAX_FILE_CHARS:
+        raise invalid_field(field, f"{name[:MAX_PART_CHARS]!r} must be a {GGUF} file; a URL is one file")
+    if (part := SPLIT_PART.fullmatch(name)) is not None and int(part["count"]) > 1:
+        raise invalid_field(
+            field, f"{name[:MAX_PART_CHARS]!r} is one of {int(part['count'])} parts; use hf: or a folder"
+        )
+    return source
+
+
+def _digest(fragment: str, field: str) -> str:
+    if not fragment:
+        return ""
+    name, _, digest = fragment.partition("=")
+    if name != "sha256" or not _HEX.fullmatch(digest.lower()):
+        raise invalid_field(field, f"after # must be sha256= and {SHA256_CHARS} hex digits")
+    return digest.lower()
+
+
+def _hub_page(parts: SplitResult, field: str) -> HubSource:
+    steps = [unquote(step) for step in parts.path.strip("/").split("/")]
+    match steps:
+        case [owner, name] | [owner, name, "tree", "main"]:
+            return _hub_source(f"{owner}/{name}", field, SourceScheme.HUB)
+        case [owner, name, "tree", revision]:
+            return _hub_source(f"{owner}/{name}@{revision}", field, SourceScheme.HUB)
+        case [owner, name, "resolve" | "blob", revision, *path] if path:
+            return _hub_source(f"{owner}/{name}:{'/'.join(path)}@{revision}", field, SourceScheme.HUB)
+    raise invalid_field(field, "is no page of a model of the hub; write hf:OWNER/REPO")
+
+
+def _not_a_source(text: str, field: str) -> FieldError:
+    shown = text[:MAX_PART_CHARS]
+    if is_hub_id(text):
+        return invalid_field(field, f"write hf:{shown} for the hub's repository, or ./{shown} for a path")
+    scheme = _SCHEME.match(text)
+    if scheme is not None:
+        known = ", ".join(f"{word}:" for word in SourceScheme)
+        return invalid_field(field, f"{scheme[1][:MAX_PART_CHARS]}: is not known; there is {known}, https: or a path")
+    return invalid_field(field, f"{shown!r} must be hf:OWNER/REPO, a URL, or a path that begins with / . or ~")

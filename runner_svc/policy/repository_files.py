@@ -1,0 +1,290 @@
+"""The choice of a model's files in a repository: one quantization among several, its parts, or a whole folder.
+
+A folder never has more than what engines load: weights as safetensors (or those of CTranslate2), configuration and
+tokenizer. Pickled weights and programs are not taken.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import assert_never
+
+from runner_svc.policy.model_source import GGUF, SPLIT_PART, is_safe_path
+from weft.kernel.errors import FieldError, invalid_field
+
+USUAL_QUANTIZATIONS = ("Q4_K_M", "Q4_0", "Q8_0")
+"""Taken in this order where none is named, as other programs do."""
+PROJECTOR_TYPES = ("F16", "BF16", "Q8_0", "F32")
+"""Which of several projectors is taken first."""
+MAX_LISTED = 24
+MAX_FILE_COUNT = 20_000
+SAFETENSORS = ".safetensors"
+_CONFIGURATION = "config.json"
+_CTRANSLATE2_WEIGHTS = "model.bin"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_FOLDER_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", SAFETENSORS)
+_QUANTIZATION = re.compile(
+    r"(?:^|[-._/])(?P<name>(?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4(?:_\w+)?|NVFP4|BF16|F16|F32|FP16|FP32))(?=$|[-._/])",
+    re.IGNORECASE,
+)
+
+
+class ModelForm(StrEnum):
+    """The form of a model's files, which its engine decides."""
+
+    GGUF = "gguf"
+    """A GGUF file, or the parts of one."""
+    FOLDER = "folder"
+    """A folder with configuration, tokenizer and weights."""
+
+
+class FileRole(StrEnum):
+    """What a file is for."""
+
+    WEIGHTS = "weights"
+    PROJECTOR = "projector"
+    """The encoder of images or audio beside a GGUF."""
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryFile:
+    """One file of a repository."""
+
+    path: str
+    """Relative, with slashes."""
+    size_bytes: int
+    sha256: str = ""
+    """Hex; empty where the repository does not know it."""
+    git_digest: str = ""
+    """SHA-1 of git, hex; empty where it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenFile:
+    """A file that belongs to the model."""
+
+    file: RepositoryFile
+    role: FileRole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileChoice:
+    """The files of one model."""
+
+    form: ModelForm
+    files: tuple[ChosenFile, ...]
+    main_path: str = ""
+    """The file that the engine is given; empty: the folder."""
+    quantization: str = ""
+    """As the file's name says; empty: it does not."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all files."""
+        return sum(chosen.file.size_bytes for chosen in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """One GGUF model: a file, or its parts in order."""
+
+    parts: tuple[RepositoryFile, ...]
+
+    @property
+    def path(self) -> str:
+        return self.parts[0].path
+
+    @property
+    def quantization(self) -> str:
+        return quantization_of(self.path)
+
+
+def quantization_of(path: str) -> str:
+    """Returns the quantization in the name of a GGUF file, or of its folder, such as "Q4_K_M"; empty: none."""
+    pure = PurePosixPath(path)
+    part = SPLIT_PART.fullmatch(pure.name)
+    stem = part["stem"] if part is not None else pure.stem
+    for text in (stem, pure.parent.name):
+        found = [match["name"] for match in _QUANTIZATION.finditer(text)]
+        if found:
+            return str(found[-1]).upper()
+    return ""
+
+
+def choose_files(files: Sequence[RepositoryFile], wanted: str, form: ModelForm | None, field: str) -> FileChoice:
+    """Returns the files of the model that is wanted: a quantization or file, or empty for what fits best.
+
+    `form` is what its engine loads; None: GGUF where there is one. Raises INVALID_ARGUMENT naming `field`, with what
+    there is to choose from.
+    """
+    if len(files) > MAX_FILE_COUNT:
+        raise invalid_field(field, f"the repository has {len(files)} files; at most {MAX_FILE_COUNT} are looked at")
+    unsafe = next((file.path for file in files if not is_safe_path(file.path)), None)
+    if unsafe is not None:
+        raise invalid_field(field, f"the repository has a file with a name that is not taken: {unsafe[:200]!r}")
+    models, projectors = _gguf_models(files), [file for file in files if _is_projector(file.path)]
+    match form if form is not None else _form_of(models, files, wanted):
+        case ModelForm.GGUF:
+            return _gguf_choice(models, projectors, wanted, field)
+        case ModelForm.FOLDER:
+            if wanted:
+                raise invalid_field(field, f"{wanted!r} is one part, and this engine loads the whole folder; remove it")
+            return _folder_choice(files, field)
+        case unknown:
+            assert_never(unknown)
+
+
+def _form_of(models: Sequence[_Weights], files: Sequence[RepositoryFile], wanted: str) -> ModelForm:
+    if models or wanted or not any(_is_weight(file.path) for file in files):
+        return ModelForm.GGUF
+    return ModelForm.FOLDER
+
+
+def _gguf_models(files: Sequence[RepositoryFile]) -> list[_Weights]:
+    """Returns the GGUF models of a repository, the parts of a split one together; incomplete ones are left out."""
+    single: list[_Weights] = []
+    split: dict[tuple[str, int], dict[int, RepositoryFile]] = {}
+    for file in files:
+        name = PurePosixPath(file.path).name.lower()
+        if not name.endswith(GGUF) or _is_projector(file.path) or "imatrix" in name:
+            continue
+        part = SPLIT_PART.fullmatch(file.path)
+        if part is None or int(part["count"]) == 1:
+            single.append(_Weights((file,)))
+        else:
+            split.setdefault((part["stem"], int(part["count"])), {})[int(part["number"])] = file
+    whole = [
+        _Weights(tuple(parts[number] for number in sorted(parts)))
+        for (_, count), parts in split.items()
+        if sorted(parts) == list(range(1, count + 1))
+    ]
+    return sorted([*single, *whole], key=lambda model: model.path)
+
+
+def _gguf_choice(
+    models: Sequence[_Weights], projectors: Sequence[RepositoryFile], wanted: str, field: str
+) -> FileChoice:
+    if not models:
+        raise invalid_field(field, "the repository has no GGUF file, which this engine loads")
+    chosen = _named(models, wanted, field) if wanted else _usual(models, field)
+    files = [ChosenFile(file=part, role=FileRole.WEIGHTS) for part in chosen.parts]
+    projector = _projector_beside(chosen.path, projectors)
+    if projector is not None:
+        files.append(ChosenFile(file=projector, role=FileRole.PROJECTOR))
+    return FileChoice(form=ModelForm.GGUF, files=tuple(files), main_path=chosen.path, quantization=chosen.quantization)
+
+
+def _named(models: Sequence[_Weights], wanted: str, field: str) -> _Weights:
+    """Returns the model with this name: by its path, its name, its quantization, or the beginning of only one."""
+    low = wanted.lower()
+    tests: tuple[Callable[[_Weights], bool], ...] = (
+        lambda model: any(part.path == wanted for part in model.parts),
+        lambda model: any(_matches(part.path, low) for part in model.parts),
+        lambda model: model.quantization.lower() == low,
+        lambda model: model.quantization.lower().removeprefix("ud-") == low,
+        lambda model: _letters(model.quantization) == _letters(wanted),
+        lambda model: model.quantization.lower().startswith(f"{low}_"),
+    )
+    for test in tests:
+        found = [model for model in models if test(model)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise _choose(field, f"{wanted!r} is not clear: name one of the files", (model.path for model in found))
+    raise _choose(field, f"{wanted!r} is not in the repository; there is", _names(models))
+
+
+def _matches(path: str, low: str) -> bool:
+    name = PurePosixPath(path).name.lower()
+    return low in (path.lower(), name, name.removesuffix(GGUF))
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def _usual(models: Sequence[_Weights], field: str) -> _Weights:
+    if len(models) == 1:
+        return models[0]
+    for usual in USUAL_QUANTIZATIONS:
+        found = [model for model in models if model.quantization == usual]
+        if len(found) == 1:
+            return found[0]
+    raise _choose(field, "name one of the repository's quantizations after a colon; there is", _names(models))
+
+
+def _names(models: Sequence[_Weights]) -> list[str]:
+    """Returns what each model can be named by: its quantization, where it has one of its own, else its file."""
+    names = [model.quantization for model in models]
+    return [name if name and names.count(name) == 1 else model.path for model, name in zip(models, names, strict=True)]
+
+
+def _choose(field: str, message: str, names: Iterable[str]) -> FieldError:
+    listed = list(names)
+    more = f" and {len(listed) - MAX_LISTED} more" if len(listed) > MAX_LISTED else ""
+    return invalid_field(field, f"{message}: {', '.join(listed[:MAX_LISTED])}{more}")
+
+
+def _is_projector(path: str) -> bool:
+    name = PurePosixPath(path).name.lower()
+    return name.endswith(GGUF) and "mmproj" in name
+
+
+def _projector_beside(weights: str, projectors: Sequence[RepositoryFile]) -> RepositoryFile | None:
+    """Returns the projector for a GGUF: one in its folder, else one in the repository's root, by its type."""
+    for folder in (PurePosixPath(weights).parent, PurePosixPath()):
+        near = [file for file in projectors if PurePosixPath(file.path).parent == folder]
+        if near:
+            return min(near, key=lambda file: (_projector_rank(file.path), file.path))
+    return None
+
+
+def _projector_rank(path: str) -> int:
+    kind = quantization_of(path)
+    return PROJECTOR_TYPES.index(kind) if kind in PROJECTOR_TYPES else len(PROJECTOR_TYPES)
+
+
+def _is_weight(path: str) -> bool:
+    return path.endswith(SAFETENSORS) or path == _CTRANSLATE2_WEIGHTS
+
+
+def _folder_choice(files: Sequence[RepositoryFile], field: str) -> FileChoice:
+    root = {file.path: file for file in files if "/" not in file.path}
+    if _CONFIGURATION not in root:
+        raise invalid_field(field, f"the repository has no {_CONFIGURATION} beside its weights")
+    weights = _folder_weights(root)
+    if not weights:
+        pickled = next((path for path in root if path.endswith(_PICKLES)), None)
+        if pickled is not None:
+            message = f"its weights ({pickled}) are pickled Python, which is not loaded; use one with safetensors"
+            raise invalid_field(field, message)
+        raise invalid_field(field, f"the repository has no {SAFETENSORS} file beside its {_CONFIGURATION}")
+    others = [
+        file
+        for path, file in root.items()
+        if path.endswith(_FOLDER_SUFFIXES) and not path.endswith(SAFETENSORS) and path not in weights
+    ]
+    return FileChoice(
+        form=ModelForm.FOLDER,
+        files=(
+            *(ChosenFile(file=weights[path], role=FileRole.WEIGHTS) for path in sorted(weights)),
+            *(ChosenFile(file=file, role=FileRole.OTHER) for file in sorted(others, key=lambda file: file.path)),
+        ),
+    )
+
+
+def _folder_weights(root: Mapping[str, RepositoryFile]) -> dict[str, RepositoryFile]:
+    """Returns the weights of a folder: safetensors once, though some repositories have them in two layouts."""
+    found = {path: file for path, file in root.items() if path.endswith(SAFETENSORS)}
+    usual = {path: file for path, file in found.items() if path.startswith("model")}
+    if usual:
+        return usual
+    if found:
+        return found
+    # CTranslate2's own format, which is no pickle; the engine checks it.
+    has_vocabulary = any(path.startswith(("vocabulary.", "shared_vocabulary.", "source_vocabulary.")) for path in root)
+    weights = root.get(_CTRANSLATE2_WEIGHTS)
+    return {_CTRANSLATE2_WEIGHTS: weights} if weights is not None and has_vocabulary else {}

@@ -1,0 +1,166 @@
+"""Which files of a repository are a model."""
+
+import pytest
+
+from runner_svc.policy.repository_files import (
+    FileRole,
+    ModelForm,
+    RepositoryFile,
+    choose_files,
+    quantization_of,
+)
+from weft.kernel.errors import FieldError
+
+MANY = (
+    "README.md",
+    "m-Q2_K.gguf",
+    "m-Q4_K_M.gguf",
+    "m-Q4_K_S.gguf",
+    "m-UD-Q5_K_XL.gguf",
+    "m-Q8_0.gguf",
+    "BF16/m-BF16-00001-of-00002.gguf",
+    "BF16/m-BF16-00002-of-00002.gguf",
+    "mmproj-F32.gguf",
+    "mmproj-F16.gguf",
+    "m-imatrix.gguf",
+)
+
+
+def _files(*paths: str) -> list[RepositoryFile]:
+    return [RepositoryFile(path=path, size_bytes=10) for path in paths]
+
+
+def _chosen(paths: tuple[str, ...], wanted: str = "", form: ModelForm | None = None) -> list[str]:
+    return [chosen.file.path for chosen in choose_files(_files(*paths), wanted, form, "source").files]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "path"),
+    [
+        ("", "m-Q4_K_M.gguf"),
+        ("Q4_K_M", "m-Q4_K_M.gguf"),
+        ("q4_k_m", "m-Q4_K_M.gguf"),
+        ("Q4-K-M", "m-Q4_K_M.gguf"),
+        ("m-Q8_0.gguf", "m-Q8_0.gguf"),
+        ("m-q8_0", "m-Q8_0.gguf"),
+        ("Q8", "m-Q8_0.gguf"),
+        ("Q5_K_XL", "m-UD-Q5_K_XL.gguf"),
+        ("UD-Q5_K_XL", "m-UD-Q5_K_XL.gguf"),
+    ],
+)
+def test_a_quantization_is_found_by_its_name_or_by_the_one_that_is_meant(wanted: str, path: str) -> None:
+    choice = choose_files(_files(*MANY), wanted, None, "source")
+    assert choice.form is ModelForm.GGUF
+    assert choice.main_path == path
+    assert choice.files[0].role is FileRole.WEIGHTS
+
+
+def test_a_projector_comes_with_its_gguf_and_the_half_precision_one_is_taken() -> None:
+    choice = choose_files(_files(*MANY), "Q8_0", None, "source")
+    assert [(chosen.file.path, chosen.role) for chosen in choice.files] == [
+        ("m-Q8_0.gguf", FileRole.WEIGHTS),
+        ("mmproj-F16.gguf", FileRole.PROJECTOR),
+    ]
+
+
+@pytest.mark.parametrize("wanted", ["BF16", "BF16/m-BF16-00002-of-00002.gguf"])
+def test_all_parts_of_a_split_model_are_taken_and_the_engine_is_given_the_first(wanted: str) -> None:
+    choice = choose_files(_files(*reversed(MANY)), wanted, None, "source")
+    assert choice.main_path == "BF16/m-BF16-00001-of-00002.gguf"
+    assert [chosen.file.path for chosen in choice.files[:2]] == list(MANY[6:8])
+
+
+def test_a_split_model_with_a_missing_part_is_no_model() -> None:
+    with pytest.raises(FieldError, match="has no GGUF file"):
+        _chosen(("m-00001-of-00003.gguf", "m-00003-of-00003.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("paths", "wanted", "message"),
+    [
+        (MANY, "Q6_K", "'Q6_K' is not in the repository; there is: BF16, Q2_K, Q4_K_M, Q4_K_S, Q8_0, UD-Q5_K_XL"),
+        (MANY, "Q4_K", "'Q4_K' is not clear: name one of the files: m-Q4_K_M.gguf, m-Q4_K_S.gguf"),
+        (("a-Q2_K.gguf", "b-Q3_K.gguf"), "", "name one of the repository's quantizations"),
+        (("a/m-Q8_0.gguf", "b/m-Q8_0.gguf"), "Q8_0", "'Q8_0' is not clear"),
+        (("README.md",), "", "has no GGUF file"),
+        (("../x.gguf",), "", "a name that is not taken"),
+        (("/etc/x.gguf",), "", "a name that is not taken"),
+    ],
+)
+def test_an_unclear_choice_is_refused_with_what_there_is(paths: tuple[str, ...], wanted: str, message: str) -> None:
+    with pytest.raises(FieldError) as raised:
+        _chosen(paths, wanted)
+    assert raised.value.field == "source"
+    assert message in raised.value.message
+
+
+def test_a_folder_of_safetensors_has_weights_configuration_and_tokenizer_and_nothing_that_runs() -> None:
+    paths = (
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "consolidated.safetensors",
+        "pytorch_model.bin",
+        "modeling_evil.py",
+        "tokenizer.json",
+        "tokenizer.model",
+        "chat_template.jinja",
+        "merges.txt",
+        "onnx/model.onnx",
+        "README.md",
+    )
+    choice = choose_files(_files(*paths), "", None, "source")
+    assert choice.form is ModelForm.FOLDER
+    assert choice.main_path == ""
+    assert {chosen.file.path for chosen in choice.files} == {
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "tokenizer.model",
+        "chat_template.jinja",
+        "merges.txt",
+    }
+
+
+def test_the_folder_of_ctranslate2_has_its_own_weights() -> None:
+    paths = ("config.json", "model.bin", "shared_vocabulary.json", "tokenizer.json")
+    assert set(_chosen(paths, form=ModelForm.FOLDER)) == set(paths)
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (("config.json", "pytorch_model.bin"), "pickled Python, which is not loaded"),
+        (("config.json", "model.bin"), "pickled Python, which is not loaded"),
+        (("config.json",), "no .safetensors file"),
+        (("model.safetensors",), "has no config.json"),
+    ],
+)
+def test_a_folder_that_no_engine_should_load_is_refused(paths: tuple[str, ...], message: str) -> None:
+    with pytest.raises(FieldError, match=message):
+        _chosen(paths, form=ModelForm.FOLDER)
+
+
+def test_the_form_follows_the_engine_where_a_repository_has_both() -> None:
+    paths = ("config.json", "model.safetensors", "m-Q8_0.gguf")
+    assert _chosen(paths) == ["m-Q8_0.gguf"]
+    assert _chosen(paths, form=ModelForm.FOLDER) == ["model.safetensors", "config.json"]
+    with pytest.raises(FieldError, match="loads the whole folder"):
+        _chosen(paths, "Q8_0", ModelForm.FOLDER)
+
+
+@pytest.mark.parametrize(
+    ("path", "quantization"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1"),
+        ("Qwen3-8B-UD-IQ2_M.gguf", "UD-IQ2_M"),
+        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("Q8_0/model-00001-of-00002.gguf", "Q8_0"),
+        ("model.gguf", ""),
+    ],
+)
+def test_the_quantization_is_read_from_the_name(path: str, quantization: str) -> None:
+    assert quantization_of(path) == quantization
