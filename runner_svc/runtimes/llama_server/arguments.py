@@ -46,11 +46,15 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
         "spec_type": "--spec-type",
         "spec_draft_n_max": "--spec-draft-n-max",
         "spec_draft_p_min": "--spec-draft-p-min",
+        "spec_draft_ngl": "--spec-draft-ngl",
     }
 )
 """Flags of load parameters that are exactly one flag."""
 SETTING_FLAGS: Mapping[str, str] = MappingProxyType(
-    {name: _FLAGS[name] for name in ("image_max_tokens", "spec_type", "spec_draft_n_max", "spec_draft_p_min")}
+    {
+        name: _FLAGS[name]
+        for name in ("image_max_tokens", "spec_type", "spec_draft_n_max", "spec_draft_p_min", "spec_draft_ngl")
+    }
 )
 """Those that are settings of a model as well."""
 NO_HOST_CACHE: Mapping[str, str] = MappingProxyType({"LLAMA_ARG_CACHE_RAM": "0", "LLAMA_ARG_CACHE_IDLE_SLOTS": "0"})
@@ -177,6 +181,9 @@ def load_parameters(model: LlamaServerModel, trained_context_tokens: int = 0) ->
             minimum=0,
             maximum=1,
             default=model.spec_draft_p_min,
+        ),
+        whole_parameter(
+            "spec_draft_ngl", "Layers of the draft model on accelerators.", 0, MAX_GPU_LAYERS, model.spec_draft_ngl
         ),
     )
 

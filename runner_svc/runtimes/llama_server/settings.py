@@ -33,6 +33,8 @@ class LlamaServerModel(FileModelSettings):
     """Tokens that are guessed at a time. Default: the server's."""
     spec_draft_p_min: Annotated[float, Ge(0), Le(1)] | None = None
     """How probable a guess must be for guessing to go on. Default: the server's."""
+    spec_draft_ngl: Annotated[int, Ge(0), Le(999)] | None = None
+    """Layers of the draft model on accelerators; 0: none. Default: as many as fit."""
     image_max_tokens: Annotated[int, Ge(1), Le(65_536)] | None = None
     """Tokens that one image may take; for vision models. Default: the server's."""
 

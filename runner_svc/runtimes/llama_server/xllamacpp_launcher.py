@@ -44,6 +44,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--spec-type", choices=kinds, default="none", help="speculative decoding")
     parser.add_argument("--spec-draft-n-max", type=int, help="tokens that are guessed at a time")
     parser.add_argument("--spec-draft-p-min", type=float, help="how probable a guess must be for guessing to go on")
+    parser.add_argument(
+        "--spec-draft-ngl", "-ngld", type=int, default=-1, help="its layers on accelerators; -1: as many as fit"
+    )
     cache_ram = int(os.environ.get("LLAMA_ARG_CACHE_RAM", "8192"))
     parser.add_argument("--cache-ram", type=int, default=cache_ram, help="MiB for prompts that no slot holds; 0: none")
     parser.add_argument("--slot-save-path", type=Path, help="folder for saved slots; needed to erase one, too")
@@ -87,6 +90,7 @@ def _set_load_options(params: Any, options: argparse.Namespace, library: Any) ->
         params.speculative.draft.n_max = options.spec_draft_n_max
     if options.spec_draft_p_min is not None:
         params.speculative.draft.p_min = options.spec_draft_p_min
+    params.speculative.draft.n_gpu_layers = options.spec_draft_ngl
 
 
 def main() -> None:

@@ -79,6 +79,7 @@ async def test_every_declared_parameter_is_taken_by_the_real_server() -> None:
         "spec_type": "ngram-simple",
         "spec_draft_n_max": 3,
         "spec_draft_p_min": 0.5,
+        "spec_draft_ngl": 0,
     }
     backend = _backend()
     assert {parameter.name for parameter in backend.load_parameters} == set(values)

@@ -157,6 +157,7 @@ SPECULATION: dict[str, Any] = {
     "spec_type": "ngram-mod",
     "spec_draft_n_max": 3,
     "spec_draft_p_min": 0.5,
+    "spec_draft_ngl": 0,
     "image_max_tokens": 256,
 }
 
@@ -172,6 +173,7 @@ def test_settings_of_speculation_and_images_are_flags_and_defaults_of_the_load_p
     words = " ".join(_arguments(runner))
     for flag in ("--spec-type ngram-mod", "--spec-draft-n-max 3", "--spec-draft-p-min 0.5", "--image-max-tokens 256"):
         assert flag in words
+    assert "--spec-draft-ngl 0" in words
     model = runner.models[0]
     assert isinstance(model, LlamaServerModel)
     defaults = {parameter.name: parameter.default for parameter in load_parameters(model)}
@@ -198,7 +200,9 @@ def test_drafts_of_a_model_need_that_model(file: Path) -> None:
         served_model(runner, runner.models[0], 5.0)
 
 
-@pytest.mark.parametrize("settings", [{"spec_draft_n_max": 7}, {"spec_draft_p_min": 1.5}, {"spec_type": "guess"}])
+@pytest.mark.parametrize(
+    "settings", [{"spec_draft_n_max": 7}, {"spec_draft_p_min": 1.5}, {"spec_draft_ngl": -1}, {"spec_type": "guess"}]
+)
 def test_speculation_beyond_its_range_is_refused(file: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(FieldError):
         section(file, **settings)

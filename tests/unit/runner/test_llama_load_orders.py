@@ -63,6 +63,7 @@ def _value(arguments: Sequence[str], flag: str) -> str:
         ("spec_draft_n_max", 6, "--spec-draft-n-max", "6"),
         ("spec_draft_p_min", 0.25, "--spec-draft-p-min", "0.25"),
         ("spec_draft_p_min", 1, "--spec-draft-p-min", "1"),
+        ("spec_draft_ngl", 0, "--spec-draft-ngl", "0"),
     ],
 )
 def test_a_parameter_is_a_flag_of_the_server_and_only_where_it_is_given(
