@@ -44,6 +44,15 @@ async def first_within(clock: Clock, seconds: float, *events: asyncio.Event) -> 
         await end_tasks(timer, *waiting)
 
 
+async def first_of(*events: asyncio.Event) -> None:
+    """Return when one of the events is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await end_tasks(*waiting)
+
+
 async def end_tasks(*tasks: "asyncio.Task[Any]") -> None:
     """Cancel tasks and wait until they have ended; their exceptions are dropped."""
     for task in tasks:

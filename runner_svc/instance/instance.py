@@ -262,16 +262,20 @@ class Instance:
         log.info("model gives way", model=self.model, wanted_by=wanted_by)
         self._yields_memory = True
         try:
-            await self.unload()
+            await self._unload(ends_process=False)
         finally:
             self._yields_memory = False
 
     async def unload(self) -> None:
-        """Let running requests end, then put it to sleep; the next wake loads it.
+        """Let running requests end, then put it to sleep and end its process; the next wake loads it.
 
-        Raises UNSUPPORTED_OPERATION for a server that weft can neither end nor put to sleep, BACKEND_ERROR when its
-        sleep action fails, SHUTTING_DOWN when the runner is stopping.
+        A process that sleeps already is ended too. `config.unload_keeps_process`: one that can sleep stays, as after an
+        idle time. Raises UNSUPPORTED_OPERATION for a server that weft can neither end nor put to sleep, BACKEND_ERROR
+        when its sleep action fails, SHUTTING_DOWN when the runner is stopping.
         """
+        await self._unload(ends_process=not self.config.unload_keeps_process)
+
+    async def _unload(self, *, ends_process: bool) -> None:
         if not self.config.hibernation.can_unload:
             raise WeftError(
                 Reason.UNSUPPORTED_OPERATION,
@@ -280,11 +284,14 @@ class Instance:
         self._require_running()
         self.idle_timer.load_seconds = None
         if self.phase not in (Phase.HIBERNATING, Phase.FAILED):
-            await self._put_to_sleep()
+            await self._put_to_sleep(ends_process=ends_process)
+        elif ends_process and self._lifecycle.keeps_process:
+            self._lifecycle.request_end_of_process()
+            await self._waiters.bounded(self._lifecycle.asleep.wait(), Reason.BACKEND_NOT_READY)
 
-    async def _put_to_sleep(self) -> None:
+    async def _put_to_sleep(self, *, ends_process: bool = False) -> None:
         self._require_running()
-        self._lifecycle.request_sleep()
+        self._lifecycle.request_sleep(ends_process=ends_process)
         await self._waiters.bounded(self._lifecycle.asleep.wait(), Reason.BACKEND_NOT_READY)
 
     def _resize_slots(self, in_force: int) -> None:

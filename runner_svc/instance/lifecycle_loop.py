@@ -44,7 +44,7 @@ from runner_svc.policy.lifecycle import (
 )
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.request_records import RequestRecords
-from runner_svc.waiting import SharedOutcome, end_tasks, event_within, first_within, within
+from runner_svc.waiting import SharedOutcome, end_tasks, event_within, first_of, first_within, within
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -97,6 +97,7 @@ class LifecycleLoop:
         )
         self._nudged = asyncio.Event()
         self._sleep_asked = asyncio.Event()
+        self._end_of_process_asked = asyncio.Event()
         self._fault: WeftError | None = None
         self._verdict = WeftError(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
         self._obstacle = ""
@@ -108,16 +109,24 @@ class LifecycleLoop:
         self.idle_timer = IdleTimer(config.hibernation, memory, records, clock)
         self.stopping = False
         """The runner is about to end."""
+        self.keeps_process = False
+        """Whether the model sleeps in a process that still runs."""
         self.wake_requested = asyncio.Event()
         self.awake = SharedOutcome()
         """Outcome of the next attempt to become ready."""
         self.asleep = SharedOutcome()
         """Outcome of the next attempt to go to sleep."""
 
-    def request_sleep(self) -> None:
-        """Request that the backend is put to sleep as soon as possible."""
+    def request_sleep(self, *, ends_process: bool = False) -> None:
+        """Request that the backend is put to sleep as soon as possible. `ends_process`: not in its process."""
+        if ends_process:
+            self._end_of_process_asked.set()
         self._sleep_asked.set()
         self._nudged.set()
+
+    def request_end_of_process(self) -> None:
+        """Request the end of the process in which the model sleeps (`keeps_process`); the outcome is `asleep`."""
+        self._end_of_process_asked.set()
 
     def request_drain(self) -> None:
         """Request the drain: no new requests are admitted, running ones go on."""
@@ -231,6 +240,7 @@ class LifecycleLoop:
         elif isinstance(event, SleepAsked) and command is not Command.SLEEP:
             self._settle_not_awake("it was unloaded meanwhile")
         if isinstance(event, Broke):
+            self._end_of_process_asked.clear()
             self.asleep.settle(WeftError(Reason.INTERNAL, INTERNAL_ERROR))
         elif command in (Command.REST, Command.SEEK):
             if self._sleep_asked.is_set() or not self._rules.attached:
@@ -240,7 +250,11 @@ class LifecycleLoop:
                 self.loader.plan = AS_CONFIGURED
                 self._memory.pinned = self._hibernation.keep_alive_settings.pinned
             self._sleep_asked.clear()
-            self.asleep.settle()
+            if not self.keeps_process:
+                self._end_of_process_asked.clear()
+                self.asleep.settle()
+            elif not self._end_of_process_asked.is_set():
+                self.asleep.settle()  # else `_rest` ends the process first
 
     def _settle_not_awake(self, why: str, reason: Reason = Reason.WAKE_FAILED) -> None:
         self.wake_requested.clear()
@@ -321,20 +335,32 @@ class LifecycleLoop:
         except WeftError as error:
             log.warning("model did not go to sleep", model=self._config.name, message=error.message)
             self._sleep_asked.clear()
+            self._end_of_process_asked.clear()
             self.asleep.settle(WeftError(Reason.BACKEND_ERROR, f"the model did not go to sleep: {error.message}"))
             return SleepFailed()
-        if not await self._sleeps_in_place():
+        self.keeps_process = await self._sleeps_in_place()
+        if not self.keeps_process:
             await self._end_backend()
         log.info("model went to sleep", model=self._config.name)
         return Slept()
 
     async def _sleeps_in_place(self) -> bool:
-        """Put the backend to sleep in its process. False: requests or a lost lease forbid it, or it cannot do that."""
+        """Put the backend to sleep in its process. False: a request or a fault forbids it, or it cannot."""
+        if self._end_of_process_asked.is_set():
+            return False
         return self._records.idle.is_set() and not self._memory.lost.is_set() and await self._backend.sleep()
 
     async def _rest(self) -> Event:
-        await self.wake_requested.wait()
-        return WakeAsked()
+        while True:
+            await first_of(self.wake_requested, self._end_of_process_asked)
+            if self._end_of_process_asked.is_set():
+                self.keeps_process = False
+                await self._backend.stop()
+                self._end_of_process_asked.clear()
+                self.asleep.settle()
+            if self.wake_requested.is_set():
+                self.keeps_process = False
+                return WakeAsked()
 
     async def _wake(self) -> Event:
         if not self._rules.attached and self._hibernation.recipe is None:

@@ -92,6 +92,8 @@ class ModelEngine:
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     abilities: Abilities = UNKNOWN
     """What the model takes, as its files show."""
+    unload_keeps_process: bool = False
+    """Whether an unload leaves the process of an engine that can sleep in it, as an idle time does."""
     requests_fail_alone: bool = False
     """Whether a request that cannot reach the server is no sign that the server is gone."""
 

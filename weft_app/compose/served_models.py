@@ -68,6 +68,7 @@ def served_model(
         forecast=engine.forecast,
         remote=engine.remote,
         timeouts=engine.timeouts,
+        unload_keeps_process=engine.unload_keeps_process,
         hibernation=replace(hibernation, requests_fail_alone=engine.requests_fail_alone),
         wake_by_mesh=_recipe(wake, f"{where}.wake") if wake is not None and wake.by == "mesh" else None,
         restart=section.restart,

@@ -1,5 +1,6 @@
 """The runtime ctranslate2: the library in a child process of its own, one per model (docs/decisions/0011)."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runner_svc.environments.ctranslate2.environment import ENVIRONMENT
@@ -26,8 +27,10 @@ def _build(model: CTranslate2Model, context: "ModelContext") -> "ModelEngine":
 
     if model.embeddings:
         raise context.refuse("embeddings", "must be false: CTranslate2 gives no embeddings of generating models")
+    if model.unload_keeps_process and not model.sleeps_in_place:
+        raise context.refuse("unload_keeps_process", "needs sleeps_in_place: its process is ended otherwise")
     context = file_context(model, context, context.command)
-    return file_engine(
+    engine = file_engine(
         model,
         context,
         lambda: CTranslate2Backend(model, context),
@@ -36,6 +39,7 @@ def _build(model: CTranslate2Model, context: "ModelContext") -> "ModelEngine":
         load_values=_load_values(model),
         abilities=text_abilities(context.templates),
     )
+    return replace(engine, unload_keeps_process=model.unload_keeps_process)
 
 
 RUNTIME = Runtime(

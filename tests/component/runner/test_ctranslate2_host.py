@@ -9,22 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conformance_subject import BY_NAME, findings_of, subject
 from hosted_stage import CALL, SWITCHES, chat, events_of, frames_of, model_folder, reply, scripted, started
 from kit.engine_settings import engine_settings
+from runner_harness import running_runner
 
 from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo, LoadOrder
 from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.instance.settings import ServedModel
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.ctranslate2.arguments import HOST_PROGRAM
 from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend
+from runner_svc.runtimes.ctranslate2.runtime import RUNTIME
 from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
 from runner_svc.runtimes.hosted_engine import host_command
+from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
 from weft.api.registry.v1 import lease_pb2
 from weft.dispatch.frames import has_content
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.conformance.backend import BackendConformance, Engine
+from weft_testing.conformance.runner_requests import Verdict
 
 FRESH = CallInfo(request_id="r1", traceparent="", cache=CacheUse(fresh=True))
 
@@ -280,3 +287,24 @@ async def test_an_engine_that_cannot_sleep_in_place_is_to_be_ended(model: Path) 
         assert not await backend.sleep(), "its memory on a device is only free without its process"
     finally:
         await backend.stop()
+
+
+@pytest.mark.parametrize(("keeps", "verdict"), [(False, Verdict.HONOURED), (True, Verdict.BROKEN)])
+async def test_an_unload_leaves_a_process_only_where_the_configuration_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool, verdict: Verdict
+) -> None:
+    monkeypatch.setattr("weft_testing.conformance.runner_suite.GONE_SECONDS", 1.0 if keeps else 10.0)
+    backend = _backend(_folder(tmp_path / "model"), sleeps_in_place=True)
+    served = ServedModel(name="m", make_backend=lambda: backend, slots=1, unload_keeps_process=keeps)
+    async with running_runner(tmp_path, [served]) as runner:
+        await runner.until(Phase.READY)
+        async with subject(runner, f"unix:{tmp_path}/runner.sock") as tested:
+            finding = (await findings_of(tested, (BY_NAME["teardown"],)))["teardown"]
+    assert finding.verdict is verdict, finding.detail
+
+
+def test_an_unload_that_keeps_the_process_needs_one_that_sleeps(tmp_path: Path) -> None:
+    model = CTranslate2Model(name="m", path=_folder(tmp_path / "model"), unload_keeps_process=True)
+    with pytest.raises(FieldError, match="needs sleeps_in_place") as refused:
+        RUNTIME.build(model, ModelContext(where="runners.r.models.m"))
+    assert refused.value.field == "runners.r.models.m.unload_keeps_process"

@@ -1,7 +1,6 @@
 """`weft conformance` finds each single broken promise, and reports no fault that is not the runner's."""
 
 import asyncio
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,8 +8,9 @@ from typing import Any
 
 import pytest
 from conformance_saboteurs import SABOTEURS, BusyRunner, HangingRunner, HangsWhenFull
+from conformance_subject import BY_NAME, findings_of, subject
 from kit.engine_settings import engine_settings
-from runner_harness import TICKET_KEY, RunningRunner, running_runner
+from runner_harness import RunningRunner, running_runner
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
@@ -18,16 +18,11 @@ from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.registry.v1 import model_pb2
-from weft.dispatch.fleet import RunnerView
-from weft.kernel.rpc import open_channel
 from weft_testing.conformance import runner_suite
 from weft_testing.conformance.runner_requests import BrokenPromiseError, Check, Finding, Verdict
 from weft_testing.conformance.runner_suite import CHECKS, examine
 from weft_testing.conformance.runner_under_test import RunnerUnderTest
 from weft_testing.fake_backend.process import fake_backend_command
-
-BY_NAME = {check.name: check for check in CHECKS}
-ALL_OPERATIONS = frozenset({int(model_pb2.MODEL_OPERATION_CHAT), int(model_pb2.MODEL_OPERATION_EMBEDDING)})
 
 
 def _model(**switches: Any) -> ServedModel:
@@ -49,34 +44,6 @@ async def running(folder: Path, **switches: Any) -> AsyncIterator[tuple[RunningR
     async with running_runner(folder, [_model(**switches)]) as runner:
         await runner.until(Phase.READY)
         yield runner, f"unix:{folder}/runner.sock"
-
-
-@asynccontextmanager
-async def subject(
-    runner: RunningRunner,
-    address: str,
-    kind: type[RunnerUnderTest] = RunnerUnderTest,
-    operations: frozenset[int] = ALL_OPERATIONS,
-    max_requests: int = 0,
-) -> AsyncIterator[RunnerUnderTest]:
-    view = RunnerView(
-        name="r1",
-        incarnation=runner.registry.opened[-1].runner.incarnation,
-        address=address,
-        host=socket.gethostname(),
-        runtime="fake",
-        active=True,
-        draining=False,
-        ticket_key=TICKET_KEY,
-        instances={},
-        max_requests=max_requests,
-    )
-    async with open_channel(address) as channel:
-        yield kind(view, "m", operations, channel)
-
-
-async def findings_of(runner: RunnerUnderTest, checks: tuple[Check, ...] = CHECKS) -> dict[str, Finding]:
-    return {finding.check: finding async for finding in examine(runner, checks)}
 
 
 async def test_each_check_finds_the_one_promise_that_is_broken_and_says_which(

@@ -108,7 +108,12 @@ class Stage:
     """An instance, its backend, its clock, and the reported phases."""
 
     def __init__(
-        self, hibernation: HibernationSettings | None = None, book: SteppedLedger | None = None, **limits: Any
+        self,
+        hibernation: HibernationSettings | None = None,
+        book: SteppedLedger | None = None,
+        *,
+        unload_keeps_process: bool = False,
+        **limits: Any,
     ) -> None:
         self.clock = FakeClock()
         self.backend = StepBackend()
@@ -122,6 +127,7 @@ class Stage:
             forecast=self.forecast,
             restart=RestartLimits(**limits),
             hibernation=hibernation or HibernationSettings(),
+            unload_keeps_process=unload_keeps_process,
         )
         self.instance = Instance(
             config,
@@ -158,9 +164,11 @@ class Stage:
 
 
 @asynccontextmanager
-async def living(book: SteppedLedger | None = None, **settings: Any) -> AsyncIterator[Stage]:
+async def living(
+    book: SteppedLedger | None = None, *, unload_keeps_process: bool = False, **settings: Any
+) -> AsyncIterator[Stage]:
     """Yields a started instance; its loads succeed at once."""
-    stage = Stage(HibernationSettings(**settings), book)
+    stage = Stage(HibernationSettings(**settings), book, unload_keeps_process=unload_keeps_process)
     stage.backend.loaded.set()
     await stage.instance.start()
     await stage.settle()

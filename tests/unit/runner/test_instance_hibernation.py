@@ -27,15 +27,57 @@ async def test_a_model_that_starts_asleep_is_not_loaded_and_not_a_failure() -> N
 
 
 async def test_a_backend_that_sleeps_in_its_process_is_not_ended_and_a_start_wakes_it() -> None:
-    async with living() as stage:
+    async with living(sleep=SleepSettings(after_seconds=30.0)) as stage:
         stage.backend.sleeps_in_place = True
         starts, stops = stage.backend.starts, stage.backend.stops
-        await stage.instance.unload()
+        await stage.clock.advance(31.0)
         assert stage.state == ASLEEP
         assert stage.backend.stops == stops
         await stage.instance.wake()
         assert (stage.state, stage.backend.starts) == ((Phase.READY, ""), starts + 1)
     assert stage.backend.stops > stops, "the end of the runner ends it"
+
+
+async def test_an_unload_ends_the_process_of_a_backend_that_could_sleep_in_it() -> None:
+    async with living() as stage:
+        stage.backend.sleeps_in_place = True
+        stops = stage.backend.stops
+        await stage.instance.unload()
+        assert (stage.state, stage.backend.stops) == (ASLEEP, stops + 1)
+        await stage.instance.unload()
+        assert stage.backend.stops == stops + 1, "nothing is left to be ended"
+        await stage.instance.wake()
+        assert stage.instance.phase is Phase.READY
+
+
+async def test_an_unload_ends_the_process_in_which_a_backend_sleeps_already() -> None:
+    async with living(sleep=SleepSettings(after_seconds=30.0)) as stage:
+        stage.backend.sleeps_in_place = True
+        stops = stage.backend.stops
+        await stage.clock.advance(31.0)
+        await stage.instance.unload()
+        assert (stage.state, stage.backend.stops) == (ASLEEP, stops + 1)
+        await stage.instance.wake()
+        await stage.clock.advance(31.0)
+        assert (stage.state, stage.backend.stops) == (ASLEEP, stops + 1), "its next idle time leaves the process again"
+
+
+async def test_an_unload_that_meets_a_wake_of_a_sleeping_process_ends_it_first() -> None:
+    async with living(sleep=SleepSettings(after_seconds=30.0)) as stage:
+        stage.backend.sleeps_in_place = True
+        stops = stage.backend.stops
+        await stage.clock.advance(31.0)
+        unload, wake = (asyncio.create_task(work) for work in (stage.instance.unload(), stage.instance.wake()))
+        assert [await outcome(unload), await outcome(wake)] == [None, None]
+        assert (stage.instance.phase, stage.backend.stops) == (Phase.READY, stops + 1)
+
+
+async def test_an_unload_keeps_the_process_where_the_configuration_says_so() -> None:
+    async with living(unload_keeps_process=True) as stage:
+        stage.backend.sleeps_in_place = True
+        stops = stage.backend.stops
+        await stage.instance.unload()
+        assert (stage.state, stage.backend.stops) == (ASLEEP, stops)
 
 
 async def test_a_backend_that_cannot_sleep_in_its_process_is_ended() -> None:
