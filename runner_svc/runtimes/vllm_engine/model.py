@@ -42,6 +42,8 @@ def check_model(
                 raise context.refuse(setting, f"is for models of kind generation, not {model.kind}")
     if model.speculative_model is not None and model.speculative_method is None:
         raise context.refuse("speculative_method", "must be set with speculative_model: draft_model, mtp or eagle3")
+    if model.unload_keeps_process and model.sleep_level is None:
+        raise context.refuse("unload_keeps_process", "needs sleep_level: its process is ended otherwise")
     if model.max_pixels is not None and "max_pixels" in model.mm_processor_kwargs:
         raise context.refuse("max_pixels", "is also in mm_processor_kwargs; leave one of them out")
 
@@ -101,4 +103,5 @@ def model_engine(
         remote=bool(model.remote),
         timeouts=context.timeouts,
         abilities=abilities,
+        unload_keeps_process=model.unload_keeps_process,
     )

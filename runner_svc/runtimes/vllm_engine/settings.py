@@ -84,6 +84,9 @@ class VllmModel(StartedModelSettings):
     sleep_level: Annotated[int, Ge(1), Le(2)] | None = None
     """How an idle model on accelerators sleeps, in a process that stays: with its weights in main memory (1), or
     without them (2). Default: the process is ended, as always on a host without accelerators."""
+    unload_keeps_process: bool = False
+    """Whether an explicit unload, such as `weft unload`, lets it sleep in its process too. Default: it ends the
+    process. Needs `sleep_level`."""
     start_timeout_seconds: Annotated[float, Ge(1), Le(86_400)] | None = None
     """Longest time from the start until it answers. Default: as long as it makes progress (`load_stall_seconds`)."""
 

@@ -15,6 +15,9 @@ from kit.engine_settings import engine_settings
 from own_children import own_children
 
 from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo, LoadOrder
+from runner_svc.instance.instance import Instance
+from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.vllm_serve import backend as module
 from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend
@@ -22,6 +25,7 @@ from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
 from weft.api.common.v1 import chat_pb2, embedding_pb2, sampling_pb2, tokenize_pb2
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.dispatch.frames import Frame
+from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -236,6 +240,38 @@ async def test_it_sleeps_in_its_process_and_wakes_in_it() -> None:
         assert await backend.start(ON_A_DEVICE) == facts
         assert backend.process_id == process.pid
         assert await _frames(backend)
+
+
+class _OnADevice(VllmServeBackend):
+    """Is started with memory of a device by whatever order."""
+
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        return await super().start(ON_A_DEVICE)
+
+
+async def test_an_unload_ends_the_process_in_which_it_sleeps() -> None:
+    command = tuple(fake_backend_command(answer_tokens=4))
+    given = {"name": "smol", "model": "org/model", "sleep_level": 1, "graces": GRACES, "command": command}
+    backend = _OnADevice(*engine_settings(VllmServeModel, **given))
+    hibernation = HibernationSettings(sleep=SleepSettings(after_seconds=0.1))
+    served = ServedModel(name="smol", make_backend=lambda: backend, hibernation=hibernation)
+    instance = Instance(served, backend, SystemClock(), lambda: None)
+
+    async def sleeps() -> bool:
+        return instance.phase is Phase.HIBERNATING
+
+    await instance.start()
+    try:
+        async with asyncio.timeout(20.0):
+            await instance.wake()
+            process = psutil.Process(backend.process_id)
+            await _until(sleeps)
+            assert process.is_running(), "an idle time leaves it"
+            await instance.unload()
+        assert not process.is_running()
+        assert backend.process_id is None
+    finally:
+        await instance.stop()
 
 
 async def test_weights_that_a_sleep_dropped_are_loaded_again() -> None:

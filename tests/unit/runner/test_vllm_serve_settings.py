@@ -205,6 +205,7 @@ def test_each_kind_has_its_operations() -> None:
         ({"kind": "embedding", "tool_call_parser": "hermes"}, "tool_call_parser"),
         ({"speculative_model": "org/a"}, "speculative_method"),
         ({"max_pixels": 1, "mm_processor_kwargs": {"max_pixels": 2}}, "max_pixels"),
+        ({"unload_keeps_process": True}, "unload_keeps_process"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_by_name(settings: dict[str, Any], field: str) -> None:
@@ -254,6 +255,15 @@ def test_a_model_that_takes_images_says_so() -> None:
     assert RUNTIME.build(*plain).abilities.lacking == frozenset(), "the model may take them"
     blind = engine_settings(VllmServeModel, command=("vllm",), model="a/b", limit_mm_per_prompt={"image": 0})
     assert RUNTIME.build(*blind).abilities.lacking == {Skill.IMAGE}
+
+
+def test_an_unload_ends_the_process_unless_the_settings_say_otherwise() -> None:
+    def keeps(**settings: Any) -> bool:
+        given = engine_settings(VllmServeModel, command=("vllm",), model="a/b", sleep_level=1, **settings)
+        return RUNTIME.build(*given).unload_keeps_process
+
+    assert not keeps()
+    assert keeps(unload_keeps_process=True)
 
 
 def test_the_settings_are_read_from_a_configuration() -> None:
