@@ -11,7 +11,7 @@ from gateway.openai.chat_builder import FUNCTION
 from gateway.responses.output import OutputItems
 from gateway.responses.payload import uses_pool_envelope, wants_logprobs
 from gateway.responses.schema import ResponsesRequest, ResponsesToolChoiceObject
-from weft.api.common.v1 import receipt_pb2, usage_pb2
+from weft.api.common.v1 import receipt_pb2, timing_pb2, usage_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 
@@ -116,27 +116,31 @@ class ResponseDocument:
         self.warnings.append({"code": "not_stored", "field": "store", "message": message})
 
     def metrics(self) -> dict[str, object]:
-        """Returns times in milliseconds and counts; null: unknown."""
-        receipt, usage = self._receipt, self.usage
+        """Returns times in milliseconds and counts; those that are not known are left out."""
+        receipt = self._receipt or receipt_pb2.Receipt()
+        times, usage = receipt.engine_timings, self.usage
+        wall, total = _millis(times, "wall_time"), _millis(receipt, "total_time")
+        on_accelerator = receipt.HasField("gpu_time")
         has_usage = has_counts(usage)
-        compute = _millis(receipt, "gpu_time")
-        speed = 0.0 if receipt is None else receipt.tokens_per_second
-        return {
-            "backend_inference_wall_ms": None,
-            "engine_total_wall_ms": None,
-            "engine_outside_backend_wall_ms": None,
+        found = {
+            "backend_inference_wall_ms": wall,
+            "engine_total_wall_ms": total,
+            "engine_outside_backend_wall_ms": None
+            if wall is None or total is None
+            else round(max(0.0, total - wall), 1),
             "pool_total_wall_ms": None if self._total_seconds is None else round(self._total_seconds * 1e3, 1),
             "engine_queue_wait_ms": _millis(receipt, "queue_wait"),
             "engine_load_wait_ms": _millis(receipt, "load_wait"),
             "engine_time_to_first_token_ms": _millis(receipt, "time_to_first_token"),
-            "engine_tokenize_ms": None,
-            "gpu_time_to_first_token_ms": None,
-            "gpu_generate_total_ms": compute,
-            "gpu_decode_after_first_token_ms": None,
+            "engine_tokenize_ms": _millis(times, "tokenize_time"),
+            "gpu_time_to_first_token_ms": _millis(times, "prefill_time") if on_accelerator else None,
+            "gpu_generate_total_ms": _millis(receipt, "gpu_time"),
+            "gpu_decode_after_first_token_ms": _millis(times, "decode_time") if on_accelerator else None,
             "engine_prompt_tokens": usage.prompt_tokens if has_usage else None,
             "engine_output_tokens": usage.completion_tokens if has_usage else None,
-            "engine_tokens_per_second": speed or None,
+            "engine_tokens_per_second": receipt.tokens_per_second or None,
         }
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def usage_json(usage: usage_pb2.Usage) -> dict[str, object]:
@@ -204,9 +208,9 @@ def _tools(request: ResponsesRequest) -> list[dict[str, object]]:
     ]
 
 
-def _millis(receipt: receipt_pb2.Receipt | None, name: str) -> float | None:
-    """Returns a time of the receipt; None where it has none."""
-    if receipt is None or not receipt.HasField(name):  # type: ignore[arg-type]
+def _millis(record: receipt_pb2.Receipt | timing_pb2.EngineTimings, name: str) -> float | None:
+    """Returns a time of a record in milliseconds; None where it has none."""
+    if not record.HasField(name):  # type: ignore[arg-type]  # a name of its own fields
         return None
-    nanoseconds: int = getattr(receipt, name).ToNanoseconds()
+    nanoseconds: int = getattr(record, name).ToNanoseconds()
     return round(nanoseconds / 1e6, 1)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from runner_svc.request_records import RequestRecord
-from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, signal_pb2, usage_pb2, warning_pb2
+from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, signal_pb2, timing_pb2, usage_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.payload_description import CHARS_PER_TOKEN, estimated_prompt_tokens
 from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, WeftError
@@ -60,6 +60,8 @@ class AnswerReceipt:
         """None: unknown for every turn."""
         self._decode_seconds = 0.0
         self._decoded_tokens = 0
+        self._timings: timing_pb2.EngineTimings | None = None
+        """Times that are known for every turn so far; None: no turn has ended."""
         self._warnings: list[warning_pb2.Warning] = []
         self._tool_runs = 0
         self._signal_bytes = 0
@@ -77,10 +79,12 @@ class AnswerReceipt:
         if turn.tokens_per_second > 0:
             self._decoded_tokens += turn.usage.completion_tokens
             self._decode_seconds += turn.usage.completion_tokens / turn.tokens_per_second
+        self._add_timings(turn.engine_timings)
 
     def add_unfinished_turn(self, seen: TokenCounter) -> None:
         """Add the estimate for a turn that was ended before the engine reported its figures."""
         self._add_usage(seen.usage)
+        self._add_timings(timing_pb2.EngineTimings())
 
     def usage_so_far(self) -> Frame:
         """Returns the event with the counts so far, to be sent before the error that ends the answer."""
@@ -125,6 +129,8 @@ class AnswerReceipt:
             receipt.gpu_time.FromNanoseconds(self._compute_nanoseconds)
         if self._decode_seconds > 0:
             receipt.tokens_per_second = self._decoded_tokens / self._decode_seconds
+        if self._timings is not None:
+            receipt.engine_timings.CopyFrom(self._timings)
         self.fill(receipt)
         return [
             event_pb2.InferenceEvent(usage=self._usage),
@@ -137,6 +143,18 @@ class AnswerReceipt:
         total.completion_tokens += usage.completion_tokens
         total.cached_prompt_tokens += usage.cached_prompt_tokens
         total.reasoning_tokens += usage.reasoning_tokens
+
+    def _add_timings(self, turn: timing_pb2.EngineTimings) -> None:
+        """Add the times of a turn. The sum of a time is known only if each turn has it."""
+        if self._timings is None:
+            self._timings = timing_pb2.EngineTimings()
+            self._timings.CopyFrom(turn)
+            return
+        for field, before in self._timings.ListFields():
+            if turn.HasField(field.name):  # type: ignore[arg-type]  # a name of its own fields
+                before.FromNanoseconds(before.ToNanoseconds() + getattr(turn, field.name).ToNanoseconds())
+            else:
+                self._timings.ClearField(field.name)  # type: ignore[arg-type]
 
 
 def warning(code: "warning_pb2.WarningCode.ValueType", message: str) -> warning_pb2.Warning:

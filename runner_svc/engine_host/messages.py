@@ -144,8 +144,14 @@ class Done(msgspec.Struct, tag="done", kw_only=True):
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
+    tokenize_seconds: float | None = None
+    """Time for turning the prompts into tokens; None: not measured."""
     prompt_seconds: float = 0.0
+    """Time to the first token of each choice, from the engine's first work on it."""
     decode_seconds: float = 0.0
+    """Time from there to the last token."""
+    is_undivided: bool = False
+    """Whether a choice came in one piece, so that `decode_seconds` has the time of its prompt too."""
 
 
 class Vector(msgspec.Struct, tag="vector"):

@@ -256,4 +256,10 @@ def _receipt(done: Done) -> receipt_pb2.Receipt:
     receipt.gpu_time.FromMicroseconds(int((done.prompt_seconds + done.decode_seconds) * 1e6))
     if done.decode_seconds > 0:
         receipt.tokens_per_second = done.completion_tokens / done.decode_seconds
+    timings = receipt.engine_timings
+    if done.tokenize_seconds is not None:
+        timings.tokenize_time.FromMicroseconds(int(done.tokenize_seconds * 1e6))
+    if not done.is_undivided:
+        timings.prefill_time.FromMicroseconds(int(done.prompt_seconds * 1e6))
+        timings.decode_time.FromMicroseconds(int(done.decode_seconds * 1e6))
     return receipt

@@ -8,7 +8,7 @@ from typing import Any
 from runner_svc.backend.port import ENGINE_METHODS, Backend, CallInfo, SpeechPart
 from runner_svc.cache.model_cache import RequestCache, RunningTurn
 from runner_svc.request_records import RequestRecord
-from weft.api.common.v1 import audio_pb2
+from weft.api.common.v1 import audio_pb2, receipt_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -115,7 +115,8 @@ class AdmittedRequest:
             try:
                 async with aclosing(self._backend.generate(payload, self._begin(call, turn))) as frames:
                     async for frame in frames:
-                        self._add_speed(frame)
+                        if frame and frame[-1].WhichOneof("event") == "finished":
+                            self._measure(frame[-1].finished.receipt)
                         turn.worked = turn.worked or (bool(frame) and not frame[0].HasField("warning"))
                         record.with_caller = True
                         yield frame
@@ -163,13 +164,17 @@ class AdmittedRequest:
         record.begin_turn()
         return replace(call, on_token=record.note_token, on_prefill=record.note_prefill, cache=turn.use)
 
-    def _add_speed(self, frame: Frame) -> None:
-        """Put the measured speed into the receipt at the end of a turn, where the engine reports none."""
-        if not frame or frame[-1].WhichOneof("event") != "finished":
-            return
-        receipt, record = frame[-1].finished.receipt, self.record
+    def note_wall_time(self, receipt: receipt_pb2.Receipt) -> None:
+        """Put the time since the last call of the engine began into a receipt."""
+        seconds = self.record.clock.monotonic() - self.record.turn_started
+        receipt.engine_timings.wall_time.FromNanoseconds(int(seconds * 1e9))
+
+    def _measure(self, receipt: receipt_pb2.Receipt) -> None:
+        """Put what the runner has measured into the receipt of a turn; the engine's own report of its speed stays."""
+        self.note_wall_time(receipt)
         if receipt.HasField("tokens_per_second"):
             return
+        record = self.record
         speed = tokens_per_second(receipt.usage.completion_tokens, record.turn_first_token, record.last_token)
         if speed is not None:
             receipt.tokens_per_second = speed

@@ -27,7 +27,10 @@ MAX_HELD_REPORTS = 2
 """Number of prefill reports that are held back: that of 0 % and that of 100 %."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Place = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+MAX_MILLISECONDS = 1e12
+"""Largest time that is taken from another server's `metrics`, some 32 years."""
 _Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
+_BoundedMilliseconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_MILLISECONDS)]
 
 
 class _Function(msgspec.Struct):
@@ -104,8 +107,23 @@ class _Usage(msgspec.Struct):
 
 
 class _Timings(msgspec.Struct):
-    prompt_ms: _Milliseconds = 0.0
-    predicted_ms: _Milliseconds = 0.0
+    """The times of one choice as llama-server reports them."""
+
+    prompt_ms: _Milliseconds | msgspec.UnsetType = msgspec.UNSET
+    """From its first work on the prompt to the first token."""
+    predicted_ms: _Milliseconds | msgspec.UnsetType = msgspec.UNSET
+    """From the first token to the last."""
+
+
+class _Metrics(msgspec.Struct):
+    """The times of one request as vLLM reports them with --enable-per-request-metrics; null: not known."""
+
+    time_to_first_token_ms: _BoundedMilliseconds | None = None
+    """From scheduling to the first token: waiting in its queue is not included."""
+    generation_time_ms: _BoundedMilliseconds | None = None
+    """From the first token to the last."""
+    mean_itl_ms: _BoundedMilliseconds | None = None
+    """Between two tokens."""
 
 
 class _PromptProgress(msgspec.Struct):
@@ -118,6 +136,8 @@ class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     timings: _Timings | None = None
+    metrics: msgspec.Raw = msgspec.Raw()
+    """vLLM's times of the request; other servers may have other things of this name."""
     prompt_progress: _PromptProgress | None = None
     error: ErrorBody | str | None = None
 
@@ -133,7 +153,7 @@ _FINISH_REASONS = {
     Finish.TOOL_CALLS: event_pb2.FINISH_REASON_TOOL_CALLS,
     Finish.CONTENT_FILTER: event_pb2.FINISH_REASON_CONTENT_FILTER,
 }
-_NO_MESSAGE = frozenset({b"", b"null"})
+_NOTHING = frozenset({b"", b"null"})
 
 
 class _UsageSum:
@@ -142,15 +162,18 @@ class _UsageSum:
     Others send usage with every chunk, as the choice's total so far. Then the last one counts.
     """
 
-    def __init__(self, choices_per_prompt: int) -> None:
+    def __init__(self, expected_choices: int, choices_per_prompt: int) -> None:
+        self._expected_choices = expected_choices
         self._choices_per_prompt = choices_per_prompt
         self._of_choices: dict[int, _Usage] = {}
         self._of_stream: _Usage | None = None
         """The last usage without a choice; where there is one, the usage of choices is included in it."""
         self._completion_tokens = 0
         self._reasoning_tokens = 0
-        self._compute_ms = 0.0
-        self._decode_ms = 0.0
+        self._prefill_ms: float | None = None
+        """None: not known, as for `_decode_ms`."""
+        self._decode_ms: float | None = None
+        self._tokens_per_second = 0.0
         self.has_figures = False
         """Whether the engine has reported usage or timings."""
 
@@ -165,20 +188,42 @@ class _UsageSum:
             self._completion_tokens += usage.completion_tokens
             self._reasoning_tokens += usage.reasoning_tokens
         if timings is not None:
-            self._compute_ms += timings.prompt_ms + timings.predicted_ms
-            self._decode_ms += timings.predicted_ms
+            if timings.prompt_ms is not msgspec.UNSET:
+                self._prefill_ms = (self._prefill_ms or 0.0) + timings.prompt_ms
+            if timings.predicted_ms is not msgspec.UNSET:
+                self._decode_ms = (self._decode_ms or 0.0) + timings.predicted_ms
+        elif self._expected_choices == 1 and bytes(chunk.metrics) not in _NOTHING:
+            # Of several prompts vLLM tells the times of the last one alone.
+            self._take_metrics(chunk.metrics)
 
     def receipt(self) -> receipt_pb2.Receipt:
         """Returns the backend's part of a receipt."""
         usage = self._usage()
         receipt = receipt_pb2.Receipt(usage=usage)
-        if self._compute_ms > 0:
-            receipt.gpu_time.FromMicroseconds(int(self._compute_ms * 1e3))
-        if self._decode_ms > 0:
+        if (compute_ms := (self._prefill_ms or 0.0) + (self._decode_ms or 0.0)) > 0:
+            receipt.gpu_time.FromMicroseconds(int(compute_ms * 1e3))
+        if self._prefill_ms is not None:
+            receipt.engine_timings.prefill_time.FromMicroseconds(int(self._prefill_ms * 1e3))
+        if self._decode_ms is not None:
+            receipt.engine_timings.decode_time.FromMicroseconds(int(self._decode_ms * 1e3))
+        rate = self._tokens_per_second
+        if not rate and self._decode_ms:
             rate = usage.completion_tokens / self._decode_ms * 1e3
-            if math.isfinite(rate):
-                receipt.tokens_per_second = rate
+        if rate and math.isfinite(rate):
+            receipt.tokens_per_second = rate
         return receipt
+
+    def _take_metrics(self, metrics: msgspec.Raw) -> None:
+        """Take vLLM's times; those of another shape are another server's, and say nothing here."""
+        try:
+            found = msgspec.json.decode(metrics, type=_Metrics)
+        except JSON_FAULTS:
+            return
+        if found.time_to_first_token_ms is None or found.generation_time_ms is None:
+            return
+        self._prefill_ms, self._decode_ms = found.time_to_first_token_ms, found.generation_time_ms
+        if found.mean_itl_ms:
+            self._tokens_per_second = 1e3 / found.mean_itl_ms
 
     def _usage(self) -> usage_pb2.Usage:
         """Returns the usage. Choices of one prompt share it, so its tokens count once."""
@@ -217,7 +262,7 @@ class StreamReader:
         self._state = AnswerState(expected_choices)
         self._asked_model = asked_model
         self._content_started = False
-        self._usage_sum = _UsageSum(choices_per_prompt)
+        self._usage_sum = _UsageSum(expected_choices, choices_per_prompt)
         self._held: Frame = []
         self.done = False
         """Whether the stream has sent [DONE]."""
@@ -350,7 +395,7 @@ class StreamReader:
         if choice.delta is not None:
             require_assistant(choice.delta.role)
             _copy_rare_content(choice.delta, delta)
-        elif choice.text is None and bytes(choice.message) not in _NO_MESSAGE:
+        elif choice.text is None and bytes(choice.message) not in _NOTHING:
             raise WeftError(
                 Reason.BACKEND_PROTOCOL_ERROR, "the backend sent a message where a stream has pieces (delta)"
             )

@@ -123,11 +123,13 @@ class DataPlane:
             call = call_info(permit, context)
             with self._working(permit, instance, request, call, takes_slot=spec.takes_slot) as work:
                 result = await work.run(spec.operation, request.payload, call)
+                receipt = receipt_pb2.Receipt()
+                work.note_wall_time(receipt)
             if isinstance(result, Message):
-                response = spec.runner_rpc.response(**{spec.field: result})
+                response = spec.runner_rpc.response(receipt=receipt, **{spec.field: result})
             else:
-                response = spec.runner_rpc.response(**{spec.field: getattr(result, spec.field)})
-                response.receipt.usage.CopyFrom(result.usage)
+                receipt.usage.CopyFrom(result.usage)
+                response = spec.runner_rpc.response(receipt=receipt, **{spec.field: getattr(result, spec.field)})
             if spec is TOKENIZE and not response.result.max_context_tokens:
                 response.result.max_context_tokens = instance.loader.context_tokens
             self._desk.complete(response.receipt, permit, instance)
@@ -148,6 +150,7 @@ class DataPlane:
                             await context.write(pb.SpeakResponse(data=piece, media_type=media_type))
                 work.record.answered = True
                 receipt = receipt_pb2.Receipt()
+                work.note_wall_time(receipt)
                 self._desk.complete(receipt, permit, instance)
                 await context.write(pb.SpeakResponse(receipt=receipt))
 

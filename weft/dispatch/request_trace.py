@@ -185,6 +185,7 @@ class RequestTrace:
             receipt.left_premises = True
         receipt.queue_wait.FromNanoseconds(max(0, int(waited * 1e9)))
         receipt.load_wait.FromNanoseconds(int(self.load_wait * 1e9))
+        receipt.total_time.FromNanoseconds(int((now - self.arrived) * 1e9))
         if self.first_content is not None:
             receipt.time_to_first_token.FromNanoseconds(int((self.first_content - self.arrived) * 1e9))
         return receipt

@@ -47,9 +47,16 @@ _DECISION = "+{age:.3f} s  {kind:spaced}[ by {policy}]: {detail}"
 _ATTEMPT = "[{model} on ]{runner}: [{reason}|answered]"
 _OUTCOME = Column("Outcome", "{outcome}")
 _USAGE = "{usage.prompt_tokens} in[ ({usage.cached_prompt_tokens} cached)], {usage.completion_tokens} out"
+_ENGINE = (
+    "[{engine_timings.wall_time:.3g} s in its calls]"
+    "[, {engine_timings.tokenize_time:.3g} s to tokenize]"
+    "[, {engine_timings.prefill_time:.3g} s to the first token]"
+    "[, {engine_timings.decode_time:.3g} s from there to the last]"
+)
 _COSTS = (
     Column("Waited", "{queue_wait:.3g} s in the queue, {load_wait:.3g} s for loads"),
     Column("First token", "[after {time_to_first_token:.3g} s]"),
+    Column("Engine", _ENGINE),
     Column("Tokens", lambda receipt: filled(_USAGE, receipt) if receipt.HasField("usage") else None),
     Column("Off premises", "{left_premises:yes}"),
 )

@@ -47,6 +47,8 @@ class ServerSettings:
     """Whether /tokenize has vLLM's format."""
     is_vllm: bool = False
     """Whether it has the routes of a vLLM, and demands its key below /v1 alone: it was started as `serve MODEL`."""
+    request_metrics: bool = False
+    """Whether a vLLM reports the times of each request."""
     uds: str = ""
     """Unix socket to listen on instead of a port."""
     sleep_mode: bool = False
@@ -86,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--alias", "-a", "--served-model-name", default="")
     parser.add_argument("--uds", default="")
     parser.add_argument("--enable-sleep-mode", action="store_true")
+    parser.add_argument("--enable-per-request-metrics", action="store_true")
     # As llama-server: arguments are visible to every user of the machine, the environment is not.
     parser.add_argument("--api-key", default=None)
     parser.add_argument("--key-variable", default="LLAMA_API_KEY", help="environment variable of the key")
@@ -134,6 +137,7 @@ def _settings(values: argparse.Namespace, *, is_vllm: bool) -> ServerSettings:
         dialect=values.dialect,
         speaks_vllm=values.speaks_vllm or is_vllm,
         is_vllm=is_vllm,
+        request_metrics=values.enable_per_request_metrics,
         uds=values.uds,
         sleep_mode=values.enable_sleep_mode,
         text_only=values.text_only,

@@ -7,6 +7,7 @@ import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -64,6 +65,27 @@ class ChoiceTally:
             "predicted_per_second": 1000.0 * self.completion_tokens / predicted_ms,
         }
 
+    def metrics(self) -> dict[str, Any]:
+        """The `metrics` object of vLLM."""
+        gaps = max(1, self.completion_tokens - 1)
+        return {
+            "time_to_first_token_ms": self.prompt_ms,
+            "generation_time_ms": self.predicted_ms,
+            "queue_time_ms": 0.0,
+            "mean_itl_ms": self.predicted_ms / gaps,
+            "tokens_per_second": 1000.0 * self.completion_tokens / max(self.prompt_ms + self.predicted_ms, 0.001),
+        }
+
+
+class Figures(Enum):
+    """The times that a server reports with the usage of an answer."""
+
+    TIMINGS = "timings"
+    """Those of llama-server."""
+    METRICS = "metrics"
+    """Those of vLLM with --enable-per-request-metrics."""
+    NONE = "none"
+
 
 def error_body(error: RequestError) -> bytes:
     """The error object of every refusal."""
@@ -93,12 +115,30 @@ def _token_logprob(text: str, logprob: float) -> dict[str, Any]:
 class Envelope:
     """The members every object of one answer shares."""
 
-    def __init__(self, model: str, *, is_chat: bool, thinking_field: str = PieceKind.REASONING.value) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        is_chat: bool,
+        thinking_field: str = PieceKind.REASONING.value,
+        figures: Figures = Figures.TIMINGS,
+    ) -> None:
+        self._figures = figures
         self.thinking_field = thinking_field
         self.created = int(time.time())
         self.id = "chatcmpl-" + secrets.token_urlsafe(24)
         self.model = model
         self.is_chat = is_chat
+
+    def figures(self, tally: ChoiceTally) -> dict[str, Any]:
+        """The member with the times of a choice; empty where the server reports none."""
+        match self._figures:
+            case Figures.TIMINGS:
+                return {"timings": tally.timings()}
+            case Figures.METRICS:
+                return {"metrics": tally.metrics()}
+            case Figures.NONE:
+                return {}
 
     def members(self, *, streamed: bool) -> dict[str, Any]:
         """Those members as JSON data."""
@@ -116,6 +156,7 @@ class ChatChunks:
     """SSE events of a streamed chat. Only the text of a token is encoded per event; the rest is precomputed."""
 
     def __init__(self, envelope: Envelope, choice_count: int) -> None:
+        self._envelope = envelope
         self._members = envelope.members(streamed=True)
         self._thinking_field = envelope.thinking_field
         self._heads = [b'data: {"choices":[{"finish_reason":null,"index":%d,"delta":' % n for n in range(choice_count)]
@@ -144,8 +185,8 @@ class ChatChunks:
         """The end of a choice, with timings in its last event."""
         end: dict[str, Any] = {"choices": [{"finish_reason": reason, "index": index, "delta": {}}], **self._members}
         if not include_usage:
-            return _sse({**end, "timings": tally.timings()})
-        usage = {"choices": [], **self._members, "usage": tally.usage(), "timings": tally.timings()}
+            return _sse({**end, **self._envelope.figures(tally)})
+        usage = {"choices": [], **self._members, "usage": tally.usage(), **self._envelope.figures(tally)}
         return _sse(end) + _sse(usage)
 
 
@@ -153,6 +194,7 @@ class CompletionChunks:
     """SSE events of a streamed text completion."""
 
     def __init__(self, envelope: Envelope, choice_count: int) -> None:
+        self._envelope = envelope
         self._members = envelope.members(streamed=True)
         self._middles = [b',"index":%d,"logprobs":' % number for number in range(choice_count)]
         self._tail = b',"finish_reason":null}],' + encode(self._members)[1:] + b"\n\n"
@@ -181,13 +223,13 @@ class CompletionChunks:
         """The end of a choice, always with usage, as in llama-server."""
         del include_usage
         choice = {"text": "", "index": index, "logprobs": None, "finish_reason": reason}
-        return _sse({"choices": [choice], **self._members, "usage": tally.usage(), "timings": tally.timings()})
+        return _sse({"choices": [choice], **self._members, "usage": tally.usage(), **self._envelope.figures(tally)})
 
 
 def unary_body(envelope: Envelope, choices: list[dict[str, Any]], tally: ChoiceTally) -> bytes:
     """The body of a non-streamed answer; usage and timings are the first choice's, as in llama-server."""
     members = envelope.members(streamed=False)
-    return encode({"choices": choices, **members, "usage": tally.usage(), "timings": tally.timings()})
+    return encode({"choices": choices, **members, "usage": tally.usage(), **envelope.figures(tally)})
 
 
 def chat_message(pieces: list[Piece], content: str) -> dict[str, Any]:

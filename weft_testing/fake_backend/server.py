@@ -184,8 +184,12 @@ class FakeServer:
             longest = max(map(len, request.prompts))
             if longest >= context:
                 raise too_long(longest, context)
-            thinking = self._settings.dialect.thinking_field
-            envelope = shapes.Envelope(request.model, is_chat=request.is_chat, thinking_field=thinking)
+            envelope = shapes.Envelope(
+                request.model,
+                is_chat=request.is_chat,
+                thinking_field=dialect.thinking_field,
+                figures=self._figures(request),
+            )
             sink: Sink = (
                 StreamSink(http, request, envelope, count) if request.stream else UnarySink(request, envelope, count)
             )
@@ -196,6 +200,14 @@ class FakeServer:
                 if not dialect.notices_leaving:
                     self._unnoticed.append(asyncio.create_task(_work_on()))
                 raise
+
+    def _figures(self, request: GenerationRequest) -> shapes.Figures:
+        """Returns the kind of times that an answer has: vLLM has them for one choice alone."""
+        settings = self._settings
+        if not settings.is_vllm:
+            return shapes.Figures.TIMINGS
+        has_metrics = settings.request_metrics and request.choices_per_prompt == 1
+        return shapes.Figures.METRICS if has_metrics else shapes.Figures.NONE
 
     async def _embed(self, http: web.Request, body: Any, behaviour: Behaviour, outcome: Outcome) -> web.StreamResponse:
         del http, behaviour, outcome

@@ -105,7 +105,9 @@ class CTranslate2Engine:
                 job.send(Done(id=request.id, prompt_tokens=0))
 
     def _generate(self, request: Generate, job: Job) -> None:
+        began = time.perf_counter()
         prompts = [self._tokens(prompt, request.has_template) for prompt in request.prompts]
+        tokenize_seconds = time.perf_counter() - began
         for tokens in prompts:
             if len(tokens) >= self._options.context_tokens:
                 raise RefusedError(
@@ -121,7 +123,7 @@ class CTranslate2Engine:
         options = self._decoding(request)
         if request.fresh:
             self._prefixes.forget()
-        usage = Done(id=request.id, prompt_tokens=sum(map(len, prompts)))
+        usage = Done(id=request.id, prompt_tokens=sum(map(len, prompts)), tokenize_seconds=tokenize_seconds)
         beams = self._beams_of(request)
         for place, tokens in enumerate(prompts):
             first = place * request.choice_count
@@ -177,6 +179,7 @@ class CTranslate2Engine:
         )[0]
         self._prefixes.note(tokens, beginning)
         answering.note_prompt(beginning, 0.0)
+        usage.is_undivided = True
         usage.decode_seconds += time.perf_counter() - began
         for number, sequence in enumerate(found.sequences):
             answering.job.raise_if_cancelled()

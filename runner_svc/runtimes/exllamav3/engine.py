@@ -232,7 +232,9 @@ class ExllamaV3Engine:
 
     async def _generate(self, answering: _Answering) -> None:
         request, usage = answering.request, answering.usage
+        began = time.perf_counter()
         answering.prompts = [self._tokens(prompt, request.has_template) for prompt in request.prompts]
+        usage.tokenize_seconds = time.perf_counter() - began
         options = self._job_options(request)
         usage.prompt_tokens = sum(map(len, answering.prompts))
         salt = object() if request.fresh else request.cache_salt

@@ -204,7 +204,9 @@ class LlamaCppEngine:
         self._current.job.send(Done(id=request.id, prompt_tokens=tokens, prompt_seconds=time.perf_counter() - began))
 
     def _generate(self, request: Generate) -> None:
+        began = time.perf_counter()
         prompts = [self._tokens(prompt, request.has_template) for prompt in request.prompts]
+        self._current.usage.tokenize_seconds = time.perf_counter() - began
         for tokens in prompts:
             if len(tokens) >= self.context_tokens:
                 raise RefusedError(

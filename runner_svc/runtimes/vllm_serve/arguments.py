@@ -19,6 +19,8 @@ OWN_FLAGS: Mapping[str, str] = {
     **ENGINE_FLAGS,
 }
 """Flags that are not taken as `extra_arguments`, and why."""
+NO_STATISTICS = "--disable-log-stats"
+"""With this flag vLLM measures nothing, and refuses to start where times per request are wanted."""
 
 
 def server_arguments(model: VllmServeModel, order: LoadOrder, shape: ModelShape | None = None) -> list[str]:
@@ -42,6 +44,8 @@ def _generation_arguments(model: VllmServeModel) -> list[str]:
         return []
     # Without it usage does not tell what came from the cache.
     arguments = ["--enable-prompt-tokens-details"]
+    if NO_STATISTICS not in model.extra_arguments:
+        arguments.append("--enable-per-request-metrics")
     if model.tool_call_parser is not None:
         arguments += ["--enable-auto-tool-choice", "--tool-call-parser", model.tool_call_parser]
     if model.lora_path is not None:

@@ -193,6 +193,10 @@ async def test_prefill_is_reported_in_steps_and_a_second_time_comes_from_the_cac
     assert first[-1].finished.receipt.usage.cached_prompt_tokens == 0
     assert receipt.tokens_per_second > 0
     assert receipt.gpu_time.ToMicroseconds() > 0
+    timings = receipt.engine_timings
+    assert timings.tokenize_time.ToMicroseconds() > 0
+    computed = timings.prefill_time.ToMicroseconds() + timings.decode_time.ToMicroseconds()
+    assert abs(computed - receipt.gpu_time.ToMicroseconds()) <= 1
 
 
 async def test_a_request_that_is_given_up_in_its_prefill_frees_the_engine_at_once(model: Path) -> None:

@@ -339,7 +339,7 @@ def test_figures_come_before_the_end_and_only_where_they_are_asked_for() -> None
     assert "response.metrics" not in types()
 
 
-def test_figures_that_are_not_known_are_null() -> None:
+def test_figures_that_are_not_known_are_left_out_and_never_null() -> None:
     encoder = stream_of(include=["metrics"])
     receipt = receipt_pb2.Receipt(model="tiny", tokens_per_second=42.5)
     receipt.gpu_time.FromMilliseconds(450)
@@ -350,9 +350,60 @@ def test_figures_that_are_not_known_are_null() -> None:
     assert response["output_text"] == "Hi"
     assert (metrics["gpu_generate_total_ms"], metrics["engine_tokens_per_second"]) == (450.0, 42.5)
     assert metrics["pool_total_wall_ms"] == 1000.0
-    assert metrics["engine_tokenize_ms"] is None
-    assert metrics["engine_queue_wait_ms"] is None
-    assert metrics["engine_prompt_tokens"] is None
+    assert set(metrics) == {"gpu_generate_total_ms", "engine_tokens_per_second", "pool_total_wall_ms"}
+
+
+def _timed_receipt() -> receipt_pb2.Receipt:
+    receipt = receipt_pb2.Receipt(model="tiny", tokens_per_second=42.5)
+    timings = receipt.engine_timings
+    for time, milliseconds in (
+        (receipt.queue_wait, 3),
+        (receipt.load_wait, 0),
+        (receipt.time_to_first_token, 110),
+        (receipt.total_time, 480),
+        (timings.wall_time, 470),
+        (timings.tokenize_time, 2),
+        (timings.prefill_time, 100),
+        (timings.decode_time, 350),
+    ):
+        time.FromMilliseconds(milliseconds)
+    return receipt
+
+
+def _metrics_of(receipt: receipt_pb2.Receipt) -> dict[str, Any]:
+    encoder = stream_of(include=["metrics"])
+    stop = Event(delta=event_pb2.Delta(text="Hi", finish_reason=event_pb2.FINISH_REASON_STOP))
+    usage = Event(usage=usage_pb2.Usage(prompt_tokens=7, completion_tokens=15))
+    body = encoder.encode([stop]) + encoder.encode([usage, Event(finished=event_pb2.Finished(receipt=receipt))])
+    metrics: dict[str, Any] = events_in(body)[-1]["response"]["metrics"]
+    return metrics
+
+
+def test_an_engine_on_an_accelerator_that_measures_itself_fills_all_fourteen_figures() -> None:
+    receipt = _timed_receipt()
+    receipt.gpu_time.FromMilliseconds(450)
+    assert _metrics_of(receipt) == {
+        "backend_inference_wall_ms": 470.0,
+        "engine_total_wall_ms": 480.0,
+        "engine_outside_backend_wall_ms": 10.0,
+        "pool_total_wall_ms": 1000.0,
+        "engine_queue_wait_ms": 3.0,
+        "engine_load_wait_ms": 0.0,
+        "engine_time_to_first_token_ms": 110.0,
+        "engine_tokenize_ms": 2.0,
+        "gpu_time_to_first_token_ms": 100.0,
+        "gpu_generate_total_ms": 450.0,
+        "gpu_decode_after_first_token_ms": 350.0,
+        "engine_prompt_tokens": 7,
+        "engine_output_tokens": 15,
+        "engine_tokens_per_second": 42.5,
+    }
+
+
+def test_times_of_an_engine_on_a_processor_are_no_times_of_a_gpu() -> None:
+    metrics = _metrics_of(_timed_receipt())
+    assert not [name for name in metrics if name.startswith("gpu_")]
+    assert metrics["engine_tokenize_ms"] == 2.0
 
 
 def test_warnings_and_signals_stand_in_the_last_response() -> None:

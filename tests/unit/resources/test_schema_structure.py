@@ -28,6 +28,9 @@ CHANGED = {
     # What a model takes, and what its engine says of its load, is new.
     "InstanceStatus.properties.engineLoad",
     "InstanceStatus.properties.abilities",
+    # The times of a request as a whole, and at its engine, are new.
+    "ReceiptDocument.properties.engineTimings",
+    "ReceiptDocument.properties.totalSeconds",
     # No runner hibernates.
     "RunnerStatus.properties.state.enum",
     # The bound was that of a text, and held for nothing.

@@ -132,4 +132,20 @@ def test_the_first_content_is_alone_and_the_rest_comes_together() -> None:
     assert (receipt.usage.prompt_tokens, receipt.usage.completion_tokens) == (10, 4)
     assert receipt.tokens_per_second == 2.0
     assert receipt.gpu_time.ToSeconds() == 3
+    assert receipt.engine_timings.prefill_time.ToSeconds() == 1
+    assert receipt.engine_timings.decode_time.ToSeconds() == 2
+    assert not receipt.engine_timings.HasField("tokenize_time")
     assert reader.read([Token(1, 0)]) == []
+
+
+def test_the_time_of_a_tokenizer_is_told_where_it_was_measured() -> None:
+    (frame,) = AnswerReader().read([Done(id=1, prompt_tokens=10, tokenize_seconds=0.004)])
+    assert frame[-1].finished.receipt.engine_timings.tokenize_time.ToMilliseconds() == 4
+
+
+def test_an_answer_in_one_piece_has_no_time_to_its_first_token() -> None:
+    (frame,) = AnswerReader().read([Done(id=1, prompt_tokens=10, decode_seconds=2.0, is_undivided=True)])
+    receipt = frame[-1].finished.receipt
+    assert receipt.gpu_time.ToSeconds() == 2
+    assert not receipt.engine_timings.HasField("prefill_time")
+    assert not receipt.engine_timings.HasField("decode_time")

@@ -1,4 +1,4 @@
-"""The speed of an answer whose engine reports none: from its first token to its last."""
+"""The figures of an answer that its runner measures or adds up: speed, wall time, times over several turns."""
 
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from runner_svc.backend.port import Backend, CallInfo
-from runner_svc.chat.receipt import AnswerReceipt
+from runner_svc.chat.receipt import AnswerReceipt, TokenCounter
 from runner_svc.instance.admission import MIN_MEASURED_SECONDS, AdmittedRequest, tokens_per_second
 from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, usage_pb2
@@ -69,6 +69,35 @@ async def test_an_engine_that_tells_no_speed_is_measured() -> None:
 async def test_the_speed_that_an_engine_tells_is_kept() -> None:
     clock = FakeClock()
     assert (await _receipt(clock, _engine(clock, told=42.0))).tokens_per_second == 42.0
+
+
+async def test_the_wall_time_runs_from_the_call_of_the_engine_to_its_last_event() -> None:
+    clock = FakeClock()
+    assert (await _receipt(clock, _engine(clock))).engine_timings.wall_time.ToMilliseconds() == 2400
+
+
+def test_times_of_the_engine_add_up_over_turns_that_all_know_them() -> None:
+    total = AnswerReceipt(_record(FakeClock()))
+    for prefill, tokenize in ((100, 3), (50, None)):
+        turn = receipt_pb2.Receipt(usage=usage_pb2.Usage(completion_tokens=4))
+        turn.engine_timings.wall_time.FromMilliseconds(400)
+        turn.engine_timings.prefill_time.FromMilliseconds(prefill)
+        if tokenize is not None:
+            turn.engine_timings.tokenize_time.FromMilliseconds(tokenize)
+        total.add_turn(turn)
+    timings = total.end()[-1].finished.receipt.engine_timings
+    assert (timings.wall_time.ToMilliseconds(), timings.prefill_time.ToMilliseconds()) == (800, 150)
+    assert not timings.HasField("tokenize_time"), "a sum of some of the turns is not the time of the answer"
+    assert not timings.HasField("decode_time")
+
+
+def test_a_turn_that_was_ended_early_leaves_the_times_of_the_answer_unknown() -> None:
+    total = AnswerReceipt(_record(FakeClock()))
+    turn = receipt_pb2.Receipt()
+    turn.engine_timings.prefill_time.FromMilliseconds(100)
+    total.add_turn(turn)
+    total.add_unfinished_turn(TokenCounter(chat_pb2.ChatPayload(), whole=False))
+    assert not total.end()[-1].finished.receipt.engine_timings.HasField("prefill_time")
 
 
 def test_times_that_no_turn_knows_are_absent_and_not_zero() -> None:

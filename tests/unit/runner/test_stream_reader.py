@@ -7,7 +7,7 @@ import pytest
 
 from runner_svc.openai_upstream.sse import ErrorPayload
 from runner_svc.openai_upstream.stream import DONE, StreamReader
-from weft.api.common.v1 import event_pb2, warning_pb2
+from weft.api.common.v1 import event_pb2, receipt_pb2, warning_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -167,6 +167,69 @@ def test_usage_of_several_choices_adds_up_and_counts_the_shared_prompt_once() ->
     assert receipt.usage.cached_prompt_tokens == 29
     assert receipt.gpu_time.ToMilliseconds() == 300
     assert receipt.tokens_per_second == pytest.approx(120.0)
+    assert receipt.engine_timings.prefill_time.ToMilliseconds() == 200
+    assert receipt.engine_timings.decode_time.ToMilliseconds() == 100
+    assert not receipt.engine_timings.HasField("tokenize_time")
+
+
+def _receipt_with(reader: StreamReader, **fields: Any) -> receipt_pb2.Receipt:
+    """Returns the receipt of an answer whose last chunk has its usage and these fields."""
+    reader.read([_text("a"), _end()])
+    reader.read([_chunk(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 11}, **fields)])
+    return reader.finish()[-1].finished.receipt
+
+
+VLLM_METRICS = {
+    "time_to_first_token_ms": 40.0,
+    "generation_time_ms": 500.0,
+    "queue_time_ms": 3.0,
+    "mean_itl_ms": 50.0,
+    "tokens_per_second": 20.37,
+}
+
+
+def test_times_per_request_of_vllm_are_taken_without_its_queue() -> None:
+    receipt = _receipt_with(StreamReader(1, 1), metrics=VLLM_METRICS)
+    assert receipt.engine_timings.prefill_time.ToMilliseconds() == 40
+    assert receipt.engine_timings.decode_time.ToMilliseconds() == 500
+    assert receipt.gpu_time.ToMilliseconds() == 540
+    assert receipt.tokens_per_second == pytest.approx(20.0), "from the first token to the last, not from the start"
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        None,
+        [],
+        "fast",
+        {},
+        {"speculative_decoding": {"num_spec_tokens": 2}},
+        {**VLLM_METRICS, "time_to_first_token_ms": None},
+        {**VLLM_METRICS, "time_to_first_token_ms": "40 ms"},
+        {**VLLM_METRICS, "generation_time_ms": -1.0},
+        {**VLLM_METRICS, "generation_time_ms": 1e300},
+    ],
+)
+def test_metrics_of_another_shape_say_nothing_and_harm_nothing(metrics: object) -> None:
+    receipt = _receipt_with(StreamReader(1, 1), metrics=metrics)
+    assert receipt.usage.completion_tokens == 11
+    assert not receipt.HasField("engine_timings")
+    assert not receipt.HasField("gpu_time")
+
+
+def test_metrics_of_one_prompt_are_not_those_of_several() -> None:
+    """vLLM tells the times of the last prompt alone."""
+    reader = StreamReader(2, 1)
+    for index in (0, 1):
+        reader.read([_chunk(choices=[{"index": index, "text": "x", "finish_reason": "stop"}])])
+    reader.read([_chunk(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 2}, metrics=VLLM_METRICS)])
+    assert not reader.finish()[-1].finished.receipt.HasField("engine_timings")
+
+
+def test_a_time_that_a_server_leaves_out_is_not_zero() -> None:
+    timings = _receipt_with(StreamReader(1, 1), timings={"predicted_ms": 100.0}).engine_timings
+    assert timings.decode_time.ToMilliseconds() == 100
+    assert not timings.HasField("prefill_time")
 
 
 def test_usage_of_several_prompts_adds_up() -> None:

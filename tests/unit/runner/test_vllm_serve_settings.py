@@ -99,6 +99,14 @@ def test_cached_tokens_are_always_told_and_extra_arguments_come_last() -> None:
     assert arguments[-2:] == ["--load-format", "dummy"]
 
 
+def test_times_per_request_are_told_unless_statistics_are_off() -> None:
+    """With both flags vLLM refuses to start."""
+    flag = "--enable-per-request-metrics"
+    assert flag in server_arguments(_model(), LoadOrder())
+    assert flag not in server_arguments(_model(extra_arguments=("--disable-log-stats",)), LoadOrder())
+    assert flag not in server_arguments(_model(kind="embedding"), LoadOrder())
+
+
 def test_speculation_is_one_document() -> None:
     model = _model(
         speculative_method="mtp",

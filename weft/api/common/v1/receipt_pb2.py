@@ -26,11 +26,12 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 from weft.api.common.v1 import error_reason_pb2 as weft_dot_api_dot_common_dot_v1_dot_error__reason__pb2
 from weft.api.common.v1 import signal_pb2 as weft_dot_api_dot_common_dot_v1_dot_signal__pb2
+from weft.api.common.v1 import timing_pb2 as weft_dot_api_dot_common_dot_v1_dot_timing__pb2
 from weft.api.common.v1 import usage_pb2 as weft_dot_api_dot_common_dot_v1_dot_usage__pb2
 from weft.api.common.v1 import warning_pb2 as weft_dot_api_dot_common_dot_v1_dot_warning__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/common/v1/receipt.proto\x12\x12weft.api.common.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!weft/api/common/v1/document.proto\x1a%weft/api/common/v1/error_reason.proto\x1a\x1fweft/api/common/v1/signal.proto\x1a\x1eweft/api/common/v1/usage.proto\x1a weft/api/common/v1/warning.proto\"\xfe\x05\n\x07Receipt\x12\x1a\n\nrequest_id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x34\n\x07outcome\x18\x02 \x01(\x0e\x32\x1b.weft.api.common.v1.OutcomeB\x06\x92\xb5\x18\x02\x10\x01\x12\x37\n\x06reason\x18\x03 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReasonB\x06\x92\xb5\x18\x02\x18\x01\x12-\n\x08\x61ttempts\x18\x04 \x03(\x0b\x32\x1b.weft.api.common.v1.Attempt\x12\r\n\x05model\x18\x05 \x01(\t\x12\x1c\n\x0cmodel_digest\x18\x06 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x0c\n\x04host\x18\x07 \x01(\t\x12\x35\n\nqueue_wait\x18\x08 \x01(\x0b\x32\x19.google.protobuf.DurationB\x06\x92\xb5\x18\x02\x10\x01\x12\x34\n\tload_wait\x18\t \x01(\x0b\x32\x19.google.protobuf.DurationB\x06\x92\xb5\x18\x02\x10\x01\x12\x36\n\x13time_to_first_token\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x05usage\x18\x0b \x01(\x0b\x32\x19.weft.api.common.v1.UsageB\x06\x92\xb5\x18\x02 \x01\x12>\n\x08gpu_time\x18\x0c \x01(\x0b\x32\x19.google.protobuf.DurationB\x11\x92\xb5\x18\r\n\x0bgpu_seconds\x12&\n\x11tokens_per_second\x18\r \x01(\x01\x42\x06\x92\xb5\x18\x02\x10\x03H\x00\x88\x01\x01\x12\x1d\n\rleft_premises\x18\x0e \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x33\n\x07signals\x18\x0f \x03(\x0b\x32\x1a.weft.api.common.v1.SignalB\x06\x92\xb5\x18\x02\x18\x01\x12\x35\n\x08warnings\x18\x10 \x03(\x0b\x32\x1b.weft.api.common.v1.WarningB\x06\x92\xb5\x18\x02\x18\x01\x12\x1e\n\x0etool_run_count\x18\x11 \x01(\x05\x42\x06\x92\xb5\x18\x02\x18\x01\x42\x14\n\x12_tokens_per_second\"\x8d\x01\n\x07\x41ttempt\x12\x16\n\x06runner\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\"\n\x12runner_incarnation\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x37\n\x06reason\x18\x03 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReasonB\x06\x92\xb5\x18\x02\x10\x03\x12\r\n\x05model\x18\x04 \x01(\t*z\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTCOME_COMPLETED\x10\x01\x12\x14\n\x10OUTCOME_REJECTED\x10\x02\x12\x12\n\x0eOUTCOME_FAILED\x10\x03\x12\x15\n\x11OUTCOME_CANCELLED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/common/v1/receipt.proto\x12\x12weft.api.common.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!weft/api/common/v1/document.proto\x1a%weft/api/common/v1/error_reason.proto\x1a\x1fweft/api/common/v1/signal.proto\x1a\x1fweft/api/common/v1/timing.proto\x1a\x1eweft/api/common/v1/usage.proto\x1a weft/api/common/v1/warning.proto\"\xfd\x06\n\x07Receipt\x12\x1a\n\nrequest_id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x34\n\x07outcome\x18\x02 \x01(\x0e\x32\x1b.weft.api.common.v1.OutcomeB\x06\x92\xb5\x18\x02\x10\x01\x12\x37\n\x06reason\x18\x03 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReasonB\x06\x92\xb5\x18\x02\x18\x01\x12-\n\x08\x61ttempts\x18\x04 \x03(\x0b\x32\x1b.weft.api.common.v1.Attempt\x12\r\n\x05model\x18\x05 \x01(\t\x12\x1c\n\x0cmodel_digest\x18\x06 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x0c\n\x04host\x18\x07 \x01(\t\x12\x35\n\nqueue_wait\x18\x08 \x01(\x0b\x32\x19.google.protobuf.DurationB\x06\x92\xb5\x18\x02\x10\x01\x12\x34\n\tload_wait\x18\t \x01(\x0b\x32\x19.google.protobuf.DurationB\x06\x92\xb5\x18\x02\x10\x01\x12\x36\n\x13time_to_first_token\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x05usage\x18\x0b \x01(\x0b\x32\x19.weft.api.common.v1.UsageB\x06\x92\xb5\x18\x02 \x01\x12>\n\x08gpu_time\x18\x0c \x01(\x0b\x32\x19.google.protobuf.DurationB\x11\x92\xb5\x18\r\n\x0bgpu_seconds\x12&\n\x11tokens_per_second\x18\r \x01(\x01\x42\x06\x92\xb5\x18\x02\x10\x03H\x00\x88\x01\x01\x12\x1d\n\rleft_premises\x18\x0e \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x33\n\x07signals\x18\x0f \x03(\x0b\x32\x1a.weft.api.common.v1.SignalB\x06\x92\xb5\x18\x02\x18\x01\x12\x35\n\x08warnings\x18\x10 \x03(\x0b\x32\x1b.weft.api.common.v1.WarningB\x06\x92\xb5\x18\x02\x18\x01\x12\x1e\n\x0etool_run_count\x18\x11 \x01(\x05\x42\x06\x92\xb5\x18\x02\x18\x01\x12\x42\n\ntotal_time\x18\x12 \x01(\x0b\x32\x19.google.protobuf.DurationB\x13\x92\xb5\x18\x0f\n\rtotal_seconds\x12\x39\n\x0e\x65ngine_timings\x18\x13 \x01(\x0b\x32!.weft.api.common.v1.EngineTimingsB\x14\n\x12_tokens_per_second\"\x8d\x01\n\x07\x41ttempt\x12\x16\n\x06runner\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\"\n\x12runner_incarnation\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x37\n\x06reason\x18\x03 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReasonB\x06\x92\xb5\x18\x02\x10\x03\x12\r\n\x05model\x18\x04 \x01(\t*z\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTCOME_COMPLETED\x10\x01\x12\x14\n\x10OUTCOME_REJECTED\x10\x02\x12\x12\n\x0eOUTCOME_FAILED\x10\x03\x12\x15\n\x11OUTCOME_CANCELLED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -63,16 +64,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RECEIPT'].fields_by_name['warnings']._serialized_options = b'\222\265\030\002\030\001'
   _globals['_RECEIPT'].fields_by_name['tool_run_count']._loaded_options = None
   _globals['_RECEIPT'].fields_by_name['tool_run_count']._serialized_options = b'\222\265\030\002\030\001'
+  _globals['_RECEIPT'].fields_by_name['total_time']._loaded_options = None
+  _globals['_RECEIPT'].fields_by_name['total_time']._serialized_options = b'\222\265\030\017\n\rtotal_seconds'
   _globals['_ATTEMPT'].fields_by_name['runner']._loaded_options = None
   _globals['_ATTEMPT'].fields_by_name['runner']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_ATTEMPT'].fields_by_name['runner_incarnation']._loaded_options = None
   _globals['_ATTEMPT'].fields_by_name['runner_incarnation']._serialized_options = b'\222\265\030\002\030\001'
   _globals['_ATTEMPT'].fields_by_name['reason']._loaded_options = None
   _globals['_ATTEMPT'].fields_by_name['reason']._serialized_options = b'\222\265\030\002\020\003'
-  _globals['_OUTCOME']._serialized_start=1174
-  _globals['_OUTCOME']._serialized_end=1296
-  _globals['_RECEIPT']._serialized_start=262
-  _globals['_RECEIPT']._serialized_end=1028
-  _globals['_ATTEMPT']._serialized_start=1031
-  _globals['_ATTEMPT']._serialized_end=1172
+  _globals['_OUTCOME']._serialized_start=1334
+  _globals['_OUTCOME']._serialized_end=1456
+  _globals['_RECEIPT']._serialized_start=295
+  _globals['_RECEIPT']._serialized_end=1188
+  _globals['_ATTEMPT']._serialized_start=1191
+  _globals['_ATTEMPT']._serialized_end=1332
 # @@protoc_insertion_point(module_scope)

@@ -14,6 +14,7 @@ import sys
 import typing
 import weft.api.common.v1.error_reason_pb2
 import weft.api.common.v1.signal_pb2
+import weft.api.common.v1.timing_pb2
 import weft.api.common.v1.usage_pb2
 import weft.api.common.v1.warning_pb2
 
@@ -79,6 +80,8 @@ class Receipt(google.protobuf.message.Message):
     SIGNALS_FIELD_NUMBER: builtins.int
     WARNINGS_FIELD_NUMBER: builtins.int
     TOOL_RUN_COUNT_FIELD_NUMBER: builtins.int
+    TOTAL_TIME_FIELD_NUMBER: builtins.int
+    ENGINE_TIMINGS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id, the same on every hop."""
     outcome: global___Outcome.ValueType
@@ -133,6 +136,14 @@ class Receipt(google.protobuf.message.Message):
     def warnings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.warning_pb2.Warning]:
         """What the caller should know and did not stop the request; at most 64."""
 
+    @property
+    def total_time(self) -> google.protobuf.duration_pb2.Duration:
+        """Time from arrival to the end: waits, model loads, tools and all attempts included. Absent: not known."""
+
+    @property
+    def engine_timings(self) -> weft.api.common.v1.timing_pb2.EngineTimings:
+        """Where that time went in the engine that answered. Absent: nothing of it is known."""
+
     def __init__(
         self,
         *,
@@ -153,9 +164,11 @@ class Receipt(google.protobuf.message.Message):
         signals: collections.abc.Iterable[weft.api.common.v1.signal_pb2.Signal] | None = ...,
         warnings: collections.abc.Iterable[weft.api.common.v1.warning_pb2.Warning] | None = ...,
         tool_run_count: builtins.int = ...,
+        total_time: google.protobuf.duration_pb2.Duration | None = ...,
+        engine_timings: weft.api.common.v1.timing_pb2.EngineTimings | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "queue_wait", b"queue_wait", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "attempts", b"attempts", "gpu_time", b"gpu_time", "host", b"host", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "queue_wait", b"queue_wait", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "attempts", b"attempts", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_tokens_per_second", b"_tokens_per_second"]) -> typing.Literal["tokens_per_second"] | None: ...
 
 global___Receipt = Receipt
