@@ -17,6 +17,7 @@ from typing import Any
 
 from runner_svc.runtimes.runtime import Runtime
 from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.names import close_names
 from weft.kernel.reasons import Reason
 
 DEFAULT_RUNTIME = "llama_server"
@@ -77,7 +78,8 @@ def require_runtime(name: str, field: str = "runtime") -> AnyRuntime:
     for each in installed():
         if each.name == name:
             raise invalid_field(field, f"the runtime {name} of {each.package} cannot be used: {each.fault}")
-    raise invalid_field(field, f"must be one of: {', '.join(usable_names())}")
+    close = close_names(name, usable_names(), most=2)
+    raise invalid_field(field, f"must be one of: {', '.join(usable_names())}" + (f"; {close}" if close else ""))
 
 
 def usable_names() -> tuple[str, ...]:

@@ -74,9 +74,12 @@ def new_key() -> bytes:
 MAX_CLOSE_NAMES = 3
 _COMPARED_NAMES = 10_000
 """Maximum number of compared names: each takes some microseconds."""
+_LEAST_BEGINNING_CHARS = 3
 
 
-def close_names(name: str, names: Iterable[str]) -> str:
-    """Returns a "did you mean" question with similar names; empty: there are none."""
-    close = get_close_matches(name, sorted(names)[:_COMPARED_NAMES], n=MAX_CLOSE_NAMES)
+def close_names(name: str, names: Iterable[str], most: int = MAX_CLOSE_NAMES) -> str:
+    """Returns a "did you mean" question with names that begin so, then similar ones; empty: there are none."""
+    compared = sorted(names)[:_COMPARED_NAMES]
+    longer = [each for each in compared if each.startswith(name)] if len(name) >= _LEAST_BEGINNING_CHARS else []
+    close = list(dict.fromkeys((*longer, *get_close_matches(name, compared, n=most))))[:most]
     return f"did you mean {' or '.join(close)}?" if close else ""

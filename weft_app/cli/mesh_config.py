@@ -69,7 +69,8 @@ def show(
     Example: weft config show --effective -o yaml
     """
     from weft_app.compose.environment import environment_of  # noqa: PLC0415 - every command starts fast
-    from weft_app.config.loader import DEFAULT, Given, effective_values, load_with_sources  # noqa: PLC0415
+    from weft_app.config.document import Given  # noqa: PLC0415
+    from weft_app.config.loader import DEFAULT, effective_values, load_with_sources  # noqa: PLC0415
 
     flags = {"port": ("--port", port), "grpc_port": ("--grpc-port", grpc_port)}
     given = {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from runner_svc.dial_out import LinkEvent
     from weft_app.compose.join import JoinPlan
     from weft_app.config.config import WeftConfig
-    from weft_app.config.loader import Document
+    from weft_app.config.document import Document
 
 MAX_TOKEN_CHARS = 256
 TOKEN_VARIABLE = "WEFT_JOIN_TOKEN"  # noqa: S105 - the variable's name

@@ -22,7 +22,8 @@ from weft_app.compose.environment import LogFormat, RunnerEnvironment, read_envi
 from weft_app.compose.home import WeftHome
 from weft_app.compose.serving import Announce
 from weft_app.config.config import WeftConfig
-from weft_app.config.loader import Document, load_config
+from weft_app.config.document import Document
+from weft_app.config.loader import load_config
 
 if TYPE_CHECKING:
     from weft_app.compose.runner import MakeHttpApi

@@ -17,7 +17,7 @@ from weft.kernel.names import MAX_TENANT_CHARS, is_token
 from weft.kernel.units import Rate, RateUnit, parse_rates
 from weft_app.compose.demo import demo_runner_document
 from weft_app.config.config import WeftConfig
-from weft_app.config.loader import Document, Given, merge, value_of
+from weft_app.config.document import Document, Given, merge, value_of
 from weft_app.config.settings_tree import plain_value
 
 RATE_PREFIX = "TENANT_RATE_LIMIT_"

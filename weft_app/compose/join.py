@@ -36,7 +36,8 @@ from weft_app.compose.relay_certificate import fingerprint_of
 from weft_app.compose.runner import pick_runner, runner_config
 from weft_app.compose.shutdown import CriticalTasks, stop_requested
 from weft_app.config.config import CONFIG_NAME, WeftConfig
-from weft_app.config.loader import Document, load_config
+from weft_app.config.document import Document
+from weft_app.config.loader import load_config
 
 SOCKET_NAME = "runner.sock"
 FETCH_SECONDS = 10.0

@@ -128,6 +128,17 @@ class LogSettings:
     """Size at which a file is moved to `<name>.1` and a new one begins."""
 
 
+class NamesTwiceError(ValueError):
+    """Runners, models or agents have one name."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__(
+            f"names must be unique over runners, models and agents: {', '.join(sorted(names))} "
+            "(replicas have names of their own and share a pool)"
+        )
+        self.names = names
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeftConfig:
     """The whole file."""
@@ -171,10 +182,7 @@ class WeftConfig:
         names += [agent.name for runner in runners for agent in runner.agents]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
-            raise ValueError(
-                f"names must be unique over runners, models and agents: {', '.join(sorted(twice))} "
-                "(replicas have names of their own and share a pool)"
-            )
+            raise NamesTwiceError(frozenset(twice))
 
 
 def _expanded(path: Path | None) -> Path | None:

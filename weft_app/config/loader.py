@@ -6,42 +6,24 @@ Every limit has a name with its unit. Unknown names are refused: a typo must not
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors import invalid_field
 from weft_app.config.config import CONFIG_NAME, WeftConfig
-from weft_app.config.settings_tree import is_section, names_at, plain_value, settings_of
+from weft_app.config.document import Document, PathSteps, given_by, merge, read_file, sources, value_of
+from weft_app.config.refusals import field_path, place, refusal
+from weft_app.config.settings_tree import is_section, plain_value, settings_of
 
 LOCAL_SUFFIX = ".local"
-MAX_DEPTH = 64
-UNKNOWN_NAME = "unexpected_keyword_argument"
-"""pydantic's type of the error for a name that a dataclass does not have."""
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 CONCEALED = "***"
-_NAME = "name"
-
-Document = dict[str, Any]
-"""A mapping of the file as YAML; its values may be `Given`."""
-PathSteps = tuple[str | int, ...]
 Section = TypeVar("Section")
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A value of a document, and where it comes from."""
-
-    value: Any
-    source: str
-    """Such as "weft.yaml line 3" or "environment variable LOG_LEVEL"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,31 +52,34 @@ def load_with_sources(
     """As `load_config`, with where each value comes from."""
     merged: Document = {}
     for file in config_files(path):
-        merged = merge(merged, _read(file))
+        merged = merge(merged, read_file(file))
         path = path or file
-    merged = merge(merged, _given(dict(overrides or {}), COMMAND_LINE))
+    merged = merge(merged, given_by(COMMAND_LINE, dict(overrides or {})))
     if below is not None:
         merged = below(merged)
-    return LoadedConfig(parse_config(merged, path), dict(_sources(merged, ())))
+    return LoadedConfig(parse_config(merged, path), dict(sources(merged)))
 
 
 def parse_config(document: Mapping[str, Any], path: Path | None = None) -> WeftConfig:
-    """Returns the configuration that a document holds. Raises INVALID_ARGUMENT naming the field, and `path`."""
-    return parse_section(WeftConfig, document, "" if path is None else f" (in {path})")
+    """Returns the configuration that a document holds. Raises INVALID_ARGUMENT naming the field, and its place."""
+    return parse_section(WeftConfig, document, path)
 
 
-def parse_section(kind: type[Section], document: Mapping[str, Any], where: str = "") -> Section:
-    """Returns the section of this kind that a document holds. Raises INVALID_ARGUMENT naming the field and `where`."""
+def parse_section(kind: type[Section], document: Mapping[str, Any], path: Path | None = None) -> Section:
+    """Returns the section of this kind that a document holds. Raises INVALID_ARGUMENT naming the field and its place.
+
+    `path` is the file of the document.
+    """
     try:
-        return validate_section(kind, document, where)
+        return validate_section(kind, document, path)
     except ValidationError as error:
-        raise _field_error(kind, error, where) from error
+        raise refusal(kind, error, document, path) from error
 
 
-def validate_section(kind: type[Section], document: Mapping[str, Any], where: str) -> Section:
+def validate_section(kind: type[Section], document: Mapping[str, Any], path: Path | None) -> Section:
     """As `parse_section`, with the ValidationError of what a section refuses."""
     validator: Any = _validator
-    section: Section = validator(kind).validate_json(json.dumps(_plain(document, (), where)))
+    section: Section = validator(kind).validate_json(json.dumps(_plain(document, (), path)))
     return section
 
 
@@ -114,100 +99,18 @@ def config_files(path: Path | None) -> tuple[Path, ...]:
     return (path, local) if local.is_file() else (path,)
 
 
-def merge(base: Document, over: Document) -> Document:
-    """Returns `base` with `over` on top: mappings merged by key, lists of named items by name, the rest replaced."""
-    result = dict(base)
-    for key, value in over.items():
-        result[key] = _merged(result.get(key), value)
-    return result
-
-
-def value_of(item: Any) -> Any:
-    """Returns a value of a document without its source."""
-    return item.value if isinstance(item, Given) else item
-
-
-def _merged(below: Any, value: Any) -> Any:
-    if isinstance(below, dict) and isinstance(value, dict):
-        return merge(below, value)
-    if _is_named(below) and _is_named(value):
-        laid = {value_of(item[_NAME]): item for item in value}
-        known = {value_of(item[_NAME]) for item in below}
-        kept = [merge(item, laid.get(value_of(item[_NAME]), {})) for item in below]
-        return [*kept, *(item for item in value if value_of(item[_NAME]) not in known)]
-    return value
-
-
-def _is_named(value: Any) -> bool:
-    """Whether it is a list of items with unique names, such as runners and models."""
-    if not isinstance(value, list) or not value:
-        return False
-    names = [value_of(item.get(_NAME)) if isinstance(item, dict) else None for item in value]
-    return all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
-
-
-def _read(path: Path) -> Document:
-    try:
-        loader = yaml.SafeLoader(path.read_text("utf-8"))
-        try:
-            node = loader.get_single_node()
-            document = None if node is None else loader.construct_document(node)
-        finally:
-            loader.dispose()
-    except OSError as error:
-        raise invalid_field("--config", f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" (line {where.line + 1})" if where is not None else ""
-        raise FieldError("--config", f"{path} is not YAML{line}", Reason.MALFORMED_REQUEST) from error
-    if document is None or node is None:
-        return {}
-    if not isinstance(document, dict):
-        raise invalid_field("--config", f"{path} must be a mapping of names to values")
-    return dict(_with_lines(document, node, path, 0))
-
-
-def _with_lines(value: Any, node: yaml.Node, path: Path, depth: int) -> Any:
-    if depth > MAX_DEPTH:
-        raise invalid_field("--config", f"{path} is nested more than {MAX_DEPTH} levels deep")
-    if isinstance(value, dict) and isinstance(node, yaml.MappingNode):
-        nodes = {key.value: child for key, child in node.value}
-        return {key: _with_lines(item, nodes.get(str(key), node), path, depth + 1) for key, item in value.items()}
-    if isinstance(value, list) and isinstance(node, yaml.SequenceNode):
-        return [_with_lines(item, child, path, depth + 1) for item, child in zip(value, node.value, strict=False)]
-    return Given(value, f"{path.name} line {node.start_mark.line + 1}")
-
-
-def _given(value: Any, source: str) -> Any:
-    if isinstance(value, dict):
-        return {key: _given(item, source) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_given(item, source) for item in value]
-    return value if isinstance(value, Given) else Given(value, source)
-
-
-def _sources(item: Any, steps: PathSteps) -> Iterator[tuple[PathSteps, str]]:
-    if isinstance(item, dict):
-        for key, value in item.items():
-            yield from _sources(value, (*steps, key))
-    elif isinstance(item, list):
-        for index, value in enumerate(item):
-            yield from _sources(value, (*steps, index))
-    elif isinstance(item, Given):
-        yield steps, item.source
-
-
-def _plain(item: Any, steps: PathSteps, where: str) -> Any:
+def _plain(item: Any, steps: PathSteps, path: Path | None) -> Any:
     """Returns a document as JSON types; a value that JSON lacks becomes a mapping, which no setting accepts."""
     item = value_of(item)
     match item:
         case Mapping():
-            strange = next((key for key in item if not isinstance(key, str)), None)
-            if strange is not None:
-                raise invalid_field(_field((*steps, str(strange))), f"must be a text; put it in quotes{where}")
-            return {key: _plain(value, (*steps, key), where) for key, value in item.items()}
+            for key in item:
+                if not isinstance(key, str):
+                    field, where = field_path((*steps, str(key))), place(item[key], path)
+                    raise invalid_field(field, f"must be a text; put it in quotes{where}")
+            return {key: _plain(value, (*steps, key), path) for key, value in item.items()}
         case list() | tuple() | frozenset():
-            return [_plain(value, (*steps, index), where) for index, value in enumerate(item)]
+            return [_plain(value, (*steps, index), path) for index, value in enumerate(item)]
         case Enum():
             return item.value
         case Path():
@@ -216,28 +119,6 @@ def _plain(item: Any, steps: PathSteps, where: str) -> Any:
             return item
         case _:  # YAML has dates and bytes, too
             return {type(item).__name__: str(item)}
-
-
-def _field(steps: PathSteps) -> str:
-    return ".".join(str(step) for step in steps) or "configuration"
-
-
-def _field_error(kind: type, error: ValidationError, where: str) -> FieldError:
-    first = error.errors(include_url=False)[0]
-    steps, message = first["loc"], first["msg"].removeprefix("Value error, ")
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, FieldError):
-        steps, message = (*steps, cause.field), cause.message.removeprefix(f"{cause.field}: ")
-    elif first["type"] == UNKNOWN_NAME:
-        message = _unknown(kind, steps)
-    elif first["type"] == "dataclass_type":
-        message = "must be a mapping of names to values"
-    return invalid_field(_field(steps), f"{message}{where}")
-
-
-def _unknown(kind: type, steps: PathSteps) -> str:
-    close = get_close_matches(str(steps[-1]), names_at(kind, steps[:-1]), n=1)
-    return "is not a setting" + (f"; did you mean {close[0]}?" if close else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ _INTRODUCTION = f"""# Configuration
 
 `{CONFIG_NAME}` in the working directory, or the file named with `--config`. `weft.local.yaml` beside it is merged over
 it: mappings key by key, lists of named things (runners, models, agents) name by name, other lists replaced. The command
-line wins over both. A name that is not in these tables is refused.
+line wins over both. A name that is not in these tables is refused, and so is one that a mapping has twice.
 
 ```yaml
 # weft.local.yaml: one model of one runner has its file elsewhere on this machine; all else is as in weft.yaml.

@@ -32,7 +32,8 @@ from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority, Skill
 from weft.kernel.settings import Name, values_of
-from weft_app.config.loader import UNKNOWN_NAME, validate_section
+from weft_app.config.loader import validate_section
+from weft_app.config.refusals import UNKNOWN_NAME
 from weft_app.config.runners import STRICT
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -456,7 +457,7 @@ def load_scenario(path: Path) -> Scenario:
 def parse_scenario(document: dict[str, Any], source: str) -> Scenario:
     """Parses a scenario document. Raises INVALID_ARGUMENT naming `source` and the field."""
     try:
-        return validate_section(ScenarioDocument, document, f" (in {source})").scenario()
+        return validate_section(ScenarioDocument, document, Path(source)).scenario()
     except ValidationError as error:
         errors = error.errors(include_url=False)
         # For a mapping, the error that it is not a number is useless.

@@ -93,9 +93,19 @@ def sections_at(root: type, steps: Sequence[str | int]) -> tuple[type, ...]:
     return found
 
 
+def settings_on(root: type, steps: Sequence[str | int]) -> list[Setting]:
+    """Returns the settings that a path goes through, the outermost first; where sections share a name, the first."""
+    found = []
+    for count, step in enumerate(steps):
+        inner = (setting for section in sections_at(root, steps[:count]) for setting in settings_of(section))
+        found += [setting for setting in inner if setting.name == step][:1]
+    return found
+
+
 def names_at(root: type, steps: Sequence[str | int]) -> list[str]:
     """Returns the names of the settings of the section at a path."""
-    return [setting.name for section in sections_at(root, steps) for setting in settings_of(section)]
+    names = (setting.name for section in sections_at(root, steps) for setting in settings_of(section))
+    return list(dict.fromkeys(names))
 
 
 def descriptions_of(section: type) -> Mapping[str, str]:

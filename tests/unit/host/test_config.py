@@ -10,7 +10,8 @@ import pytest
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft_app.config.config import WeftConfig
-from weft_app.config.loader import load_config, merge
+from weft_app.config.document import merge
+from weft_app.config.loader import load_config
 from weft_app.config.reference import SCHEMA_NAME, render, schema_text
 
 DOCS = Path(__file__).parents[3] / "docs"

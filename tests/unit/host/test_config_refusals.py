@@ -1,0 +1,223 @@
+"""What weft.yaml is refused with: the field, its line, what is expected, and how it is written."""
+
+from pathlib import Path
+
+import pytest
+
+from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
+from weft_app.config.loader import load_config
+from weft_app.config.refusals import MAX_REFUSALS
+
+GPU = "runners:\n  - name: gpu\n"
+MODEL = "models: [{name: m, path: /m.gguf}]\n"
+SERVER = "- {name: a, runtime: openai_http, models: [{name: m, url: 'http://127.0.0.1:1/v1'}]}\n"
+HTTP = "runners:\n  - name: gpu\n    runtime: openai_http\n    models:\n"
+
+
+def refused(folder: Path, text: str) -> FieldError:
+    """What a file with this text is refused with."""
+    path = folder / "weft.yaml"
+    path.write_text(text)
+    with pytest.raises(FieldError) as caught:
+        load_config(path)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "words", "line"),
+    [
+        # a mapping or a text where a list belongs
+        (
+            "runners:\n  local:\n    models: []\n",
+            "runners",
+            'a mapping; begin each item with "- ", as in `- name: local`',
+            1,
+        ),
+        (f"runners:\n  name: gpu\n  {MODEL}", "runners", "must be a list, and is a mapping; begin each item with", 1),
+        (f"{GPU}    models:\n      name: m\n", "runners.0.models", "must be a list, and is a mapping", 3),
+        (
+            f"{GPU}    models: m.gguf\n",
+            "runners.0.models",
+            "such as `models: [{name: qwen, path: /models/qwen.gguf}]`",
+            3,
+        ),
+        (f"{GPU}    command: server --x\n    {MODEL}", "runners.0.command", 'write `command: ["server", "--x"]`', 3),
+        # a text or a list where a mapping belongs
+        (
+            f"{GPU}    models:\n      - m.gguf\n",
+            "runners.0.models.0",
+            'and is the text "m.gguf", such as `{name: m.gguf}`',
+            4,
+        ),
+        ("port: 1\nrunners: [gpu]\n", "runners.0", "such as `{name: gpu}`", 2),
+        (
+            "log: debug\n",
+            "log",
+            'a mapping of names to values, and is the text "debug", such as `log: {level: info}`',
+            1,
+        ),
+        ("router: [1]\n", "router", "must be a mapping of names to values, and is a list, such as `router: {", 1),
+        # a text where a number belongs, and other wrong values
+        (
+            "host: '::1'\nport: '8080'\n",
+            "port",
+            'a whole number, and is the text "8080"; remove the quotes: `port: 8080`',
+            2,
+        ),
+        ("port: http\n", "port", 'must be a whole number, and is the text "http", such as `port: 8080`', 1),
+        ("port: 80.5\n", "port", "must be a whole number, and is 80.5", 1),
+        ("port: yes\n", "port", "must be a whole number, and is true", 1),
+        ("port: 99999\n", "port", "must be at most 65535, and is 99999", 1),
+        ("drain_seconds: 10s\n", "drain_seconds", "its unit is in its name: `drain_seconds: 10`", 1),
+        (
+            "drain_seconds: 1m\n",
+            "drain_seconds",
+            'must be a number, and is the text "1m", such as `drain_seconds: 10`',
+            1,
+        ),
+        ("drain_seconds: .inf\n", "drain_seconds", "must be a finite number", 1),
+        (
+            "auth:\n  required: 'yes'\n",
+            "auth.required",
+            'must be true or false, and is the text "yes"; remove the quotes',
+            2,
+        ),
+        ("host: 127\n", "host", "must be a text, and is 127; put it in quotes", 1),
+        (
+            "log:\n  level: warn\n",
+            "log.level",
+            "'warning' or 'error', and is the text \"warn\"; did you mean warning?",
+            2,
+        ),
+        (
+            f"{GPU}    models:\n      - {{name: m, path: /m, slots: 0}}\n",
+            "runners.0.models.0.slots",
+            "at least 1, and is 0",
+            4,
+        ),
+        # nothing where something belongs
+        ("port:\n", "port", "has no value: write one, such as `port: 8080`, or remove the line", 1),
+        (GPU, "runners.0.models", "is missing, such as `models: [{name: qwen, path: /models/qwen.gguf}]`", 2),
+        (f"{GPU}    models: []\n", "runners.0.models", "must have 1 or more items, such as `models: [", 3),
+        # names that are not known
+        ("prot: 8080\n", "prot", "is not a setting; did you mean port?", 1),
+        ("port: 1\nrunner:\n  - name: a\n", "runner", "is not a setting; did you mean runners?", 2),
+        ("router:\n  queue_timeout: 30\n", "router.queue_timeout", "did you mean queue_timeout_seconds?", 2),
+        (f"{GPU}    modles: []\n", "runners.0.modles", "is not a setting; did you mean models?", 3),
+        (
+            f"{GPU}    models:\n      - name: m\n        path: /m\n        context: 1\n",
+            "runners.0.models.0.context",
+            "did you mean context_tokens?",
+            6,
+        ),
+        (
+            f"{GPU}    runtime: llama\n    {MODEL}",
+            "runners.0.runtime",
+            "did you mean llama_cpp_python or llama_server?",
+            3,
+        ),
+        (f"{GPU}    runtime: vllm\n    {MODEL}", "runners.0.runtime", "did you mean vllm_serve?", 3),
+        # names that are there twice
+        (
+            f"{HTTP}      - {{name: m, url: 'http://a/v1'}}\n      - {{name: m, url: 'http://b/v1'}}\n",
+            "configuration",
+            "m (replicas have names of their own and share a pool) (in {folder}/weft.yaml line 5, weft.yaml line 6)",
+            None,
+        ),
+        # a key that is no text
+        ("1: 2\n", "1", "must be a text; put it in quotes", 1),
+    ],
+)
+def test_a_slip_is_refused_with_its_line_what_is_expected_and_how_it_is_written(
+    tmp_path: Path, text: str, field: str, words: str, line: int | None
+) -> None:
+    error = refused(tmp_path, text)
+    assert error.reason is Reason.INVALID_ARGUMENT
+    first = error.message.splitlines()[0]
+    assert (error.field, words.replace("{folder}", str(tmp_path)) in first) == (field, True), first
+    if line is not None:
+        assert first.endswith(f"(in {tmp_path}/weft.yaml line {line})")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("runners:\n\t- name: gpu\n", "is not YAML (line 2): tabs cannot indent; use spaces"),
+        ("router:\n  pools:\n\tx: 1\n", "is not YAML (line 3): tabs cannot indent; use spaces"),
+        (
+            "runners:\n  - name: gpu\n   models: []\n",
+            "(line 3): the line is indented unlike the lines that it belongs to",
+        ),
+        ("host: a: b\n", "(line 1): a text with a colon needs quotes"),
+        ("port: 1\nhost\nlog: {}\n", "(line 3): write `name: value`, with a space after the colon"),
+        ("runners: [{name: gpu\n", "(line 2): a bracket is not closed, or a comma is missing"),
+        ('host: "127.0.0.1\nport: 1\n', "a quote is not closed"),
+        ('host: "C:\\models"\n', "(line 1): in double quotes a backslash begins an escape; use single quotes"),
+        ("host: *x\n", "(line 1): a text that begins with * or & needs quotes"),
+        ("host: @x\n", "(line 1): a text that begins with this character needs quotes"),
+        ("port: 1\n---\nport: 2\n", "is not YAML of one document (line 3): remove the line `---`"),
+        ("port: 1\nport: 2\n", "is refused (line 2): the key 'port' stands here twice"),
+        ("a: &a [*a]\n", "is refused (line 1): an alias inside what it stands for"),
+        ("port: \x00\n", "is not YAML: it has a character that may not stand in YAML"),
+    ],
+)
+def test_a_file_that_is_not_yaml_is_refused_with_the_line_and_the_way_out(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    error = refused(tmp_path, text)
+    assert (error.reason, error.field) == (Reason.MALFORMED_REQUEST, "--config")
+    assert words in error.message, error.message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "port 8080\n",
+            "must be a mapping of names to values: write `name: value`, with a space after the colon (line 1)",
+        ),
+        ("port:8080\n", "with a space after the colon (line 1)"),
+        ("\n- name: gpu\n", "and line 2 begins a list: runners are the list below `runners:`"),
+    ],
+)
+def test_a_file_that_is_no_mapping_is_told_how_to_be_one(tmp_path: Path, text: str, words: str) -> None:
+    error = refused(tmp_path, text)
+    assert (error.reason, error.field) == (Reason.INVALID_ARGUMENT, "--config")
+    assert words in error.message, error.message
+
+
+def test_several_slips_are_told_at_once_unknown_names_first(tmp_path: Path) -> None:
+    error = refused(tmp_path, "drain_seconds: x\nprot: 1\n")
+    first, second = error.message.splitlines()
+    assert first == f"prot: is not a setting; did you mean port? (in {tmp_path}/weft.yaml line 2)"
+    assert second.startswith('  drain_seconds: must be a number, and is the text "x"')
+
+
+def test_no_more_than_a_few_slips_are_told_at_once(tmp_path: Path) -> None:
+    error = refused(tmp_path, "".join(f"nonsense_{number}: 1\n" for number in range(MAX_REFUSALS + 2)))
+    lines = error.message.splitlines()
+    assert (len(lines), lines[-1]) == (MAX_REFUSALS + 1, "  and 2 more")
+
+
+def test_a_value_of_the_local_file_is_refused_naming_that_file(tmp_path: Path) -> None:
+    (tmp_path / "weft.local.yaml").write_text("log:\n  level: info\nport: http\n")
+    error = refused(tmp_path, f"port: 1\nrunners:\n{SERVER}")
+    assert error.message.endswith(f"(in {tmp_path}/weft.local.yaml line 3)")
+
+
+def test_a_value_of_the_command_line_is_refused_naming_it(tmp_path: Path) -> None:
+    path = tmp_path / "weft.yaml"
+    path.write_text("port: 1\n")
+    with pytest.raises(FieldError) as caught:
+        load_config(path, {"port": 99_999})
+    assert caught.value.message == "port: must be at most 65535, and is 99999 (from command line)"
+
+
+def test_a_secret_is_not_shown_where_it_is_refused(tmp_path: Path) -> None:
+    text = "runners:\n  - name: a\n    runtime: openai_remote\n    models:\n      - {name: m, api_key: 771234}\n"
+    assert "771234" not in refused(tmp_path, text).message
+
+
+def test_a_long_value_is_shortened(tmp_path: Path) -> None:
+    assert len(refused(tmp_path, f"port: {'x' * 10_000}\n").message) < 300

@@ -1,0 +1,187 @@
+"""A configuration file as a document: YAML with the line of each value, and layers of documents merged into one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from weft.documents.yaml_documents import YamlDocument, YamlRefusedError, yaml_documents
+from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.reasons import Reason
+
+Document = dict[str, Any]
+"""A mapping of the file as YAML; its values may be `Given`."""
+PathSteps = tuple[str | int, ...]
+_NAME = "name"
+_FIELD = "--config"
+_TAB = "\t"
+_HINTS = (
+    ("mapping values are not allowed", "a text with a colon needs quotes; else the line is indented too far"),
+    ("expected <block end>", "the line is indented unlike the lines that it belongs to"),
+    ("could not find expected ':'", "write `name: value`, with a space after the colon"),
+    ("expected ',' or", "a bracket is not closed, or a comma is missing"),
+    ("while scanning a quoted scalar", "a quote is not closed"),
+    ("found unknown escape character", "in double quotes a backslash begins an escape; use single quotes"),
+    ("undefined alias", "a text that begins with * or & needs quotes"),
+    ("cannot start any token", "a text that begins with this character needs quotes"),
+)
+"""Parts of what the parser says, and what the file needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value of a document, and where it comes from."""
+
+    value: Any
+    source: str
+    """Such as "weft.yaml line 3" or "environment variable LOG_LEVEL"."""
+
+
+class GivenMapping(dict[str, Any]):
+    """A mapping of a file, and where it stands."""
+
+    source = ""
+
+
+class GivenList(list[Any]):
+    """A list of a file, and where it stands."""
+
+    source = ""
+
+
+def value_of(item: Any) -> Any:
+    """Returns a value of a document without its source."""
+    return item.value if isinstance(item, Given) else item
+
+
+def given_by(source: str, value: Any) -> Any:
+    """Returns a document whose values all come from one source."""
+    if isinstance(value, dict):
+        return {key: given_by(source, item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [given_by(source, item) for item in value]
+    return value if isinstance(value, Given) else Given(value, source)
+
+
+def sources(item: Any, steps: PathSteps = ()) -> Iterator[tuple[PathSteps, str]]:
+    """Yields the path and the source of every value of a document."""
+    if isinstance(item, dict):
+        for key, value in item.items():
+            yield from sources(value, (*steps, key))
+    elif isinstance(item, list):
+        for index, value in enumerate(item):
+            yield from sources(value, (*steps, index))
+    elif isinstance(item, Given):
+        yield steps, item.source
+
+
+def place_of(item: Any) -> str:
+    """Returns where a value stands; a mapping or list that was merged stands where its first value does."""
+    if isinstance(item, (Given, GivenMapping, GivenList)) and item.source:
+        return item.source
+    return next((source for _, source in sources(item)), "")
+
+
+def merge(base: Document, over: Document) -> Document:
+    """Returns `base` with `over` on top: mappings merged by key, lists of named items by name, the rest replaced."""
+    result = dict(base)
+    for key, value in over.items():
+        result[key] = _merged(result.get(key), value)
+    return result
+
+
+def _merged(below: Any, value: Any) -> Any:
+    if isinstance(below, dict) and isinstance(value, dict):
+        return merge(below, value)
+    if _is_named(below) and _is_named(value):
+        laid = {value_of(item[_NAME]): item for item in value}
+        known = {value_of(item[_NAME]) for item in below}
+        kept = [merge(item, laid.get(value_of(item[_NAME]), {})) for item in below]
+        return [*kept, *(item for item in value if value_of(item[_NAME]) not in known)]
+    return value
+
+
+def _is_named(value: Any) -> bool:
+    """Whether it is a list of items with unique names, such as runners and models."""
+    if not isinstance(value, list) or not value:
+        return False
+    names = [value_of(item.get(_NAME)) if isinstance(item, dict) else None for item in value]
+    return all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+
+
+def read_file(path: Path) -> Document:
+    """Reads a file. Raises INVALID_ARGUMENT or MALFORMED_REQUEST naming the file, the line and what to write."""
+    try:
+        text = path.read_text("utf-8")
+        documents = list(yaml_documents(text, merge_keys=True))
+    except OSError as error:
+        raise invalid_field(_FIELD, f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise _malformed(f"{path} is not YAML: it is not UTF-8 text") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise _malformed(f"{path} {_parse_problem(error, text)}") from error
+    if not documents:
+        return {}
+    document, *further = documents
+    if further:
+        line = "" if further[0] is None else f" (line {further[0].line(())})"
+        raise _malformed(f"{path} is not YAML of one document{line}: remove the line `---`")
+    if document is None:
+        return {}
+    if not isinstance(document.value, dict):
+        raise invalid_field(_FIELD, f"{path} must be a mapping of names to values{_instead_of_mapping(document)}")
+    return dict(_with_lines(document.value, document.root, path, document.root.start_mark.line))
+
+
+def _malformed(message: str) -> FieldError:
+    return FieldError(_FIELD, message, Reason.MALFORMED_REQUEST)
+
+
+def _parse_problem(error: Exception, text: str) -> str:
+    """Returns what is wrong with a file that is no YAML, its line, and the way out where it is known."""
+    mark = getattr(error, "problem_mark", None)
+    line = f" (line {mark.line + 1})" if mark is not None else ""
+    if isinstance(error, YamlRefusedError):
+        return f"is refused{line}: {error.problem}"
+    said = " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None))))
+    if isinstance(error, yaml.reader.ReaderError):
+        said = "it has a character that may not stand in YAML"
+    if mark is not None and _is_indented_by_tab(text, mark.line):
+        said = "tabs cannot indent; use spaces"
+    hint = next((hint for part, hint in _HINTS if part in said), said)
+    return f"is not YAML{line}: {hint or 'a value cannot be read'}"
+
+
+def _is_indented_by_tab(text: str, line: int) -> bool:
+    lines = text.splitlines()
+    found = lines[line] if line < len(lines) else ""
+    return _TAB in found[: len(found) - len(found.lstrip())]
+
+
+def _instead_of_mapping(document: YamlDocument) -> str:
+    """Returns what the whole file is instead of a mapping, and the way out."""
+    line = document.line(())
+    if isinstance(document.value, list):
+        return f", and line {line} begins a list: runners are the list below `runners:`"
+    return f": write `name: value`, with a space after the colon (line {line})"
+
+
+def _with_lines(value: Any, node: yaml.Node, path: Path, line: int) -> Any:
+    """Returns a value with the places of all that it holds; a mapping or list stands at its name's `line`, from 0."""
+    place = f"{path.name} line {line + 1}"
+    if isinstance(value, dict) and isinstance(node, yaml.MappingNode):
+        nodes = {key.value: (key.start_mark.line, child) for key, child in node.value}
+        mapping = GivenMapping()
+        for key, item in value.items():
+            at, child = nodes.get(str(key), (line, node))
+            mapping[key] = _with_lines(item, child, path, at)
+        mapping.source = place
+        return mapping
+    if isinstance(value, list) and isinstance(node, yaml.SequenceNode):
+        items = zip(value, node.value, strict=False)
+        found = GivenList(_with_lines(item, child, path, child.start_mark.line) for item, child in items)
+        found.source = place
+        return found
+    return Given(value, f"{path.name} line {node.start_mark.line + 1}")

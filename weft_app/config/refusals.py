@@ -1,0 +1,257 @@
+"""What is wrong with a value of a configuration: what is expected, what stands there, an example, and the line."""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.names import close_names
+from weft_app.config.config import NamesTwiceError
+from weft_app.config.document import PathSteps, place_of, sources, value_of
+from weft_app.config.settings_tree import REQUIRED, Setting, names_at, plain_value, settings_of, settings_on
+
+UNKNOWN_NAME = "unexpected_keyword_argument"
+"""pydantic's type of the error for a name that a dataclass does not have."""
+MAX_REFUSALS = 5
+"""So many wrong values are named at once."""
+MAX_SHOWN_CHARS = 40
+"""Of a wrong value."""
+_MISSING = object()
+_UNIT_SUFFIXES = {"_seconds": ("s", "sec", "second", "seconds"), "_mb": ("mb", "mib", "m")}
+"""What users write after a number although the name of the setting says it."""
+_QUANTITY = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_QUOTED = re.compile(r"'([^']*)'")
+_LISTS = frozenset({"tuple_type", "list_type", "frozen_set_type"})
+_MAPPINGS = frozenset({"dict_type", "dataclass_type"})
+_NUMBERS = frozenset({"int_type", "int_from_float", "float_type"})
+_TYPES = _LISTS | _MAPPINGS | _NUMBERS | {"bool_type", "string_type"}
+_LIMITS = {
+    "greater_than": "must be more than {gt}{given}",
+    "greater_than_equal": "must be at least {ge}{given}",
+    "less_than": "must be less than {lt}{given}",
+    "less_than_equal": "must be at most {le}{given}",
+    "missing": "is missing{example}",
+    "finite_number": "must be a finite number{given}",
+    "too_short": "must have {min_length} or more items{example}",
+    "too_long": "must have at most {max_length} items, and has {actual_length}",
+    "string_too_short": "must have {min_length} or more characters",
+    "string_too_long": "must have at most {max_length} characters",
+}
+"""Messages by pydantic's type of the error, with the names of its context."""
+
+
+def refusal(kind: type, error: ValidationError, document: Mapping[str, Any], path: Path | None) -> FieldError:
+    """Returns the error for a document that a section refuses: the first wrong value is its field, others follow.
+
+    `path` is the file that the document was read from.
+    """
+    found = sorted(_innermost(error.errors(include_url=False)), key=lambda each: each["type"] != UNKNOWN_NAME)
+    told: dict[str, str] = {}
+    for details in found:
+        field, message = _told(kind, details, document, path)
+        told.setdefault(field, message)
+    (field, message), *others = told.items()
+    lines = [message, *(f"{other}: {why}" for other, why in others[: MAX_REFUSALS - 1])]
+    if len(told) > MAX_REFUSALS:
+        lines.append(f"and {len(told) - MAX_REFUSALS} more")
+    return invalid_field(field, "\n  ".join(lines))
+
+
+def _innermost(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Returns errors without those that only follow from one inside the same value."""
+    around = {each["loc"][:count] for each in errors for count in range(1, len(each["loc"]))}
+    return [each for each in errors if each["loc"] not in around]
+
+
+def field_path(steps: PathSteps) -> str:
+    """Returns a path as errors name it, such as `runners.0.name`."""
+    return ".".join(str(step) for step in steps) or "configuration"
+
+
+def _told(kind: type, details: ErrorDetails, document: Mapping[str, Any], path: Path | None) -> tuple[str, str]:
+    """Returns the field of one error, and its message with the place."""
+    steps = details["loc"]
+    cause = details.get("ctx", {}).get("error")
+    item, around = _item_at(document, steps)
+    where = place(item if item is not _MISSING else around, path)
+    if isinstance(cause, NamesTwiceError):
+        return field_path(steps), f"{cause}{_where_named(document, cause.names, path)}"
+    if isinstance(cause, FieldError):
+        return field_path((*steps, cause.field)), f"{cause.message.removeprefix(f'{cause.field}: ')}{where}"
+    return field_path(steps), f"{_message(kind, steps, details, item)}{where}"
+
+
+def _item_at(document: Any, steps: PathSteps) -> tuple[Any, Any]:
+    """Returns the value at a path, or `_MISSING`, and the innermost mapping or list around it."""
+    around, item = document, document
+    for step in steps:
+        around, inner = item, value_of(item)
+        if isinstance(inner, Mapping):
+            item = inner.get(step, _MISSING)
+        elif isinstance(inner, Sequence) and not isinstance(inner, str) and isinstance(step, int):
+            item = inner[step] if step < len(inner) else _MISSING
+        else:  # the name of an alternative of a union
+            return item, around
+        if item is _MISSING:
+            break
+    return item, around
+
+
+def place(item: Any, path: Path | None) -> str:
+    """Returns the end of a message about a value: its line in the file or its other source, else the file."""
+    return _ending(place_of(item), path)
+
+
+def _ending(source: str, path: Path | None) -> str:
+    if not source:
+        return "" if path is None else f" (in {path})"
+    if path is not None and " line " in source:
+        return f" (in {path.parent / source})"
+    return f" (from {source})"
+
+
+def _where_named(document: Mapping[str, Any], names: frozenset[str], path: Path | None) -> str:
+    """Returns the places of the runners, models and agents of these names."""
+    found = [
+        source
+        for steps, source in sources(value_of(document.get("runners")))
+        if steps[-1:] == ("name",) and value_of(_item_at(value_of(document["runners"]), steps)[0]) in names
+    ]
+    return _ending(", ".join(dict.fromkeys(found)), path)
+
+
+def _message(kind: type, steps: PathSteps, details: ErrorDetails, item: Any) -> str:
+    """Returns what is wrong with a value, without its place."""
+    error, context = details["type"], details.get("ctx", {})
+    settings = settings_on(kind, steps)
+    setting = settings[-1] if settings else None
+    given = _Shown(value_of(item), is_secret=any(each.is_secret for each in settings))
+    if error == UNKNOWN_NAME:
+        return f"is not a setting{_close(steps[-1], names_at(kind, steps[:-1]))}"
+    if error in _LIMITS:
+        return _LIMITS[error].format(**context, given=given, example=_such_as(setting))
+    if error in ("literal_error", "enum"):
+        return f"must be {context['expected']}{given}{_close(given.value, _QUOTED.findall(context['expected']))}"
+    if error not in _TYPES:
+        return details["msg"].removeprefix("Value error, ")
+    if given.value is None:
+        return f"has no value: write one{_such_as(setting)}, or remove the line"
+    return _wrong_type(error, str(steps[-1]) if steps else "", setting, given)
+
+
+def _close(name: Any, names: Sequence[str]) -> str:
+    close = close_names(str(name), names, most=1)
+    return f"; {close}" if close else ""
+
+
+class _Shown:
+    """A wrong value; its text is the end of a sentence, and empty where there is nothing to show."""
+
+    def __init__(self, value: Any, *, is_secret: bool) -> None:
+        self.value = value
+        self._is_secret = is_secret
+
+    def __str__(self) -> str:
+        found = ""
+        match self.value:
+            case Mapping():
+                found = "a mapping"
+            case list() | tuple():
+                found = "a list"
+            case str():
+                found = "a text" if self._is_secret else f"the text {_shortened(json.dumps(self.value))}"
+            case bool() | int() | float():
+                found = "not" if self._is_secret else json.dumps(self.value)
+        return f", and is {found}" if found else ""
+
+
+def _wrong_type(error: str, name: str, setting: Setting | None, given: _Shown) -> str:
+    if error in _LISTS:
+        return f"must be a list{given}{_as_list(name, setting, given.value)}"
+    if error in _MAPPINGS:
+        return f"must be a mapping of names to values{given}{_as_mapping(setting, given.value)}"
+    if error in _NUMBERS:
+        whole = "a number" if error == "float_type" else "a whole number"
+        return f"must be {whole}{given}{_as_number(name, setting, given.value)}"
+    if error == "bool_type":
+        quoted = isinstance(given.value, str) and given.value.lower() in ("true", "false", "yes", "no", "on", "off")
+        return f"must be true or false{given}" + ("; remove the quotes" if quoted else "")
+    quotable = isinstance(given.value, (bool, int, float))
+    return f"must be a text{given}" + ("; put it in quotes" if quotable else "")
+
+
+def _as_list(name: str, setting: Setting | None, given: Any) -> str:
+    """Returns how the given value, or an example, is written as a list."""
+    if isinstance(given, str) and not (setting and setting.sections):
+        words = shlex.split(given) if given.count('"') % 2 == given.count("'") % 2 == 0 else [given]
+        return f"; write `{name}: {_shortened(json.dumps(words))}`"
+    if not isinstance(given, Mapping):
+        return _such_as(setting)
+    first = next(iter(given), "name")
+    value = value_of(given.get("name")) if "name" in given else first
+    return f'; begin each item with "- ", as in `- name: {value}`'
+
+
+def _as_mapping(setting: Setting | None, given: Any) -> str:
+    """Returns how the given value, or an example, is written as a mapping."""
+    if isinstance(given, str) and setting is not None and _takes_name(setting):
+        return f", such as `{{name: {given}}}`" if len(given) <= MAX_SHOWN_CHARS else ", such as `{name: mine}`"
+    sections = setting.sections if setting is not None else ()
+    known = next((each for section in sections for each in settings_of(section) if _example(each)), None)
+    return f", such as `{setting.name}: {{{_example(known)}}}`" if setting is not None and known is not None else ""
+
+
+def _takes_name(setting: Setting) -> bool:
+    return any(each.name == "name" for section in setting.sections for each in settings_of(section))
+
+
+def _as_number(name: str, setting: Setting | None, given: Any) -> str:
+    """Returns how the given text is written as a number, where it begins with one."""
+    quantity = _QUANTITY.fullmatch(given) if isinstance(given, str) else None
+    if quantity is None:
+        return _such_as(setting)
+    number, unit = quantity.groups()
+    if not unit:
+        return f"; remove the quotes: `{name}: {number}`"
+    for suffix, units in _UNIT_SUFFIXES.items():
+        if name.endswith(suffix) and unit.lower() in units:
+            return f"; its unit is in its name: `{name}: {number}`"
+    return _such_as(setting)
+
+
+def _such_as(setting: Setting | None) -> str:
+    example = _example(setting) if setting is not None else ""
+    return f", such as `{example}`" if example else ""
+
+
+def _example(setting: Setting) -> str:
+    """Returns a line of weft.yaml with this setting; empty where its default is nothing that one would write."""
+    if setting.name in _EXAMPLES:
+        return f"{setting.name}: {_EXAMPLES[setting.name]}"
+    default = None if setting.default is REQUIRED else plain_value(setting.default)
+    if default in (None, "", [], {}) or isinstance(default, Mapping) or setting.is_secret:
+        return ""
+    if isinstance(default, float) and default.is_integer():
+        default = int(default)
+    return f"{setting.name}: {_shortened(json.dumps(default) if not isinstance(default, str) else default)}"
+
+
+_EXAMPLES = {
+    "runners": "[{name: local, models: [{name: qwen, path: /models/qwen.gguf}]}]",
+    "models": "[{name: qwen, path: /models/qwen.gguf}]",
+    "name": "qwen",
+    "path": "/models/qwen.gguf",
+    "url": "http://127.0.0.1:8000/v1",
+    "command": '["llama-server", "--jinja"]',
+}
+"""Of settings without a default that everybody writes."""
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
