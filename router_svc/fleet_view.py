@@ -5,6 +5,7 @@ from typing import Literal
 
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.endpoints.engine_load import EngineFigures
 from router_svc.policy.endpoints.routes import Route
 from weft.api.registry.v1 import route_pb2, wake_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
@@ -42,6 +43,7 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
         readiness=readiness,
         slots=instance.slots_total if instance is not None else 0,
         slots_reported_used=instance.slots_used if instance is not None else 0,
+        engine=_figures(instance),
         operations=model.operations,
         remote=model.remote,
         runner_max_requests=runner.max_requests if runner is not None else 0,
@@ -59,6 +61,19 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
         tools=runner.tool_names if runner is not None else frozenset(),
         clock_refused=runner is not None and runner.active and runner.clock_refused,
         context_tokens=(instance.context_tokens if instance is not None else 0) or model.context_tokens,
+    )
+
+
+def _figures(instance: InstanceState | None) -> EngineFigures | None:
+    if instance is None or not instance.engine_load.HasField("sample_time"):
+        return None
+    load = instance.engine_load
+    return EngineFigures(
+        sampled_at=load.sample_time.ToNanoseconds() / 1e9,
+        running=load.running_count,
+        waiting=load.waiting_count,
+        others=load.other_count,
+        cache_share=load.kv_cache_share,
     )
 
 

@@ -155,6 +155,7 @@ def _fill_candidates(record: pb.DecisionRecord, considered: tuple[Considered, ..
             score=candidate.score,
             gate=candidate.gate,
             chosen=candidate.chosen,
+            engine_load=candidate.engine_load,
         )
 
 

@@ -68,6 +68,9 @@ class SchedulingLimits:
     affinity_load_factor: Annotated[float, Ge(1), Le(100)] = 1.25
     """How much more than its share of its pool's requests a model may have and still be preferred for its cache. The
     figure is that of consistent hashing with bounded loads (Mirrokni et al., 2018)."""
+    engine_figures_seconds: Seconds = 30.0
+    """How long an engine's figures of its load count from their arrival, unless newer ones arrive. Older ones say
+    nothing."""
     max_prefix_entries: Count = 65_536
     """Prompt prefixes whose last runner is remembered; the least recently used is dropped first."""
     max_session_entries: Count = 65_536

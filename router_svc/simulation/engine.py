@@ -83,6 +83,7 @@ class DecisionLog:
     def _consider(self, key: int, now: float, considered: tuple[Considered, ...]) -> None:
         for one in considered:
             text = "chosen" if one.chosen else one.gate or "free"
+            text = f"{text}; {one.engine_load}" if one.engine_load else text
             self._add(key, now, f"  {one.model} on {one.runner}, score {one.score:.2f}: {text}")
 
     def _add(self, key: int, now: float, text: str) -> None:
@@ -191,6 +192,8 @@ class Simulation:
             cloud_fallback=scenario.cloud_fallback,
         )
         self._apply(change)
+        if any(host.engine_requests for host in self.world.hosts.values()):
+            self.events.after(scenario.delays.engine_figures_seconds, self._sample_engines)
         plan_failures(scenario, self.world, self.events, FailureHandlers(died=self._died, returned=self._returned))
         self._await_arrival()
 
@@ -246,7 +249,7 @@ class Simulation:
         opened = self._open[request.arrival.key]
         served = attempt.served if reason is None else None
         if reason is None:
-            waited = opened.placed_at - request.arrival.arrived_at
+            waited = opened.placed_at - request.arrival.arrived_at + attempt.engine_wait_seconds
             self.metrics.served(request, waited_seconds=waited, cached_tokens=attempt.cached_tokens, now=now)
         self._close(opened, reason)
         self._carry_out_decisions(self._scheduler.finish(request.arrival.key, now, served, reason))
@@ -369,12 +372,29 @@ class Simulation:
         self._cold_waits.changed(instance, self.events.now)
         if self._checker is not None:
             self._checker.changed(host)
-        delay = delays.report_seconds if host.is_up else delays.death_noticed_seconds
-        self.events.after(delay, partial(self._report, instance.candidate(), instance.version))
+        self._plan_report(instance)
         if host.has_ledger and instance.kind.memory_bytes:
             if not self._changed_ledgers:
                 self.events.after(delays.memory_watch_seconds, self._report_ledgers)
             self._changed_ledgers.add(host.name)
+
+    def _plan_report(self, instance: Instance) -> None:
+        delays = self.scenario.delays
+        delay = delays.report_seconds if instance.host.is_up else delays.death_noticed_seconds
+        self.events.after(delay, partial(self._report, instance.candidate(), instance.version))
+
+    def _sample_engines(self) -> None:
+        """Reports the figures of all engines, and does so again after the interval."""
+        for instance in self.world:
+            host = instance.host
+            if not host.engine_requests or not host.is_up or self.events.now >= host.figures_until:
+                continue
+            figures = self._runners.sample(instance)
+            if figures is not None or instance.figures is not None:
+                instance.figures = figures
+                instance.version += 1
+                self._plan_report(instance)
+        self.events.after(self.scenario.delays.engine_figures_seconds, self._sample_engines)
 
     def _report(self, candidate: Candidate, version: int) -> None:
         """Delivers a report, unless a newer one was delivered."""

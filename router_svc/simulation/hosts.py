@@ -6,9 +6,11 @@ The router gets reports of them with a delay.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 
 from router_svc.policy.arrival import ROUTE_PREFIX, Needs
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder, Readiness
+from router_svc.policy.endpoints.engine_load import EngineFigures
 from router_svc.policy.endpoints.routes import Route
 from router_svc.simulation.scenario import HostGroup, ModelKind, Scenario, seeded_random
 from weft.kernel.abilities import takes_mode
@@ -64,6 +66,8 @@ class Instance:
     keep_alive_seconds: float | None = None
     sessions: dict[int, None] = field(default_factory=dict)
     """Conversations in its cache, least recently used first."""
+    figures: EngineFigures | None = None
+    """The last sample of its engine's figures; None: none was taken, or it had no request."""
 
     def holds(self) -> int:
         """Returns the bytes of accelerator memory that it holds now."""
@@ -79,6 +83,7 @@ class Instance:
             incarnation=str(host.incarnation),
             readiness=_READINESS[self.phase] if host.is_up else Readiness.DOWN,
             slots=kind.slots,
+            engine=self.figures if self.phase is Phase.READY and host.is_up else None,
             operations=_OPERATIONS,
             remote=kind.remote,
             runner_max_requests=host.max_requests,
@@ -114,6 +119,10 @@ class Host:
     program_bytes: int = 0
     unowned_bytes: int = 0
     max_requests: int = 0
+    engine_requests: int = 0
+    """Requests that each engine computes at once; 0: as many as it has slots."""
+    figures_until: float = inf
+    """When the figures of its engines cease to arrive."""
     remote: bool = False
     instances: list[Instance] = field(default_factory=list)
     is_up: bool = True
@@ -214,6 +223,8 @@ class World:
                 program_bytes=group.program_bytes,
                 unowned_bytes=group.unowned_bytes,
                 max_requests=group.max_requests,
+                engine_requests=group.engine_requests,
+                figures_until=group.figures_until_seconds,
             )
 
     def _add_model(self, kind: ModelKind) -> None:

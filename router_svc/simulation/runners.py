@@ -1,5 +1,6 @@
 """Simulated runners: attempts of placed requests, and loads and evictions of models."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -7,6 +8,7 @@ from itertools import accumulate
 from zlib import crc32
 
 from router_svc.policy.decisions import Placed, Served, WakeFailure
+from router_svc.policy.endpoints.engine_load import EngineFigures
 from router_svc.simulation.event_queue import EventQueue
 from router_svc.simulation.hosts import Host, Instance, Phase
 from router_svc.simulation.scenario import Delays
@@ -24,12 +26,20 @@ class Attempt:
     instance: Instance
     keep_alive_seconds: float | None
     cached_tokens: int = 0
+    placed_at: float = 0.0
+    computed_since: float | None = None
+    """When its engine began with it; None: it waits in the engine."""
     content_at: float = 0.0
     ends_at: float = 0.0
     in_time: bool = True
     """Whether it ends before its deadline."""
     shows_content: bool = False
     is_over: bool = False
+
+    @property
+    def engine_wait_seconds(self) -> float:
+        """How long it waited in its engine, once that has begun with it."""
+        return 0.0 if self.computed_since is None else self.computed_since - self.placed_at
 
     @property
     def served(self) -> Served:
@@ -70,6 +80,8 @@ class Runners:
         self._unload = unload
         self._on: dict[str, dict[int, Attempt]] = {}
         """Attempts by instance, then by request key."""
+        self._in_engine: dict[str, deque[Attempt]] = {}
+        """Attempts that wait in their engines, by instance; those that are over included."""
 
     def begin(self, request: SimulatedRequest, placed: Placed, instance: Instance) -> Attempt:
         """Starts an attempt with a ticket."""
@@ -83,13 +95,42 @@ class Runners:
         if refusal is not None:
             self._events.after(self._delays.failure_seconds, partial(self._fail, attempt, refusal))
             return attempt
-        now, kind, host = self._events.now, instance.kind, instance.host
+        now, host = self._events.now, instance.host
         host.note(now)
+        attempt.placed_at = now
         host.active += 1
         instance.active += 1
         instance.last_used_at = now
         instance.last_band = request.arrival.priority
-        self._on.setdefault(instance.name, {})[request.arrival.key] = attempt
+        begun = self._on.setdefault(instance.name, {})
+        begun[request.arrival.key] = attempt
+        if host.engine_requests and self.computed(instance) >= host.engine_requests:
+            self._in_engine.setdefault(instance.name, deque()).append(attempt)
+        else:
+            self._compute(attempt)
+        return attempt
+
+    def computed(self, instance: Instance) -> int:
+        """Number of attempts that the engine of an instance computes."""
+        return sum(each.computed_since is not None for each in self._on.get(instance.name, {}).values())
+
+    def sample(self, instance: Instance) -> EngineFigures | None:
+        """Returns the figures of an engine now; None: it has no request."""
+        computed = self.computed(instance)
+        if not instance.active or not instance.host.engine_requests:
+            return None
+        return EngineFigures(
+            sampled_at=self._events.now,
+            running=computed,
+            waiting=instance.active - computed,
+            cache_share=computed / instance.host.engine_requests,
+        )
+
+    def _compute(self, attempt: Attempt) -> None:
+        """Begins the computation of an attempt in its engine."""
+        request, instance = attempt.request, attempt.instance
+        now, kind, host = self._events.now, instance.kind, instance.host
+        attempt.computed_since = now
         if request.session in instance.sessions:
             attempt.cached_tokens = int(request.arrival.prompt_tokens * request.cached_share)
         fresh_tokens = request.arrival.prompt_tokens - attempt.cached_tokens
@@ -99,7 +140,15 @@ class Runners:
         attempt.in_time = deadline_at is None or ends_at <= deadline_at
         attempt.ends_at = ends_at if attempt.in_time or deadline_at is None else deadline_at
         self._plan(attempt)
-        return attempt
+
+    def _compute_next(self, instance: Instance) -> None:
+        """Begins with the attempt that waited longest in an engine, if there is one."""
+        waiting = self._in_engine.get(instance.name, ())
+        while waiting:
+            attempt = waiting.popleft()
+            if not attempt.is_over:
+                self._compute(attempt)
+                return
 
     def cancel(self, attempt: Attempt) -> None:
         """Ends an attempt whose caller disconnects."""
@@ -109,6 +158,7 @@ class Runners:
     def host_died(self, host: Host) -> None:
         """Fails all attempts on a dead host."""
         for instance in host.instances:
+            self._in_engine.pop(instance.name, None)
             for attempt in tuple(self._on.get(instance.name, {}).values()):
                 self._free(attempt)
                 attempt.is_over = False
@@ -168,6 +218,8 @@ class Runners:
         instance.host.active -= 1
         instance.active -= 1
         instance.last_used_at = self._events.now
+        if attempt.computed_since is not None:
+            self._compute_next(instance)
         if not instance.active:
             self._keep(instance, attempt.keep_alive_seconds)
 

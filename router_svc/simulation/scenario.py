@@ -72,6 +72,11 @@ class HostGroup:
     """Part of it that is held all the time by a model that is not in the mesh any more."""
     max_requests: int = 0
     """Concurrent requests of its runner over all models; 0: as many as there are slots."""
+    engine_requests: int = 0
+    """Requests that an engine on it computes at once, as many as its KV cache has room for; further ones wait in the
+    engine. 0: as many as it has slots, and the engine reports no figures."""
+    figures_until_seconds: float = math.inf
+    """When the figures of its engines cease to arrive."""
 
     def host_names(self) -> tuple[str, ...]:
         """Returns the names of its hosts."""
@@ -210,6 +215,8 @@ class Delays:
     """From an eviction until the memory is seen free."""
     memory_watch_seconds: Annotated[float, Gt(0), Le(60)] = 0.5
     """Interval at which the router reads the VRAM ledger."""
+    engine_figures_seconds: Annotated[float, Gt(0), Le(600)] = 5.0
+    """Interval at which the figures of engines are sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

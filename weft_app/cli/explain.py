@@ -18,7 +18,7 @@ _CANDIDATES = (
     Column("MODEL", "{model}"),
     Column("RUNNER", "[{runner}|none yet]"),
     Column("SCORE", "{score:.3g}"),
-    Column("GATE", "{gate}"),
+    Column("GATE", lambda candidate: "; ".join(filter(None, (candidate.gate, candidate.engine_load)))),
 )
 _QUEUED = "queued at position {queued.position}: {queued.reason}[, about {queued.eta:.0f} s]"
 _LOADING = "loading[ ({loading.progress:.0%})]: {loading.stage}[, about {loading.eta:.0f} s]"

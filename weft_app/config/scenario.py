@@ -1,5 +1,6 @@
 """Scenario files of `weft simulate`: sections with ranges and units, and the reading of YAML into a `Scenario`."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +95,11 @@ class HostSection:
     """Part of it that a program other than a model holds all the time."""
     max_requests: Limit = 0
     """Concurrent requests of its runner. 0: as many as its models have slots."""
+    engine_requests: Limit = 0
+    """Requests that each engine computes at once, as many as its KV cache has room for; further ones wait in it, and it
+    reports figures of its load. 0: as many as its models have slots, without figures."""
+    figures_until_seconds: Duration | None = None
+    """When the figures of its engines cease to arrive. Default: never."""
 
     def group(self) -> HostGroup:
         """Returns the value for the simulation."""
@@ -103,6 +109,8 @@ class HostSection:
             memory_bytes=round(self.memory_gib * GIBIBYTE),
             program_bytes=round(self.program_gib * GIBIBYTE),
             max_requests=self.max_requests,
+            engine_requests=self.engine_requests,
+            figures_until_seconds=math.inf if self.figures_until_seconds is None else self.figures_until_seconds,
         )
 
 

@@ -7,6 +7,7 @@ ejections; the health of one endpoint is in `health`.
 """
 
 import itertools
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
@@ -18,6 +19,7 @@ from router_svc.policy.endpoints.capability import GateSummary, summarize
 from router_svc.policy.endpoints.choice import Choice, Considered, PickRequest
 from router_svc.policy.endpoints.considered import ConsideredSamples, consider, count_of, gate, score_of_chosen
 from router_svc.policy.endpoints.endpoint_table import EndpointTable
+from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigures, EngineLoad, engine_load
 from router_svc.policy.endpoints.failover import FailureKind
 from router_svc.policy.endpoints.health import HealthState
 from router_svc.policy.endpoints.pool import Endpoint
@@ -30,12 +32,14 @@ from router_svc.policy.settings import Settings
 class CandidateIndex:
     """Selects candidates for requests and counts the slots that this router has granted them.
 
-    Load is what this router granted; what runners report only breaks ties, since it is seconds old.
+    Load is what this router granted, and what the figures of engines add to it (`engine_load`); the slots that runners
+    report in use only break ties, since they are seconds old.
     """
 
     def __init__(self, settings: Settings, limits: SchedulerLimits) -> None:
         self.table = EndpointTable(settings, limits)
         self.health = HealthMonitor(self.table, limits)
+        self.figures = EngineFigureAges(self.table, limits)
         self.selector = Selector(max_sessions=limits.max_session_entries, max_prefixes=limits.max_prefix_entries)
         self._samples = ConsideredSamples()
         self._numbers = itertools.count(1)
@@ -81,6 +85,7 @@ class CandidateIndex:
         A choice is meant to be taken: its session and prompt prefixes are recorded as served there.
         """
         self.health.advance(now)
+        self.figures.advance(now)
         steps = self._steps_for(queue, pick)
         found = self._first_free(steps, pick)
         if found is None:
@@ -93,11 +98,13 @@ class CandidateIndex:
             score=score_of_chosen(steps, endpoint),
             others=self._samples.others(queue, steps, pick, now, endpoint),
             count=count_of(steps),
+            engine_load=endpoint.engine_load.explanation(endpoint.candidate.slots),
         )
 
     def considered(self, queue: str, pick: PickRequest, now: float) -> tuple[Considered, ...]:
         """Return the candidates for a request with what keeps each from it, best first; of many only some."""
         self.health.advance(now)
+        self.figures.advance(now)
         return consider(self._steps_for(queue, pick), pick, now)
 
     def unhealthy(self, queue: str, pick: PickRequest, now: float) -> tuple[tuple[str, str], ...]:
@@ -180,6 +187,38 @@ class CandidateIndex:
         if any(step.has_usable(pick) for step in open_steps):
             return None
         return next((found for step in open_steps if (found := step.choose_ejected(pick)) is not None), None)
+
+
+class EngineFigureAges:
+    """Applies the figures of engines to their endpoints when they arrive, and revokes them when they are too old."""
+
+    def __init__(self, table: EndpointTable, limits: SchedulerLimits) -> None:
+        self._table = table
+        self._limit_seconds = limits.engine_figures_seconds
+        self._ends: deque[tuple[float, Endpoint, EngineFigures]] = deque()
+        """All count equally long, so that the oldest is the first to end."""
+
+    def note(self, candidate: Candidate, now: float) -> None:
+        """Apply the figures of a candidate. A sample that is known already does not become younger."""
+        endpoint = self._table.by_key.get(candidate.key)
+        if endpoint is None or endpoint.engine == candidate.engine:
+            return
+        endpoint.engine = candidate.engine
+        self._set(endpoint, engine_load(candidate.engine))
+        if candidate.engine is not None:
+            self._ends.append((now + self._limit_seconds, endpoint, candidate.engine))
+
+    def advance(self, now: float) -> None:
+        """Revoke the figures that are too old by `now`. Selections do this first."""
+        while self._ends and self._ends[0][0] <= now:
+            _, endpoint, figures = self._ends.popleft()
+            if endpoint.engine is figures:
+                self._set(endpoint, NO_ENGINE_LOAD)
+
+    def _set(self, endpoint: Endpoint, load: EngineLoad) -> None:
+        if endpoint.engine_load != load:
+            endpoint.engine_load = load
+            self._table.settle(endpoint)
 
 
 class PauseEnds:

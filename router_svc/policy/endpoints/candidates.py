@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from router_svc.policy.endpoints.engine_load import EngineFigures
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.request import Operation, Skill
 
@@ -43,6 +44,8 @@ class Candidate:
     slots: int
     slots_reported_used: int = 0
     """Slots in use by all clients in the runner's last report; seconds old."""
+    engine: EngineFigures | None = None
+    """Its engine's own figures of its load; None: it has no request, or does not report them."""
     operations: frozenset[Operation]
     remote: bool = False
     """Whether serving it sends bytes off the premises."""

@@ -35,6 +35,8 @@ class Considered:
     gate: str = ""
     """Why it was not chosen, as text; empty: nothing kept it from being chosen."""
     chosen: bool = False
+    engine_load: str = ""
+    """Why it counts as busier than its slots say, as text; empty: it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class Choice:
     """In order of preference. Of many, a recent sample, which may contain the selected one."""
     count: int = 1
     """Number of candidates that were considered."""
+    engine_load: str = ""
+    """As that of a considered candidate."""
 
     @property
     def considered(self) -> tuple[Considered, ...]:
@@ -57,7 +61,9 @@ class Choice:
         Computed on demand.
         """
         where = self.candidate
-        chosen = Considered(model=where.model, runner=where.runner, score=self.score, chosen=True)
+        chosen = Considered(
+            model=where.model, runner=where.runner, score=self.score, chosen=True, engine_load=self.engine_load
+        )
         others = [each for each in self.others if each.model != where.model]
         shown = SHOWN_OF_MANY if self.count > MAX_CONSIDERED else MAX_CONSIDERED
         return (chosen, *others[: shown - 1])

@@ -196,6 +196,7 @@ class ClusterView:
             delta.renames |= old_queues != queues
         else:
             self.index.table.put(candidate)
+        self.index.figures.note(candidate, now)
 
     def _drop(self, model: str, delta: ViewDelta) -> None:
         self._registry_view.pop(model, None)

@@ -156,6 +156,7 @@ def _described(endpoint: Endpoint, warmth: int, position: int, why_not: str) -> 
         runner=endpoint.candidate.runner,
         score=_score(warmth, position, endpoint),
         gate=why_not,
+        engine_load=endpoint.engine_load.explanation(endpoint.candidate.slots),
     )
 
 

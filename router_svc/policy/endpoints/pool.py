@@ -17,6 +17,7 @@ from router_svc.policy.arrival import Needs
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness, RunnerKey
 from router_svc.policy.endpoints.capability import Profile, fits, profile_of
 from router_svc.policy.endpoints.choice import Considered, PickRequest
+from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigures
 from router_svc.policy.endpoints.hash_ring import Ring
 from router_svc.policy.endpoints.health import EndpointHealth, HealthState
 from router_svc.policy.settings import PoolSettings
@@ -69,6 +70,8 @@ class Endpoint:
         "awaited_end",
         "candidate",
         "considered",
+        "engine",
+        "engine_load",
         "entry",
         "granted",
         "group",
@@ -96,6 +99,10 @@ class Endpoint:
         self.group: EndpointGroup | None = None
         """None: its candidate left the mesh, and requests still run on it."""
         self.in_flight = 0
+        self.engine: EngineFigures | None = None
+        """The figures of its engine that arrived last, whether or not they still count."""
+        self.engine_load = NO_ENGINE_LOAD
+        """What these figures mean for its load, as long as they count."""
         self.granted = NEVER_GRANTED
         """Number of its last grant; grants are numbered over all endpoints."""
         self.held_for: str | None = None
@@ -133,8 +140,8 @@ class Endpoint:
 
     @property
     def share(self) -> float:
-        """Share of its slots that are granted."""
-        return self.in_flight / (self.candidate.slots or 1)
+        """Share of its slots in use, by its grants and its engine's figures; above 1: more than these leave."""
+        return self.engine_load.used_share(self.in_flight, self.candidate.slots)
 
     def settle(self) -> None:
         """Recompute what it is open for, after any change of it."""
@@ -372,7 +379,8 @@ class Pool:
     def bears_more(self, endpoint: Endpoint) -> bool:
         """Whether one more request leaves a member within its bounded share of the pool's load."""
         mean = (self.in_flight + 1) / (self.ready_slots or 1)
-        return endpoint.in_flight < ceil(self._load_factor * mean * endpoint.candidate.slots)
+        load, slots = endpoint.engine_load, endpoint.candidate.slots
+        return endpoint.in_flight + load.others < ceil(self._load_factor * mean * load.slots(slots))
 
     def owner_on_ring(
         self, key: int, groups: Sequence[EndpointGroup], excluded: Collection[CandidateKey]

@@ -2,7 +2,7 @@
 
 Session affinity comes first, whatever the policy of the pool. Then the pool's policy decides:
 
-- least_loaded: the endpoint with the lowest share of its slots in use;
+- least_loaded: the endpoint with the lowest share of its slots in use, with what its engine's figures add;
 - round_robin: the endpoint that was granted longest ago;
 - random: any free endpoint, each equally likely;
 - prefix_affinity: the endpoint that probably has the beginning of the prompt in its cache, unless it has more than its
@@ -32,13 +32,13 @@ _order = attrgetter("rank", "key")
 
 
 def by_load(endpoint: Endpoint) -> Rank:
-    """Rank by the share of slots granted, then by the load that the runner reports, then by the oldest grant.
+    """Rank by the share of slots in use, then by the load that the runner reports, then by the oldest grant.
 
-    A router that has just started knows of no grants.
+    The share is that of the slots granted, corrected by the engine's figures. A router that has just started knows of
+    no grants.
     """
     candidate = endpoint.candidate
-    slots = candidate.slots or 1
-    return (endpoint.in_flight / slots, candidate.slots_reported_used / slots, endpoint.granted)
+    return (endpoint.share, candidate.slots_reported_used / (candidate.slots or 1), endpoint.granted)
 
 
 def by_turn(endpoint: Endpoint) -> Rank:

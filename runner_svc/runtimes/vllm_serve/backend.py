@@ -7,6 +7,7 @@ them or the others of that mode, which run code in the engine. The socket is in 
 import asyncio
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Container, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -20,6 +21,7 @@ from runner_svc.openai_upstream.client import HEALTH, MODELS, Endpoint, OpenAiHt
 from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.load_plan import LoadParameter
 from runner_svc.policy.memory_estimate import ModelShape
+from runner_svc.runtimes.engine_figures import with_sample_time
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.runtimes.vllm_engine.arguments import load_parameters, operations_of, sleeps_in_place
@@ -308,7 +310,7 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
             with suppress(WeftError):
                 status, page = await http.call_route("GET", METRICS, ROUTE_SECONDS)
                 if status == 200 and len(page) <= MAX_PAGE_BYTES:
-                    self._engine_load = read_load(page.decode(errors="replace"))
+                    self._engine_load = with_sample_time(read_load(page.decode(errors="replace")), time.time())
             await asyncio.sleep(SAMPLE_SECONDS)
 
 

@@ -229,6 +229,7 @@ async def test_its_figures_are_sampled_while_it_runs(monkeypatch: pytest.MonkeyP
         assert found is not None
         assert found.kv_cache_tokens == 4 * 2048
         assert found.prefix_query_tokens > 0
+        assert found.HasField("sample_time"), "it has a request"
     assert backend.engine_load is None
 
 

@@ -3,11 +3,12 @@
 from typing import Any
 
 import pytest
-from google.protobuf import duration_pb2
+from google.protobuf import duration_pb2, timestamp_pb2
 from kit.recipes import packet_recipe, wake_plan
 
 from router_svc.fleet_view import candidate_of
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.engine_load import EngineFigures
 from weft.api.registry.v1 import model_pb2, runner_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
@@ -156,3 +157,21 @@ def test_a_candidate_may_be_asked_for_what_its_runner_does_not_report_as_lacking
     assert found.thinking_modes == {ThinkingMode.DEFAULT}
     silent = the_candidate(phase=None, runner={"instances": {"m": _instance(InstanceState.PHASE_READY)}})
     assert (silent.skills, silent.thinking_modes) == (None, frozenset())
+
+
+def _with_load(**load: Any) -> Candidate:
+    instance = _instance(InstanceState.PHASE_READY)
+    instance.engine_load.CopyFrom(runner_pb2.EngineLoad(**load))
+    return the_candidate(phase=None, runner={"instances": {"m": instance}})
+
+
+def test_the_figures_of_an_engine_with_requests_reach_the_candidate() -> None:
+    sampled = timestamp_pb2.Timestamp(seconds=1_000)
+    found = _with_load(running_count=6, waiting_count=2, other_count=3, kv_cache_share=0.5, sample_time=sampled)
+    assert found.engine == EngineFigures(sampled_at=1_000.0, running=6, waiting=2, others=3, cache_share=0.5)
+    assert _with_load(running_count=1, sample_time=sampled).engine == EngineFigures(sampled_at=1_000.0, running=1)
+
+
+def test_figures_without_the_time_of_their_sample_say_nothing() -> None:
+    assert _with_load(waiting_count=2, kv_cache_share=0.99).engine is None
+    assert the_candidate(runner={}).engine is None

@@ -316,6 +316,8 @@ class EngineLoad(google.protobuf.message.Message):
     PREEMPTION_COUNT_FIELD_NUMBER: builtins.int
     PREFIX_QUERY_TOKENS_FIELD_NUMBER: builtins.int
     PREFIX_HIT_TOKENS_FIELD_NUMBER: builtins.int
+    OTHER_COUNT_FIELD_NUMBER: builtins.int
+    SAMPLE_TIME_FIELD_NUMBER: builtins.int
     running_count: builtins.int
     """Requests that it computes. Absent: unknown."""
     waiting_count: builtins.int
@@ -330,6 +332,16 @@ class EngineLoad(google.protobuf.message.Message):
     """Prompt tokens that were looked up in the prefix cache. Absent: unknown."""
     prefix_hit_tokens: builtins.int
     """Prompt tokens that were found there. Absent: unknown."""
+    other_count: builtins.int
+    """Requests among those that run and wait that others than its runner have sent. Absent: unknown, or its runner alone can
+    reach the engine.
+    """
+    @property
+    def sample_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When they were sampled, by the runner's clock, in steps of 10 s: figures that routers do not see renewed count for a
+        limited time only. Not set: the engine has no request.
+        """
+
     def __init__(
         self,
         *,
@@ -340,13 +352,17 @@ class EngineLoad(google.protobuf.message.Message):
         preemption_count: builtins.int | None = ...,
         prefix_query_tokens: builtins.int | None = ...,
         prefix_hit_tokens: builtins.int | None = ...,
+        other_count: builtins.int | None = ...,
+        sample_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_kv_cache_share", b"_kv_cache_share", "_kv_cache_tokens", b"_kv_cache_tokens", "_preemption_count", b"_preemption_count", "_prefix_hit_tokens", b"_prefix_hit_tokens", "_prefix_query_tokens", b"_prefix_query_tokens", "_running_count", b"_running_count", "_waiting_count", b"_waiting_count", "kv_cache_share", b"kv_cache_share", "kv_cache_tokens", b"kv_cache_tokens", "preemption_count", b"preemption_count", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "running_count", b"running_count", "waiting_count", b"waiting_count"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_kv_cache_share", b"_kv_cache_share", "_kv_cache_tokens", b"_kv_cache_tokens", "_preemption_count", b"_preemption_count", "_prefix_hit_tokens", b"_prefix_hit_tokens", "_prefix_query_tokens", b"_prefix_query_tokens", "_running_count", b"_running_count", "_waiting_count", b"_waiting_count", "kv_cache_share", b"kv_cache_share", "kv_cache_tokens", b"kv_cache_tokens", "preemption_count", b"preemption_count", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "running_count", b"running_count", "waiting_count", b"waiting_count"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_kv_cache_share", b"_kv_cache_share", "_kv_cache_tokens", b"_kv_cache_tokens", "_other_count", b"_other_count", "_preemption_count", b"_preemption_count", "_prefix_hit_tokens", b"_prefix_hit_tokens", "_prefix_query_tokens", b"_prefix_query_tokens", "_running_count", b"_running_count", "_waiting_count", b"_waiting_count", "kv_cache_share", b"kv_cache_share", "kv_cache_tokens", b"kv_cache_tokens", "other_count", b"other_count", "preemption_count", b"preemption_count", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "running_count", b"running_count", "sample_time", b"sample_time", "waiting_count", b"waiting_count"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_kv_cache_share", b"_kv_cache_share", "_kv_cache_tokens", b"_kv_cache_tokens", "_other_count", b"_other_count", "_preemption_count", b"_preemption_count", "_prefix_hit_tokens", b"_prefix_hit_tokens", "_prefix_query_tokens", b"_prefix_query_tokens", "_running_count", b"_running_count", "_waiting_count", b"_waiting_count", "kv_cache_share", b"kv_cache_share", "kv_cache_tokens", b"kv_cache_tokens", "other_count", b"other_count", "preemption_count", b"preemption_count", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "running_count", b"running_count", "sample_time", b"sample_time", "waiting_count", b"waiting_count"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_kv_cache_share", b"_kv_cache_share"]) -> typing.Literal["kv_cache_share"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_kv_cache_tokens", b"_kv_cache_tokens"]) -> typing.Literal["kv_cache_tokens"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_other_count", b"_other_count"]) -> typing.Literal["other_count"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_preemption_count", b"_preemption_count"]) -> typing.Literal["preemption_count"] | None: ...
     @typing.overload

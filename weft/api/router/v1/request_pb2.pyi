@@ -232,6 +232,7 @@ class ConsideredCandidate(google.protobuf.message.Message):
     SCORE_FIELD_NUMBER: builtins.int
     GATE_FIELD_NUMBER: builtins.int
     CHOSEN_FIELD_NUMBER: builtins.int
+    ENGINE_LOAD_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by its name in the mesh."""
     runner: builtins.str
@@ -242,6 +243,10 @@ class ConsideredCandidate(google.protobuf.message.Message):
     """What kept it from being chosen, in words, such as "all 4 slots are busy" or "off the premises". Empty: nothing."""
     chosen: builtins.bool
     """Whether it was chosen."""
+    engine_load: builtins.str
+    """Why it counts as busier than its slots say, by its engine's own figures, such as "3 requests wait in its engine". Empty:
+    it does not.
+    """
     def __init__(
         self,
         *,
@@ -250,8 +255,9 @@ class ConsideredCandidate(google.protobuf.message.Message):
         score: builtins.float = ...,
         gate: builtins.str = ...,
         chosen: builtins.bool = ...,
+        engine_load: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["chosen", b"chosen", "gate", b"gate", "model", b"model", "runner", b"runner", "score", b"score"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chosen", b"chosen", "engine_load", b"engine_load", "gate", b"gate", "model", b"model", "runner", b"runner", "score", b"score"]) -> None: ...
 
 global___ConsideredCandidate = ConsideredCandidate
 

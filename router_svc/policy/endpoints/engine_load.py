@@ -1,0 +1,75 @@
+"""How much busier an endpoint is than its granted slots say, by its engine's own figures.
+
+- Requests that others have sent to the engine count like granted ones.
+- A slot whose request waits inside the engine does not count as a slot.
+- An engine has no more slots than its KV cache has room for: 8 where 6 requests use 75 % of it.
+
+So no request counts twice. Figures that are missing or too old change nothing. They only order endpoints: they refuse
+no request and close no endpoint.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFigures:
+    """The figures of an engine that has requests, as its runner last reported them."""
+
+    sampled_at: float
+    """Seconds by the runner's clock. Only compared with other samples of the runner: a newer one renews the figures."""
+    running: int = 0
+    """Requests that the engine computes, whoever sent them."""
+    waiting: int = 0
+    """Requests that wait in the engine, whoever sent them."""
+    others: int = 0
+    """Requests that run or wait there and that others than its runner sent."""
+    cache_share: float = 0.0
+    """Share of its KV cache that is in use; 0: also if unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What the figures of an engine mean for the load of its endpoint."""
+
+    others: int = 0
+    """Requests that count in addition to the granted ones."""
+    waiting: int = 0
+    """Slots that do not count."""
+    room: int | None = None
+    """Requests for which its KV cache has room; None: unknown."""
+
+    def slots(self, slots: int) -> int:
+        """Return how many of an endpoint's slots count, at least 1."""
+        counted = slots - self.waiting
+        return max(1, counted if self.room is None else min(counted, self.room))
+
+    def used_share(self, granted: int, slots: int) -> float:
+        """Return the share of its slots that an endpoint with so many granted requests uses."""
+        return (granted + self.others) / self.slots(slots)
+
+    def explanation(self, slots: int) -> str:
+        """Return why an endpoint with so many slots counts as busier than they say; empty: it does not."""
+        facts = (
+            _counted(self.waiting, "waits in its engine", "wait in its engine"),
+            _counted(self.others, "of others is in its engine", "of others are in its engine"),
+            f"its KV cache has room for {self.room}" if self.room is not None and self.room < slots else "",
+        )
+        return ", ".join(fact for fact in facts if fact)
+
+
+NO_ENGINE_LOAD = EngineLoad()
+
+
+def engine_load(figures: EngineFigures | None) -> EngineLoad:
+    """Return what an engine's figures mean while they count."""
+    if figures is None:
+        return NO_ENGINE_LOAD
+    share = figures.cache_share
+    room = max(1, int(figures.running / share)) if share > 0 and figures.running else None
+    return EngineLoad(others=figures.others, waiting=figures.waiting, room=room)
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    if not count:
+        return ""
+    return f"1 request {one}" if count == 1 else f"{count} requests {several}"
