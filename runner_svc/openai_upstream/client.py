@@ -151,6 +151,10 @@ class OpenAiHttp:
         self._urls = {path: URL(endpoint.base_url + path.removeprefix(version)) for path in _PATHS}
         self.chunks_received = 0
         """Number of received parts of answers: while it grows the server is alive, also where probes fail."""
+        self.in_flight = 0
+        """Requests of callers that it works on."""
+        self.most_in_flight = 0
+        """The most of them at once since this was last set to their present number."""
         idle_seconds = PROVIDER_IDLE_CONNECTION_SECONDS if endpoint.is_provider else IDLE_CONNECTION_SECONDS
         # Proxies of the environment are not used.
         self._session = aiohttp.ClientSession(
@@ -317,16 +321,21 @@ class OpenAiHttp:
     @asynccontextmanager
     async def _post(self, path: str, body: object, call: CallInfo) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yields the 200 response to a POST; any other outcome is a WeftError. Leaving early closes the connection."""
-        response = await self._opening(partial(self._opened, path, body, call), call)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
-            require_plain(response)
-            yield response
-        except aiohttp.ClientError as error:
-            raise await self._broken(
-                Reason.BACKEND_PROTOCOL_ERROR, "the backend broke the connection in mid-answer"
-            ) from error
+            response = await self._opening(partial(self._opened, path, body, call), call)
+            try:
+                require_plain(response)
+                yield response
+            except aiohttp.ClientError as error:
+                raise await self._broken(
+                    Reason.BACKEND_PROTOCOL_ERROR, "the backend broke the connection in mid-answer"
+                ) from error
+            finally:
+                release(response)
         finally:
-            release(response)
+            self.in_flight -= 1
 
     async def _opened(self, path: str, body: object, call: CallInfo) -> aiohttp.ClientResponse:
         response = await self._send(path, body, call)

@@ -19,10 +19,12 @@ from runner_svc.backend.port import BackendFacts, CallInfo, EmbeddingResult, Loa
 from runner_svc.openai_upstream.client import HEALTH, Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.parameters import EngineParameters
+from runner_svc.runtimes.engine_figures import FigureSampler, MetricsPage
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
 from runner_svc.runtimes.settings import StartedModelSettings
 from runner_svc.supervise.process_time import GpuTime
 from weft.api.common.v1 import embedding_pb2, rerank_pb2, tokenize_pb2
+from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -95,6 +97,8 @@ class StartedServer(ProcessBackend, Generic[Model]):
     healthy_status: int = HEALTHY
     folder: Path | None = None
     """The folder in which the server is started; None: the runner's."""
+    metrics_page: MetricsPage | None = None
+    """Its page of metrics, from which the figures of its load are sampled; None: it has none."""
     key_variable: str
     """Environment variable from which the server takes the key that it demands. The key is another one in each start:
     it keeps other programs off the server's port. Empty: the server demands none."""
@@ -104,6 +108,7 @@ class StartedServer(ProcessBackend, Generic[Model]):
         self.model = model
         self.context = context
         self.parameters = parameter_profile(model, self.engine_parameters)
+        self.figures = FigureSampler()
         self._http: OpenAiHttp | None = None
         self._port = 0
         """The port that the server is told; 0: it chooses one."""
@@ -159,10 +164,17 @@ class StartedServer(ProcessBackend, Generic[Model]):
         try:
             await self.prepare(order)
             http = await self._healthy(order)
-            return await self._while_loading(self.facts(http, order))
+            facts = await self._while_loading(self.facts(http, order))
         except BaseException:
             await self.stop()
             raise
+        self.figures.begin(http, self.metrics_page)
+        return facts
+
+    @property
+    @override
+    def engine_load(self) -> runner_pb2.EngineLoad | None:
+        return self.figures.load
 
     @override
     async def responds(self, timeout_seconds: float) -> bool:
@@ -173,6 +185,7 @@ class StartedServer(ProcessBackend, Generic[Model]):
         """See Backend.stop. Connections are closed first: llama-server without requests obeys its first SIGTERM."""
         http, self._http = self._http, None
         try:
+            await self.figures.end()
             if http is not None:
                 await http.close()
         finally:

@@ -89,7 +89,7 @@ async def _drained(frames: AsyncGenerator[Frame]) -> None:
 
 async def _load(backend: VllmServeBackend) -> runner_pb2.EngineLoad:
     """The figures of a sample that was taken after this call."""
-    backend._engine_load = None
+    backend.figures.load = None
     found = await eventually(lambda: backend.engine_load, NOTICE_SECONDS, "there is no sample")
     assert isinstance(found, runner_pb2.EngineLoad)
     return found

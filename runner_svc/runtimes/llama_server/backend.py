@@ -24,6 +24,7 @@ from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.policy.template_abilities import abilities_of_templates
+from runner_svc.runtimes.engine_figures import MetricsPage
 from runner_svc.runtimes.llama_server.abilities import reported_abilities
 from runner_svc.runtimes.llama_server.arguments import (
     NO_HOST_CACHE,
@@ -37,6 +38,7 @@ from runner_svc.runtimes.llama_server.arguments import (
     shares_between_slots,
     slots_of,
 )
+from runner_svc.runtimes.llama_server.metrics import read_load
 from runner_svc.runtimes.llama_server.parameters import PARAMETERS
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.runtimes.model_engine import ModelContext
@@ -146,6 +148,7 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
     """A Backend over one llama.cpp server process."""
 
     engine_parameters = PARAMETERS
+    metrics_page = MetricsPage("/metrics", read_load)
     key_variable = "LLAMA_API_KEY"
 
     def __init__(self, model: LlamaServerModel, context: ModelContext, gpu: GpuTime | None = None) -> None:

@@ -11,6 +11,8 @@ from typing_extensions import override
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ErasedCache, LoadOrder
 from runner_svc.openai_upstream.client import CHAT, MODELS, Endpoint, OpenAiHttp
 from runner_svc.policy.model_names import listed_models, not_listed_message
+from runner_svc.runtimes.engine_figures import MetricsPage
+from runner_svc.runtimes.metrics_page import MetricNames, load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.server.claims import claims_of, missing_metrics
 from runner_svc.runtimes.server.placeholders import filled
@@ -36,6 +38,17 @@ _REFUSED = frozenset({401, 403})
 def preset_of(model: ServerModel) -> ServerPreset:
     """Returns what is known of the program of a model."""
     return OTHER_PROGRAM if model.preset is None else PRESETS[model.preset]
+
+
+def metrics_page_of(preset: ServerPreset) -> MetricsPage | None:
+    """Returns the page of metrics of a program; None: none is known."""
+    if not preset.metrics_path:
+        return None
+    names = {figure: (name,) for figure, name in preset.metrics.items()}
+    wanted = MetricNames(
+        running=names.get("running", ()), waiting=names.get("waiting", ()), cache_share=names.get("cache_use", ())
+    )
+    return MetricsPage(preset.metrics_path, lambda page: load_of(samples_of(page), wanted))
 
 
 def command_of(model: ServerModel, context: ModelContext) -> tuple[str, ...]:
@@ -85,6 +98,7 @@ class ServerBackend(StartedServer[ServerModel]):
         ready = model.ready
         self.health_path = (ready and ready.path) or self.preset.health_path
         self.healthy_status = _OK if ready is None else ready.status
+        self.metrics_page = metrics_page_of(self.preset)
         self.folder = None if model.working_folder is None else model.working_folder.expanduser()
         self._command_line = command_of(model, context)
         # The whole command line has placeholders, which are filled with the port of each start.

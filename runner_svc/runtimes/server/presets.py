@@ -77,7 +77,8 @@ class ServerPreset:
     metrics_path: str = ""
     """Route of its metrics in Prometheus' text format; empty: it has none."""
     metrics: Mapping[str, str] = field(default_factory=dict)
-    """Names of its metrics: `running` and `waiting` requests, `cache_use` as a share of the KV cache."""
+    """Names of its metrics: `running` and `waiting` requests, `cache_use` as share of the KV cache that requests use,
+    `cache_held` where it is not known whether prefixes that no request uses count in it."""
     sleep: Route | None = None
     """What frees its accelerator memory while it runs."""
     wake: Route | None = None
@@ -198,7 +199,7 @@ _TABLE: dict[PresetName, ServerPreset] = {
         metrics={
             "running": "lmdeploy:num_requests_running",
             "waiting": "lmdeploy:num_requests_waiting",
-            "cache_use": "lmdeploy:gpu_cache_usage_perc",
+            "cache_held": "lmdeploy:gpu_cache_usage_perc",
         },
         sleep=Route(method="POST", path="/sleep?level=1"),
         wake=Route(method="POST", path="/wakeup"),

@@ -7,7 +7,6 @@ them or the others of that mode, which run code in the engine. The socket is in 
 import asyncio
 import shutil
 import tempfile
-import time
 from collections.abc import AsyncGenerator, Container, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -21,18 +20,17 @@ from runner_svc.openai_upstream.client import HEALTH, MODELS, Endpoint, OpenAiHt
 from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.load_plan import LoadParameter
 from runner_svc.policy.memory_estimate import ModelShape
-from runner_svc.runtimes.engine_figures import with_sample_time
+from runner_svc.runtimes.engine_figures import MetricsPage
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.runtimes.vllm_engine.arguments import load_parameters, operations_of, sleeps_in_place
 from runner_svc.runtimes.vllm_engine.load_stages import LoadStages
 from runner_svc.runtimes.vllm_serve.arguments import adapter_name, server_arguments, server_environment
-from runner_svc.runtimes.vllm_serve.metrics import MAX_PAGE_BYTES, read_load
+from runner_svc.runtimes.vllm_serve.metrics import read_load
 from runner_svc.runtimes.vllm_serve.parameters import PARAMETERS
 from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
 from runner_svc.supervise.process_time import GpuTime
 from weft.api.common.v1 import chat_pb2
-from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -42,9 +40,6 @@ from weft.kernel.service import start_task, stop_tasks
 
 log = get_logger("weft.vllm_serve")
 
-METRICS = "/metrics"
-SAMPLE_SECONDS = 5.0
-"""Interval of the samples of its figures."""
 ROUTE_SECONDS = 5.0
 """Timeout of a route that answers at once."""
 SLEEP_SECONDS = 120.0
@@ -92,6 +87,7 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
     """A Backend over one `vllm serve`."""
 
     engine_parameters = PARAMETERS
+    metrics_page = MetricsPage("/metrics", read_load)
     key_variable = "VLLM_API_KEY"
 
     def __init__(
@@ -112,9 +108,7 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
         self._order = LoadOrder()
         self._facts: BackendFacts | None = None
         self._sleeps = False
-        self._sampling: asyncio.Task[None] | None = None
         self._aborts = set[asyncio.Task[None]]()
-        self._engine_load: runner_pb2.EngineLoad | None = None
 
     @property
     @override
@@ -130,11 +124,6 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
     @override
     def cache_isolation(self) -> CacheIsolation:
         return CacheIsolation.SALT
-
-    @property
-    @override
-    def engine_load(self) -> runner_pb2.EngineLoad | None:
-        return self._engine_load
 
     @override
     def load_progress(self) -> float | None:
@@ -185,7 +174,6 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
             slots=int(order.parameters.get("slots", self.model.slots)),
         )
         self._stages = None
-        self._begin_sampling(http)
         return self._facts
 
     @override
@@ -207,7 +195,7 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
         http, level = self._http, self.model.sleep_level
         if http is None or level is None or not sleeps_in_place(self.model, self._order):
             return False
-        await self._end_sampling()
+        await self.figures.end()
         try:
             await _require_done(http, f"/sleep?level={level}", SLEEP_SECONDS)
             self._sleeps = await _is_sleeping(http)
@@ -218,7 +206,6 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
     @override
     async def stop(self) -> None:
         self._sleeps, self._stages, self._facts = False, None, None
-        await self._end_sampling()
         aborts, self._aborts = self._aborts, set()
         await stop_tasks(aborts)
         try:
@@ -274,7 +261,7 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
             log.warning("vLLM did not wake, and is started again", model=self.model.name, message=error.message)
             return None
         self._sleeps, self._order = False, order
-        self._begin_sampling(http)
+        self.figures.begin(http, self.metrics_page)
         return facts
 
     async def _wake(self, http: OpenAiHttp) -> None:
@@ -296,22 +283,6 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
         task = start_task(_abort_quietly(http, f"{kind}-{request_id}"), name="abort-vllm-request")
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
-
-    def _begin_sampling(self, http: OpenAiHttp) -> None:
-        self._sampling = start_task(self._sample(http), name=f"vllm-metrics-{self.model.name}")
-
-    async def _end_sampling(self) -> None:
-        sampling, self._sampling, self._engine_load = self._sampling, None, None
-        if sampling is not None:
-            await stop_tasks([sampling])
-
-    async def _sample(self, http: OpenAiHttp) -> None:
-        while True:
-            with suppress(WeftError):
-                status, page = await http.call_route("GET", METRICS, ROUTE_SECONDS)
-                if status == 200 and len(page) <= MAX_PAGE_BYTES:
-                    self._engine_load = with_sample_time(read_load(page.decode(errors="replace")), time.time())
-            await asyncio.sleep(SAMPLE_SECONDS)
 
 
 async def _served_model(http: OpenAiHttp) -> _ServedModel:

@@ -16,6 +16,7 @@ from kit.engine_settings import engine_settings
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
+from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.runtimes.model_engine import ModelContext
@@ -275,3 +276,21 @@ async def test_a_program_that_does_not_exist_says_so() -> None:
     with pytest.raises(WeftError) as failed:
         await backend.start()
     assert "/nowhere/llama-server" in failed.value.message
+
+
+async def test_its_figures_are_sampled_while_it_has_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_figures, "SAMPLE_SECONDS", 0.05)
+    async with (
+        _running(answer_tokens=0, tokens_per_second=20) as backend,
+        aclosing(backend.generate(_chat(), CALL)) as frames,
+    ):
+        await anext(frames)
+        load = None
+        async with asyncio.timeout(10.0):
+            while load is None or not load.running_count:
+                await asyncio.sleep(0.01)
+                load = backend.engine_load
+        assert load.HasField("sample_time")
+        assert load.prefix_query_tokens > 0
+        assert not load.HasField("kv_cache_share")
+    assert backend.engine_load is None

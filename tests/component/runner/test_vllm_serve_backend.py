@@ -19,6 +19,7 @@ from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
+from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.vllm_serve import backend as module
 from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend
 from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
@@ -216,7 +217,7 @@ async def test_a_cache_in_use_is_not_emptied_for_ever() -> None:
 
 
 async def test_its_figures_are_sampled_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.05)
+    monkeypatch.setattr(engine_figures, "SAMPLE_SECONDS", 0.05)
     backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
     async with _started(backend), aclosing(backend.generate(_chat(), _call())) as frames:
         await anext(frames)

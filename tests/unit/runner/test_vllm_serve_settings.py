@@ -13,12 +13,13 @@ from runner_svc.backend.port import LoadOrder
 from runner_svc.memory.estimate import ForecastModel, MemoryEstimator, ModelFiles, read_model_facts
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan, check_parameters
 from runner_svc.policy.memory_estimate import CONTEXT_STEP, MEBIBYTE, EstimateSource, ModelShape
+from runner_svc.runtimes.metrics_page import MAX_COUNT
 from runner_svc.runtimes.vllm_engine.arguments import configured_parameters, load_parameters, operations_of
 from runner_svc.runtimes.vllm_engine.forecast import VllmForecast
 from runner_svc.runtimes.vllm_engine.load_stages import LoadStages, Stage
 from runner_svc.runtimes.vllm_serve.arguments import server_arguments, server_environment
 from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend
-from runner_svc.runtimes.vllm_serve.metrics import MAX_COUNT, read_load
+from runner_svc.runtimes.vllm_serve.metrics import read_load
 from runner_svc.runtimes.vllm_serve.runtime import RUNTIME
 from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
