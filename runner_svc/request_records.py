@@ -177,12 +177,15 @@ class RequestRecords:
         return next((record for record in reversed(self.all) if record.request_id == request_id), None)
 
     @contextmanager
-    def keep(self, request_id: str) -> Iterator[RequestRecord]:
-        """Keeps a new record for the length of the block; see RequestRecord.running."""
+    def keep(self, request_id: str, model: str = "") -> Iterator[RequestRecord]:
+        """Keeps a new record for the length of the block; see RequestRecord.running.
+
+        `model`: the requested adapter; empty: the model itself.
+        """
         now = self._clock.monotonic()
         record = RequestRecord(
             request_id=request_id,
-            model=self._model,
+            model=model or self._model,
             clock=self._clock,
             started=now,
             started_at=self._clock.utc_now(),

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from random import SystemRandom
 
 import grpc
@@ -66,6 +67,8 @@ class RunnerService(Service):
         self._tools = build_tool_box(config.tools, where=f"runners.{config.name}.tools", make_tag=make_tag)
         self._leases = self._lease_manager(config)
         self._instances = {model.name: self._instance(model, limit) for model in config.models}
+        self._by_name = {name: instance for instance in self._instances.values() for name in instance.names}
+        """The instances by every name that they serve under: those of models and of their adapters."""
         self._caches = CacheManager.over(self._instances.values(), config.session_file.parent)
         self._gate = TicketGate(runner=config.name, incarnation=incarnation)
         self._permits = PermitGate(runner=config.name, incarnation=incarnation)
@@ -78,7 +81,7 @@ class RunnerService(Service):
             self._clock_offset,
         )
         self._control = RunnerServicer(
-            self._report, self._instances, permits=self._permits, cache=self._caches, clock=self._mesh_clock
+            self._report, self._by_name, permits=self._permits, cache=self._caches, clock=self._mesh_clock
         )
         self._registry: grpc.aio.Channel | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -98,13 +101,15 @@ class RunnerService(Service):
         admission = RequestAdmission(
             identity=RunnerIdentity(runner=self._config.name, incarnation=self._incarnation, host=self._config.host),
             gate=self._gate,
-            instances=self._instances,
+            instances=self._by_name,
             caches=self._caches,
-            remote_models=frozenset(model.name for model in self._config.models if model.remote),
+            remote_models=frozenset(
+                name for instance in self._instances.values() if instance.config.remote for name in instance.names
+            ),
             clock=self._mesh_clock,
             clock_offset=self._clock_offset,
         )
-        chats = {model.name: self._chat_setup(model) for model in self._config.models}
+        chats = {name: self._chat_setup(name, instance.config) for name, instance in self._by_name.items()}
         DataPlane(admission, chats).add_to_server(server)
         runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
 
@@ -190,10 +195,10 @@ class RunnerService(Service):
     def _session_id(self) -> str:
         return "" if self._session is None else self._session.session_id
 
-    def _chat_setup(self, model: ServedModel) -> ChatSetup:
+    def _chat_setup(self, name: str, model: ServedModel) -> ChatSetup:
         return ChatSetup(
             runner=self._config.name,
-            model=model.name,
+            model=name,
             settings=model.chat,
             tools=self._tools,
             clock=self._mesh_clock,
@@ -218,12 +223,10 @@ class RunnerService(Service):
             await self._foresee(instance)
         self._note_change()
         memory = self._config.session_file.with_name("digests.json")
-        for model in self._config.models:
-            if model.model_path is not None:
-                try:
-                    self._instances[model.name].digest = await model_digest(model.model_path, memory)
-                except OSError as error:
-                    log.warning("no digest of the model file", model=model.name, error=error.strerror)
+        for instance in self._instances.values():
+            instance.digest = await _digest(instance.model, instance.model_path, memory)
+            for adapter in instance.config.adapters:
+                instance.adapter_digests[adapter.name] = await _digest(adapter.name, adapter.file, memory)
 
     async def _foresee(self, instance: Instance) -> None:
         """Forecast the memory of a model before its first load."""
@@ -233,3 +236,14 @@ class RunnerService(Service):
     def _note_change(self) -> None:
         if self._session is not None:
             self._session.note_change()
+
+
+async def _digest(name: str, file: Path | None, memory: Path) -> str:
+    """Returns the digest of the file of a model or an adapter; empty: it has none, or it cannot be read."""
+    if file is None:
+        return ""
+    try:
+        return await model_digest(file, memory)
+    except OSError as error:
+        log.warning("no digest of the model file", model=name, error=error.strerror)
+        return ""

@@ -120,6 +120,8 @@ class CallInfo:
     on_prefill: Callable[[], None] = _nothing
     """Called for every prefill report of the engine."""
     cache: CacheUse = field(default_factory=CacheUse)
+    adapter: str = ""
+    """The adapter of the model that answers, by its name; empty: the model itself."""
     answer_by: float | None = None
     """Deadline of the caller, on the event loop's clock; None: unknown."""
     whole: bool = False

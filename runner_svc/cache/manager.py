@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol, Self
 
 from runner_svc.backend.port import Backend, CacheIsolation, ErasedCache
@@ -40,6 +41,11 @@ class CachedModel(Protocol):
         ...
 
     @property
+    def names(self) -> Sequence[str]:
+        """The names under which it serves: the model's first, then those of its adapters."""
+        ...
+
+    @property
     def backend(self) -> Backend:
         """The engine."""
         ...
@@ -58,25 +64,32 @@ class CachedModel(Protocol):
 class CacheManager:
     """The prefix caches of all models of a runner."""
 
-    def __init__(self, caches: Iterable[ModelCache]) -> None:
+    def __init__(self, caches: Iterable[ModelCache], model_of: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`model_of`: the models of adapters, by their names; an adapter shares the cache of its model."""
         self._caches = {cache.model: cache for cache in caches}
+        self._model_of = model_of
 
     @classmethod
     def over(cls, models: Iterable[CachedModel], state_folder: Path | None = None) -> Self:
         """Builds the caches of these models. Salts are kept in `state_folder`; None: in memory only."""
-        return cls(_cache_of(model, state_folder) for model in models)
+        models = tuple(models)
+        model_of = {name: model.model for model in models for name in model.names if name != model.model}
+        return cls((_cache_of(model, state_folder) for model in models), model_of)
 
     def of_request(self, model: str, tenant: str, handling: Handling) -> RequestCache:
-        """Returns the cache use of one request."""
-        return RequestCache(self._caches[model], tenant, handling)
+        """Returns the cache use of one request to a model or an adapter."""
+        return RequestCache(self._cache(model), tenant, handling, model if model in self._model_of else "")
 
     def note(self, model: str, usage: usage_pb2.Usage) -> None:
         """Count an answered request by the engine's figures."""
-        self._caches[model].note(usage)
+        self._cache(model).note(usage)
 
     def figures(self, model: str) -> pb.CacheFigures:
-        """Returns the cache figures of a model since the runner started, which grow with each request. Read-only."""
-        return self._caches[model].figures
+        """Returns the cache figures of a model since the runner started, which grow with each request. Read-only.
+
+        Those of an adapter are those of its model, with all that share its engine.
+        """
+        return self._cache(model).figures
 
     async def flush(self, request: pb.FlushCacheRequest) -> pb.FlushCacheResponse:
         """Flush the scope that the request names; none of it is used from the begin of the call. Checks no permit.
@@ -87,9 +100,10 @@ class CacheManager:
         _check(request)
         caches = list(self._caches.values())
         if request.model:
-            if request.model not in self._caches:
+            model = self._model_of.get(request.model, request.model)
+            if model not in self._caches:
                 raise WeftError(Reason.MODEL_NOT_FOUND, f"this runner does not serve {request.model}")
-            caches = [self._caches[request.model]]
+            caches = [self._caches[model]]
         erasures = [cache.forget(request.tenant or None, request.tag or None) for cache in caches]
         outcomes = await asyncio.gather(*erasures, return_exceptions=True)
         erased: list[tuple[ModelCache, ErasedCache]] = []
@@ -103,6 +117,9 @@ class CacheManager:
         response = await _response(erased)
         log.info("prefix cache flushed", scope=_Scope.Name(request.scope), entries=response.entry_count)
         return response
+
+    def _cache(self, name: str) -> ModelCache:
+        return self._caches[self._model_of.get(name, name)]
 
     async def close(self) -> None:
         """End the background tasks."""

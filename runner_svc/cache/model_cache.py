@@ -214,10 +214,11 @@ class ModelCache:
 class RequestCache:
     """Cache use of one request."""
 
-    def __init__(self, cache: ModelCache, tenant: str, handling: Handling) -> None:
+    def __init__(self, cache: ModelCache, tenant: str, handling: Handling, adapter: str = "") -> None:
+        """`adapter`: the adapter that answers; empty: the model itself."""
         self._cache = cache
         shares = handling.cache_mode is not CacheMode.NONE
-        self._partition = Partition(tenant, handling.cache_tag) if shares else None
+        self._partition = Partition(tenant, handling.cache_tag, adapter) if shares else None
 
     def generating(self, payload: GenerationPayload) -> AbstractAsyncContextManager[RunningTurn]:
         """Cache use of a generating turn; see ModelCache.generating."""
@@ -326,6 +327,8 @@ class SaltStore:
         tenant, tag = partition.tenant, partition.tag
         times = [self._times.get(scope, 0) for scope in ((None, None), (tenant, None), (None, tag), (tenant, tag))]
         words = [tenant, tag, *map(str, times)]
+        if partition.adapter:
+            words.append(partition.adapter)
         return hmac.new(self._key, "\0".join(words).encode(), hashlib.sha256).hexdigest()
 
     def forget(self, tenant: str | None = None, tag: str | None = None) -> None:

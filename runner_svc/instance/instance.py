@@ -17,6 +17,7 @@ from runner_svc.policy.lifecycle import Command, Phase
 from runner_svc.policy.load_plan import AS_CONFIGURED, STAY_LOADED, LoadPlan, LoadSpec
 from runner_svc.request_records import RequestRecords
 from runner_svc.waiting import within
+from weft.kernel.abilities import Abilities, complete_list, known_abilities
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -59,6 +60,8 @@ class Instance:
         self.memory.pinned = config.hibernation.pinned
         self.digest = ""
         """Digest of the model file, once it is known."""
+        self.adapter_digests: dict[str, str] = {}
+        """Digests of the files of adapters, by name, as far as they are known."""
         self._clock = clock
         self._on_change = on_change
         self._lifecycle = LifecycleLoop(config, backend, self.records, self.memory, clock, on_change, run_recipe)
@@ -77,6 +80,19 @@ class Instance:
     def model(self) -> str:
         """The model's name in the mesh."""
         return self.config.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names under which it serves: the model's, and those of its adapters."""
+        return self.config.names
+
+    def abilities_of(self, name: str) -> Abilities:
+        """Returns what the model takes, or the adapter of this name."""
+        adapter = self.config.adapter(name)
+        known = self.loader.abilities
+        if adapter is None or not adapter.skills:
+            return known
+        return known_abilities(declared=complete_list(adapter.skills), engine=known)
 
     @property
     def phase(self) -> Phase:
@@ -142,6 +158,7 @@ class Instance:
         self,
         request_id: str,
         *,
+        name: str = "",
         keep_alive_seconds: float | None = None,
         priority: Priority = Priority.NORMAL,
         takes_slot: bool = True,
@@ -149,6 +166,7 @@ class Instance:
     ) -> Iterator[AdmittedRequest]:
         """Admit one request for the length of the block: it holds a slot and has a record. For use within one task.
 
+        `name`: the adapter that is requested; empty: the model itself.
         `keep_alive_seconds` is how long the model stays loaded after it: negative is unlimited, None as configured.
         `takes_slot`: False for what the engine does beside its work. `cache`: None: the engine's own is not managed.
 
@@ -168,7 +186,7 @@ class Instance:
         with self.slots.hold(request_id) if takes_slot else nullcontext():
             self.memory.priority = priority
             try:
-                with self.records.keep(request_id) as record:
+                with self.records.keep(request_id, name) as record:
                     yield AdmittedRequest(
                         record,
                         self.backend,

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.backoff import RestartLimits
@@ -11,7 +12,7 @@ from weft.api.registry.v1 import wake_pb2
 from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Skill
+from weft.kernel.request import Operation, Skill
 from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS
 
 RunRecipe = Callable[[wake_pb2.WakeRecipe, float], Awaitable[None]]
@@ -100,6 +101,24 @@ class HibernationSettings:
         return self.drain_seconds + falling_asleep + self.memory_wait_seconds + self.max_wait_seconds
 
 
+ADAPTED_OPERATIONS = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE})
+"""The operations that engines do with an adapter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedAdapter:
+    """An adapter of a model, which the mesh knows as a model of its own."""
+
+    name: str
+    """Unique in the mesh."""
+    pool: str = ""
+    """As of a model."""
+    file: Path | None = None
+    """The file whose digest goes on receipts; None: there is none."""
+    skills: frozenset[Skill] = frozenset()
+    """The skills that the configuration lists, all that it has then; empty: those of its model."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel(ModelEngine):
     """One model as an instance serves it: its engine, and how it is published, kept and restarted."""
@@ -118,8 +137,24 @@ class ServedModel(ModelEngine):
     """What the model takes by its configuration, these skills included."""
     target_inflight: int | None = None
     """Concurrent requests that it admits; None: as many as its slots."""
+    adapters: tuple[ServedAdapter, ...] = ()
+    """Adapters of the model: models of their own, which its instance serves as well."""
     wake_by_mesh: wake_pb2.WakeRecipe | None = field(default=None, repr=False)
     """Wake recipe that routers run to wake the host; it is published. The runner's own recipe is not."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names under which it is served: its own, and those of its adapters."""
+        return self.name, *(adapter.name for adapter in self.adapters)
+
+    @property
+    def adapter_operations(self) -> frozenset[Operation]:
+        """The operations of each adapter."""
+        return self.operations & ADAPTED_OPERATIONS
+
+    def adapter(self, name: str) -> ServedAdapter | None:
+        """Returns the adapter of this name; None: the name is that of the model itself."""
+        return next((adapter for adapter in self.adapters if adapter.name == name), None)
 
     def takes_images(self, known: Abilities) -> bool:
         """Whether it takes images; its category counts where nothing is known of them."""

@@ -54,6 +54,8 @@ class ModelFacts:
     identity: FileIdentity | None = None
     projector_bytes: int = 0
     """Size of the projector's file; 0: there is none."""
+    adapter_bytes: int = 0
+    """Size of the files of all adapters."""
     draft: "ModelFacts | None" = None
     """The facts of the draft model; None: there is none."""
 
@@ -84,6 +86,8 @@ class ModelFiles:
     """The encoder of its images and audio."""
     draft: Path | None = None
     """The model that drafts tokens for it."""
+    adapters: tuple[Path, ...] = ()
+    """Its adapters."""
 
 
 class MemoryEstimator:
@@ -155,21 +159,31 @@ def known_model(
         file_bytes=facts.file_bytes,
         file_kind=facts.file_kind,
         projector_bytes=facts.projector_bytes,
+        adapter_bytes=facts.adapter_bytes,
         draft=None if facts.draft is None else known_model("", facts.draft),
     )
 
 
 def loaded_facts(files: ModelFiles, read: Callable[[Path], ModelFacts] = read_model_facts) -> ModelFacts:
-    """Returns the facts of a model with those of its projector and draft model. Blocks as `read_model_facts`."""
+    """Returns the facts of a model with those of what is loaded with it. Blocks as `read_model_facts`."""
     facts = read(files.path)
     projector = None if files.projector is None else read(files.projector)
     draft = None if files.draft is None else read(files.draft)
+    adapters = [read(file) for file in files.adapters]
     identity = facts.identity
     if identity is not None:
-        beside = tuple(one.identity for one in (projector, draft) if one is not None and one.identity is not None)
+        beside = tuple(
+            one.identity for one in (projector, draft, *adapters) if one is not None and one.identity is not None
+        )
         identity = replace(identity, companions=beside)
     projector_bytes = 0 if projector is None else projector.file_bytes
-    return replace(facts, projector_bytes=projector_bytes, draft=draft, identity=identity)
+    return replace(
+        facts,
+        projector_bytes=projector_bytes,
+        adapter_bytes=sum(adapter.file_bytes for adapter in adapters),
+        draft=draft,
+        identity=identity,
+    )
 
 
 def manifest_bytes_of(memory_mb: int | None) -> int | None:

@@ -73,6 +73,7 @@ _VERSIONS = (2, 3)
 _READ_BYTES = 1024 * 1024
 _TEMPLATE = "tokenizer.chat_template"
 _NAMED_TEMPLATE = _TEMPLATE + "."
+_KEPT_TEXTS = frozenset({"general.architecture", "general.type", "adapter.type", _TEMPLATE})
 _BY_LAYER = (".attention.head_count_kv", ".attention.head_count")
 _TOKENS = "tokenizer.ggml.tokens"
 _STRING, _ARRAY = 8, 9
@@ -95,6 +96,10 @@ class GgufHeader(ModelHeader):
     bos_token: str = ""
     eos_token: str = ""
     file_type: int | None = None
+    kind: str = ""
+    """What the file holds: "model", "adapter", "mmproj"; empty: it does not say."""
+    adapter_kind: str = ""
+    """Of an adapter: its kind, such as "lora"."""
     encodes_images: bool | None = None
     """Of a projector: whether it encodes images; None: it does not say."""
     encodes_audio: bool | None = None
@@ -197,6 +202,8 @@ class _HeaderReader:
             key_length=self._number_of(f"{architecture}.attention.key_length") or usual_length,
             value_length=self._number_of(f"{architecture}.attention.value_length") or usual_length,
             sliding_window=self._number_of(f"{architecture}.attention.sliding_window"),
+            kind=self._word("general.type"),
+            adapter_kind=self._word("adapter.type"),
             encodes_images=self._flag("clip.has_vision_encoder"),
             encodes_audio=self._flag("clip.has_audio_encoder"),
         )
@@ -224,6 +231,11 @@ class _HeaderReader:
         value = self._values.get(key)
         return value if isinstance(value, bool) else None
 
+    def _word(self, key: str) -> str:
+        """Returns a text that may also be missing or of another type; empty then."""
+        value = self._values.get(key)
+        return value if isinstance(value, str) else ""
+
     def _text(self, key: str) -> str:
         value = self._values.get(key, "")
         if not isinstance(value, str):
@@ -246,7 +258,7 @@ class _HeaderReader:
         if kind == _ARRAY:
             self._skip_array(key)
         elif kind == _STRING:
-            if key in ("general.architecture", _TEMPLATE) or self._is_named_template(key):
+            if key in _KEPT_TEXTS or self._is_named_template(key):
                 self._keep_text(key)
             else:
                 self._skip(self._number("Q"))

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -102,6 +102,9 @@ class Endpoint:
     is_llama_server: bool = False
     """Whether it knows llama.cpp's own fields: `return_progress`, a chunk per processed batch of the prompt; `id_slot`
     and `cache_prompt`, which isolate prefixes."""
+    adapters: Mapping[str, Json] = field(default_factory=dict)
+    """What the body of a generation says in addition, by the adapter that answers; that of the model itself is under
+    the empty name. Empty: the model has no adapters."""
     is_provider: bool = False
     """Whether it is off the premises. Then its base URL includes the version of its interface, it is sent only the
     request itself (no request ids, no traces), and no request twice: the first may have been served, and it costs."""
@@ -146,6 +149,7 @@ class OpenAiHttp:
         self._base_url = endpoint.base_url
         self._is_llama_server = endpoint.is_llama_server
         self._is_provider = endpoint.is_provider
+        self._adapters = endpoint.adapters
         self._opening = opening
         version = _VERSION_PATH if endpoint.is_provider else ""
         self._urls = {path: URL(endpoint.base_url + path.removeprefix(version)) for path in _PATHS}
@@ -235,7 +239,10 @@ class OpenAiHttp:
         if prepared.warnings:
             yield prepared.warnings
         reader = StreamReader(
-            expected_choices(payload), choices_per_prompt(payload), whole=call.whole, asked_model=self._model
+            expected_choices(payload),
+            choices_per_prompt(payload),
+            whole=call.whole,
+            asked_model=prepared.body.get("model", ""),
         )
         decoder = SseDecoder()
         async with self._post(path, prepared.body, call) as response:
@@ -272,6 +279,8 @@ class OpenAiHttp:
         else:
             path, prepared = COMPLETIONS, completion_body(payload, self._model, self._parameters)
         add_cache_use(prepared.body, call.cache, has_slots=self._is_llama_server)
+        if self._adapters:
+            prepared.body.update(self._adapters[call.adapter])
         if self._is_llama_server and payload.ByteSize() >= MIN_REPORTED_BYTES:
             prepared.body["return_progress"] = True
         return path, prepared

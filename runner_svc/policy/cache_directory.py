@@ -18,10 +18,12 @@ MAX_CACHE_SLOTS = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The requests that may share cached prefixes: those of one tenant with one tag."""
+    """The requests that may share cached prefixes: those of one tenant with one tag and one adapter of the model."""
 
     tenant: str
     tag: str = ""
+    adapter: str = ""
+    """Empty: the model without an adapter."""
 
     def is_meant(self, tenant: str | None, tag: str | None) -> bool:
         """Whether it matches a tenant and a tag; None: any."""

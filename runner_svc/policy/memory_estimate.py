@@ -136,6 +136,8 @@ class KnownModel:
     file_kind: FileKind | None = None
     projector_bytes: int = 0
     """Size of the file with the encoder of its images and audio; all of it is on a device."""
+    adapter_bytes: int = 0
+    """Size of its adapters, which are on the device whole and all at once."""
     draft: "KnownModel | None" = None
     """The model that drafts tokens for it."""
 
@@ -160,8 +162,8 @@ class MemoryEstimate:
 def estimate_memory(model: KnownModel, settings: MemorySettings) -> MemoryEstimate | None:
     """Returns the estimate from the best available source; None: there is no source.
 
-    Measurements and the configuration are for the model with its projector and its draft model; the other sources are
-    for its own weights, and those two are added.
+    Measurements and the configuration are for the model with its projector, adapters and draft model; the other sources
+    are for its own weights, and those are added.
     """
     if model.learned_bytes:
         measured = max(model.learned_bytes)
@@ -177,13 +179,15 @@ def estimate_memory(model: KnownModel, settings: MemorySettings) -> MemoryEstima
 
 
 def companion_parts(model: KnownModel, settings: MemorySettings) -> tuple[MemoryPart, ...]:
-    """Returns the memory of the projector and of the draft model; empty where no layer is on a device.
+    """Returns the memory of projector, adapters and draft model; empty where no layer is on a device.
 
     The draft model has a cache of its own for the same context, with the engine's default types.
     """
     if not settings.gpu_layers:
         return ()
     parts = [MemoryPart(name="projector", bytes=model.projector_bytes)] if model.projector_bytes else []
+    if model.adapter_bytes:
+        parts.append(MemoryPart(name="adapters", bytes=model.adapter_bytes))
     if model.draft is not None:
         own = replace(settings, cache_type_k="f16", cache_type_v="f16", gpu_layers=-1)
         draft = estimate_memory(model.draft, own)

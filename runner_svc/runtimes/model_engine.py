@@ -136,7 +136,9 @@ def _template_in(file: Path) -> tuple[str, ...]:
 
 def model_files(model: FileModelSettings) -> ModelFiles:
     """Returns the files that the engine of a model loads."""
-    return ModelFiles(path=model.file, projector=model.projector_file, draft=model.draft_file)
+    return ModelFiles(
+        path=model.file, projector=model.projector_file, draft=model.draft_file, adapters=model.adapter_files
+    )
 
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")

@@ -18,6 +18,8 @@ from weft.kernel.settings import PUBLIC, SECRET, Before, Name, PathText, Pattern
 DEFAULT_CONTEXT_TOKENS = 2048
 """Context of one slot of an engine that weft starts."""
 
+MAX_ADAPTERS = 32
+"""Of one model."""
 Skill = Literal["text", "image", "audio", "tools"]
 LanguageCode = Annotated[str, Pattern(r"^[A-Za-z0-9_-]{1,64}$")]
 ThinkingMode = Literal["default", "enabled", "disabled"]
@@ -87,6 +89,23 @@ class SleepSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSettings:
+    """An adapter (LoRA) of a model, which is a model of its own in the mesh."""
+
+    name: Annotated[Name, PUBLIC]
+    """Its name as a model, unique in the mesh."""
+    pool: Annotated[Name, PUBLIC] | None = None
+    """Models of one pool answer for each other. Default: it is alone."""
+    skills: Annotated[tuple[Skill, ...], MaxLen(8)] = ()
+    """What it can do, as of a model. Default: what its model can do."""
+
+    @property
+    def digested_file(self) -> Path | None:
+        """The file whose digest goes on receipts; None: there is none on this machine."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
     """What every runtime lets an operator say about a model."""
 
@@ -146,6 +165,16 @@ class ModelSettings:
     def location(self) -> str:
         """Where the model is, for `weft doctor`: a file, or what serves it."""
         return ""
+
+    @property
+    def served_adapters(self) -> tuple[AdapterSettings, ...]:
+        """The adapters of the model that are models of their own."""
+        return ()
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The names under which its engine serves: its own, and those of its adapters."""
+        return self.name, *(adapter.name for adapter in self.served_adapters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +258,11 @@ class FileModelSettings(StartedModelSettings):
     def draft_file(self) -> Path | None:
         """The file of the model that drafts tokens for it, by its whole path; None: it has none."""
         return None
+
+    @property
+    def adapter_files(self) -> tuple[Path, ...]:
+        """The files of its adapters, by their whole paths."""
+        return tuple(file for adapter in self.served_adapters if (file := adapter.digested_file) is not None)
 
     @property
     def location(self) -> str:

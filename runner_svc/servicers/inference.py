@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from runner_svc.backend.port import ENGINE_METHODS, CallInfo
+from runner_svc.backend.port import ENGINE_METHODS, CallInfo, not_offered
 from runner_svc.chat.conversation import converse
 from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.instance.admission import AdmittedRequest
@@ -88,7 +88,7 @@ class DataPlane:
     async def _generate(self, request: generation_service_pb2.GenerateRequest, context: Context) -> None:
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
-            call = call_info(permit, context, whole=request.options.whole)
+            call = call_info(permit, instance, context, whole=request.options.whole)
             chat = ChatRequest(
                 payload=_payload(request),
                 call=call,
@@ -96,16 +96,16 @@ class DataPlane:
                 agent=request.agent,
                 allow_remote=permit.allow_remote,
             )
-            require_abilities(instance, chat.payload)
+            require_abilities(instance, permit.model, chat.payload)
             with self._desk.hold(permit, instance, request.options) as work:
                 answer = AnswerWriter(context.write, self._desk.started(permit), whole=call.whole)
                 try:
-                    async with aclosing(converse(work, chat, self._chats[instance.model])) as frames:
+                    async with aclosing(converse(work, chat, self._chats[permit.model])) as frames:
                         async for frame in frames:
                             self._complete(frame, permit, instance, work.record)
                             await answer.put(frame)
                 except WeftError as error:
-                    log_failure(call, instance, error)
+                    log_failure(call, permit.model, error)
                     raise
 
     def _complete(self, frame: Frame, permit: Permit, instance: Instance, record: RequestRecord) -> None:
@@ -120,7 +120,9 @@ class DataPlane:
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
             ENGINE_METHODS[spec.operation].check(request.payload)
-            call = call_info(permit, context)
+            if permit.model != instance.model and spec.operation not in instance.config.adapter_operations:
+                raise not_offered(spec.operation)
+            call = call_info(permit, instance, context)
             with self._working(permit, instance, request, call, takes_slot=spec.takes_slot) as work:
                 result = await work.run(spec.operation, request.payload, call)
                 receipt = receipt_pb2.Receipt()
@@ -139,7 +141,7 @@ class DataPlane:
     async def _speak(self, request: pb.SpeakRequest, context: Context) -> None:
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
-            call, told = call_info(permit, context), ""
+            call, told = call_info(permit, instance, context), ""
             with self._working(permit, instance, request, call) as work:
                 async with aclosing(work.speak(request.payload, call)) as parts:
                     async for part in parts:
@@ -159,12 +161,12 @@ class DataPlane:
         self, permit: Permit, instance: Instance, request: Any, call: CallInfo, *, takes_slot: bool = True
     ) -> Iterator[AdmittedRequest]:
         """`RequestAdmission.hold`, with a log line for each failure in it."""
-        require_abilities(instance, request.payload)
+        require_abilities(instance, permit.model, request.payload)
         with self._desk.hold(permit, instance, request.options, takes_slot=takes_slot) as work:
             try:
                 yield work
             except WeftError as error:
-                log_failure(call, instance, error)
+                log_failure(call, permit.model, error)
                 raise
 
 

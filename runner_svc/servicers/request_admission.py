@@ -75,6 +75,7 @@ class RequestAdmission:
         handling = handling_of(options)
         return instance.admit(
             permit.request_id,
+            name=permit.model,
             keep_alive_seconds=handling.keep_alive_seconds,
             priority=granted_priority_of(options),
             takes_slot=takes_slot,
@@ -112,6 +113,7 @@ class RequestAdmission:
         receipt.request_id = permit.request_id
         receipt.model = permit.model
         receipt.model_digest = instance.digest
+        receipt.adapter_digest = instance.adapter_digests.get(permit.model, "")
         receipt.host = self._identity.host
         if not instance.memory.holds_devices:
             # Compute time without a leased accelerator is no GPU time.
@@ -119,37 +121,43 @@ class RequestAdmission:
         receipt.left_premises = receipt.left_premises or permit.model in self._remote_models
 
 
-def require_abilities(instance: Instance, payload: Payload) -> None:
+def require_abilities(instance: Instance, model: str, payload: Payload) -> None:
     """Raise MODALITY_UNSUPPORTED for a payload that the model is known not to take.
 
     Routers refuse it first, by the report of the runner; this is for one that was granted before that report, and for
     languages, which routers do not compare.
     """
-    if untaken := untaken_words_of(payload, instance.loader.abilities):
-        raise WeftError(Reason.MODALITY_UNSUPPORTED, f"{instance.model} {untaken}")
+    if untaken := untaken_words_of(payload, instance.abilities_of(model)):
+        raise WeftError(Reason.MODALITY_UNSUPPORTED, f"{model} {untaken}")
 
 
 _QUOTING = frozenset({Reason.TOOL_CALL_INVALID, Reason.REPEATED_LINE_LOOP})
 """Errors whose messages quote model output, which must not be logged."""
 
 
-def log_failure(call: CallInfo, instance: Instance, error: WeftError) -> None:
+def log_failure(call: CallInfo, model: str, error: WeftError) -> None:
     """Log a failed attempt, in one line."""
     log.warning(
         "attempt failed",
         request_id=call.request_id,
         trace_id=trace_id_of(call.traceparent),
-        model=instance.model,
+        model=model,
         reason=error.reason.name.lower(),
         message=None if error.reason in _QUOTING else error.message,
     )
 
 
-def call_info(permit: Permit, context: grpc.aio.ServicerContext[Any, Any], *, whole: bool = False) -> CallInfo:
+def call_info(
+    permit: Permit, instance: Instance, context: grpc.aio.ServicerContext[Any, Any], *, whole: bool = False
+) -> CallInfo:
     """The call context for a backend. `whole`: the answer is not streamed."""
     metadata = {key: str(value) for key, value in context.invocation_metadata() or () if key == TRACEPARENT}
     left = context.time_remaining()
     answer_by = None if left is None else asyncio.get_running_loop().time() + left
     return CallInfo(
-        request_id=permit.request_id, traceparent=traceparent_of(metadata), answer_by=answer_by, whole=whole
+        request_id=permit.request_id,
+        traceparent=traceparent_of(metadata),
+        adapter="" if permit.model == instance.model else permit.model,
+        answer_by=answer_by,
+        whole=whole,
     )

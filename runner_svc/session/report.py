@@ -8,7 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from runner_svc.config import RunnerConfig
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.load_messages import options_message, parameter_message
-from runner_svc.instance.settings import HibernationSettings, ServedModel
+from runner_svc.instance.settings import HibernationSettings, ServedAdapter, ServedModel
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.memory.port import leased_bytes
 from runner_svc.policy.lifecycle import MAX_HOW_CHARS
@@ -59,7 +59,7 @@ class RunnerReport:
         return runner_pb2.Capability(
             clock_offset=duration_of(offset.seconds) if offset is not None and offset.is_notable else None,
             clock_refused=offset is not None and offset.is_refused,
-            instances=[self._instance_state(instance) for instance in self._instances],
+            instances=[self._state(instance, name) for instance in self._instances for name in instance.names],
             draining=self.draining,
             max_requests=self._config.max_requests or 0,
             tool_names=self._tool_names()[:MAX_REPORTED_TOOLS],
@@ -80,7 +80,11 @@ class RunnerReport:
     def manifests(self) -> list[model_pb2.ModelManifest]:
         """The manifests of the published models."""
         memory_wait_seconds = 0.0 if self._config.observer is None else self._config.memory_wait_seconds
-        return [_manifest(model, memory_wait_seconds) for model in self._config.models]
+        return [
+            _manifest(model, model.adapter(name), memory_wait_seconds)
+            for model in self._config.models
+            for name in model.names
+        ]
 
     def agents(self) -> list[agent_pb2.AgentManifest]:
         """The manifests of the published agents."""
@@ -95,29 +99,33 @@ class RunnerReport:
         return runner_service_pb2.DescribeResponse(
             runner=self.runner(),
             instances=[
-                instance_description(instance, log_line_count, self.redact, self._cache_figures(instance.model))
+                instance_description(instance, log_line_count, self.redact, self._cache_figures(name), name)
                 for instance in self._instances
+                for name in instance.names
             ],
         )
 
-    def _instance_state(self, instance: Instance) -> runner_pb2.InstanceState:
+    def _state(self, instance: Instance, name: str) -> runner_pb2.InstanceState:
+        """The state of a model, or of an adapter: then its memory is that of its model, and counts there."""
+        is_adapter = name != instance.model
         return runner_pb2.InstanceState(
-            model=instance.model,
+            model=name,
+            base_model=instance.model if is_adapter else "",
             phase=instance.phase.value,  # type: ignore[arg-type]  # same numbers
             slots_total=instance.slots.total,
             slots_used=len(instance.slots.holders),
             load_progress=instance.load_progress,
             context_tokens=instance.loader.context_tokens,
             detail=self.redact(instance.detail),
-            memory=_memory(instance.memory),
+            memory=None if is_adapter else _memory(instance.memory),
             unload_time=optional_stamp(instance.unload_at),
             pinned=instance.memory.pinned,
             load_eta=optional_duration(instance.load_eta_seconds),
             usual_load=optional_duration(instance.loader.usual_seconds),
             fault_count=instance.restart_log.total,
             last_fault=self._last_fault(instance),
-            engine_load=instance.backend.engine_load,
-            abilities=abilities_message(instance.loader.abilities),
+            engine_load=None if is_adapter else instance.backend.engine_load,
+            abilities=abilities_message(instance.abilities_of(name)),
         )
 
     def _last_fault(self, instance: Instance) -> runner_pb2.InstanceFault | None:
@@ -142,14 +150,16 @@ def _memory(memory: ModelMemory) -> runner_pb2.InstanceMemory | None:
     )
 
 
-def _manifest(model: ServedModel, memory_wait_seconds: float) -> model_pb2.ModelManifest:
+def _manifest(model: ServedModel, adapter: ServedAdapter | None, memory_wait_seconds: float) -> model_pb2.ModelManifest:
+    operations = model.operations if adapter is None else model.adapter_operations
+    skills = model.skills if adapter is None else adapter.skills or model.skills
     manifest = model_pb2.ModelManifest(
-        name=model.name,
-        pool_name=model.pool,
-        operations=[operation.value for operation in sorted(model.operations)],  # type: ignore[misc]  # same numbers
+        name=model.name if adapter is None else adapter.name,
+        pool_name=model.pool if adapter is None else adapter.pool,
+        operations=[operation.value for operation in sorted(operations)],  # type: ignore[misc]  # same numbers
         context_tokens=model.context_tokens,
         remote=model.remote,
-        skills=[skill.value for skill in sorted(model.skills)],  # type: ignore[misc]  # same numbers
+        skills=[skill.value for skill in sorted(skills)],  # type: ignore[misc]  # same numbers
     )
     hibernation = model.hibernation
     if hibernation.can_wake or model.wake_by_mesh is not None:
@@ -176,16 +186,23 @@ Redact = Callable[[str], str]
 
 
 def instance_description(
-    instance: Instance, log_line_count: int, redact: Redact, cache: pb.CacheFigures | None = None
+    instance: Instance, log_line_count: int, redact: Redact, cache: pb.CacheFigures | None = None, name: str = ""
 ) -> pb.InstanceDescription:
-    """Describes one instance, with the last `log_line_count` lines of its log and of its last crash."""
+    """Describes one instance, with the last `log_line_count` lines of its log and of its last crash.
+
+    `name`: an adapter, whose description has no lines of the log, since those of its model are the same; empty: the
+    model.
+    """
+    is_adapter = name not in ("", instance.model)
+    if is_adapter:
+        log_line_count = 0
     crash_lines = instance.restart_log.crash_lines[-max(log_line_count, MIN_CRASH_LINES) :]
     return pb.InstanceDescription(
-        model=instance.model,
+        model=name or instance.model,
         process_id=instance.backend.process_id or 0,
         restart_count=instance.restart_count,
         last_restart_reason=redact(instance.restart_log.last_detail),
-        log_lines=map(redact, instance.backend.log_lines(log_line_count)),
+        log_lines=map(redact, instance.backend.log_lines(log_line_count) if log_line_count else ()),
         active_request_ids=instance.slots.holders,
         restarts=[_redacted(restart, redact) for restart in instance.restart_log.all],
         requests=map(request_record_message, instance.records.all),
@@ -198,7 +215,7 @@ def instance_description(
         load_options=options_message(instance.plan, instance.idle_timer.load_seconds, pin=instance.memory.pinned),
         cache_isolation=instance.backend.cache_isolation.value,  # type: ignore[arg-type]  # same numbers
         cache=cache,
-        vision_input=instance.config.takes_images(instance.loader.abilities),
+        vision_input=instance.config.takes_images(instance.abilities_of(name)),
         model_path="" if instance.model_path is None else str(instance.model_path),
     )
 

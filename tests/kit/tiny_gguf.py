@@ -1,7 +1,9 @@
 """A model file with a chat template and nothing to compute with."""
 
 import struct
+from array import array
 from pathlib import Path
+from random import Random
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -38,3 +40,36 @@ def write_projector(path: Path, *, vision: bool | None = True, audio: bool | Non
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) + b"".join(entries)
     path.write_bytes(head.ljust(size, b"\0"))
     return path
+
+
+SMOLLM2_LAYERS, SMOLLM2_WIDTH = 30, 576
+_ALIGNMENT = 32
+
+
+def write_adapter(
+    path: Path, *, architecture: str = "llama", kind: str = "lora", strength: float = 0.5, rank: int = 2
+) -> Path:
+    """A LoRA of random numbers for the demo model, SmolLM2-135M, over what each layer looks for (`attn_q`).
+
+    With a `strength` of 0.5 the model talks nonsense; with 0 the adapter has no effect.
+    """
+    entries = [
+        _text("general.architecture") + struct.pack("<I", 8) + _text(architecture),
+        _text("general.type") + struct.pack("<I", 8) + _text("adapter"),
+        _text("adapter.type") + struct.pack("<I", 8) + _text(kind),
+        _text("adapter.lora.alpha") + struct.pack("<If", 6, float(rank)),
+    ]
+    random, tensors, data = Random(7), [], b""
+    for layer in range(SMOLLM2_LAYERS):
+        for half, shape in (("a", (SMOLLM2_WIDTH, rank)), ("b", (rank, SMOLLM2_WIDTH))):
+            name = _text(f"blk.{layer}.attn_q.weight.lora_{half}")
+            tensors.append(name + struct.pack("<IQQIQ", 2, *shape, 0, len(data)))
+            numbers = array("f", (random.gauss(0.0, strength) for _ in range(SMOLLM2_WIDTH * rank)))
+            data += _padded(numbers.tobytes())
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(entries)) + b"".join([*entries, *tensors])
+    path.write_bytes(_padded(head) + data)
+    return path
+
+
+def _padded(raw: bytes) -> bytes:
+    return raw.ljust(-(-len(raw) // _ALIGNMENT) * _ALIGNMENT, b"\0")

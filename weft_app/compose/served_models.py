@@ -6,13 +6,19 @@ from ipaddress import IPv4Address
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from runner_svc.chat.settings import ChatSettings
-from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
+from runner_svc.instance.settings import HibernationSettings, ServedAdapter, ServedModel, SleepSettings
 from runner_svc.openai_upstream.address import is_http_url
 from runner_svc.policy.repetition import RepetitionLimits
 from runner_svc.policy.signals import SignalDescription, reason_only, signal_catalogue
 from runner_svc.runtimes import settings
 from runner_svc.runtimes.model_engine import ModelContext, engine_environment
-from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings, StartedModelSettings, WakeSettings
+from runner_svc.runtimes.settings import (
+    AdapterSettings,
+    ModelSettings,
+    SleepingModelSettings,
+    StartedModelSettings,
+    WakeSettings,
+)
 from runner_svc.settings import RunnerSettings, SignalSettings
 from runner_svc.tools.schemas import object_schema
 from weft.api.registry.v1 import wake_pb2
@@ -75,6 +81,15 @@ def served_model(
         chat=chat_settings(section, model),
         target_inflight=model.target_inflight,
         abilities=engine.abilities,
+        adapters=tuple(
+            ServedAdapter(
+                name=adapter.name,
+                pool=adapter.pool or "",
+                file=adapter.digested_file,
+                skills=_skills(adapter),
+            )
+            for adapter in model.served_adapters
+        ),
         skills=_skills(model),
         declared_abilities=replace(
             complete_list(_skills(model)),
@@ -85,7 +100,7 @@ def served_model(
     )
 
 
-def _skills(model: ModelSettings) -> frozenset[Skill]:
+def _skills(model: ModelSettings | AdapterSettings) -> frozenset[Skill]:
     return frozenset(Skill[word.upper()] for word in model.skills)
 
 

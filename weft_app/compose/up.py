@@ -322,6 +322,8 @@ def expected_mesh(runners: Iterable[RunnerSettings]) -> ExpectedMesh:
 def _models(runner: RunnerSettings) -> Iterator[ModelView]:
     for model in with_replicas(runner, runner.published_models):
         yield expected_model(model.name, model.pool or "", runner.name)
+        for adapter in model.served_adapters:
+            yield expected_model(adapter.name, adapter.pool or "", runner.name)
 
 
 def require_startable(config: WeftConfig, home: WeftHome) -> None:

@@ -11,7 +11,7 @@ from registry_svc.config import RegistrySettings
 from router_svc.settings import RelayLimits, RouterSettings
 from weft.kernel.settings import PUBLIC, PathText, Port, Seconds
 from weft.kernel.tls import TlsFiles
-from weft_app.config.runners import STRICT, ConfiguredRunner, replica_names
+from weft_app.config.runners import STRICT, ConfiguredRunner, adapter_names, replica_names
 
 CONFIG_NAME = "weft.yaml"
 DEFAULT_PORT = 8080
@@ -179,6 +179,7 @@ class WeftConfig:
         runners = self.runners or ()
         names = [runner.name for runner in runners]
         names += [name for runner in runners for model in runner.models for name in replica_names(model)]
+        names += [name for runner in runners for model in runner.models for name in adapter_names(model)]
         names += [agent.name for runner in runners for agent in runner.agents]
         twice = {name for name in names if names.count(name) > 1}
         if twice:

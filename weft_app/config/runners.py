@@ -95,17 +95,18 @@ def with_replicas(section: RunnerSettings, models: tuple[ModelSettings, ...]) ->
 
     Those beyond `replicas` start asleep. Raises INVALID_ARGUMENT naming the field.
     """
-    taken = {model.name for model in section.models} | {agent.name for agent in section.agents}
+    taken = {name for model in section.models for name in model.served_names}
+    taken |= {agent.name for agent in section.agents}
     expanded: list[ModelSettings] = []
     for model in models:
         replicas = _replicas(section, model)
-        for replica in replicas[1:]:
-            if replica.name in taken:
+        for name in (name for replica in replicas[1:] for name in replica.served_names):
+            if name in taken:
                 raise invalid_field(
                     f"runners.{section.name}.models.{model.name}.replicas",
-                    f"the replica {replica.name} would have the name of another model or agent; rename that one",
+                    f"the replica {name} would have the name of another model or agent; rename that one",
                 )
-            taken.add(replica.name)
+            taken.add(name)
         expanded += replicas
     return tuple(expanded)
 
@@ -113,6 +114,33 @@ def with_replicas(section: RunnerSettings, models: tuple[ModelSettings, ...]) ->
 def replica_names(model: ModelSettings) -> tuple[str, ...]:
     """Returns the names of a model and its replicas: "qwen", "qwen-2", "qwen-3"."""
     return model.name, *(f"{model.name}-{number}" for number in range(2, _count(model) + 1))
+
+
+def adapter_names(model: ModelSettings) -> tuple[str, ...]:
+    """Returns the names of the adapters of a model and of its replicas: "pirate", "pirate-2"."""
+    numbers = range(1, _count(model) + 1)
+    return tuple(_numbered(adapter.name, number) for adapter in model.served_adapters for number in numbers)
+
+
+def _numbered(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}-{number}"
+
+
+def _with_adapters(replica: ModelSettings, number: int, where: str) -> ModelSettings:
+    """Returns a replica with adapters of its own names, each in a pool with those of the other replicas."""
+    if not replica.served_adapters:
+        return replica
+    adapters: Any = tuple(
+        replace(
+            adapter,
+            pool=adapter.pool or adapter.name,
+            name=require_name(_numbered(adapter.name, number), f"{where}.replicas"),
+        )
+        for adapter in replica.served_adapters
+    )
+    settings: Any = replica
+    replaced: ModelSettings = replace(settings, adapters=adapters)
+    return replaced
 
 
 def _count(model: ModelSettings) -> int:
@@ -131,13 +159,17 @@ def _replicas(section: RunnerSettings, model: ModelSettings) -> list[ModelSettin
     if count == 1:
         return [model]
     return [
-        replace(
-            model,
-            replicas=1,
-            replica_max=None,
-            pool=model.pool or model.name,
-            name=require_name(name, f"{where}.replicas"),
-            start_asleep=model.start_asleep or number > model.replicas,
+        _with_adapters(
+            replace(
+                model,
+                replicas=1,
+                replica_max=None,
+                pool=model.pool or model.name,
+                name=require_name(name, f"{where}.replicas"),
+                start_asleep=model.start_asleep or number > model.replicas,
+            ),
+            number,
+            where,
         )
         for number, name in enumerate(replica_names(model), 1)
     ]

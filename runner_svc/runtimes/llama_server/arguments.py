@@ -62,6 +62,7 @@ NO_HOST_CACHE: Mapping[str, str] = MappingProxyType({"LLAMA_ARG_CACHE_RAM": "0",
 prompts between slots, so a tenant would find the prompts of another one there (measured with 0.5.0, November 2026).
 Servers from before that cache refuse its flag, and share nothing between slots."""
 _HOST_CACHE_FLAGS = ("--cache-ram", "-cram")
+ADAPTER_FLAGS = ("--lora", "--lora-scaled", "--lora-init-without-apply")
 TEMPLATE_FLAGS = frozenset({"--chat-template", "--chat-template-file"})
 _OTHER_FLAGS: Mapping[str, str] = MappingProxyType(
     {
@@ -126,6 +127,9 @@ def server_arguments(model: LlamaServerModel, order: LoadOrder | None = None, po
         if "spec_type" not in order.parameters and not is_named:
             # Without a type the server loads the model and does not use it.
             arguments += ["--spec-type", DRAFT_BY_MODEL]
+    for adapter in model.adapters:
+        # Without an effect of its own: each request says which one is applied, and embeddings cannot.
+        arguments += ["--lora-scaled", f"{adapter.file}:0"]
     arguments += _setting_arguments(model)
     # Options of a load are last: the last of two equal flags counts.
     if order.parameters.keys() & {"slots", "context_tokens"} and model.extra_arguments:
@@ -239,6 +243,25 @@ def _device_arguments(order: LoadOrder) -> list[str]:
 
 def _word_of(value: LoadValue) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def adapter_bodies(model: LlamaServerModel) -> dict[str, dict[str, object]]:
+    """Returns what the body of a generation says in addition, by the adapter that answers; see `Endpoint.adapters`.
+
+    All adapters are named in all of them: the server empties the cache of a slot for another list, but keeps it where a
+    request has none (read in its source, b11549).
+    """
+    if not model.adapters:
+        return {}
+    return {
+        name: {
+            "lora": [
+                {"id": number, "scale": adapter.scale if adapter.name == name else 0.0}
+                for number, adapter in enumerate(model.adapters)
+            ]
+        }
+        for name in ("", *(adapter.name for adapter in model.adapters))
+    }
 
 
 def shares_between_slots(extra_arguments: Sequence[str]) -> bool:

@@ -8,6 +8,7 @@ its port.
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -28,6 +29,7 @@ from runner_svc.runtimes.engine_figures import MetricsPage
 from runner_svc.runtimes.llama_server.abilities import reported_abilities
 from runner_svc.runtimes.llama_server.arguments import (
     NO_HOST_CACHE,
+    adapter_bodies,
     check_together,
     context_of,
     load_parameters,
@@ -58,6 +60,7 @@ ERASE_SECONDS = 30.0
 NO_TASK = -1
 """Task number of a slot that has never worked, or of a server that reports none."""
 PROPS = "/props"
+ADAPTERS = "/lora-adapters"
 PROPS_TIMEOUT_SECONDS = 5.0
 _MAX_NUMBER = 2**31 - 1
 _UNKNOWN_FLAGS = re.compile(r"error: (?:invalid argument|unrecognized arguments): (--[^\n]{1,1000})")
@@ -214,10 +217,17 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
 
     @override
     def endpoint(self, base_url: str, api_key: str) -> Endpoint:
-        return Endpoint(base_url=base_url, api_key=api_key, parameters=self.parameters, is_llama_server=True)
+        return Endpoint(
+            base_url=base_url,
+            api_key=api_key,
+            parameters=self.parameters,
+            is_llama_server=True,
+            adapters=adapter_bodies(self.model),
+        )
 
     @override
     async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
+        await _require_adapters(http, len(self.model.adapters))
         props = await read_props(http)
         self._slots = LlamaSlots(http, props.slots)
         return BackendFacts(
@@ -231,6 +241,21 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
     async def stop(self) -> None:
         self._slots = None
         await super().stop()
+
+
+class _Adapter(msgspec.Struct):
+    id: int
+
+
+async def _require_adapters(http: OpenAiHttp, count: int) -> None:
+    """Raise BACKEND_PROTOCOL_ERROR for a server that has other adapters than it was started with."""
+    if not count:
+        return
+    status, body = await http.call_route("GET", ADAPTERS, PROPS_TIMEOUT_SECONDS)
+    with suppress(*JSON_FAULTS):
+        if status == 200 and [one.id for one in msgspec.json.decode(body, type=list[_Adapter])] == list(range(count)):
+            return
+    raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the server does not list its {count} adapters (status {status})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,7 @@ def _load_values(model: LlamaServerModel) -> "Mapping[str, LoadValue]":
 def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
     # Imported here: only a process that serves models needs these.
     from runner_svc.runtimes.llama_server.abilities import file_abilities  # noqa: PLC0415
+    from runner_svc.runtimes.llama_server.adapters import check_adapters  # noqa: PLC0415
     from runner_svc.runtimes.llama_server.arguments import (  # noqa: PLC0415
         DRAFT_BY_MODEL,
         DRAFT_FLAGS,
@@ -85,6 +86,7 @@ def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
             raise context.refuse(setting, f"is also given by {flag} among extra_arguments; leave one of them out")
     if model.spec_type == DRAFT_BY_MODEL and model.draft_file is None:
         raise context.refuse("spec_type", f"{DRAFT_BY_MODEL} needs draft_model_path")
+    check_adapters(model, context)
     return file_engine(
         model,
         context,

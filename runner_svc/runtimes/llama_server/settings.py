@@ -4,15 +4,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le, MaxLen
 from typing_extensions import override
 
-from runner_svc.runtimes.settings import FileModelSettings
+from runner_svc.runtimes.settings import MAX_ADAPTERS, AdapterSettings, FileModelSettings
 from weft.kernel.settings import PUBLIC, PathText
 
 SpeculationKind = Literal[
     "none", "draft-simple", "draft-mtp", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaAdapter(AdapterSettings):
+    """An adapter of a model of llama.cpp's server: a model of its own, which shares the engine of that model."""
+
+    path: Annotated[PathText, PUBLIC]
+    """The GGUF file of the adapter, as `convert_lora_to_gguf.py` makes it; `~` is your home folder."""
+    scale: Annotated[float, Gt(0), Le(100)] = 1.0
+    """How strongly it changes the model."""
+
+    @property
+    def file(self) -> Path:
+        """The file, by its whole path."""
+        return self.path.expanduser()
+
+    @property
+    @override
+    def digested_file(self) -> Path | None:
+        return self.file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +57,15 @@ class LlamaServerModel(FileModelSettings):
     """Layers of the draft model on accelerators; 0: none. Default: as many as fit."""
     image_max_tokens: Annotated[int, Ge(1), Le(65_536)] | None = None
     """Tokens that one image may take; for vision models. Default: the server's."""
+
+    adapters: Annotated[tuple[LlamaAdapter, ...], MaxLen(MAX_ADAPTERS)] = ()
+    """Adapters (LoRA) of this model, each a model of its own with a name of its own. They share its process, slots and
+    memory, and are loaded and unloaded with it."""
+
+    @property
+    @override
+    def served_adapters(self) -> tuple[AdapterSettings, ...]:
+        return self.adapters
 
     @property
     @override

@@ -47,6 +47,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--spec-draft-ngl", "-ngld", type=int, default=-1, help="its layers on accelerators; -1: as many as fit"
     )
+    parser.add_argument("--lora-scaled", type=_adapter, action="append", default=[], help="adapter as FILE:SCALE")
     cache_ram = int(os.environ.get("LLAMA_ARG_CACHE_RAM", "8192"))
     parser.add_argument("--cache-ram", type=int, default=cache_ram, help="MiB for prompts that no slot holds; 0: none")
     parser.add_argument("--slot-save-path", type=Path, help="folder for saved slots; needed to erase one, too")
@@ -64,6 +65,11 @@ def _parts(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
 
 
+def _adapter(text: str) -> tuple[str, float]:
+    path, _, scale = text.partition(":")
+    return path, float(scale)
+
+
 def _set_load_options(params: Any, options: argparse.Namespace, library: Any) -> None:
     params.n_ubatch = options.ubatch_size
     params.flash_attn_type = library.llama_flash_attn_type[
@@ -76,6 +82,12 @@ def _set_load_options(params: Any, options: argparse.Namespace, library: Any) ->
     if options.model_draft is not None:
         params.speculative.draft.mparams.path = str(options.model_draft)
     params.image_max_tokens = options.image_max_tokens
+    adapters = []
+    for path, scale in options.lora_scaled:
+        adapter = library.CommonAdapterLoraInfo()
+        adapter.path, adapter.scale = path, scale
+        adapters.append(adapter)
+    params.lora_adapters = adapters
     params.split_mode = library.llama_split_mode[f"LLAMA_SPLIT_MODE_{options.split_mode.upper()}"]
     if options.tensor_split:
         places = len(params.tensor_split)

@@ -23,6 +23,7 @@ class OneModel:
     backend: Backend
     model: str = MODEL
     model_path: Path | None = None
+    names: tuple[str, ...] = (MODEL,)
     plan: LoadPlan = AS_CONFIGURED
 
 

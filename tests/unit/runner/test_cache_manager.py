@@ -45,6 +45,7 @@ class Engine:
 class Model:
     def __init__(self, model: str, engine: Engine) -> None:
         self.model = model
+        self.names = (model, f"{model}-adapter")
         self.model_path: Path | None = None
         self.plan = AS_CONFIGURED
         self.backend: Any = engine

@@ -229,6 +229,7 @@ class InstanceState(google.protobuf.message.Message):
     LAST_FAULT_FIELD_NUMBER: builtins.int
     ENGINE_LOAD_FIELD_NUMBER: builtins.int
     ABILITIES_FIELD_NUMBER: builtins.int
+    BASE_MODEL_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by name."""
     phase: global___InstanceState.Phase.ValueType
@@ -247,6 +248,10 @@ class InstanceState(google.protobuf.message.Message):
     """Whether it is never evicted for another model."""
     fault_count: builtins.int
     """How often its backend ended because of a fault since its runner started."""
+    base_model: builtins.str
+    """The model whose engine serves it, where it is an adapter of that model: they share process, slots and memory, and
+    are loaded and unloaded together. Empty: it has an engine of its own.
+    """
     @property
     def memory(self) -> global___InstanceMemory:
         """Accelerator memory: what it holds, what it would take."""
@@ -296,9 +301,10 @@ class InstanceState(google.protobuf.message.Message):
         last_fault: global___InstanceFault | None = ...,
         engine_load: global___EngineLoad | None = ...,
         abilities: weft.api.registry.v1.model_pb2.ModelAbilities | None = ...,
+        base_model: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "engine_load", b"engine_load", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "context_tokens", b"context_tokens", "detail", b"detail", "engine_load", b"engine_load", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "phase", b"phase", "pinned", b"pinned", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "base_model", b"base_model", "context_tokens", b"context_tokens", "detail", b"detail", "engine_load", b"engine_load", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "phase", b"phase", "pinned", b"pinned", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_load_progress", b"_load_progress"]) -> typing.Literal["load_progress"] | None: ...
 
 global___InstanceState = InstanceState
