@@ -17,7 +17,7 @@ from gateway.intake.query import whole_number
 from gateway.request_facts import facts_of
 from weft.api.registry.v1 import agent_pb2, route_pb2
 from weft.dispatch.agents import AGENT_PREFIX, ROUTE_PREFIX, agent_name_of, members_of, target_of
-from weft.dispatch.fleet import FleetView, ModelView, abilities_in
+from weft.dispatch.fleet import FleetView, ModelView, abilities_in, base_in
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Skill
@@ -208,8 +208,15 @@ def _meta(view: FleetView, members: list[ModelView]) -> dict[str, object]:
         "operations": _operations(members),
         "members": sorted(model.name for model in members),
         "remote": any(model.remote for model in members),
+        **_base(view, members),
         **_skills(view, members),
     }
+
+
+def _base(view: FleetView, members: Iterable[ModelView]) -> dict[str, object]:
+    """Returns the models that these are adapters of; nothing where none is an adapter."""
+    bases = {base for model in members if (base := base_in(view, model))}
+    return {"base_models": sorted(bases)} if bases else {}
 
 
 def _skills(view: FleetView, members: Iterable[ModelView]) -> dict[str, object]:

@@ -124,7 +124,7 @@ class RunnerReport:
             usual_load=optional_duration(instance.loader.usual_seconds),
             fault_count=instance.restart_log.total,
             last_fault=self._last_fault(instance),
-            engine_load=None if is_adapter else instance.backend.engine_load,
+            engine_load=instance.backend.engine_load,
             abilities=abilities_message(instance.abilities_of(name)),
         )
 

@@ -129,6 +129,13 @@ def abilities_in(view: FleetView, model: ModelView) -> Abilities:
     return reported_over(model.skills or frozenset(), instance)
 
 
+def base_in(view: FleetView, model: ModelView) -> str:
+    """Returns the model that one is an adapter of, as its runner reports it; empty: it is none, or it is unknown."""
+    runner = view.runners.get(model.runner)
+    instance = None if runner is None else runner.instances.get(model.name)
+    return "" if instance is None else instance.base_model
+
+
 def apply_watch(view: FleetView, response: registry_service_pb2.WatchResponse) -> FleetView:
     """The view after one response of Watch. Pure; a snapshot replaces everything."""
     if response.WhichOneof("kind") == "snapshot":

@@ -31,6 +31,7 @@ _MODEL = (
 _MODEL_WIDE = (
     *_MODEL,
     Column("PHASE", "[{instance.phase}]"),
+    Column("ADAPTS", lambda model: model.instance.base_model if model.instance else ""),
     Column("SLOTS", lambda model: slots([model.instance] if model.instance else [])),
     Column("REMOTE", "{manifest.remote:yes}"),
     Column("SKILLS", lambda model: ",".join(skill_words(model.abilities.skills)) or "-"),

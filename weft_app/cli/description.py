@@ -203,6 +203,7 @@ _MODEL = (
     Column("Kind", "{observed.kind} model"),
     Column("Status", "{state}"),
     Column("Runner", "[{observed.runner}|none]"),
+    Column("Adapter of", lambda model: model.instance.base_model if model.instance else ""),
     Column("Pinned to", "{declared.runner}"),
     Column("Operations", "[{manifest.operations}|none]"),
     Column("Context", "[{manifest.context_tokens}|{instance.context_tokens}|unknown until loaded]"),

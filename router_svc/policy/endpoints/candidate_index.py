@@ -127,12 +127,13 @@ class CandidateIndex:
         self.health.advance(now)
         endpoint = self.table.by_key[candidate.key]
         endpoint.in_flight += 1
+        endpoint.engine_slots.requests += 1
         endpoint.runner.requests += 1
         endpoint.pool.in_flight += 1
         self.total_in_flight += 1
         endpoint.granted = next(self._numbers)
         endpoint.trying = not endpoint.is_usable and endpoint.health.state is HealthState.ON_TRIAL
-        self.table.settle(endpoint)
+        self.table.settle_engine(endpoint)
         if endpoint.runner.requests in endpoint.runner.limits:
             self.table.settle_runner(endpoint.runner)
 
@@ -143,11 +144,12 @@ class CandidateIndex:
         pool = endpoint.pool
         was_capped = pool.is_at_its_cap
         endpoint.in_flight -= 1
+        endpoint.engine_slots.requests -= 1
         endpoint.runner.requests -= 1
         pool.in_flight -= 1
         self.total_in_flight -= 1
         endpoint.trying = False
-        self.table.settle(endpoint)
+        self.table.settle_engine(endpoint)
         if endpoint.runner.requests + 1 in endpoint.runner.limits:
             self.table.settle_runner(endpoint.runner)
         if was_capped and not pool.is_at_its_cap:

@@ -11,6 +11,8 @@ from weft.kernel.request import Operation, Skill
 
 CandidateKey = tuple[str, str, str]
 """Key of a candidate: model, runner, incarnation. See `Candidate.key`."""
+EngineKey = tuple[str, str, str]
+"""Key of an engine: the model that it was started for, runner, incarnation. See `Candidate.engine_key`."""
 RunnerKey = tuple[str, str]
 """Key of a runner incarnation: runner, incarnation."""
 
@@ -77,12 +79,19 @@ class Candidate:
     """Tools of the mesh that its runner has."""
     context_tokens: int = 0
     """Context of one slot; 0: unknown."""
+    base_model: str = ""
+    """The model whose engine serves it, as an adapter of that model; empty: it has an engine of its own."""
     key: tuple[str, str, str] = field(init=False, repr=False, compare=False)
     """Unique for as long as the runner process lives."""
 
     def __post_init__(self) -> None:
         # Read several times per request.
         object.__setattr__(self, "key", (self.model, self.runner, self.incarnation))
+
+    @property
+    def engine_key(self) -> EngineKey:
+        """Key of its engine, which an adapter shares with its model and with the other adapters."""
+        return (self.base_model or self.model, self.runner, self.incarnation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.candidates import Candidate, EngineKey, Readiness
 
 MAX_TAKERS = 64
 """Ready members whose running requests are examined for an estimate."""
+_COMES_BY_ITSELF = (Readiness.READY, Readiness.LOADING)
+"""Readiness of an engine with which its adapters are ready, too, as soon as its runner reports them."""
 MAX_ASLEEP = 16
 """Sleeping members that are considered for a load."""
 
@@ -44,8 +46,13 @@ def capacity_of(
     members: Iterable[Candidate],
     is_waking: Callable[[Candidate], bool],
     preference: Callable[[Candidate], tuple[object, ...]],
+    engine_of: Callable[[Candidate], Candidate] = lambda candidate: candidate,
 ) -> Capacity:
-    """Summarise the members of a queue that waiting requests may go to."""
+    """Summarise the members of a queue that waiting requests may go to.
+
+    `engine_of` returns the model whose engine serves a member: for an adapter it is that model which is loaded.
+    """
+    engines: set[EngineKey] = set()
     count = slots = loading_slots = 0
     takers: list[Candidate] = []
     taker_count = 0
@@ -54,19 +61,24 @@ def capacity_of(
     asleep: list[Candidate] = []
     for member in members:
         count += 1
+        engine = engine_of(member) if member.base_model else member
+        is_counted = member.engine_key in engines
+        engines.add(member.engine_key)
         if member.readiness is Readiness.READY:
-            slots += min(member.slots, member.runner_max_requests or member.slots)
+            slots += 0 if is_counted else min(member.slots, member.runner_max_requests or member.slots)
             taker_count += 1
             if len(takers) < MAX_TAKERS:
                 takers.append(member)
-        elif is_waking(member):
-            waking.append(member)
-        elif member.readiness is Readiness.LOADING:
+        elif is_counted:
+            continue
+        elif is_waking(engine):
+            waking.append(engine)
+        elif member.readiness is Readiness.LOADING or engine.readiness in _COMES_BY_ITSELF:
             if len(loading) < MAX_ASLEEP:
                 loading.append(member.model)
             loading_slots += max(1, member.slots)
         else:
-            asleep.append(member)
+            asleep.append(engine)
     asleep.sort(key=preference)
     return Capacity(
         count=count,

@@ -64,6 +64,7 @@ _WHAT_COUNTS = attrgetter(
     *("readiness", "slots", "operations", "remote", "skills", "thinking_modes", "tools", "context_tokens"),
     *(
         "runner_max_requests",
+        "base_model",
         "key",
         "pool",
         "host",
@@ -125,13 +126,20 @@ class ClusterView:
             self._refresh(model, delta, now)
             candidate = self.index.table.candidate(model)
             if candidate is not None:
-                delta.queues |= set(self.index.table.queues_of(candidate))
+                delta.queues |= self._queues_of(candidate)
         return delta
 
     def apply_self_report(self, model: str, readiness: Readiness, now: float) -> ViewDelta:
-        """Apply the readiness that a model's runner reports."""
-        self._runner_reports.note(self._registry_view.get(model), readiness)
-        return self.refresh(model, now)
+        """Apply the readiness that a model's runner reports, which is that of all models that share its engine."""
+        known = self.index.table.candidate(model)
+        sharing = {model, *(each.model for each in self.index.table.sharing(known))} if known is not None else {model}
+        delta = ViewDelta(set())
+        for name in sorted(sharing):
+            self._runner_reports.note(self._registry_view.get(name), readiness)
+            if name in self._registry_view:
+                self._refresh(name, delta, now)
+        delta.queues |= self.refresh(model, now).queues
+        return delta
 
     def is_doubted(self, candidate: Candidate) -> bool:
         """Whether the registry shows a model as ready while its runner reports that it is asleep."""
@@ -192,11 +200,16 @@ class ClusterView:
             old_queues = set(self.index.table.queues_of(before)) if before is not None else set()
             self.index.table.put(candidate)
             queues = set(self.index.table.queues_of(candidate))
-            delta.queues |= old_queues | queues
+            delta.queues |= old_queues | queues | self._queues_of(candidate)
             delta.renames |= old_queues != queues
         else:
             self.index.table.put(candidate)
         self.index.figures.note(candidate, now)
+
+    def _queues_of(self, candidate: Candidate) -> set[str]:
+        """Return the queues of a candidate and of those that share its engine: what it can do concerns them, too."""
+        table = self.index.table
+        return {queue for each in table.sharing(candidate) for queue in table.queues_of(each)}
 
     def _drop(self, model: str, delta: ViewDelta) -> None:
         self._registry_view.pop(model, None)

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from heapq import nsmallest
 
 from router_svc.policy.arrival import ROUTE_PREFIX
-from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, RunnerKey
+from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, EngineKey, RunnerKey
 from router_svc.policy.endpoints.health import EndpointHealth
-from router_svc.policy.endpoints.pool import Endpoint, Pool, RunnerLoad
+from router_svc.policy.endpoints.pool import Endpoint, EngineSlots, Pool, RunnerLoad
 from router_svc.policy.endpoints.routes import PRIMARY, ResolvedRoute, Route, RouteStep, RouteTable
 from router_svc.policy.endpoints.selection import rank_for
 from router_svc.policy.limits import SchedulerLimits
@@ -30,6 +30,7 @@ class EndpointTable:
         self._by_model: dict[str, Endpoint] = {}
         self.by_key: dict[CandidateKey, Endpoint] = {}
         """Those in `_by_model`, and those that left the mesh and on which requests still run; only to be read."""
+        self._engines: dict[EngineKey, EngineSlots] = {}
         self._runners: dict[RunnerKey, RunnerLoad] = {}
         self._routes = RouteTable({}, cloud_fallback=False)
         self._held: dict[CandidateKey, str] = {}
@@ -42,7 +43,7 @@ class EndpointTable:
     def put(self, candidate: Candidate) -> None:
         """Add or update a candidate. A new incarnation of its runner starts with a clean health record."""
         endpoint = self._by_model.get(candidate.model)
-        if endpoint is not None and (endpoint.key != candidate.key or endpoint.candidate.pool != candidate.pool):
+        if endpoint is not None and _place_of(endpoint.candidate) != _place_of(candidate):
             self.drop(candidate.model)
             endpoint = None
         if endpoint is None:
@@ -60,7 +61,7 @@ class EndpointTable:
         if endpoint is None:
             return
         endpoint.pool.remove(endpoint)
-        del endpoint.runner.endpoints[endpoint.key]
+        del endpoint.runner.endpoints[endpoint.key], endpoint.engine_slots.endpoints[endpoint.key]
         endpoint.runner.change_limit(endpoint.candidate.runner_max_requests, 0)
         self.note_change(endpoint)
         self.forget_if_unused(endpoint)
@@ -121,6 +122,18 @@ class EndpointTable:
         endpoint = self._by_model.get(model)
         return None if endpoint is None else endpoint.candidate
 
+    def engine_of(self, candidate: Candidate) -> Candidate:
+        """Return the model whose engine serves a candidate: for an adapter another one, if that is in the mesh."""
+        if not candidate.base_model:
+            return candidate
+        base = self._by_model.get(candidate.base_model)
+        return candidate if base is None or base.key != candidate.engine_key else base.candidate
+
+    def sharing(self, candidate: Candidate) -> Sequence[Candidate]:
+        """Return all candidates that share the engine of one, with itself; empty: it left the mesh."""
+        engine = self._engines.get(candidate.engine_key)
+        return () if engine is None else [endpoint.candidate for endpoint in engine.endpoints.values()]
+
     def runner(self, key: RunnerKey) -> RunnerLoad | None:
         """Return the load of a runner incarnation; None: it has no candidate and no request."""
         return self._runners.get(key)
@@ -143,6 +156,14 @@ class EndpointTable:
         """Reorder an endpoint whose load or health changed."""
         if endpoint.group is not None and endpoint.group.put(endpoint):
             self._freed |= self.queues_of(endpoint.candidate)
+
+    def settle_engine(self, endpoint: Endpoint) -> None:
+        """Reorder an endpoint whose load changed, and those that share its engine."""
+        self.settle(endpoint)
+        if len(endpoint.engine_slots.endpoints) > 1:
+            for each in endpoint.engine_slots.endpoints.values():
+                if each is not endpoint:
+                    self.settle(each)
 
     def settle_runner(self, runner: RunnerLoad) -> None:
         """Reorder the endpoints of a runner that reached its request limit or left it."""
@@ -170,6 +191,7 @@ class EndpointTable:
         del self.by_key[endpoint.key]
         if not endpoint.runner.requests and not endpoint.runner.endpoints:
             del self._runners[endpoint.runner.key]
+        self._forget_engine_if_unused(endpoint.engine_slots)
         self._forget_pool_if_unused(endpoint.pool)
 
     def _pool_called(self, name: str) -> Pool | None:
@@ -186,22 +208,39 @@ class EndpointTable:
             )
             self._pool_steps[pool.name] = (RouteStep(PRIMARY, pool, None, takes_remote=True),)
         endpoint = self.by_key.get(candidate.key)
+        engine = self._engines.setdefault(candidate.engine_key, EngineSlots(candidate.engine_key))
         if endpoint is None:
             runner = self._runners.setdefault(candidate.key[1:], RunnerLoad(candidate.key[1:]))
-            endpoint = self.by_key[candidate.key] = Endpoint(candidate, pool, runner, EndpointHealth(self._limits))
-        elif endpoint.pool is not pool:
+            health = EndpointHealth(self._limits)
+            endpoint = self.by_key[candidate.key] = Endpoint(candidate, pool, engine, runner, health)
+        if endpoint.engine_slots is not engine:
+            endpoint.engine_slots.requests -= endpoint.in_flight
+            engine.requests += endpoint.in_flight
+            self._forget_engine_if_unused(endpoint.engine_slots)
+            endpoint.engine_slots = engine
+        if endpoint.pool is not pool:
             endpoint.pool.in_flight -= endpoint.in_flight
             pool.in_flight += endpoint.in_flight
             self._forget_pool_if_unused(endpoint.pool)
             endpoint.pool = pool
         endpoint.candidate = candidate
         endpoint.held_for = self._held.get(candidate.key)
-        endpoint.runner.endpoints[endpoint.key] = endpoint
+        endpoint.runner.endpoints[endpoint.key] = engine.endpoints[endpoint.key] = endpoint
         endpoint.runner.change_limit(0, candidate.runner_max_requests)
         self._by_model[candidate.model] = endpoint
         pool.add(endpoint)
+        self.settle_engine(endpoint)
         self.note_change(endpoint)
 
     def _forget_pool_if_unused(self, pool: Pool) -> None:
         if not pool.endpoints and not pool.in_flight:
             del self.pools[pool.name], self._pool_steps[pool.name]
+
+    def _forget_engine_if_unused(self, engine: EngineSlots) -> None:
+        if not engine.endpoints and not engine.requests:
+            self._engines.pop(engine.key, None)
+
+
+def _place_of(candidate: Candidate) -> tuple[object, ...]:
+    """What an endpoint keeps for as long as it is the same: a change of it makes another endpoint."""
+    return candidate.key, candidate.pool, candidate.base_model

@@ -14,7 +14,7 @@ from itertools import count, islice
 from math import ceil
 
 from router_svc.policy.arrival import Needs
-from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness, RunnerKey
+from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, EngineKey, Readiness, RunnerKey
 from router_svc.policy.endpoints.capability import Profile, fits, profile_of
 from router_svc.policy.endpoints.choice import Considered, PickRequest
 from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigures
@@ -63,6 +63,18 @@ class RunnerLoad:
             self.limits[becomes] += 1
 
 
+class EngineSlots:
+    """Number of requests that one engine works on, for its model and all adapters of that: they share its slots."""
+
+    __slots__ = ("endpoints", "key", "requests")
+
+    def __init__(self, key: EngineKey) -> None:
+        self.key = key
+        self.requests = 0
+        self.endpoints: dict[CandidateKey, Endpoint] = {}
+        """The engine's endpoints that are in the mesh."""
+
+
 class Endpoint:
     """One candidate in its pool, with its load and health. Only the pool and the candidate index change it."""
 
@@ -72,6 +84,7 @@ class Endpoint:
         "considered",
         "engine",
         "engine_load",
+        "engine_slots",
         "entry",
         "granted",
         "group",
@@ -89,9 +102,12 @@ class Endpoint:
         "trying",
     )
 
-    def __init__(self, candidate: Candidate, pool: "Pool", runner: RunnerLoad, health: EndpointHealth) -> None:
+    def __init__(
+        self, candidate: Candidate, pool: "Pool", engine_slots: EngineSlots, runner: RunnerLoad, health: EndpointHealth
+    ) -> None:
         self.candidate = candidate
         self.key: CandidateKey = candidate.key
+        self.engine_slots = engine_slots
         self.runner = runner
         self.health = health
         self.pool = pool
@@ -129,8 +145,8 @@ class Endpoint:
 
     @property
     def is_full(self) -> bool:
-        """Whether all its slots are granted."""
-        return self.in_flight >= self.candidate.slots
+        """Whether all slots of its engine are granted."""
+        return self.engine_slots.requests >= self.candidate.slots
 
     @property
     def runner_is_full(self) -> bool:
@@ -141,7 +157,7 @@ class Endpoint:
     @property
     def share(self) -> float:
         """Share of its slots in use, by its grants and its engine's figures; above 1: more than these leave."""
-        return self.engine_load.used_share(self.in_flight, self.candidate.slots)
+        return self.engine_load.used_share(self.engine_slots.requests, self.candidate.slots)
 
     def settle(self) -> None:
         """Recompute what it is open for, after any change of it."""

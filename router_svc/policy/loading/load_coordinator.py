@@ -230,12 +230,23 @@ class LoadCoordinator:
         residents = {host: self._residents_of(host) for host in sorted(hosts)}
         loading = self._loading_on(residents)
         plan = self._planner.review(found.demands, residents, self._cluster.hosts, self._waking(), now, loading=loading)
-        lifted = self._held - plan.hold
-        if plan.hold != self._held:
-            self._held = plan.hold
-            self._index.table.hold(plan.hold, plan.instead)
+        hold, instead = self._with_adapters(plan)
+        lifted = self._held - hold
+        if hold != self._held:
+            self._held = hold
+            self._index.table.hold(hold, instead)
         self._gates, self._label_of, self._decided = plan.gates, found.label_of, plan.decided
         return plan, lifted
+
+    def _with_adapters(self, plan: LoadPlan) -> tuple[frozenset[CandidateKey], Mapping[CandidateKey, str]]:
+        """Return what a plan holds, and the models instead, with all that share an engine with a held model."""
+        table = self._index.table
+        held = ((key, table.candidate(key[0])) for key in plan.hold)
+        sharing = {
+            each.key: key for key, candidate in held if candidate is not None for each in table.sharing(candidate)
+        }
+        instead = {each: plan.instead[key] for each, key in sharing.items() if key in plan.instead}
+        return plan.hold | sharing.keys(), {**plan.instead, **instead}
 
     def _waking(self) -> dict[str, Candidate]:
         """Return the models with a wake under way as the mesh shows them, or as they slept if they left it."""
@@ -267,20 +278,25 @@ class LoadCoordinator:
         return tuple(each for each in capacity.asleep if failed_at.get(each.model, -math.inf) <= since)
 
     def _residents_of(self, host: str) -> list[Resident]:
-        return [self._resident(candidate, since) for candidate, since in self._cluster.ready_on(host)]
+        # An adapter is evicted with its model alone, whose resident has the requests of both.
+        engine_of = self._index.table.engine_of
+        ready = self._cluster.ready_on(host)
+        return [self._resident(each, since) for each, since in ready if engine_of(each) is each]
 
     def _resident(self, candidate: Candidate, since: float) -> Resident:
-        state = self._standing(self._index.table.queues_of(candidate))
+        table = self._index.table
+        sharing = table.sharing(candidate) or (candidate,)
+        state = self._standing(dict.fromkeys(queue for each in sharing for queue in table.queues_of(each)))
         return Resident(
             candidate=candidate,
-            active=self._index.in_flight(candidate),
-            durable_active=self._durable_on.get(candidate.key, 0),
+            active=sum(self._index.in_flight(each) for each in sharing),
+            durable_active=sum(self._durable_on.get(each.key, 0) for each in sharing),
             queued_tokens=state.queued_tokens,
             durable_tokens=state.durable_tokens,
             account=state.account,
             priority=state.priority,
-            last_granted_at=self._granted_at.get(candidate.model, -math.inf),
-            last_used_at=self._used_at.get(candidate.model, -math.inf),
+            last_granted_at=max(self._granted_at.get(each.model, -math.inf) for each in sharing),
+            last_used_at=max(self._used_at.get(each.model, -math.inf) for each in sharing),
             since=since,
         )
 

@@ -113,7 +113,9 @@ class WaitEstimator:
             preference = self._works if in_order else self._preference
             if len(queue.capacities) >= MAX_REMEMBERED_KINDS:
                 queue.capacities.clear()
-            known = queue.capacities[kind] = capacity_of(members, self._wakes.is_waking, preference)
+            known = queue.capacities[kind] = capacity_of(
+                members, self._wakes.is_waking, preference, self._index.table.engine_of
+            )
         return known
 
     def pick(self, request: LiveRequest) -> PickRequest:
@@ -257,15 +259,17 @@ class WaitEstimator:
 
         Not even a primary that its route pins is waited for then.
         """
-        failed = (self._index.table.candidate(model) for model in kind.failed_wakes)
-        asleep = {each.key for each in failed if each is not None and each.readiness is Readiness.ASLEEP}
+        table = self._index.table
+        failed = [candidate for model in kind.failed_wakes if (candidate := table.candidate(model)) is not None]
+        sharing = (each for candidate in failed for each in table.sharing(candidate))
+        asleep = {each.key for each in sharing if each.readiness is Readiness.ASLEEP}
         return kind.excluded | asleep
 
     def _members(self, queue: Queue, kind: RequestKind) -> Iterator[Candidate]:
         members = (
             member
             for member in self._index.permitted(queue.name, kind.needs, kind.excluded)
-            if not (member.readiness is Readiness.ASLEEP and member.model in kind.failed_wakes)
+            if not (member.readiness is Readiness.ASLEEP and (member.base_model or member.model) in kind.failed_wakes)
         )
         route = self._cluster.route_of(queue.name)
         if route is None or not route.pin_primary:
