@@ -160,6 +160,7 @@ def _engines(facts: RunnerFacts) -> Iterable[Metric]:
     figures = [
         (model.name, {field.name: value for field, value in model.state.engine_load.ListFields()})
         for model in facts.models
+        if not model.state.base_model  # those of an adapter are its model's
     ]
     for kind, described in ((GaugeMetricFamily, _ENGINE_GAUGES), (CounterMetricFamily, _ENGINE_COUNTERS)):
         for field_name, name, meaning in described:

@@ -62,12 +62,15 @@ def test_every_request_says_of_each_adapter_how_much_it_counts(pirate: Path) -> 
     assert adapter_bodies(_settings()) == {}
 
 
+def _size(file: Path) -> int:
+    return file.stat().st_size
+
+
 async def test_the_files_of_adapters_count_in_the_memory_of_a_load(pirate: Path) -> None:
-    size = len(pirate.read_bytes())
     alone = await _served().forecast.expect(AS_CONFIGURED)
     both = [{"name": name, "path": str(pirate)} for name in ("a", "b")]
     beside = await _served(*both).forecast.expect(AS_CONFIGURED)
-    assert {part.name: part.bytes for part in beside.parts}["adapters"] == 2 * size
+    assert {part.name: part.bytes for part in beside.parts}["adapters"] == 2 * _size(pirate)
     assert beside.bytes > alone.bytes
 
 

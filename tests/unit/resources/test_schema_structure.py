@@ -28,6 +28,8 @@ CHANGED = {
     # What a model takes, and what its engine says of its load, is new.
     "InstanceStatus.properties.engineLoad",
     "InstanceStatus.properties.abilities",
+    # Adapters of models are new.
+    "InstanceStatus.properties.baseModel",
     "CandidateDocument.properties.engineLoad",
     # The times of a request as a whole, and at its engine, are new.
     "ReceiptDocument.properties.engineTimings",
