@@ -211,6 +211,12 @@ def load(modules: list[str]) -> dict[str, tuple[str, CodeType]]:
     return programs
 
 
+def build_validators() -> None:
+    """Builds what a program would build once for itself: the validators of weft.yaml."""
+    config = importlib.import_module("weft_app.config.loader")
+    config.parse_config({"runners": [{"name": "a", "models": [{"name": "m", "path": "/m"}]}]})
+
+
 def serve_runners(fork: Fork, order: dict[str, Any]) -> dict[str, Any] | None:
     """Give a program that is about to run a server of its own; in each of that server's forks, what it is to run."""
     program = os.getpid()
@@ -305,6 +311,7 @@ def main() -> None:
     for module in sys.argv[3].split(","):
         importlib.import_module(module)
     programs = load(sys.argv[2].split(","))
+    build_validators()
     # Importing a module may set variables for its own process: a forked program sets them for itself.
     os.environ.clear()
     os.environ.update(environment)

@@ -6,8 +6,9 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
-from pydantic import ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError, ValidationInfo
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core.core_schema import any_schema, with_info_plain_validator_function
 
 from runner_svc.runtimes.runtime import Runtime
 from runner_svc.runtimes.settings import ModelSettings, StartedModelSettings, settings_fields
@@ -43,13 +44,21 @@ def read_models(value: Any, info: ValidationInfo) -> tuple[ModelSettings, ...]:
     return _adapter(settings).validate_json(json.dumps(value))
 
 
+@dataclass(frozen=True, slots=True)
+class _ReadByRuntime:
+    """Models, read by `read_models` alone: the validators of all runtimes, a third of a start, are not built."""
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> Any:
+        return with_info_plain_validator_function(read_models, json_schema_input_schema=any_schema())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredRunner(RunnerSettings):
     """One runner process."""
 
     __pydantic_config__ = STRICT
 
-    models: Annotated[tuple[AnyModel, ...], PlainValidator(read_models), PUBLIC]
+    models: Annotated[tuple[AnyModel, ...], _ReadByRuntime(), PUBLIC]
     """What it serves, one process each; what a model may have depends on the runtime."""
 
 
