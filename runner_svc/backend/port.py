@@ -87,6 +87,11 @@ class LoadOrder:
     model_path: Path | None = None
     """File of another quantization than the configured one."""
 
+    def needs_same_process(self, other: "LoadOrder") -> bool:
+        """Whether a process that was started for one of two orders serves the other: same devices, same parameters."""
+        mine, others = ([share.device_index for share in order.shares or ()] for order in (self, other))
+        return (mine, self.parameters, self.model_path) == (others, other.parameters, other.model_path)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheUse:

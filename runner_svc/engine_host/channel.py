@@ -22,6 +22,7 @@ from runner_svc.engine_host.messages import (
     Answer,
     Cancel,
     Done,
+    EngineFigures,
     EngineRequest,
     Failed,
     Hello,
@@ -151,6 +152,8 @@ class EngineChannel:
         self._decoder = msgspec.json.Decoder(ToRunner)
         self.load_share: float | None = None
         """How much of the model is loaded, 0 to 1; None: it has not said."""
+        self.figures: EngineFigures | None = None
+        """The engine's latest figures of its load; None: it has sent none."""
 
     @property
     def path(self) -> Path:
@@ -281,6 +284,8 @@ class EngineChannel:
                     ping.set_result(None)
             case LoadProgress(share=share):
                 self.load_share = min(max(share, 0.0), 1.0)
+            case EngineFigures():
+                self.figures = message
             case Ready():
                 self._mixes_requests = message.slots > 1
                 if not self._ready.done():

@@ -1,6 +1,6 @@
 """What an engine is to its host program: the requests that it works on, and how it refuses or gives up one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -34,13 +34,26 @@ class LibraryMissingError(Exception):
 class Job:
     """A request in work. Its engine answers it by `send`, and ends it early once `is_cancelled`."""
 
-    __slots__ = ("id", "is_cancelled", "send")
+    __slots__ = ("_on_cancel", "id", "is_cancelled", "send")
 
     def __init__(self, number: int, send: Send) -> None:
         self.id = number
         self.send = send
         self.is_cancelled = False
         """Set by another thread than the engine's."""
+        self._on_cancel: Callable[[], object] | None = None
+
+    def cancel(self) -> None:
+        """Cancel the request. Called by the thread that reads messages."""
+        self.is_cancelled = True
+        if (on_cancel := self._on_cancel) is not None:
+            on_cancel()
+
+    def when_cancelled(self, on_cancel: Callable[[], object]) -> None:
+        """Call this once the request is cancelled, in any thread; at once where it is. It may be called twice."""
+        self._on_cancel = on_cancel
+        if self.is_cancelled:
+            on_cancel()
 
     def raise_if_cancelled(self) -> None:
         """Raise CancelledRequestError for a cancelled request."""
@@ -66,6 +79,17 @@ class Engine(Protocol):
     def tokenize(self, request: Tokenize, job: Job) -> None:
         """Tokenize a text. Called from a thread of its own, also while `work` runs; raises as `work`."""
         ...
+
+
+def check_prompt(tokens: Sequence[int], vocabulary: int, context_tokens: int) -> None:
+    """Raise RefusedError for a prompt that is empty, has tokens that the model does not know, or fills its context."""
+    if not tokens:
+        raise RefusedError("INVALID_ARGUMENT", "prompt: must have at least one token")
+    if not all(0 <= token < vocabulary for token in tokens):
+        raise RefusedError("INVALID_ARGUMENT", f"prompt: token ids must be 0 to {vocabulary - 1}")
+    if len(tokens) >= context_tokens:
+        message = f"the prompt has {len(tokens)} tokens; the context of this model has {context_tokens}"
+        raise RefusedError("CONTEXT_LENGTH_EXCEEDED", message)
 
 
 def import_library(name: str) -> Any:

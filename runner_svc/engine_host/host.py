@@ -112,7 +112,7 @@ class Host:
                         self._connection.send(Pong(number))
                     case Cancel(id=number):
                         if (job := self._jobs.get(number)) is not None:
-                            job.is_cancelled = True
+                            job.cancel()
                     case request:
                         self._take(request)
         except (EOFError, OSError):

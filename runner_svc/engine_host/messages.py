@@ -68,7 +68,7 @@ class Tokenize(msgspec.Struct, tag="tokenize", kw_only=True):
 
 
 class Forget(msgspec.Struct, tag="forget"):
-    """Erase the cached prompt of the last request; answered with Done, whose `prompt_tokens` are the erased ones."""
+    """Erase the cached prompts; answered with Done, whose `prompt_tokens` are the erased ones where they are known."""
 
     id: int
 
@@ -110,12 +110,23 @@ class LoadProgress(msgspec.Struct, tag="load_progress"):
     share: float
 
 
+class ChatTemplates(msgspec.Struct, tag="chat_templates", kw_only=True):
+    """The chat templates of a model whose files are not where the runner reads them."""
+
+    usual: str | None = None
+    tool_use: str | None = None
+    bos_token: str = ""
+    eos_token: str = ""
+
+
 class Ready(msgspec.Struct, tag="ready"):
     """The model is loaded."""
 
     context_tokens: int
     slots: int = 1
     """Number of requests that the engine works on at once."""
+    templates: ChatTemplates | None = None
+    """None: the runner reads them."""
 
 
 class PromptProgress(msgspec.Struct, tag="prompt_progress"):
@@ -138,7 +149,7 @@ class Token(msgspec.Struct, tag="token"):
 
 
 class Done(msgspec.Struct, tag="done", kw_only=True):
-    """The end of a request, with its usage."""
+    """The end of a request, with its usage and the times that the engine measured."""
 
     id: int
     prompt_tokens: int
@@ -179,6 +190,23 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
+class EngineFigures(msgspec.Struct, tag="engine_figures", kw_only=True):
+    """The engine's own figures of its load, sent while they change. None: unknown. Counts are since the load."""
+
+    running_count: int | None = None
+    waiting_count: int | None = None
+    """Requests that wait for room in the KV cache."""
+    kv_cache_share: float | None = None
+    """Share of the KV cache that is in use, 0 to 1."""
+    kv_cache_tokens: int | None = None
+    """Capacity of the KV cache."""
+    preemption_count: int | None = None
+    prefix_query_tokens: int | None = None
+    """Prompt tokens that were looked up in the prefix cache."""
+    prefix_hit_tokens: int | None = None
+    """Prompt tokens that were found there."""
+
+
 class Pong(msgspec.Struct, tag="pong"):
     """The answer to a Ping."""
 
@@ -191,7 +219,7 @@ EngineRequest = Work | Tokenize
 ToEngine = EngineRequest | Cancel | Ping
 Answer = PromptProgress | Token | Vector | Tokens | Done | Failed
 """Answers to a request."""
-ToRunner = Hello | LoadProgress | Ready | Pong | Answer
+ToRunner = Hello | LoadProgress | Ready | EngineFigures | Pong | Answer
 
 
 class TooLongError(Exception):

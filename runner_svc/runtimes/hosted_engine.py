@@ -7,7 +7,7 @@ its sandbox; the engine receives rendered prompts only.
 import asyncio
 import sys
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
@@ -21,8 +21,10 @@ from runner_svc.engine_host.channel import ChannelClosedError, EngineChannel
 from runner_svc.engine_host.messages import (
     TOKEN_VARIABLE,
     Answer,
+    ChatTemplates,
     Done,
     Embed,
+    EngineFigures,
     EngineRequest,
     Forget,
     PromptProgress,
@@ -38,10 +40,11 @@ from runner_svc.engine_host.request import AnswerReader, PreparedRequest, prepar
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile, text_abilities
-from runner_svc.runtimes.settings import FileModelSettings
+from runner_svc.runtimes.settings import HostedModelSettings
 from runner_svc.supervise.process_time import GpuTime
 from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox, check_templates, read_templates
 from weft.api.common.v1 import chat_pb2, embedding_pb2, tokenize_pb2, usage_pb2
+from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.kernel.abilities import Abilities
 from weft.kernel.errors import WeftError, invalid_field
@@ -54,10 +57,10 @@ log = get_logger("weft.runner")
 ERASE_SECONDS = 30.0
 """Maximum wait for running requests before the cache is erased."""
 SLEEP_SECONDS = 30.0
-"""Maximum time in which an engine frees its memory; then it is ended."""
+_SHARE_DIGITS = 2
 BOOTSTRAP = Path(__file__).parents[1] / "engine_host" / "bootstrap.py"
 
-Settings = TypeVar("Settings", bound=FileModelSettings)
+Settings = TypeVar("Settings", bound=HostedModelSettings)
 
 
 def host_command(program: str, python: str = sys.executable) -> tuple[str, ...]:
@@ -75,6 +78,10 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
     """The error for a library that cannot be imported, with its remedy."""
     engine_environment: ClassVar[EngineEnvironment | None] = None
     """The environment of the host program where the runner has no `command`; None: weft's own."""
+    sleep_seconds: ClassVar[float] = SLEEP_SECONDS
+    """Maximum time in which the engine frees its memory; then it is ended."""
+    counts_erased_tokens: ClassVar[bool] = True
+    """Whether the engine tells how many tokens of its cache it has erased."""
 
     def __init__(self, model: Settings, context: ModelContext, gpu: GpuTime | None = None) -> None:
         super().__init__(EngineProcess(context.graces, gpu, context.leftovers))
@@ -96,9 +103,20 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
     def arguments(self, order: LoadOrder, socket: Path) -> list[str]:
         """Returns the command line of the host program after its command."""
 
-    @property
-    def sleeps_in_place(self) -> bool:
-        """Whether the engine can free its memory and keep its process, and is configured so."""
+    def environment(self, order: LoadOrder) -> Mapping[str, str]:
+        """Returns environment variables in addition to the runner's."""
+        return hidden_devices(order)
+
+    async def model_templates(self, order: LoadOrder) -> ModelTemplates:
+        """Returns the chat templates in the model's files, before the engine starts. Raises as `read_templates`."""
+        return await read_templates(order.model_path or self.model.file, self.model.chat_template_file)
+
+    def read_line(self, line: str) -> None:
+        """Read a line of the engine's output."""
+
+    def sleeps_in_place(self, order: LoadOrder) -> bool:
+        """Whether the engine can free its memory and keep its process after such a load, and is configured so."""
+        del order
         return False
 
     @abstractmethod
@@ -117,6 +135,12 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
         """See Backend.responds. Another thread than the engine's answers."""
         channel = self._channel
         return channel is not None and await channel.ping(timeout_seconds)
+
+    @property
+    @override
+    def engine_load(self) -> runner_pb2.EngineLoad | None:
+        figures = None if self._channel is None or self._asleep else self._channel.figures
+        return None if figures is None else engine_load_of(figures)
 
     @property
     @override
@@ -142,25 +166,28 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
             raise WeftError(Reason.BACKEND_ERROR, message) from None
         except ChannelClosedError:
             raise await self._explain_break() from None
-        return ErasedCache(entry_count=int(count > 0), token_count=count)
+        return ErasedCache(entry_count=int(count > 0), token_count=count if self.counts_erased_tokens else None)
 
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         """See Backend.start. Raises also TEMPLATE_FAILED for an unsafe chat template."""
-        order, model = order or LoadOrder(), self.model
+        order = order or LoadOrder()
         self.check_load(order.parameters)
         if (facts := await self._woken(order)) is not None:
             return facts
         self._loading = True
         try:
-            self._templates = await read_templates(order.model_path or model.file, model.chat_template_file)
+            self._templates = await self.model_templates(order)
             await check_templates(self._templates, self._sandbox)
             self._channel = channel = EngineChannel(self.missing_library)
             await channel.open()
             # The token is passed in the environment: arguments are visible to every user of the machine.
-            environment = {**self.context.environment, **hidden_devices(order), TOKEN_VARIABLE: channel.token}
+            environment = {**self.context.environment, **self.environment(order), TOKEN_VARIABLE: channel.token}
             command = [*self._host_command(), *self.arguments(order, channel.path)]
-            await self._process.start(command, environment)
+            await self._process.start(command, environment, self.read_line)
             ready = await self._until_ready(channel)
+            if ready.templates is not None:
+                self._templates = _templates_of(ready.templates, self._templates)
+                await check_templates(self._templates, self._sandbox)
         except BaseException:
             await self.stop()
             raise
@@ -179,13 +206,10 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
 
     @override
     async def sleep(self) -> bool:
-        if self._channel is None or self._started is None or not self.sleeps_in_place:
-            return False
-        if self._started[0].shares:
-            # The lease of its memory is given back now, and a process keeps some of a device for as long as it runs.
+        if self._channel is None or self._started is None or not self.sleeps_in_place(self._started[0]):
             return False
         try:
-            async with asyncio.timeout(SLEEP_SECONDS), self._all_slots():
+            async with asyncio.timeout(self.sleep_seconds), self._all_slots():
                 await self._do(self._channel, Sleep(self._channel.next_id()))
         except (TimeoutError, WeftError, ChannelClosedError) as error:
             log.warning("an engine did not go to sleep", model=self.model.name, message=str(error))
@@ -200,9 +224,10 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
             return None
         channel, (before, facts) = self._channel, self._started
         try:
-            if order == before:
+            if order.needs_same_process(before):
                 waking = self._do(channel, Wake(channel.next_id()))
                 await self._process.while_loading(waking, self.context.load_stall_seconds)
+                self._started = order, facts
                 return facts
         except (WeftError, ChannelClosedError) as error:
             log.warning("an engine was not woken and starts again", model=self.model.name, message=str(error))
@@ -350,6 +375,30 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
         return await self._process.explain_break(when) or WeftError(
             Reason.BACKEND_PROTOCOL_ERROR, "the engine closed its connection and still runs"
         )
+
+
+def engine_load_of(figures: EngineFigures) -> runner_pb2.EngineLoad:
+    """Returns the figures of an engine as they are reported."""
+    return runner_pb2.EngineLoad(
+        running_count=figures.running_count,
+        waiting_count=figures.waiting_count,
+        # In steps, so that a report changes only with the load.
+        kv_cache_share=None if figures.kv_cache_share is None else round(figures.kv_cache_share, _SHARE_DIGITS),
+        kv_cache_tokens=figures.kv_cache_tokens,
+        preemption_count=figures.preemption_count,
+        prefix_query_tokens=figures.prefix_query_tokens,
+        prefix_hit_tokens=figures.prefix_hit_tokens,
+    )
+
+
+def _templates_of(found: ChatTemplates, override_of: ModelTemplates) -> ModelTemplates:
+    """Returns the templates that the engine has found, with what the settings have instead of them."""
+    return ModelTemplates(
+        usual=override_of.usual or found.usual,
+        tool_use=None if override_of.usual else found.tool_use,
+        bos_token=found.bos_token,
+        eos_token=found.eos_token,
+    )
 
 
 def _rendered(chat: chat_pb2.ChatPayload) -> chat_pb2.ChatPayload:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, MaxLen
+from typing_extensions import override
 
 from weft.kernel.request import Operation, OperationName
 from weft.kernel.settings import PUBLIC, SECRET, Before, Name, PathText, Pattern, Seconds, off_for_false
@@ -221,7 +222,22 @@ class StartedModelSettings(SleepingModelSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileModelSettings(StartedModelSettings):
+class HostedModelSettings(StartedModelSettings):
+    """Adds where a host program and the reader of chat templates find a model."""
+
+    @property
+    def file(self) -> Path:
+        """The model file or folder, by its whole path."""
+        raise NotImplementedError
+
+    @property
+    def chat_template_file(self) -> Path | None:
+        """The file of the chat template, by its whole path; None: that of the model."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileModelSettings(HostedModelSettings):
     """Adds what can be said about a model in a file, whose memory is estimated from that file."""
 
     path: Annotated[PathText, PUBLIC]
@@ -236,6 +252,7 @@ class FileModelSettings(StartedModelSettings):
     """A chat template (Jinja) to use instead of the model file's own."""
 
     @property
+    @override
     def file(self) -> Path:
         """The model file, by its whole path."""
         return self.path.expanduser()
@@ -245,6 +262,7 @@ class FileModelSettings(StartedModelSettings):
         return path
 
     @property
+    @override
     def chat_template_file(self) -> Path | None:
         """The file of the chat template, by its whole path."""
         return None if self.chat_template_path is None else self.chat_template_path.expanduser()

@@ -49,8 +49,7 @@ def scopes_of(role: KeyRole) -> tuple[str, ...]:
         case KeyRole.VIEWER:
             return ("*:view",)
         case KeyRole.OPERATOR:
-            withheld = (Resource.KEYS, Resource.SECRETS, Resource.MESH)
-            return tuple(f"{each.value}:*" for each in Resource if each not in withheld)
+            return tuple(f"{each.value}:*" for each in Resource if each not in (Resource.KEYS, Resource.MESH))
         case KeyRole.ADMIN:
             return ("*:*",)
         case KeyRole.SERVICE:

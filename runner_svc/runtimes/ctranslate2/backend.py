@@ -35,10 +35,10 @@ class CTranslate2Backend(HostedBackend[CTranslate2Model]):
     def load_parameters(self) -> Sequence[LoadParameter]:
         return load_parameters(self.model)
 
-    @property
     @override
-    def sleeps_in_place(self) -> bool:
-        return self.model.sleeps_in_place
+    def sleeps_in_place(self, order: LoadOrder) -> bool:
+        # With a lease its memory is given back now, and a process keeps some of a device for as long as it runs.
+        return self.model.sleeps_in_place and not order.shares
 
     @override
     def arguments(self, order: LoadOrder, socket: Path) -> list[str]:

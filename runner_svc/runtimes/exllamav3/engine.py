@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from runner_svc.engine_host.engine import CancelledRequestError, Job, RefusedError, Send
+from runner_svc.engine_host.engine import CancelledRequestError, Job, RefusedError, Send, check_prompt
 from runner_svc.engine_host.messages import (
     Done,
     Embed,
@@ -344,16 +344,7 @@ class ExllamaV3Engine:
     def _tokens(self, prompt: str | list[int], has_template: bool) -> list[int]:
         # A template begins with the first token itself, where the model has one.
         tokens = self._encode(prompt, adds_bos=not has_template) if isinstance(prompt, str) else prompt
-        vocabulary, context = self._tokenizer.actual_vocab_size, self.facts.context_tokens
-        if not tokens:
-            raise RefusedError("INVALID_ARGUMENT", "prompt: must have at least one token")
-        if not all(0 <= token < vocabulary for token in tokens):
-            raise RefusedError("INVALID_ARGUMENT", f"prompt: token ids must be 0 to {vocabulary - 1}")
-        if len(tokens) >= context:
-            raise RefusedError(
-                "CONTEXT_LENGTH_EXCEEDED",
-                f"the prompt has {len(tokens)} tokens; the context of this model has {context}",
-            )
+        check_prompt(tokens, self._tokenizer.actual_vocab_size, self.facts.context_tokens)
         return tokens
 
     def _encode(self, text: str, *, adds_bos: bool) -> list[int]:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, MaxLen
+from typing_extensions import override
 
-from runner_svc.runtimes.settings import StartedModelSettings
+from runner_svc.runtimes.settings import HostedModelSettings
 from weft.kernel.settings import PUBLIC, PathText, Pattern
 
 ModelId = Annotated[str, MaxLen(1024), Pattern(r"^[^-\s\x00][^\x00]*$")]
@@ -19,7 +20,7 @@ DEFAULT_SLEEP_LEVEL = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmModel(StartedModelSettings):
+class VllmModel(HostedModelSettings):
     """A model that an engine of vLLM's own loads.
 
     `context_tokens` is vLLM's `max_model_len`, and `slots` its `max_num_seqs`: set few for one user, since vLLM
@@ -97,11 +98,19 @@ class VllmModel(StartedModelSettings):
         return path if path.is_dir() else None
 
     @property
+    @override
+    def file(self) -> Path:
+        """The folder of the model; its id on the hub where there is none."""
+        return self.folder or Path(self.model)
+
+    @property
+    @override
     def chat_template_file(self) -> Path | None:
         """The file of the chat template, by its whole path."""
         return None if self.chat_template_path is None else self.chat_template_path.expanduser()
 
     @property
+    @override
     def location(self) -> str:
         """The folder or the id of the model."""
         return self.model

@@ -253,7 +253,7 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
     async def _woken(self, order: LoadOrder) -> BackendFacts | None:
         """Returns the facts once its sleeping process is awake; None: it must be started."""
         http, facts = self._http, self._facts
-        if not self._sleeps or http is None or facts is None or not _is_same_load(order, self._order):
+        if not self._sleeps or http is None or facts is None or not order.needs_same_process(self._order):
             return None
         try:
             await self._while_loading(self._wake(http))
@@ -295,13 +295,6 @@ async def _served_model(http: OpenAiHttp) -> _ServedModel:
                 if served.id == http.endpoint.model:
                     return served
     raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"vLLM does not list the model that it serves (status {status})")
-
-
-def _is_same_load(one: LoadOrder, other: LoadOrder) -> bool:
-    """Whether two loads need the same process: the same devices and parameters."""
-    devices = ([share.device_index for share in order.shares or ()] for order in (one, other))
-    first, second = devices
-    return first == second and (one.parameters, one.model_path) == (other.parameters, other.model_path)
 
 
 async def _require_done(

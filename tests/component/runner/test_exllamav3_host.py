@@ -25,7 +25,8 @@ from hosted_stage import (
     started,
 )
 from kit.engine_settings import engine_settings
-from record_exllamav3 import CALLED, RECORD, signatures_of, text_of
+from library_signatures import signatures_of, text_of
+from record_exllamav3 import CALLED, RECORD
 
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CacheUse, CallInfo, LoadOrder
 from runner_svc.environments.exllamav3.environment import ENVIRONMENT
@@ -398,9 +399,9 @@ def test_the_stand_in_has_the_signatures_of_the_version_in_the_environment() -> 
 
 
 def test_the_stand_in_refuses_what_the_library_refuses_or_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(LIBRARY / "exllamav3"))
-    recorded = __import__("recorded")
-    monkeypatch.delitem(sys.modules, "recorded")
+    monkeypatch.syspath_prepend(str(LIBRARY))
+    recorded = __import__("recorded_signatures").Signatures(RECORD)
+    monkeypatch.delitem(sys.modules, "recorded_signatures")
     sampler = recorded.checked("ComboSampler.__init__")(lambda *_, **given: given)
     assert sampler(None, top_k=1) == {"top_k": 1}
     with pytest.raises(TypeError, match="topk"):
@@ -414,4 +415,4 @@ def test_signatures_are_read_from_the_source_of_a_library(tmp_path: Path) -> Non
     source = "class Job:\n  def __init__(self, input_ids, seed=None, *, a, **kwargs): ...\n  def run(self): ...\n"
     (tmp_path / "job.py").write_text(source)
     wanted = [["self", 1, False], ["input_ids", 1, False], ["seed", 1, True], ["a", 3, False], ["kwargs", 4, True]]
-    assert signatures_of(tmp_path) == {"Job.__init__": wanted}
+    assert signatures_of(tmp_path, CALLED) == {"Job.__init__": wanted}

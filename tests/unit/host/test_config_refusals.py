@@ -117,7 +117,12 @@ def refused(folder: Path, text: str) -> FieldError:
             "did you mean llama_cpp_python or llama_server?",
             3,
         ),
-        (f"{GPU}    runtime: vllm\n    {MODEL}", "runners.0.runtime", "did you mean vllm_serve?", 3),
+        (
+            f"{GPU}    runtime: vllm_server\n    {MODEL}",
+            "runners.0.runtime",
+            "did you mean vllm_serve or llama_server?",
+            3,
+        ),
         # names that are there twice
         (
             f"{HTTP}      - {{name: m, url: 'http://a/v1'}}\n      - {{name: m, url: 'http://b/v1'}}\n",

@@ -19,6 +19,7 @@ from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS as LLAMA_
 from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER_PARAMETERS
 from runner_svc.runtimes.openai_http.parameters import PARAMETERS as OPENAI_HTTP_PARAMETERS
 from runner_svc.runtimes.openai_remote.parameters import PARAMETERS as OPENAI_REMOTE_PARAMETERS
+from runner_svc.runtimes.vllm.parameters import PARAMETERS as VLLM_PARAMETERS
 from runner_svc.runtimes.vllm_serve.parameters import PARAMETERS as VLLM_SERVE_PARAMETERS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2
 from weft.kernel.errors import FieldError
@@ -33,6 +34,7 @@ ALLOWED = [
         CTRANSLATE2_PARAMETERS,
         EXLLAMAV3_PARAMETERS,
         VLLM_SERVE_PARAMETERS,
+        VLLM_PARAMETERS,
         OPENAI_REMOTE_PARAMETERS,
     )
 ]

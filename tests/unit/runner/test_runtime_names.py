@@ -14,6 +14,8 @@ PACKAGES = ("runner_svc", "weft", "weft_app", "weft_testing", "gateway", "router
 ALLOWED = {
     "runner_svc/runtimes/table.py": "the default runtime, and the one of `weft runner join --url`",
     "runner_svc/runtimes/unmanaged_server.py": "`server` is the word of messages for a server that runs already",
+    "runner_svc/runtimes/vllm_serve/runtime.py": "`vllm` is the program that it starts",
+    "weft_testing/fake_backend/vllm_routes.py": "`vllm` owns the models that its server lists",
     "weft_app/cli/doctor.py": "`server` is a check of `weft doctor`",
 }
 """Modules that may name a runtime, with the reason."""
@@ -36,7 +38,7 @@ def _names_in(path: Path) -> set[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             found |= names & {node.value}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {name for name in names if f"runtimes.{name}" in node.module}
+            found |= names & set(node.module.partition("runtimes.")[2].split("."))
     return found
 
 

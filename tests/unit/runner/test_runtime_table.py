@@ -20,6 +20,7 @@ OWN = (
     "openai_http",
     "openai_remote",
     "server",
+    "vllm",
     "vllm_serve",
 )
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "runtimes.md"
@@ -96,7 +97,7 @@ def test_a_package_cannot_replace_a_runtime_of_wefts_own(site: Path) -> None:
 
 def test_a_runtime_that_does_not_exist_is_refused_with_the_choices() -> None:
     with pytest.raises(FieldError, match="must be one of: ctranslate2, exllamav3, llama_cpp_python, llama_server"):
-        table.require_runtime("vllm")
+        table.require_runtime("sglang")
 
 
 def test_the_descriptors_import_no_engine() -> None:

@@ -1,0 +1,1 @@
+"""Runtime vllm: vLLM as a library, in a child process."""

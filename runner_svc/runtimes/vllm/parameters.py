@@ -1,0 +1,38 @@
+"""The request parameters that vLLM takes in process."""
+
+from runner_svc.policy.parameters import (
+    MAX_GRAMMAR_CHARS,
+    MAX_INT,
+    MAX_TEMPLATE_ARGUMENT_CHARS,
+    TEMPLATE_ARGUMENTS,
+    Document,
+    EngineParameters,
+    Flag,
+    Grammar,
+    Number,
+    Texts,
+    TokenIds,
+)
+
+PARAMETERS = EngineParameters(
+    engine="vLLM in process",
+    # Names and meanings: vLLM's SamplingParams; bounds are ours where it has none.
+    allowed={
+        "allowed_token_ids": TokenIds(1024),
+        "bad_words": Texts(64, 256),
+        TEMPLATE_ARGUMENTS: Document(MAX_TEMPLATE_ARGUMENT_CHARS),
+        "grammar": Grammar(),
+        "ignore_eos": Flag(),
+        "include_stop_str_in_output": Flag(),
+        "min_tokens": Number(0, MAX_INT, whole=True),
+        "repetition_penalty": Number(0.01, 2),
+        "skip_special_tokens": Flag(),
+        "spaces_between_special_tokens": Flag(),
+        "stop_token_ids": TokenIds(64),
+        "structured_outputs": Document(MAX_GRAMMAR_CHARS),
+        "truncate_prompt_tokens": Number(-1, MAX_INT, whole=True),
+    },
+    untaken=frozenset({"parallel_tool_calls", "reasoning_effort"}),
+    renamed={"repeat_penalty": "repetition_penalty"},
+    thinks_by_template=True,
+)

@@ -1,0 +1,7 @@
+"""The library's errors about requests."""
+
+
+class VLLMClientError(Exception): ...
+
+
+class VLLMValidationError(VLLMClientError): ...

@@ -1,0 +1,6 @@
+"""The library's parser."""
+
+from argparse import ArgumentParser
+
+
+class FlexibleArgumentParser(ArgumentParser): ...

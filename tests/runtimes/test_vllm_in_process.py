@@ -1,0 +1,380 @@
+"""vLLM itself in process on a processor, under its own environment, with the demo model. A start takes minutes."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+from kit.engine_settings import engine_settings
+from mesh_process import WEFT, MeshProcess, alive, eventually, running_mesh, user_environment, write_config
+from native_builds import built_vllm
+
+from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo
+from runner_svc.memory.estimate import read_model_facts
+from runner_svc.policy.memory_estimate import MEBIBYTE
+from runner_svc.runtimes.hosted_engine import host_command
+from runner_svc.runtimes.vllm.arguments import HOST_PROGRAM, host_arguments
+from runner_svc.runtimes.vllm.backend import VllmBackend
+from runner_svc.runtimes.vllm.settings import VllmLibraryModel
+from runner_svc.runtimes.vllm_engine.arguments import CACHE_BLOCK_TOKENS
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, json_value_pb2, sampling_pb2, tokenize_pb2
+from weft.api.registry.v1 import runner_pb2
+from weft.dispatch.frames import Frame, has_content
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.telemetry import new_traceparent
+from weft_testing.conformance.backend_steps import chat
+
+pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
+
+START_SECONDS = 900.0
+ANSWER_SECONDS = 180.0
+NOTICE_SECONDS = 30.0
+IDLE_STREAM_SECONDS = 10.0
+STORY = "Tell me a long story about a fox and a crow. "
+LONG_PROMPT = STORY * 120
+"""About 1,600 tokens: their prefill takes longer than noticing that the caller left."""
+CACHED_PROMPT = STORY * 30
+_NUMBERS = iter(range(10_000))
+
+
+def _command() -> tuple[str, ...]:
+    program, _ = built_vllm()
+    return host_command(HOST_PROGRAM, str(program.with_name("python")))
+
+
+def _backend(**settings: Any) -> VllmBackend:
+    _, model = built_vllm()
+    given = {
+        "name": "smollm2",
+        "model": str(model),
+        "command": _command(),
+        "dtype": "bfloat16",
+        "enforce_eager": True,
+        "load_stall_seconds": START_SECONDS,
+        **settings,
+    }
+    return VllmBackend(*engine_settings(VllmLibraryModel, **given), shape=read_model_facts(model).shape)
+
+
+@asynccontextmanager
+async def _running(**settings: Any) -> AsyncGenerator[tuple[VllmBackend, BackendFacts]]:
+    backend = _backend(**settings)
+    async with asyncio.timeout(START_SECONDS):
+        facts = await backend.start()
+    try:
+        yield backend, facts
+    finally:
+        await backend.stop()
+
+
+def _call(**given: Any) -> CallInfo:
+    return CallInfo(request_id=f"r{next(_NUMBERS)}", traceparent=new_traceparent(), **given)
+
+
+async def _collect(backend: VllmBackend, payload: Any, **given: Any) -> list[Frame]:
+    async with asyncio.timeout(ANSWER_SECONDS):
+        return [frame async for frame in backend.generate(payload, _call(**given))]
+
+
+async def _frames(backend: VllmBackend, text: str, cache: CacheUse | None = None) -> list[Frame]:
+    return await _collect(backend, chat(text=text, max_tokens=16), cache=cache or CacheUse())
+
+
+def _text(frames: list[Frame]) -> str:
+    return "".join(event.delta.text for frame in frames for event in frame)
+
+
+async def _drained(frames: AsyncGenerator[Frame]) -> None:
+    async with asyncio.timeout(NOTICE_SECONDS):
+        async for _ in frames:
+            pass
+
+
+async def _until_idle(backend: VllmBackend) -> runner_pb2.EngineLoad:
+    """The figures of the engine once it works on nothing."""
+
+    def idle() -> runner_pb2.EngineLoad | None:
+        load = backend.engine_load
+        return load if load is not None and not load.running_count and not load.waiting_count else None
+
+    found = await eventually(idle, NOTICE_SECONDS, "the engine still works")
+    assert isinstance(found, runner_pb2.EngineLoad)
+    return found
+
+
+def _cached(frames: list[Frame]) -> int:
+    return frames[-1][-1].finished.receipt.usage.cached_prompt_tokens
+
+
+def _members(backend: VllmBackend) -> list[psutil.Process]:
+    return [psutil.Process(process.pid) for process in backend.processes()]
+
+
+def _worker(members: list[psutil.Process]) -> psutil.Process:
+    """The process that has the weights."""
+    return max(members, key=lambda process: process.memory_info().rss)
+
+
+async def _leave(backend: VllmBackend, text: str, *, in_prefill: bool) -> None:
+    """Leaves an answer, and asserts that the engine no longer works on it."""
+    async with aclosing(backend.generate(chat(text=text, max_tokens=300), _call())) as left:
+        if in_prefill:
+            reading = asyncio.ensure_future(anext(left))
+            await asyncio.sleep(0.1)
+            assert not reading.done()
+            reading.cancel()
+            await asyncio.wait({reading})
+        else:
+            while not has_content(await anext(left)):
+                pass
+    await _until_idle(backend)
+
+
+async def _structured(backend: VllmBackend, **fields: Any) -> str:
+    payload = chat(text="Describe a person.", max_tokens=64)
+    payload.MergeFrom(chat_pb2.ChatPayload(**fields))
+    return _text(await _collect(backend, payload))
+
+
+async def test_one_life_of_a_model() -> None:
+    stages = []
+    backend = _backend()
+    starting = asyncio.create_task(backend.start())
+    while not starting.done():
+        if (share := backend.load_progress()) is not None and share not in stages:
+            stages.append(share)
+        await asyncio.sleep(0.05)
+    facts = await starting
+    try:
+        assert stages == sorted(stages)
+        assert {0.1, 0.6, 0.95} <= set(stages)
+        assert (facts.context_tokens, facts.slots) == (2048, 4)
+        assert facts.operations == {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
+
+        # A chat is streamed, and its tokens and times are told.
+        frames = await _frames(backend, "What is the capital of France?")
+        assert "Paris" in _text(frames)
+        assert sum(has_content(frame) for frame in frames) > 1
+        receipt = frames[-1][-1].finished.receipt
+        assert receipt.usage.completion_tokens > 0
+        timings = receipt.engine_timings
+        for time_of in (timings.tokenize_time, timings.prefill_time, timings.decode_time, receipt.gpu_time):
+            assert time_of.ToTimedelta().total_seconds() > 0
+
+        # Cached tokens are told; a tenant finds nothing of another one; a flush leaves nothing.
+        salt, other = CacheUse(salt="a" * 64), CacheUse(salt="b" * 64)
+        assert _cached(await _frames(backend, CACHED_PROMPT, salt)) == 0
+        found = _cached(await _frames(backend, CACHED_PROMPT, salt))
+        assert found > 0
+        assert found % CACHE_BLOCK_TOKENS == 0
+        assert _cached(await _frames(backend, CACHED_PROMPT, other)) == 0
+        assert _cached(await _frames(backend, CACHED_PROMPT, CacheUse(salt="a" * 64, fresh=True))) == 0
+        await backend.erase_cache()
+        assert _cached(await _frames(backend, CACHED_PROMPT, salt)) == 0
+
+        await _leave(backend, LONG_PROMPT, in_prefill=True)
+        await _leave(backend, STORY, in_prefill=False)
+
+        # It tells its figures, and what weft forecasts of its cache is what it has.
+        load = await _until_idle(backend)
+        assert load.prefix_hit_tokens >= found
+        given = host_arguments(backend.model, backend.model.file, backend._started[0], backend._shape)  # type: ignore[index]
+        cache_bytes = int(given[given.index("--kv-cache-memory-bytes") + 1])
+        assert load.kv_cache_tokens * 23_040 == pytest.approx(cache_bytes, abs=128 * 23_040 + MEBIBYTE)
+
+        # On a processor it cannot sleep in its process.
+        assert not await backend.sleep()
+        members = _members(backend)
+        held = sum(process.memory_info().rss for process in members)
+        assert held > 500 * MEBIBYTE
+    finally:
+        await backend.stop()
+    assert alive(members) == []
+
+
+async def test_requests_are_batched_and_follow_their_parameters() -> None:
+    async with _running() as (backend, _):
+        # Two streams at once are computed in the same steps.
+        both = asyncio.gather(*(_collect(backend, chat(text=STORY, max_tokens=200)) for _ in range(2)))
+        counts: set[int] = set()
+        while not both.done():
+            counts.add(0 if backend.engine_load is None else backend.engine_load.running_count)
+            await asyncio.sleep(0.05)
+        await both
+        assert max(counts) == 2
+
+        # Seeds repeat an answer, stop strings end it, choices and prompts are answered side by side.
+        payload = chat(text="Name a colour.", max_tokens=12)
+        payload.sampling.seed, payload.sampling.temperature = 7, 1.0
+        first = _text(await _collect(backend, payload))
+        assert _text(await _collect(backend, payload)) == first
+        payload = chat(text="What is the capital of France?", max_tokens=16)
+        payload.sampling.stop.append("Paris")
+        assert "Paris" not in _text(await _collect(backend, payload))
+        prompts = [completion_pb2.PromptInput(text=text) for text in ("One two three", "The sky is")]
+        several = completion_pb2.CompletionPayload(
+            prompts=prompts, choice_count=2, sampling=sampling_pb2.SamplingParams(max_tokens=4)
+        )
+        events = [event for frame in await _collect(backend, several) for event in frame]
+        assert {event.delta.index for event in events if event.HasField("delta")} == {0, 1, 2, 3}
+        assert events[-1].finished.receipt.usage.completion_tokens == 16
+
+        # Schemas and grammars are followed, and one that vLLM refuses is named.
+        assert json.loads(await _structured(backend, response_format=chat_pb2.ResponseFormat(json_schema=_schema())))
+        payload = chat(text="Say something.", max_tokens=8)
+        payload.extra_parameters.fields.add(name="grammar").value.string_value = 'root ::= "yes" | "no"'
+        assert _text(await _collect(backend, payload)) in ("yes", "no")
+        payload.extra_parameters.fields[0].value.string_value = "root ::= ("
+        with pytest.raises(WeftError) as refused:
+            await _collect(backend, payload)
+        assert refused.value.reason is Reason.INVALID_ARGUMENT
+        with pytest.raises(WeftError) as refused:
+            await _frames(backend, STORY * 200)
+        assert refused.value.reason is Reason.CONTEXT_LENGTH_EXCEEDED
+
+        counted = await backend.tokenize(tokenize_pb2.TokenizePayload(text="hello wörld", with_pieces=True), _call())
+        assert b"".join(counted.pieces) == "hello wörld".encode()
+        assert _text(await _frames(backend, "What is the capital of France?")), "and the engine goes on"
+
+
+def _schema() -> chat_pb2.JsonSchemaFormat:
+    def text(value: str) -> json_value_pb2.JsonValue:
+        return json_value_pb2.JsonValue(string_value=value)
+
+    field = json_value_pb2.JsonField
+    kind = json_value_pb2.JsonObject(fields=[field(name="type", value=text("integer"))])
+    age = json_value_pb2.JsonObject(fields=[field(name="age", value=json_value_pb2.JsonValue(object_value=kind))])
+    required = json_value_pb2.JsonValue(array_value=json_value_pb2.JsonArray(values=[text("age")]))
+    schema = json_value_pb2.JsonObject(
+        fields=[
+            field(name="type", value=text("object")),
+            field(name="properties", value=json_value_pb2.JsonValue(object_value=age)),
+            field(name="required", value=required),
+            field(name="additionalProperties", value=json_value_pb2.JsonValue(bool_value=False)),
+        ]
+    )
+    return chat_pb2.JsonSchemaFormat(name="person", schema=schema)
+
+
+@pytest.mark.parametrize("victim", ["host", "engine", "worker"])
+async def test_the_death_of_any_of_its_processes_ends_all_of_them_and_the_answer(victim: str) -> None:
+    async with _running() as (backend, _):
+        members = _members(backend)
+        worker = _worker(members)
+        chosen = {
+            "host": next(process for process in members if process.pid == backend.process_id),
+            "engine": worker.parent(),
+            "worker": worker,
+        }[victim]
+        assert chosen is not None
+        ended = asyncio.create_task(backend.wait_exit())
+        async with aclosing(backend.generate(chat(text=STORY, max_tokens=1500), _call())) as frames:
+            while not has_content(await anext(frames)):
+                pass
+            chosen.kill()
+            with pytest.raises(WeftError) as failed:
+                await _drained(frames)
+        assert failed.value.reason is Reason.SERVER_DIED
+        async with asyncio.timeout(NOTICE_SECONDS):
+            assert (await ended).reason is Reason.SERVER_DIED
+        await backend.stop()
+        assert alive(members) == []
+
+
+async def test_a_host_that_is_stopped_answers_no_probe() -> None:
+    async with _running() as (backend, _):
+        assert await backend.responds(NOTICE_SECONDS)
+        os.kill(backend.process_id or 0, signal.SIGSTOP)
+        assert not await backend.responds(2.0)
+        os.kill(backend.process_id or 0, signal.SIGCONT)
+        assert await backend.responds(NOTICE_SECONDS)
+
+
+async def test_a_model_for_embeddings_gives_vectors() -> None:
+    async with _running(kind="embedding") as (backend, facts):
+        assert facts.operations == {Operation.EMBEDDING, Operation.TOKENIZE}
+        inputs = [completion_pb2.PromptInput(text=text) for text in ("a fox", "a crow")]
+        async with asyncio.timeout(ANSWER_SECONDS):
+            result = await backend.embed(embedding_pb2.EmbeddingPayload(inputs=inputs), _call())
+        one, other = ([*vector.values] for vector in result.embeddings)
+        assert len(one) == len(other) == 576
+        assert one != other
+        assert result.usage.prompt_tokens > 0
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    _, model = built_vllm()
+    runner = {
+        "name": "gpu",
+        "runtime": "vllm",
+        "command": list(_command()),
+        "load_stall_seconds": START_SECONDS,
+        "idle_stream_timeout_seconds": IDLE_STREAM_SECONDS,
+        "models": [
+            {"name": "smollm2", "model": str(model), "dtype": "bfloat16", "enforce_eager": True, "start_asleep": True}
+        ],
+    }
+    folder = tmp_path_factory.mktemp("vllm")
+    with running_mesh(folder / "home", "--config", str(write_config(folder, runner))) as mesh:
+        yield mesh
+
+
+def _weft(mesh: MeshProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*WEFT, *arguments, "--home", str(mesh.home)],
+        env=user_environment(),
+        capture_output=True,
+        text=True,
+        timeout=3 * START_SECONDS,
+        check=False,
+    )
+
+
+def _engines(mesh: MeshProcess) -> list[psutil.Process]:
+    return [process for process in mesh.family() if process.memory_info().rss > 300 * MEBIBYTE]
+
+
+async def test_a_request_wakes_a_model_that_sleeps_and_a_hung_worker_is_noticed_by_its_missing_tokens(
+    mesh: MeshProcess,
+) -> None:
+    body = {"model": "smollm2", "messages": [{"role": "user", "content": STORY}], "max_tokens": 1500, "stream": True}
+    began = 0.0
+    timeout = aiohttp.ClientTimeout(total=2 * START_SECONDS)
+    async with aiohttp.ClientSession(mesh.url, timeout=timeout) as client:
+        async with client.post("/v1/chat/completions", json=body) as answer:
+            assert answer.status == 200
+            lines = []
+            async for line in answer.content:
+                if b'"content":"' in line and not began:
+                    began = time.monotonic()
+                    os.kill(_worker(_engines(mesh)).pid, signal.SIGSTOP)
+                lines.append(line)
+        assert [line for line in lines if b"stall_timeout" in line], lines[-3:]
+        assert IDLE_STREAM_SECONDS - 1 < time.monotonic() - began < IDLE_STREAM_SECONDS + NOTICE_SECONDS
+        async with client.post("/v1/chat/completions", json={**body, "stream": False, "max_tokens": 8}) as whole:
+            assert whole.status == 200, "it was started again"
+    description = await mesh.describe("gpu")
+    assert [Reason(restart.reason) for restart in description.restarts] == [Reason.STALL_TIMEOUT]
+
+
+async def test_weft_conformance_is_green_and_an_unload_frees_the_memory(mesh: MeshProcess) -> None:
+    done = await asyncio.to_thread(_weft, mesh, "conformance", "gpu", "-o", "json")
+    findings: list[dict[str, Any]] = json.loads(done.stdout)["items"]
+    assert {finding["check"]: finding["detail"] for finding in findings if finding["verdict"] != "honoured"} == {
+        "embeddings": "the model gives no embeddings"
+    }
+    assert done.returncode == 0
+    done = await asyncio.to_thread(_weft, mesh, "unload", "smollm2")
+    assert done.returncode == 0, done.stderr
+    await eventually(lambda: not _engines(mesh), NOTICE_SECONDS, "vLLM still has memory")
