@@ -44,6 +44,16 @@ class KeepResponses(StrEnum):
     """No response is stored, and a request with `"store": true` is refused."""
 
 
+class ResponseEnvelope(StrEnum):
+    """The form of a response of `/v1/responses`."""
+
+    OPENAI = "openai"
+    """OpenAI's; with `output_text` and `metrics` where the request has a field of the extension for pools."""
+    POOL = "pool"
+    """A text is an item of the type `output_text`, without a message around it; always with `output_text` and
+    `metrics`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaConfig:
     """Images and recordings in requests. Inline files pass the same checks as fetched ones."""
@@ -277,6 +287,9 @@ class GatewaySettings:
     """Which responses of `/v1/responses` are stored with their input: all unless a request says `"store": false`, those
     whose request says `"store": true`, or none. Stored responses stay until they are deleted or expire
     (`router.responses.keep_seconds`)."""
+    response_envelope: Annotated[ResponseEnvelope, PUBLIC] = ResponseEnvelope.OPENAI
+    """The form of responses of `/v1/responses` whose request names none in `envelope`: `openai`; or `pool`, where a
+    text is an item of the type `output_text`, and `output_text` and `metrics` are always there."""
     response_store_timeout_seconds: Seconds = 5.0
     """How long the store of responses may take to answer."""
     task_timeout_seconds: Seconds = 30.0

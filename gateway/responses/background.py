@@ -17,6 +17,7 @@ from starlette.responses import Response
 from gateway.answers.generation import Work
 from gateway.answers.stream import EventStream
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
+from gateway.config import ResponseEnvelope
 from gateway.deps import GatewayDeps
 from gateway.http.event_watches import EventWatches
 from gateway.intake.headers import idempotency_key_of
@@ -55,6 +56,8 @@ class _Origin(msgspec.Struct, omit_defaults=True):
     body: msgspec.Raw
     items: msgspec.Raw = _NONE
     warnings: list[bytes] = []
+    envelope: str = ResponseEnvelope.OPENAI.value
+    """The gateway's setting when it was submitted."""
 
 
 def read_origin(raw: bytes, task_id: str) -> BackgroundRequest:
@@ -64,21 +67,29 @@ def read_origin(raw: bytes, task_id: str) -> BackgroundRequest:
         params = ResponsesRequest.model_validate_json(bytes(origin.body))
         items = _items.validate_json(bytes(origin.items)) if bytes(origin.items) else own_items(params)
         warnings = [warning_pb2.Warning.FromString(each) for each in origin.warnings]
-    except (msgspec.MsgspecError, ValidationError, WeftError) as error:
+        envelope = ResponseEnvelope(origin.envelope)
+    except (msgspec.MsgspecError, ValidationError, ValueError, WeftError) as error:
         message = f"the request of task {task_id} cannot be read: {type(error).__name__}"
         raise WeftError(Reason.INTERNAL, message) from None
-    return BackgroundRequest(params=params, items=items, warnings=warnings)
+    return BackgroundRequest(params=params, items=items, warnings=warnings, envelope=envelope)
 
 
 def origin_of(
-    raw: bytes, own: Sequence[InputItem], resolved: Sequence[InputItem], warnings: Sequence[warning_pb2.Warning]
+    raw: bytes,
+    own: Sequence[InputItem],
+    resolved: Sequence[InputItem],
+    warnings: Sequence[warning_pb2.Warning],
+    envelope: ResponseEnvelope = ResponseEnvelope.OPENAI,
 ) -> bytes:
-    """Returns the origin of a request. `own`: its input; `resolved`: the same with resolved references."""
+    """Returns the origin of a request. `own`: its input; `resolved`: the same with resolved references.
+
+    `envelope`: the form of the response where the request names none.
+    """
     items = _NONE
     if any(item.kind == _REFERENCE for item in own):
         items = msgspec.Raw(msgspec.json.encode([item.model_dump(mode="json", exclude_none=True) for item in resolved]))
     encoded = [warning.SerializeToString(deterministic=True) for warning in warnings]
-    return msgspec.json.encode(_Origin(body=msgspec.Raw(raw), items=items, warnings=encoded))
+    return msgspec.json.encode(_Origin(body=msgspec.Raw(raw), items=items, warnings=encoded, envelope=envelope.value))
 
 
 _FIELD = "previous_response_id"

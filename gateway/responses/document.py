@@ -6,10 +6,11 @@ from datetime import datetime
 import msgspec
 
 from gateway.answers.answer_builder import encode_json, has_counts
+from gateway.config import ResponseEnvelope
 from gateway.errors import envelope
 from gateway.openai.chat_builder import FUNCTION
 from gateway.responses.output import OutputItems
-from gateway.responses.payload import uses_pool_envelope, wants_logprobs
+from gateway.responses.payload import asks_for_metrics, envelope_of, wants_logprobs
 from gateway.responses.schema import ResponsesRequest, ResponsesToolChoiceObject
 from weft.api.common.v1 import receipt_pb2, timing_pb2, usage_pb2
 from weft.kernel.clock import Clock
@@ -40,12 +41,17 @@ class ResponseDocument:
         is_stored: bool,
         arrived: float | None = None,
         created_at: datetime | None = None,
+        envelope: ResponseEnvelope = ResponseEnvelope.OPENAI,
     ) -> None:
-        """`created_at`: None: now. `arrived`: the request's arrival on the monotonic clock; None: `ended_at` counts."""
+        """`created_at`: None: now. `arrived`: the request's arrival on the monotonic clock; None: `ended_at` counts.
+
+        `envelope`: the form of the response where its request names none.
+        """
         self.response_id = response_id
         self.created_at = created_at or clock.utc_now()
         self.created = int(self.created_at.timestamp())
-        self.has_metrics = uses_pool_envelope(request)
+        self._is_pool = envelope_of(request, envelope) is ResponseEnvelope.POOL
+        self.has_metrics = self._is_pool or asks_for_metrics(request)
         self.items = OutputItems(response_id, logprobs=wants_logprobs(request))
         self.model = request.model
         """The requested model, then the one that answers."""
@@ -83,7 +89,7 @@ class ResponseDocument:
             "error": None if self.error is None else error_json(self.error),
             "incomplete_details": {"reason": items.incomplete_reason()} if status == INCOMPLETE else None,
             "model": self.model,
-            "output": items.json(IN_PROGRESS if status == IN_PROGRESS else INCOMPLETE),
+            "output": items.json(IN_PROGRESS if status == IN_PROGRESS else INCOMPLETE, flat=self._is_pool),
             "usage": usage_json(self.usage) if has_counts(self.usage) else None,
             "store": self.is_stored,
         }

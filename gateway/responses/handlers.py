@@ -78,7 +78,7 @@ async def create_response(responses: Responses, request: Request) -> Response:
     work = Work(deps, scope, context, made.payload, made.warnings, media)
     if background is None:
         return await _live(responses, work, params, keeps, conversation)
-    origin = origin_of(raw, items, conversation.items, made.warnings)
+    origin = origin_of(raw, items, conversation.items, made.warnings, deps.config.response_envelope)
     return followed(background, deps, work, origin) if params.stream else answered(background, work, origin)
 
 
@@ -97,6 +97,7 @@ async def _live(
         clock=deps.clock,
         is_stored=keeps is not None,
         arrived=facts_of(work.scope).arrived,
+        envelope=deps.config.response_envelope,
     )
     items = b"" if keeps is None else items_to_store(conversation.items, document.response_id)
     make = partial(

@@ -11,9 +11,9 @@ from gateway.errors import DetailedError
 from gateway.intake.json_guard import member_count
 from gateway.intake.request_model import MAX_ID_CHARS
 from gateway.responses.input_items import MAX_CALL_NAME_CHARS
-from gateway.responses.output import input_item_id, response_of
+from gateway.responses.output import OUTPUT_TEXT, input_item_id, response_of
 from gateway.responses.payload import Conversation
-from gateway.responses.schema import InputItem, Items
+from gateway.responses.schema import InputItem, InputPart, Items
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.kernel.errors import WeftError, found_or_none, invalid_field
 from weft.kernel.names import is_token
@@ -153,8 +153,16 @@ def _by_id(exchange: Sequence[InputItem]) -> dict[str, InputItem]:
 
 def exchange_of(response: StoredResponse) -> list[InputItem]:
     """Returns input and output of a stored response that can be sent to a model again."""
-    items = [item for raw in _raw_items(response) for item in _read(raw, response.id)]
+    items = [_as_message(item) for raw in _raw_items(response) for item in _read(raw, response.id)]
     return [item for item in items if item.kind in _READABLE and not _is_cut_call(item)]
+
+
+def _as_message(item: InputItem) -> InputItem:
+    """Returns the item; a text of a response in the form for pools as the message that it is."""
+    if item.kind != OUTPUT_TEXT:
+        return item
+    parts = [InputPart(type=OUTPUT_TEXT, text=item.text or "")]
+    return InputItem(id=item.id, role="assistant", status=item.status, content=parts)
 
 
 class _Body(msgspec.Struct):

@@ -106,6 +106,17 @@ class Item:
     head: bytes = b""
     """As `Part.head`, for a function call."""
 
+    @property
+    def is_text(self) -> bool:
+        """Whether it is a message of one text, and of no refusal."""
+        return self.kind == "message" and [part.kind for part in self.parts] == [OUTPUT_TEXT]
+
+    def text_json(self, status: str) -> dict[str, object]:
+        """Returns JSON values of its only text, without the message around it."""
+        (part,) = self.parts
+        logprobs = {"logprobs": part.logprobs} if part.logprobs else {}
+        return {"type": OUTPUT_TEXT, "id": self.id, "status": status, "text": part.text, **logprobs}
+
     def json(self, *, empty: bool = False, status: str = "") -> dict[str, object]:
         """Returns JSON values; `empty`: without content, as it began; `status` replaces its own."""
         shown_status = status or self.status
@@ -214,9 +225,13 @@ class OutputItems:
             self._end(call, "incomplete" if call is cut else "completed")
         self._calls.clear()
 
-    def json(self, open_status: str) -> list[dict[str, object]]:
-        """Returns all items as JSON values, open ones with `open_status`."""
-        return [item.json(status=open_status if item.status == "in_progress" else "") for item in self.items]
+    def json(self, open_status: str, *, flat: bool = False) -> list[dict[str, object]]:
+        """Returns all items as JSON values, open ones with `open_status`; `flat`: texts without a message around."""
+        statuses = [open_status if item.status == "in_progress" else item.status for item in self.items]
+        return [
+            item.text_json(status) if flat and item.is_text else item.json(status=status)
+            for item, status in zip(self.items, statuses, strict=True)
+        ]
 
     def text(self) -> str:
         """Returns the text of the answer, without reasoning and refusals."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.config import RequestLimits
+from gateway.config import RequestLimits, ResponseEnvelope
 from gateway.media import RequestMedia
 from gateway.openai.chat_builder import FUNCTION, ChatBuilder, ChatTranslation, entries
 from gateway.openai.chat_schema import MAX_NAME_CHARS
@@ -80,8 +80,13 @@ def wants_logprobs(request: ResponsesRequest) -> bool:
     return bool(request.top_logprobs) or LOGPROBS in (request.include or ())
 
 
-def uses_pool_envelope(request: ResponsesRequest) -> bool:
-    """Whether the answer also has `output_text` and `metrics`: where the request has a field of the extension."""
+def envelope_of(request: ResponsesRequest, default: ResponseEnvelope) -> ResponseEnvelope:
+    """Returns the form of the response: the request's, else the gateway's."""
+    return default if request.envelope is None else ResponseEnvelope(request.envelope)
+
+
+def asks_for_metrics(request: ResponsesRequest) -> bool:
+    """Whether the answer has `output_text` and `metrics` in either form: where the request has an extension's field."""
     params = request.messages, request.decoding, request.thinking, request.source_lang_code, request.target_lang_code
     return (
         any(value is not None for value in params)

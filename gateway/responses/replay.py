@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from gateway.config import ResponseEnvelope
 from gateway.openai.sampling import wants_events
 from gateway.responses.document import CANCELLED, FAILED, IN_PROGRESS, QUEUED, ResponseDocument
 from gateway.responses.output import background_response_id
@@ -63,13 +64,19 @@ class BackgroundRequest:
     """Its input, with resolved references."""
     warnings: Sequence[warning_pb2.Warning] = ()
     """The gateway's warnings."""
+    envelope: ResponseEnvelope = ResponseEnvelope.OPENAI
+    """The form of the response where the request names none."""
 
 
-def task_document(params: ResponsesRequest, task: task_pb2.Task, clock: Clock, *, is_stored: bool) -> ResponseDocument:
-    """Returns the response of a task, whose times are the task's."""
+def task_document(
+    params: ResponsesRequest, task: task_pb2.Task, clock: Clock, *, is_stored: bool, envelope: ResponseEnvelope
+) -> ResponseDocument:
+    """Returns the response of a task, whose times are the task's; `envelope`: its form where `params` name none."""
     response_id = background_response_id(task.id)
     created_at = datetime_of(task.create_time)
-    return ResponseDocument(params, response_id, clock=clock, is_stored=is_stored, created_at=created_at)
+    return ResponseDocument(
+        params, response_id, clock=clock, is_stored=is_stored, created_at=created_at, envelope=envelope
+    )
 
 
 class BackgroundStream(ResponsesStream):
@@ -77,7 +84,8 @@ class BackgroundStream(ResponsesStream):
 
     def __init__(self, request: BackgroundRequest, task: task_pb2.Task, attempt: int, clock: Clock) -> None:
         params = request.params
-        super().__init__(task_document(params, task, clock, is_stored=True), include_events=wants_events(params))
+        document = task_document(params, task, clock, is_stored=True, envelope=request.envelope)
+        super().__init__(document, include_events=wants_events(params))
         self._warnings = [event_pb2.InferenceEvent(warning=warning) for warning in request.warnings]
         self._first_number = first_number(attempt)
         self._is_opened = True

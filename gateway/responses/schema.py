@@ -212,6 +212,8 @@ class ResponsesRequest(GenerationRequest):
     """Extension: the language of the input, for models that translate; absent, `auto` or `mixed`: any."""
     target_lang_code: LanguageCode | None = None
     """Extension: the language to translate to."""
+    envelope: Literal["openai", "pool"] | None = None
+    """Extension: the form of the response. Absent: the gateway's setting (`gateway.response_envelope`)."""
 
 
 class ResponseObject(BaseModel):

@@ -270,7 +270,7 @@ def _response_payload(params: ResponsesRequest, limits: RequestLimits, media: Re
 
 
 def _response_answer(deps: InferenceDeps, params: ResponsesRequest, task: task_pb2.Task, outputs: Outputs) -> bytes:
-    document = task_document(params, task, deps.clock, is_stored=False)
+    document = task_document(params, task, deps.clock, is_stored=False, envelope=deps.config.response_envelope)
     document.ended_at = optional_datetime(task, "end_time")
     made = to_response_request(params, Conversation(own_items(params)), deps.request_media(params), deps.config.limits)
     return built(ResponsesAnswer(document), outputs, made.warnings)

@@ -144,7 +144,10 @@ async def test_one_life_of_a_model() -> None:
         events = [event for frame in frames for event in frame]
         assert "Paris" in "".join(event.delta.text for event in events)
         assert sum(has_content(frame) for frame in frames) > 1
-        assert events[-1].finished.receipt.usage.completion_tokens > 0
+        receipt = events[-1].finished.receipt
+        assert receipt.usage.completion_tokens > 0
+        timings = receipt.engine_timings
+        assert min(timings.prefill_time.ToMicroseconds(), timings.decode_time.ToMicroseconds()) > 0
 
         # Cached tokens are told; a tenant finds nothing of another one; a flush leaves nothing.
         salt, other = CacheUse(salt="a" * 64), CacheUse(salt="b" * 64)

@@ -21,7 +21,7 @@ from openai.types.responses import FunctionToolParam
 from pydantic import BaseModel
 from response_script import MemoryResponses
 
-from gateway.config import GatewayConfig
+from gateway.config import GatewayConfig, ResponseEnvelope
 from gateway.media import MediaAddress, MediaConfig
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.kernel.errors import WeftError
@@ -267,6 +267,27 @@ async def test_the_figures_of_a_pool_come_where_they_are_asked_for() -> None:
     assert [event["type"] for event in events[-2:]] == ["response.metrics", "response.completed"]
     assert events[-2]["metrics"] == events[-1]["response"]["metrics"]
     assert plain.keys() & {"metrics", "output_text"} == set()
+
+
+async def test_the_form_of_a_response_is_the_requests_else_the_gateways() -> None:
+    async def items_of(config: GatewayConfig, **fields: Any) -> list[str]:
+        async with serving(config=config) as gateway:
+            answer = await gateway.request("POST", PATH, body(**fields))
+        found = json.loads(answer.body)
+        assert ("output_text" in found) == ("metrics" in found) == (found["output"][0]["type"] == "output_text")
+        return [item["type"] for item in found["output"]]
+
+    for_pools = GatewayConfig(port=0, response_envelope=ResponseEnvelope.POOL)
+    assert await items_of(GatewayConfig(port=0)) == ["message"]
+    assert await items_of(GatewayConfig(port=0), envelope="pool") == ["output_text"]
+    assert await items_of(for_pools) == ["output_text"]
+    assert await items_of(for_pools, envelope="openai") == ["message"]
+
+
+async def test_an_unknown_form_of_a_response_is_refused_by_name() -> None:
+    async with serving() as gateway:
+        answer = await gateway.request("POST", PATH, body(envelope="xml"))
+    assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, "envelope")
 
 
 async def test_warnings_stand_in_the_response_and_are_counted_in_its_head() -> None:

@@ -103,6 +103,17 @@ async def test_every_answer_can_be_continued(deltas: list[event_pb2.Delta], fini
     ]
 
 
+async def test_an_answer_in_the_form_for_pools_is_continued_and_named_as_any_other() -> None:
+    before = stored_response(request_of(envelope="pool"), event_pb2.Delta(reasoning="Hm.", text="Wait."))
+    assert [item["type"] for item in json.loads(before.body)["output"]] == ["reasoning", "output_text"]
+    payload = await continued(SingleTenantStore(before), previous_response_id=before.id, input="Go on")
+    turns = [(message.role, message.content[0].text) for message in payload.messages]
+    assert turns == [(chat_pb2.ROLE_USER, "hi"), (chat_pb2.ROLE_ASSISTANT, "Wait."), (chat_pb2.ROLE_USER, "Go on")]
+    reference = {"type": "item_reference", "id": json.loads(before.body)["output"][1]["id"]}
+    named = await continued(SingleTenantStore(before), input=[reference, {"role": "user", "content": "More"}])
+    assert named.messages[0].content[0].text == "Wait."
+
+
 async def test_every_item_of_an_answer_can_be_named() -> None:
     call = event_pb2.ToolCallDelta(index=0, id="call_a", name="weather", arguments_text="{}")
     delta = event_pb2.Delta(reasoning="Hm.", text="Wait.", tool_calls=[call])

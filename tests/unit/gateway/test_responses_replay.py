@@ -13,8 +13,17 @@ from kit.examples import examples, given
 from kit.messages import changed, watched
 from test_responses_sdk_stream import BEFORE, DELTA, FINISH, NOTICE, Answering, Event, end, events_in, read
 
+from gateway.config import ResponseEnvelope
+from gateway.responses.background import origin_of, read_origin
 from gateway.responses.output import background_response_id, task_of
-from gateway.responses.replay import FROM_THE_START, BackgroundRequest, Replay, first_number, require_resumable
+from gateway.responses.replay import (
+    FROM_THE_START,
+    BackgroundRequest,
+    BackgroundStream,
+    Replay,
+    first_number,
+    require_resumable,
+)
 from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2
@@ -51,6 +60,14 @@ def replay(
     task: task_pb2.Task = PENDING, *, after: int = FROM_THE_START, asked: BackgroundRequest | None = None
 ) -> Replay:
     return Replay(asked or request(), task, FakeClock(), starting_after=after)
+
+
+def test_a_response_in_the_background_keeps_the_form_that_the_gateway_had_when_it_was_submitted() -> None:
+    body = json.dumps({"model": "chat", "input": "hi", "background": True}).encode()
+    for form in ResponseEnvelope:
+        asked = read_origin(origin_of(body, (), (), (), form), PENDING.id)
+        document = BackgroundStream(asked, PENDING, 1, FakeClock()).document
+        assert ("output_text" in json.loads(document.render("queued"))) is (form is ResponseEnvelope.POOL)
 
 
 def running(attempt: int = 1, events: int = 0) -> task_pb2.Task:

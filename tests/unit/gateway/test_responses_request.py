@@ -9,7 +9,7 @@ from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
 from gateway.openai.chat_builder import ChatTranslation
-from gateway.responses.payload import Conversation, own_items, to_response_request, uses_pool_envelope
+from gateway.responses.payload import Conversation, asks_for_metrics, own_items, to_response_request
 from gateway.responses.schema import InputItem, ResponsesRequest
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import FieldError
@@ -373,11 +373,11 @@ def test_a_source_that_is_not_known_is_another_language_and_a_word_of_advice(
     ],
 )
 def test_the_figures_come_with_each_field_that_asks_for_them(fields: dict[str, object]) -> None:
-    assert uses_pool_envelope(request_of(**({"input": "hi"} | fields)))
+    assert asks_for_metrics(request_of(**({"input": "hi"} | fields)))
 
 
 def test_a_request_of_an_official_client_asks_for_no_figures() -> None:
-    assert not uses_pool_envelope(request_of(input=[USER], temperature=0.5, allow_remote=True, include=[], tools=[]))
+    assert not asks_for_metrics(request_of(input=[USER], temperature=0.5, allow_remote=True, include=[], tools=[]))
 
 
 def test_schemas_of_tools_and_of_the_answer_are_counted_together() -> None:

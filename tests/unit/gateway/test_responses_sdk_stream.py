@@ -400,6 +400,27 @@ def test_an_engine_on_an_accelerator_that_measures_itself_fills_all_fourteen_fig
     }
 
 
+def test_the_form_for_pools_has_texts_as_items_and_always_the_figures() -> None:
+    encoder = stream_of(envelope="pool")
+    call = event_pb2.ToolCallDelta(index=0, id="call_a", name="weather", arguments_text="{}")
+    said = [Event(delta=event_pb2.Delta(reasoning="Hm.", text="Hi", tool_calls=[call]))]
+    told = events_in(encoder.encode(said) + encoder.encode(end("LENGTH")))
+    response = told[-1]["response"]
+    assert [item["type"] for item in response["output"]] == ["reasoning", "output_text", "function_call"]
+    text = response["output"][1]
+    assert text == {"type": "output_text", "id": text["id"], "status": "completed", "text": "Hi"}
+    assert response["output_text"] == "Hi"
+    assert told[-2]["metrics"] == response["metrics"]
+    assert None not in response["metrics"].values()
+
+
+def test_a_refusal_stays_a_message_in_the_form_for_pools() -> None:
+    encoder = stream_of(envelope="pool")
+    told = events_in(encoder.encode([Event(delta=event_pb2.Delta(refusal="No."))]) + encoder.encode(end()))
+    (item,) = told[-1]["response"]["output"]
+    assert (item["type"], item["content"]) == ("message", [{"type": "refusal", "refusal": "No."}])
+
+
 def test_times_of_an_engine_on_a_processor_are_no_times_of_a_gpu() -> None:
     metrics = _metrics_of(_timed_receipt())
     assert not [name for name in metrics if name.startswith("gpu_")]
