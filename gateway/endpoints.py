@@ -14,7 +14,14 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from gateway.admin import keys, operations
 from gateway.admin import models as admin_models
 from gateway.admin.keys import KeysDeps, NewKeyBody, RotateBody
-from gateway.admin.operations import REQUEST_LIST_PARAMETERS, AdminDeps, get_request, list_clients, list_requests
+from gateway.admin.operations import (
+    REQUEST_LIST_PARAMETERS,
+    AdminDeps,
+    cancel_request,
+    get_request,
+    list_clients,
+    list_requests,
+)
 from gateway.admin.schemas import FlushBody, LoadBody, UnloadBody
 from gateway.anthropic.messages import count_tokens, create_message
 from gateway.anthropic.schema import CountTokensRequest, MessagesRequest
@@ -407,6 +414,7 @@ REQUESTS: EndpointGroup[RequestSource] = EndpointGroup(
         ),
         # An id may contain slashes.
         _get("/v1/requests/{id:path}", _VIEW, get_request, answers(_REQUEST_SCHEMA, path="id")),
+        _post("/v1/requests/{id:path}/cancel", _EDIT, cancel_request, answers(_REQUEST_SCHEMA, path="id")),
         _get(
             "/v1/clients",
             _VIEW_TELEMETRY,

@@ -37,7 +37,7 @@ from weft.dispatch import placement
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.tickets import sign
 from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
@@ -51,6 +51,9 @@ VIEW_INTERVAL_SECONDS = 0.02
 """Minimum time between two views of a large mesh: with so many models some always change."""
 LARGE_MESH_MODELS = 256
 """Number of models from which a mesh is large: comparing two views of this many takes some 50 us."""
+
+MAX_NAMED_TENANTS = 5
+"""Tenants that a refusal names."""
 
 _ABOUT_MODEL = frozenset({Reason.MODEL_NOT_FOUND, Reason.UNSUPPORTED_OPERATION, Reason.MODALITY_UNSUPPORTED})
 """Refusals that another value of the request's `model` field would avoid."""
@@ -66,6 +69,31 @@ class Mailbox:
     _decisions: list[placement.Decision | WeftError] = field(default_factory=list)
     """Short. A deque takes 0.7 KB for as long as the request runs."""
     _arrived: asyncio.Future[None] | None = None
+    cancelled: WeftError | None = None
+    """The error of its cancellation; None: it was not cancelled."""
+    ended: asyncio.Future[None] | None = None
+    """Set at the end of the request; None: nobody waits for it."""
+    _on_cancelled: placement.OnCancelled | None = None
+
+    def cancel(self, error: WeftError) -> None:
+        """Deliver a cancellation, also while the caller reads no decisions. The first one counts."""
+        if self.cancelled is not None:
+            return
+        self.cancelled = error
+        self.put(error)
+        if self._on_cancelled is not None:
+            self._on_cancelled(error)
+
+    def watch_cancellation(self, on_cancelled: placement.OnCancelled) -> None:
+        """See Placement.watch_cancellation."""
+        self._on_cancelled = on_cancelled
+        if self.cancelled is not None:
+            on_cancelled(self.cancelled)
+
+    def end(self) -> None:
+        """Note the end of the request."""
+        if self.ended is not None and not self.ended.done():
+            self.ended.set_result(None)
 
     def put(self, decision: placement.Decision | WeftError) -> None:
         """Deliver a decision. A status message replaces an unread earlier one."""
@@ -271,20 +299,50 @@ class SchedulingLoop:
         self._scheduler.report_first_content(key, self._clock.monotonic())
 
     def report_failed(self, key: int, attempt: int, reason: Reason) -> None:
-        """See Placement.report_attempt_failed."""
+        """See Placement.report_attempt_failed. A cancelled request is not placed again: its dispatcher ends it."""
+        mailbox = self._mailboxes.get(key)
+        if mailbox is not None and mailbox.cancelled is not None:
+            return
         now = self._clock.monotonic()
         self._deps.records.requests.note_retry(key, attempt, reason, now)
         self._deliver(self._scheduler.report_failed(key, attempt, reason, now))
 
     def finish(self, key: int, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
         """End a request; idempotent."""
-        if self._mailboxes.pop(key, None) is None:
+        mailbox = self._mailboxes.pop(key, None)
+        if mailbox is None:
             return
-        now = self._clock.monotonic()
-        self._deps.records.requests.note_end(key, now, reason, receipt)
+        now, requests = self._clock.monotonic(), self._deps.records.requests
+        if mailbox.cancelled is not None and reason is Reason.CANCELLED:
+            requests.note_cancelled(key, placement.canceller_of(mailbox.cancelled))
+        requests.note_end(key, now, reason, receipt)
+        mailbox.end()
         self._deps.records.clients.note_end(key, receipt)
         failure = None if reason is Reason.UNSPECIFIED else reason
         self._deliver(self._scheduler.finish(key, now, _served(receipt), failure))
+
+    def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, asyncio.Future[None]]:
+        """Cancel the requests under way with this id; returns futures of their ends, by key.
+
+        They are those of one tenant, or of any if empty. Raises INVALID_ARGUMENT naming `tenant` where they are of
+        several tenants: each tenant chooses the ids of its requests.
+        """
+        found = {
+            key: mailbox
+            for key, mailbox in self._mailboxes.items()
+            if mailbox.request.request_id == request_id and tenant in ("", mailbox.request.tenant)
+        }
+        tenants = sorted({mailbox.request.tenant for mailbox in found.values()})
+        if len(tenants) > 1:
+            named = ", ".join(tenants[:MAX_NAMED_TENANTS])
+            raise invalid_field("tenant", f"must name one: requests of several tenants have this id ({named})")
+        ends = {}
+        for key, mailbox in found.items():
+            mailbox.ended = mailbox.ended or asyncio.get_running_loop().create_future()
+            ends[key] = mailbox.ended
+            log.info("request cancelled", request_id=request_id, tenant=tenants[0], cancelled_by=cancelled_by)
+            mailbox.cancel(placement.request_cancelled(cancelled_by))
+        return ends
 
     def wake_finished(self, model: str, end: WakeEnd) -> None:
         """Report the end of a wake to the scheduler."""

@@ -18,15 +18,17 @@ from weft.dispatch.placement import (
     Decision,
     Grant,
     LoadingModel,
+    OnCancelled,
     Placement,
     PlacementRequest,
     PoolQueue,
     RouterPort,
     WaitingInQueue,
+    canceller_of,
     waiting_event,
 )
 from weft.kernel.abilities import ThinkingMode
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_CLIENT_CHARS, MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_name, require_token
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import CALLER_BANDS, Operation, Priority, Skill
@@ -76,6 +78,11 @@ class LocalPlace(Placement):
         if self._mailbox is None:
             self._key, self._mailbox = self._loop.submit(self._request)
         return await self._mailbox.get()
+
+    @override
+    def watch_cancellation(self, on_cancelled: OnCancelled) -> None:
+        if self._mailbox is not None:
+            self._mailbox.watch_cancellation(on_cancelled)
 
     @override
     async def report_first_content(self, attempt: int) -> None:
@@ -155,7 +162,15 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
 
     async def _write_decisions(self, context: PlaceContext, place: Placement) -> None:
         while True:
-            await context.write(_decision_to_proto(await place.next_decision()))
+            try:
+                decision = await place.next_decision()
+            except WeftError as error:
+                if not (cancelled_by := canceller_of(error)):
+                    raise
+                # The dispatcher ends the request, and reports its end.
+                await context.write(pb.PlaceResponse(cancelled=pb.PlaceCancelled(cancelled_by=cancelled_by)))
+                await asyncio.Event().wait()
+            await context.write(_decision_to_proto(decision))
 
 
 def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementRequest:

@@ -49,6 +49,7 @@ class RequestEntry:
     __slots__ = (
         "arrived_at",
         "arrived_wall",
+        "cancelled_by",
         "client_id",
         "decisions",
         "key",
@@ -71,6 +72,8 @@ class RequestEntry:
         self.arrived_wall = wall - timedelta(seconds=request.age_seconds) if request.age_seconds else wall
         self.decisions: list[tuple[float, Noted]] = []
         """Its decisions with their times; status messages that differ only in figures are one."""
+        self.cancelled_by = ""
+        """Who cancelled it; empty: nobody did."""
         self.status: Waits | Loads | Placed | Retry | None = None
         """Its state: the last of these."""
 
@@ -101,6 +104,8 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
     """A RequestRecord with the decisions only."""
     receipt: bytes | None = None
     """A Receipt; None: not reported."""
+    cancelled_by: str = ""
+    """Who cancelled it; empty: nobody did."""
 
 
 _NANOSECONDS = 1e9
@@ -249,6 +254,12 @@ class RequestLog:
         refusal = Rejects(key=key, reason=error.reason, message=error.message, metadata=error.metadata)
         self._note(refusal, now)
 
+    def note_cancelled(self, key: int, cancelled_by: str) -> None:
+        """Record who cancelled a request that now ends."""
+        entry = self._under_way.get(key)
+        if entry is not None:
+            entry.cancelled_by = cancelled_by
+
     def note_end(
         self, key: int, now: float, reason: Reason | None = None, receipt: receipt_pb2.Receipt | None = None
     ) -> None:
@@ -258,7 +269,8 @@ class RequestLog:
         """
         entry = self._under_way.get(key)
         if entry is not None:
-            self._end(entry, Reason.CANCELLED if reason is None else reason, "", now)
+            words = f"cancelled by {entry.cancelled_by}" if entry.cancelled_by else ""
+            self._end(entry, Reason.CANCELLED if reason is None else reason, words, now)
         ended = self._ended.get(key)
         if ended is not None and receipt is not None and ended.receipt is None:
             ended.receipt = self._bounded(receipt).SerializeToString()
@@ -327,6 +339,7 @@ class RequestLog:
             reason=reason,
             message=message,
             decisions=decisions.SerializeToString(),
+            cancelled_by=entry.cancelled_by,
         )
         if len(self._ended) > self._limits.max_ended:
             self._forget_oldest()

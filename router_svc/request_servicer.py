@@ -1,8 +1,9 @@
 """RequestService over the router's own log, and the same for readers in this process."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from typing_extensions import override
@@ -12,10 +13,20 @@ from router_svc.policy.decisions import Loads, Placed, Waits
 from router_svc.request_log import EndedRequest, RequestEntry, RequestLog, add_decisions, set_seconds
 from weft.api.router.v1 import request_pb2, request_service_pb2_grpc
 from weft.api.router.v1 import request_service_pb2 as pb
-from weft.dispatch.remote_router import DEFAULT_LISTED, MAX_LISTED, RequestSource, RequestsUnderWay, not_remembered
+from weft.dispatch.placement import MAX_CANCELLER_CHARS
+from weft.dispatch.remote_router import (
+    CANCEL_WAIT_SECONDS,
+    DEFAULT_LISTED,
+    MAX_LISTED,
+    RequestSource,
+    RequestsUnderWay,
+    not_cancellable,
+    not_remembered,
+)
 from weft.kernel.clock import Clock
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
+from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answers
 from weft.kernel.rpc_auth import caller
 
@@ -44,6 +55,7 @@ def _fill_end(record: request_pb2.RequestRecord, ended: EndedRequest, *, with_de
     record.state = request_pb2.RequestRecord.STATE_ENDED
     record.reason = ended.reason.value  # type: ignore[assignment]  # same numbers
     record.message = ended.message
+    record.cancelled_by = ended.cancelled_by
     record.end_time.FromDatetime(ended.arrived_wall + timedelta(seconds=ended.ended_at - ended.arrived_at))
     if ended.receipt is not None:
         record.receipt.ParseFromString(ended.receipt)
@@ -79,13 +91,26 @@ def _fill_wait(record: request_pb2.RequestRecord, status: object) -> None:
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class LocalRequests(RequestSource):
-    """A RequestSource over the log and the clients of this process."""
+class RequestCanceller(Protocol):
+    """Port: cancels requests under way; see `router_svc.loop.SchedulingLoop`."""
 
-    def __init__(self, log: RequestLog, clients: ClientRegistry, clock: Clock) -> None:
+    def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> Mapping[int, asyncio.Future[None]]:
+        """Cancel the requests under way with this id; returns futures of their ends, by key."""
+        ...
+
+    def finish(self, key: int, reason: Reason) -> None:
+        """End a request; idempotent."""
+        ...
+
+
+class LocalRequests(RequestSource):
+    """A RequestSource over the log, the clients and the scheduling loop of this process."""
+
+    def __init__(self, log: RequestLog, clients: ClientRegistry, clock: Clock, loop: RequestCanceller) -> None:
         self._log = log
         self._clients = clients
         self._clock = clock
+        self._loop = loop
 
     @override
     async def request(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
@@ -99,6 +124,29 @@ class LocalRequests(RequestSource):
         entries, total = self._log.under_way(min(limit, MAX_LISTED), tenant)
         return RequestsUnderWay(
             requests=[request_record(entry, with_decisions=False) for entry in entries], total=total
+        )
+
+    @override
+    async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
+        """As RequestSource.cancel. A dispatcher that does not end the request in time loses its slot."""
+        ends = self._loop.cancel(request_id, tenant, cancelled_by)
+        if ends:
+            await asyncio.wait(ends.values(), timeout=CANCEL_WAIT_SECONDS)
+            for key, ended in ends.items():
+                if not ended.done():
+                    self._loop.finish(key, Reason.CANCELLED)
+        entry = self._log.find(request_id, self._clock.monotonic(), tenant)
+        if entry is not None:
+            return request_record(entry, with_decisions=True)
+        if not ends:
+            raise not_cancellable(request_id)
+        # A request beyond those that are remembered.
+        return request_pb2.RequestRecord(
+            request_id=request_id,
+            tenant=tenant,
+            state=request_pb2.RequestRecord.STATE_ENDED,
+            reason=Reason.CANCELLED.value,  # type: ignore[arg-type]  # same numbers
+            cancelled_by=cancelled_by,
         )
 
     @override
@@ -127,6 +175,17 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
         tenant = _tenant_of(request.tenant)
         found = await self._requests.requests(request.limit or DEFAULT_LISTED, tenant)
         return pb.ListRequestsResponse(requests=found.requests, total_count=found.total)
+
+    @override
+    @answers
+    async def CancelRequest(self, request: pb.CancelRequestRequest, context: Context) -> pb.CancelRequestResponse:
+        request_id = require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
+        if len(request.requested_by) > MAX_CANCELLER_CHARS:
+            raise invalid_field("requested_by", f"must have at most {MAX_CANCELLER_CHARS} characters")
+        known = caller()
+        cancelled_by = request.requested_by if known.names_tenants and request.requested_by else known.name
+        record = await self._requests.cancel(request_id, _tenant_of(request.tenant), cancelled_by)
+        return pb.CancelRequestResponse(request=record)
 
     @override
     @answers

@@ -62,7 +62,7 @@ class RouterService(Service):
             ),
         )
         self._placement = LocalPlacement(self._loop)
-        self._requests = LocalRequests(records.requests, records.clients, clock)
+        self._requests = LocalRequests(records.requests, records.clients, clock, self._loop)
         self._memory: MemoryWatch | None = None
         self._relay = None if config.relay is None else Relay(config.relay, self._mesh_clock)
         self._registry: grpc.aio.Channel | None = None

@@ -144,6 +144,14 @@ async def get_request(requests: RequestSource, request: Request) -> Response:
     return json_response(document_of(record))
 
 
+async def cancel_request(requests: RequestSource, request: Request) -> Response:
+    """Cancels a running request of the caller's tenant; returns it as it ended."""
+    begin_change(request, REQUESTS_SURFACE)
+    request_id = require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
+    record = await requests.cancel(request_id, tenant_of(request.scope), _requester(request))
+    return json_response(document_of(record))
+
+
 async def list_requests(requests: RequestSource, request: Request) -> Response:
     """Lists the running requests of the caller's tenant, oldest first."""
     query = begin_read(request, REQUESTS_SURFACE, REQUEST_LIST_PARAMETERS)

@@ -107,7 +107,9 @@ class BatchResults:
                 return _line(result, _refusal(result, internal_error()), None), False
             return _line(result, _response(result, 200, body), None), True
         if task.state == task_pb2.TASK_STATE_CANCELLED:
-            return _line(result, None, CANCELLED), False
+            # One with a failure was cancelled by its request id, and not with its batch.
+            by_id = None if failure is None else {"code": "request_cancelled", "message": failure.message}
+            return _line(result, None, by_id or CANCELLED), False
         # As the store counts them: expired at the end of the window.
         ended_at = optional_datetime(task, "end_time")
         is_late = ended_at is not None and ended_at >= datetime_of(self._batch.window_end_time)

@@ -30,6 +30,15 @@ class Requests(MeshServiceClient):
         found: pb.ListRequestsResponse = self._call(self._stub.ListRequests, pb.ListRequestsRequest(limit=limit))
         return found
 
+    def cancel(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
+        """Cancels a running request of the tenant (empty: of any); returns it as it ended.
+
+        Raises NOT_FOUND, and INVALID_ARGUMENT naming `tenant` where requests of several tenants have the id.
+        """
+        request = pb.CancelRequestRequest(request_id=request_id, tenant=tenant)
+        record: request_pb2.RequestRecord = self._call(self._stub.CancelRequest, request).request
+        return record
+
     def clients(self) -> pb.ListClientsResponse:
         """Returns recent clients, by id."""
         found: pb.ListClientsResponse = self._call(self._stub.ListClients, pb.ListClientsRequest())

@@ -21,7 +21,7 @@ from weft.dispatch.frames import Frame
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, ended_early
 from weft.dispatch.parameter_checks import serve_options
 from weft.dispatch.payload_description import affinity_key, describe
-from weft.dispatch.placement import Decision, Grant, PlacementPort, PlacementRequest
+from weft.dispatch.placement import Decision, Grant, PlacementPort, PlacementRequest, canceller_of
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_trace import RequestContext, RequestTrace, log_receipt
 from weft.kernel.address import metadata_of
@@ -102,6 +102,8 @@ class _RequestRun(Generic[T]):
         self.payload: Any = call.payload
         self.behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
         self.trace = RequestTrace(call.context, deps.clock.monotonic())
+        self.cancelled: WeftError | None = None
+        """The error of its cancellation; None: it was not cancelled while it ran."""
         self._last_error: WeftError | None = None
 
     async def chunks(self) -> AsyncGenerator[T]:
@@ -119,6 +121,7 @@ class _RequestRun(Generic[T]):
                                 yield waiting(decision)
                             continue
                         attempt = _Attempt(self, placement, decision)
+                        placement.watch_cancellation(partial(self._cancel, attempt))
                         try:
                             while (chunk := await attempt.next()) is not None:
                                 yield chunk
@@ -136,6 +139,12 @@ class _RequestRun(Generic[T]):
             raise
         finally:
             self._close_left()
+
+    def _cancel(self, attempt: "_Attempt", error: WeftError) -> None:
+        """End the request, unless its answer is complete; its caller gets the error with the next read."""
+        if self.call.receipt is None:
+            self.cancelled = error
+            attempt.cancel()
 
     async def _until_agents_are_known(self) -> None:
         """Wait for the first snapshot of the mesh: a process that has just started knows no agent yet."""
@@ -201,6 +210,8 @@ class _RequestRun(Generic[T]):
         if self.trace.first_content is not None:
             error.metadata["content_started"] = "true"
             raise error
+        if error is self.cancelled:
+            raise error
         self._last_error = error
         await placement.report_attempt_failed(grant.attempt, error.reason)
 
@@ -216,16 +227,19 @@ class _RequestRun(Generic[T]):
             return None
         return max(0.0, self.context.timeout_seconds - (self.deps.clock.monotonic() - self.trace.arrived))
 
-    def close(self, reason: Reason, runner_part: receipt_pb2.Receipt | None) -> receipt_pb2.Receipt:
+    def close(
+        self, reason: Reason, runner_part: receipt_pb2.Receipt | None, *, cancelled_by: str = ""
+    ) -> receipt_pb2.Receipt:
         """Writes and returns the receipt."""
         now = self.deps.clock.monotonic()
         receipt = self.call.receipt = self.trace.receipt(reason, runner_part, now)
+        receipt.cancelled_by = cancelled_by
         log_receipt(self.context, receipt, now - self.trace.arrived)
         return receipt
 
     def _close_failed(self, error: Exception) -> receipt_pb2.Receipt:
         """Returns the receipt of a failed request; a finished request keeps its own."""
-        return self.call.receipt or self.close(_reason_of(error), None)
+        return self.call.receipt or self.close(_reason_of(error), None, cancelled_by=canceller_of(error))
 
     def _close_left(self) -> None:
         """Writes the receipt of a request whose caller left, or whose deadline passed, unless it has one."""
@@ -263,16 +277,18 @@ class _Attempt:
         rpc = self._rpc
         if rpc is None:
             rpc = self._rpc = await self._call_runner()
+            if self._run.cancelled is not None:
+                raise self._run.cancelled
         try:
             # Not `async for`: a call that was iterated is a cycle, which only the garbage collector ends.
             response = await (rpc.read() if self._spec.streamed else rpc)
         except grpc.aio.AioRpcError as error:
-            raise runner_error(error) from error
+            raise self._run.cancelled or runner_error(error) from error
         except asyncio.CancelledError:
-            require_cancelled()
+            require_cancelled(self._run.cancelled)
             raise
         if response is grpc.aio.EOF:
-            raise ended_early()
+            raise self._run.cancelled or ended_early()
         return response
 
     async def _call_runner(self) -> Any:
@@ -342,14 +358,15 @@ def runner_error(error: grpc.aio.AioRpcError) -> WeftError:
     return found
 
 
-def require_cancelled() -> None:
-    """Raises WORKER_LOST for a cancelled call to a runner unless this task was really cancelled.
+def require_cancelled(why: WeftError | None = None) -> None:
+    """Raises an error for a cancelled call to a runner unless this task was really cancelled.
 
-    gRPC also reports a call as cancelled whose channel was closed under it.
+    The error is `why` where the request was cancelled by its id, else WORKER_LOST: gRPC also reports a call as
+    cancelled whose channel was closed under it.
     """
     task = asyncio.current_task()
     if task is None or not task.cancelling():
-        raise WeftError(Reason.WORKER_LOST, "the connection to the runner was closed")
+        raise why or WeftError(Reason.WORKER_LOST, "the connection to the runner was closed")
 
 
 def reported_error(rejection: WeftError, attempt: WeftError | None) -> WeftError:

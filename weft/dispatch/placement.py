@@ -4,13 +4,14 @@ Two implementations exist, the router's own (`router_svc.placement.LocalPlacemen
 (`weft.dispatch.remote_router.RemotePlacement`); `weft_testing.conformance.placement` is the suite both pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.kernel.abilities import ThinkingMode
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority, Skill
 
@@ -114,6 +115,25 @@ def waiting_event(decision: WaitingInQueue | LoadingModel) -> event_pb2.Inferenc
     return event
 
 
+OnCancelled = Callable[[WeftError], None]
+"""Called with `request_cancelled`, from the event loop; must not block."""
+CANCELLED_BY = "cancelled_by"
+"""Key of an error's metadata with the name of who cancelled the request."""
+MAX_CANCELLER_CHARS = 256
+
+
+def request_cancelled(cancelled_by: str) -> WeftError:
+    """CANCELLED for the caller of a request that somebody else cancelled, or the caller itself by another call."""
+    return WeftError(
+        Reason.CANCELLED, f"the request was cancelled by {cancelled_by}", metadata={CANCELLED_BY: cancelled_by}
+    )
+
+
+def canceller_of(error: BaseException | None) -> str:
+    """Returns who cancelled the request that ended with an error; empty: nobody did."""
+    return error.metadata.get(CANCELLED_BY, "") if isinstance(error, WeftError) else ""
+
+
 class Placement(Protocol):
     """One request's place in the mesh, from arrival to its end. Leaving the context releases whatever it held."""
 
@@ -124,7 +144,18 @@ class Placement(Protocol):
     ) -> None: ...
 
     async def next_decision(self) -> Decision:
-        """The scheduler's next decision. Raises the error of a rejection, SERVICE_UNAVAILABLE for a lost router."""
+        """The scheduler's next decision.
+
+        Raises the error of a rejection, `request_cancelled` for a cancelled request, SERVICE_UNAVAILABLE for a lost
+        router.
+        """
+        ...
+
+    def watch_cancellation(self, on_cancelled: "OnCancelled") -> None:
+        """Calls `on_cancelled` when the request is cancelled while its latest grant is used; at once if it was before.
+
+        A later call replaces an earlier one.
+        """
         ...
 
     async def report_first_content(self, attempt: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from typing_extensions import override
 
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.placement import Decision, Grant, Placement, PlacementPort, PlacementRequest
+from weft.dispatch.placement import Decision, Grant, OnCancelled, Placement, PlacementPort, PlacementRequest
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -124,6 +124,10 @@ class ReconnectingPlacement(Placement):
     def _deadline_passed(self) -> WeftError:
         why = ", and no router answered" if self._is_lost else ""
         return WeftError(Reason.DEADLINE_EXCEEDED, f"the request's deadline passed while it waited{why}")
+
+    @override
+    def watch_cancellation(self, on_cancelled: OnCancelled) -> None:
+        self._place.watch_cancellation(on_cancelled)
 
     @override
     async def report_first_content(self, attempt: int) -> None:

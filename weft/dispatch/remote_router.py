@@ -25,11 +25,13 @@ from weft.dispatch.placement import (
     Decision,
     Grant,
     LoadingModel,
+    OnCancelled,
     Placement,
     PlacementRequest,
     PoolQueue,
     RouterPort,
     WaitingInQueue,
+    request_cancelled,
 )
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -88,6 +90,9 @@ class RemotePlace(Placement):
         self._stub = stub
         self._request = request
         self._call: PlaceCall | None = None
+        self._reading: asyncio.Future[object] | None = None
+        """The read of the message that follows a grant; None: no read is in progress."""
+        self._on_cancelled: OnCancelled | None = None
 
     async def __aenter__(self) -> Self:
         request = self._request
@@ -105,13 +110,30 @@ class RemotePlace(Placement):
     @override
     async def next_decision(self) -> Decision:
         assert self._call is not None, "next_decision before the placement was entered"
+        reading, self._reading, self._on_cancelled = self._reading, None, None
         try:
-            response = await self._call.read()
+            response = await (self._call.read() if reading is None else reading)
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
         if not isinstance(response, pb.PlaceResponse):
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router ended the placement without a decision")
         return _decision_from_proto(response)
+
+    @override
+    def watch_cancellation(self, on_cancelled: OnCancelled) -> None:
+        assert self._call is not None, "watch_cancellation before the placement was entered"
+        self._on_cancelled = on_cancelled
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._call.read())
+            self._reading.add_done_callback(self._note_read)
+
+    def _note_read(self, reading: "asyncio.Future[object]") -> None:
+        """Pass on a cancellation. Anything else, a lost router too, is for the next decision."""
+        if reading.cancelled() or reading.exception() is not None or self._on_cancelled is None:
+            return
+        response = reading.result()
+        if isinstance(response, pb.PlaceResponse) and response.WhichOneof("kind") == "cancelled":
+            self._on_cancelled(request_cancelled(response.cancelled.cancelled_by))
 
     @override
     async def report_first_content(self, attempt: int) -> None:
@@ -194,6 +216,8 @@ def _decision_from_proto(response: pb.PlaceResponse) -> Decision:
                 priority=Priority.from_wire(granted.priority) if granted.priority else None,
                 seconds_left=_seconds(granted.time_left) if granted.HasField("time_left") else None,
             )
+        case "cancelled":
+            raise request_cancelled(response.cancelled.cancelled_by)
         case _:
             raise WeftError(Reason.INTERNAL, "the router sent a decision this version does not know")
 
@@ -267,6 +291,8 @@ class RouterWatch(RouterSource):
 
 
 REQUESTS_TIMEOUT_SECONDS = 5.0
+CANCEL_WAIT_SECONDS = 5.0
+"""How long a cancellation waits for the end of its request."""
 DEFAULT_LISTED = 100
 MAX_LISTED = 1_000
 """Requests in one list."""
@@ -291,6 +317,13 @@ class RequestSource(Protocol):
 
     async def requests(self, limit: int = DEFAULT_LISTED, tenant: str = "") -> RequestsUnderWay:
         """Unfinished requests of one tenant (empty: of all); at most MAX_LISTED."""
+        ...
+
+    async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
+        """Cancels the running requests of the tenant (empty: of any) with this id; returns the newest as it ended.
+
+        Raises NOT_FOUND, and INVALID_ARGUMENT naming `tenant` where running requests of several tenants have the id.
+        """
         ...
 
     async def clients(self) -> Sequence[request_pb2.ClientRecord]:
@@ -322,6 +355,17 @@ class RemoteRequests(RequestSource):
         return RequestsUnderWay(requests=response.requests, total=response.total_count)
 
     @override
+    async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
+        wanted = request_service_pb2.CancelRequestRequest(
+            request_id=request_id, tenant=tenant, requested_by=cancelled_by
+        )
+        try:
+            limit = CANCEL_WAIT_SECONDS + REQUESTS_TIMEOUT_SECONDS
+            return (await self._stub.CancelRequest(wanted, timeout=limit)).request
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+
+    @override
     async def clients(self) -> Sequence[request_pb2.ClientRecord]:
         try:
             return (
@@ -336,4 +380,12 @@ def not_remembered(request_id: str) -> WeftError:
     return WeftError(
         Reason.NOT_FOUND,
         f"no request {request_id} is known; routers keep them for an hour after their end, and not across a restart",
+    )
+
+
+def not_cancellable(request_id: str) -> WeftError:
+    """NOT_FOUND for the cancellation of a request that is unknown or another tenant's."""
+    return WeftError(
+        Reason.NOT_FOUND,
+        f"no request {request_id} is known; `weft get requests` (GET /v1/requests) lists those that run",
     )

@@ -224,6 +224,7 @@ def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_
         tool_runs=receipt.tool_run_count,
         signals=[signal.name for signal in receipt.signals] or None,
         left_premises=receipt.left_premises,
+        **({"cancelled_by": receipt.cancelled_by} if receipt.cancelled_by else {}),
     )
 
 

@@ -345,7 +345,9 @@ async def _embeddings(
 def require_completed(task: task_pb2.Task) -> None:
     """Raises the WeftError of a failed task, CANCELLED for a cancelled one."""
     if task.state == task_pb2.TASK_STATE_CANCELLED:
-        raise WeftError(Reason.CANCELLED, f"task {task.id} was cancelled", metadata={TASK_ID: task.id})
+        by_id = failure_of(task)
+        message = f"task {task.id} was cancelled" if by_id is None else by_id.message
+        raise WeftError(Reason.CANCELLED, message, metadata={TASK_ID: task.id})
     if task.state == task_pb2.TASK_STATE_FAILED:
         error = failure_of(task) or WeftError(Reason.INTERNAL, f"task {task.id} failed")
         error.metadata[TASK_ID] = task.id

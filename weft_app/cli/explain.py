@@ -59,6 +59,7 @@ _COSTS = (
     Column("Engine", _ENGINE),
     Column("Tokens", lambda receipt: filled(_USAGE, receipt) if receipt.HasField("usage") else None),
     Column("Off premises", "{left_premises:yes}"),
+    Column("Cancelled", "[by {cancelled_by}]"),
 )
 
 

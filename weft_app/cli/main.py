@@ -67,7 +67,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "cancel": CommandPlace(
         "weft_app.cli.tasks:cancel",
-        "Cancel tasks: a waiting task never starts, a running one is stopped with its backend.",
+        "Cancel tasks or requests: one that waits never starts, one that runs is stopped with its backend.",
     ),
     "batch": CommandPlace("weft_app.cli.batch:app", "Submit batches of requests, and fetch their answers."),
     "events": CommandPlace("weft_app.cli.events:events", "Show recent events, oldest first."),

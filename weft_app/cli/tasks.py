@@ -9,8 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.api.router.v1.request_pb2 import RequestRecord
 from weft.api.router.v1.task_pb2 import Task, TaskAttempt, TaskPiece
 from weft.api.router.v1.task_service_pb2 import GetTaskResponse, ListTasksResponse
+from weft.client.requests import connect_requests
 from weft.client.tasks import Tasks, connect_tasks, has_ended, text_of
 from weft.documents.codec import document_of, word_of
 from weft.kernel.errors import WeftError, invalid_field
@@ -28,7 +30,7 @@ from weft_app.cli.options import (
     note,
 )
 from weft_app.cli.output import Column, Listing, page, print_page, safe_text, say
-from weft_app.cli.targets import TASK_WORDS
+from weft_app.cli.targets import REQUEST_WORDS, TASK_WORDS
 from weft_app.cli.templates import filled, shortened
 
 MAX_SHOWN = 1_000
@@ -293,16 +295,53 @@ def _print_pieces(watched: Iterator[Task | TaskPiece], *, follow: bool) -> Task:
 
 
 def cancel(
-    tasks: Annotated[
+    words: Annotated[
         list[str],
-        typer.Argument(metavar="task ID...", help="task and ids; or task/ID...", autocompletion=complete_tasks),
+        typer.Argument(
+            metavar="KIND ID...",
+            help="task or request, and ids; or task/ID... (an id of a request may contain slashes)",
+            autocompletion=complete_tasks,
+        ),
     ],
+    tenant: Annotated[str, typer.Option(help="Only requests of this tenant: two may use one id.")] = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Cancel tasks: a waiting task never starts, a running one is stopped with its backend.
+    """Cancel tasks or requests: one that waits never starts, one that runs is stopped with its backend.
 
-    Example: weft cancel task/task-5f0c0d2b7a9e4c31d6a8b2f4
+    A request's caller gets the error `cancelled`; a request that has ended stays as it is, and how it ended is printed.
+
+    Example: weft cancel request req-5f0c1a
     """
-    if not is_about_tasks(tasks):
-        raise invalid_field("task", "only tasks can be cancelled here; `weft operation cancel`, `weft batch cancel`")
-    cancel_tasks(tasks, home)
+    if words[0].partition("/")[0].lower() in REQUEST_WORDS:
+        cancel_requests(words, tenant, home)
+    elif is_about_tasks(words):
+        cancel_tasks(words, home)
+    else:
+        raise invalid_field("KIND", "must be task or request; for others: `weft operation cancel`, `weft batch cancel`")
+
+
+def cancel_requests(words: Sequence[str], tenant: str, home: Path) -> None:
+    """Cancels requests by their ids and prints how each ended. A failure of one does not stop the others."""
+    ids = [word.partition("/")[2] for word in words] if "/" in words[0] else list(words[1:])
+    if not ids:
+        raise invalid_field("ID", "name a request, as request ID or request/ID; `weft get requests` lists them")
+    failures: list[WeftError] = []
+    with connect_requests(home=home) as requests:
+        for each in ids:
+            try:
+                ended = requests.cancel(require_token(each, "ID", MAX_REQUEST_ID_CHARS), tenant)
+            except WeftError as error:
+                failures.append(error)
+                note(f"error: request/{safe_text(each)}: {error.message}")
+            else:
+                say(f"request/{each} {_ended_words(ended)}\n")
+    if failures:
+        raise typer.Exit(exit_code(failures[0]))
+
+
+def _ended_words(request: RequestRecord) -> str:
+    if request.state != RequestRecord.STATE_ENDED:
+        return "is cancelled, and its caller has not read the end yet"
+    if request.cancelled_by:
+        return f"cancelled by {request.cancelled_by}"
+    return f"had already ended: {word_of(request, 'reason')}" if request.reason else "had already completed"

@@ -76,7 +76,10 @@ def values_of(row: TaskRow, state: int) -> dict[str, object]:
 
 def task_of(row: Row[tuple[Any, ...]]) -> task_pb2.Task:
     """Returns the task of a row."""
-    failed = row.state == task_pb2.TASK_STATE_FAILED
+    # A task that was cancelled by the id of its request says by whom.
+    is_told = row.state == task_pb2.TASK_STATE_FAILED or (
+        row.state == task_pb2.TASK_STATE_CANCELLED and row.error_reason == Reason.CANCELLED.value
+    )
     return task_pb2.Task(
         id=row.id,
         tenant=row.tenant,
@@ -90,7 +93,7 @@ def task_of(row: Row[tuple[Any, ...]]) -> task_pb2.Task:
         expire_time=stamp_of(row.expires_at) if row.state == task_pb2.TASK_STATE_PENDING else None,
         attempt=row.attempt,
         max_attempts=row.max_attempts,
-        error=task_error(reason_of(row.error_reason), row.error_message) if failed else None,
+        error=task_error(reason_of(row.error_reason), row.error_message) if is_told else None,
         last_event=event_number(row.attempt, row.last_index) if row.last_index else 0,
         origin_kind=row.origin_kind,
         owner=row.owner,

@@ -21,7 +21,7 @@ from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.operations import operation_of
 from weft.dispatch.parameter_checks import client_of, handling_of, session_of
-from weft.dispatch.placement import Decision, Grant, Placement, PlacementPort, PlacementRequest
+from weft.dispatch.placement import Decision, Grant, OnCancelled, Placement, PlacementPort, PlacementRequest
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.tasks import payload_of
 from weft.kernel.clock import Clock
@@ -92,6 +92,10 @@ class GatedPlace(Placement):
         elif self._gated.failed is not None:
             raise WeftError(self._gated.failed, "the runner failed, and no other one is free at once")
         return decision
+
+    @override
+    def watch_cancellation(self, on_cancelled: OnCancelled) -> None:
+        self._place.watch_cancellation(on_cancelled)
 
     @override
     async def report_first_content(self, attempt: int) -> None:

@@ -32,6 +32,7 @@ from router_svc.policy.task_retry import (
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.frames import has_content
+from weft.dispatch.placement import canceller_of
 from weft.durable.tasks import state_name, task_error
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -333,7 +334,8 @@ class TaskRun:
     async def _note_refusal(self, error: WeftError) -> None:
         if isinstance(error, ClaimMissedError) or self._stop is not None:
             return
-        if isinstance(after_refused_offer(error.reason, error.message, refusals=1), GivesUp):
+        is_cancelled = bool(canceller_of(error))
+        if is_cancelled or isinstance(after_refused_offer(error.reason, error.message, refusals=1), GivesUp):
             # Only the owner of a claim may end a task.
             with suppress(ClaimMissedError):
                 await self._claim()
@@ -367,6 +369,10 @@ class TaskRun:
                     await self._fail(claim, error, chunks)
 
     async def _fail(self, claim: Claim, error: WeftError, chunks: Sequence[NewChunk]) -> None:
+        if canceller_of(error):
+            failure = task_error(error.reason, error.message)
+            await self._end(claim, task_pb2.TASK_STATE_CANCELLED, chunks, failure)
+            return
         limits = self._deps.limits
         verdict = after_failed_attempt(
             error.reason,

@@ -41,6 +41,20 @@ class Mesh:
         self.log = RequestLog()
         self.clients = ClientRegistry(ClientsConfig(profiles=PROFILES), RateLimitConfig(), self.clock)
 
+    def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, asyncio.Future[None]]:
+        """Ends the requests under way with this id; see RequestCanceller."""
+        found, ends = self.log.under_way(100, tenant)[0], {}
+        for entry in found:
+            if entry.request_id == request_id:
+                self.log.note_cancelled(entry.key, cancelled_by)
+                self.log.note_end(entry.key, self.clock.monotonic(), Reason.CANCELLED)
+                ends[entry.key] = asyncio.get_running_loop().create_future()
+                ends[entry.key].set_result(None)
+        return ends
+
+    def finish(self, key: int, reason: Reason) -> None:
+        raise AssertionError(key, reason)
+
     def run(self, *arguments: str) -> Result:
         """A `weft` command to its end."""
         return CliRunner().invoke(app, arguments, env={"WEFT_HOME": str(self.home), "COLUMNS": "200"})
@@ -62,7 +76,7 @@ class Mesh:
 
         async def serve() -> None:
             server = new_server()
-            servicer = RequestServicer(LocalRequests(self.log, self.clients, self.clock))
+            servicer = RequestServicer(LocalRequests(self.log, self.clients, self.clock, self))
             request_service_pb2_grpc.add_RequestServiceServicer_to_server(servicer, server)
             port = server.add_insecure_port("127.0.0.1:0")
             (self.home / "run").mkdir(parents=True)
@@ -238,3 +252,29 @@ def test_without_a_mesh_the_command_says_so(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["explain", "req-1"], env={"WEFT_HOME": str(tmp_path)})
     assert found.exit_code == 1
     assert "no mesh runs on" in found.stderr
+
+
+def test_a_request_is_cancelled_by_its_id_and_one_that_has_ended_says_how(mesh: Mesh) -> None:
+    mesh.arrive(1, "req-1")
+    mesh.arrive(2, "a/b", tenant="acme")
+    done = mesh.run("cancel", "request", "req-1")
+    assert (done.exit_code, done.output) == (0, "request/req-1 cancelled by local\n")
+    again = mesh.run("cancel", "request/req-1")
+    assert (again.exit_code, again.output) == (0, "request/req-1 cancelled by local\n")
+    slashed = mesh.run("cancel", "request/a/b", "--tenant", "acme")
+    assert (slashed.exit_code, slashed.output) == (0, "request/a/b cancelled by local\n")
+    mesh.arrive(3, "req-3")
+    mesh.log.note_end(3, mesh.clock.monotonic(), Reason.UNSPECIFIED)
+    assert mesh.run("cancel", "request", "req-3").output == "request/req-3 had already completed\n"
+    explained = mesh.run("explain", "req-1").output
+    assert "cancelled by local" in explained
+
+
+def test_an_unknown_request_does_not_stop_the_cancellation_of_the_others(mesh: Mesh) -> None:
+    mesh.arrive(1, "req-1")
+    done = mesh.run("cancel", "requests", "nobody", "req-1")
+    assert done.exit_code == 3
+    assert "request/req-1 cancelled by local" in done.output
+    assert "weft get requests" in done.output
+    assert mesh.run("cancel", "request").exit_code == 2
+    assert "must be task or request" in mesh.run("cancel", "model", "m").output

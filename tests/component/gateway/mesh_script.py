@@ -12,7 +12,7 @@ from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource
-from weft.dispatch.placement import Grant, PlacementRequest
+from weft.dispatch.placement import Grant, OnCancelled, PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, answering, new_server
 
@@ -48,6 +48,8 @@ class GrantingScheduler:
             model="tiny",
             attempt=self._attempt,
         )
+
+    def watch_cancellation(self, on_cancelled: OnCancelled) -> None: ...
 
     async def report_first_content(self, attempt: int) -> None: ...
 

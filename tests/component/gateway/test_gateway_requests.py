@@ -67,6 +67,14 @@ class ScriptedRequests:
         found = [record for record in self.records if record.tenant == tenant]
         return RequestsUnderWay(requests=found[:limit], total=len(found))
 
+    async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> pb.RequestRecord:
+        found = pb.RequestRecord()
+        found.CopyFrom(await self.request(request_id, tenant))
+        if found.state != pb.RequestRecord.STATE_ENDED:
+            found.state, found.reason = pb.RequestRecord.STATE_ENDED, Reason.CANCELLED.value  # type: ignore[assignment]
+            found.cancelled_by = cancelled_by
+        return found
+
     async def clients(self) -> Sequence[pb.ClientRecord]:
         self._note()
         client = pb.ClientRecord(client_id="batch", has_profile=True, request_count=5, route="drafts")

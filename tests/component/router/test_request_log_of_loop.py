@@ -37,8 +37,9 @@ class SlowWaker:
 
 class Router:
     def __init__(self, loop: SchedulingLoop, books: RouterRecords) -> None:
+        self.loop = loop
         self.placement = LocalPlacement(loop)
-        self.requests = LocalRequests(books.requests, books.clients, SystemClock())
+        self.requests = LocalRequests(books.requests, books.clients, SystemClock(), loop)
 
     async def told(self, request_id: str) -> pb.RequestRecord:
         return await self.requests.request(request_id)

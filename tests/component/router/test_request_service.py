@@ -1,5 +1,6 @@
 """RequestService over a socket, and what a router's refusal still says when it has crossed one."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from router_svc.request_log import RequestLog
 from router_svc.request_servicer import LocalRequests, RequestServicer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2_grpc, request_service_pb2_grpc
-from weft.dispatch.placement import Decision, PlacementRequest
+from weft.dispatch.placement import Decision, OnCancelled, PlacementRequest
 from weft.dispatch.remote_router import RemotePlacement, RemoteRequests
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
@@ -26,13 +27,24 @@ from weft.kernel.rpc import new_server, open_channel
 from weft_testing.fake_clock import FakeClock
 
 
+class NothingRuns:
+    """A RequestCanceller without requests."""
+
+    def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, asyncio.Future[None]]:
+        del request_id, tenant, cancelled_by
+        return {}
+
+    def finish(self, key: int, reason: Reason) -> None:
+        raise AssertionError(key, reason)
+
+
 class Router:
     """A log and clients, and both ways to them."""
 
     def __init__(self) -> None:
         self.log = RequestLog()
         self.clients = ClientRegistry(ClientsConfig(), RateLimitConfig(), FakeClock())
-        self.local = LocalRequests(self.log, self.clients, FakeClock())
+        self.local = LocalRequests(self.log, self.clients, FakeClock(), NothingRuns())
 
     def arrive(self, key: int, request_id: str, tenant: str = "a") -> None:
         request = PlacementRequest(
@@ -123,6 +135,8 @@ class _RefusingPlace:
 
     async def next_decision(self) -> Decision:
         raise self._refusal
+
+    def watch_cancellation(self, on_cancelled: OnCancelled) -> None: ...
 
     async def report_first_content(self, attempt: int) -> None:
         del attempt

@@ -7,7 +7,7 @@ import pytest
 
 from router_svc.durable.tasks.task_call import ClaimMissedError, GatedPlacement
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.placement import Decision, Grant, LoadingModel, PlacementRequest, WaitingInQueue
+from weft.dispatch.placement import Decision, Grant, LoadingModel, OnCancelled, PlacementRequest, WaitingInQueue
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -52,6 +52,8 @@ class Scheduler:
 
     async def next_decision(self) -> Decision:
         return self._words.pop(0)
+
+    def watch_cancellation(self, on_cancelled: OnCancelled) -> None: ...
 
     async def report_first_content(self, attempt: int) -> None:
         self.told.append(("content", attempt))

@@ -17,7 +17,15 @@ from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_gr
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.operations import CHAT
-from weft.dispatch.placement import Decision, Grant, PlacementRequest
+from weft.dispatch.placement import (
+    Decision,
+    Grant,
+    OnCancelled,
+    PlacementRequest,
+    WaitingInQueue,
+    canceller_of,
+    request_cancelled,
+)
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -54,6 +62,7 @@ class ScriptedScheduler:
         self.claims = b""
         """What the grants say."""
         self.first_content: list[int] = []
+        self.on_cancelled: OnCancelled | None = None
 
     def place(self, request: PlacementRequest) -> Self:
         self.asked = request
@@ -85,6 +94,9 @@ class ScriptedScheduler:
             priority=self.priority,
             seconds_left=self.seconds_left,
         )
+
+    def watch_cancellation(self, on_cancelled: OnCancelled) -> None:
+        self.on_cancelled = on_cancelled
 
     async def report_first_content(self, attempt: int) -> None:
         self.first_content.append(attempt)
@@ -291,6 +303,59 @@ async def test_a_call_that_the_runner_cancels_is_a_lost_worker_and_not_the_calle
     assert failure.reason is Reason.WORKER_LOST
     assert receipt is not None
     assert receipt.outcome == receipt_pb2.OUTCOME_FAILED
+
+
+async def _cancelled_at(
+    tmp_path: Path, *steps: Step, place: int
+) -> tuple[ScriptedScheduler, Exception | None, receipt_pb2.Receipt | None]:
+    """Runs a request that is cancelled when its caller has received this many frames."""
+    async with _runner(tmp_path, list(steps)) as address:
+        channels, scheduler = ChannelPool(), ScriptedScheduler(address)
+        call = Dispatcher(scheduler, channels).call(CHAT, _about(), chat_pb2.ChatPayload())
+        failure: Exception | None = None
+        count = 0
+        try:
+            async for _ in call.chunks():
+                count += 1
+                if count == place:
+                    assert scheduler.on_cancelled is not None
+                    scheduler.on_cancelled(request_cancelled("key:k1"))
+        except WeftError as error:
+            failure = error
+        await channels.close()
+    return scheduler, failure, call.receipt
+
+
+@pytest.mark.parametrize("place", [1, 2])
+async def test_a_request_that_is_cancelled_by_its_id_ends_with_the_name_of_who_did_it(
+    tmp_path: Path, place: int
+) -> None:
+    steps: list[Step] = [STARTED, _text("a"), asyncio.Event()]
+    scheduler, failure, receipt = await _cancelled_at(tmp_path, *steps, place=place)
+    assert isinstance(failure, WeftError)
+    assert (failure.reason, canceller_of(failure)) == (Reason.CANCELLED, "key:k1")
+    assert receipt is not None
+    assert (receipt.outcome, receipt.cancelled_by) == (receipt_pb2.OUTCOME_CANCELLED, "key:k1")
+    assert (scheduler.failed, scheduler.finished) == ([], [Reason.CANCELLED])
+    assert scheduler.receipts == [receipt], "the router is told what happened"
+
+
+async def test_a_cancellation_after_the_last_event_changes_nothing(tmp_path: Path) -> None:
+    scheduler, failure, receipt = await _cancelled_at(tmp_path, STARTED, _text("a"), FINISHED, place=3)
+    assert failure is None
+    assert receipt is not None
+    assert (receipt.outcome, receipt.cancelled_by) == (receipt_pb2.OUTCOME_COMPLETED, "")
+    assert scheduler.finished == [Reason.UNSPECIFIED]
+
+
+async def test_a_request_that_is_cancelled_while_it_waits_has_reached_no_runner(tmp_path: Path) -> None:
+    async with _runner(tmp_path) as address:
+        scheduler = ScriptedScheduler(address, WaitingInQueue(position=1, reason="busy"), request_cancelled("local"))
+        _, failure, receipt = await _generate(scheduler)
+    assert canceller_of(failure) == "local"
+    assert receipt is not None
+    assert (receipt.outcome, receipt.cancelled_by) == (receipt_pb2.OUTCOME_CANCELLED, "local")
+    assert not receipt.attempts
 
 
 async def test_a_connection_that_is_closed_under_a_call_is_a_lost_worker_and_not_the_callers_doing(

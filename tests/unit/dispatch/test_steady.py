@@ -8,7 +8,7 @@ from typing import Self
 import pytest
 
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.placement import Decision, Grant, PlacementRequest, WaitingInQueue
+from weft.dispatch.placement import Decision, Grant, OnCancelled, PlacementRequest, WaitingInQueue
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
@@ -49,6 +49,8 @@ class ScriptedPort:
         if isinstance(word, WeftError):
             raise word
         return word
+
+    def watch_cancellation(self, on_cancelled: OnCancelled) -> None: ...
 
     async def report_first_content(self, attempt: int) -> None: ...
 

@@ -34,6 +34,9 @@ CHANGED = {
     # The times of a request as a whole, and at its engine, are new.
     "ReceiptDocument.properties.engineTimings",
     "ReceiptDocument.properties.totalSeconds",
+    # Who cancelled a request by its id is new.
+    "ReceiptDocument.properties.cancelledBy",
+    "RequestDocument.properties.cancelledBy",
     # No runner hibernates.
     "RunnerStatus.properties.state.enum",
     # The bound was that of a text, and held for nothing.

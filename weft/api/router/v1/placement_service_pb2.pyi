@@ -298,6 +298,7 @@ class PlaceResponse(google.protobuf.message.Message):
     QUEUED_FIELD_NUMBER: builtins.int
     LOADING_FIELD_NUMBER: builtins.int
     GRANTED_FIELD_NUMBER: builtins.int
+    CANCELLED_FIELD_NUMBER: builtins.int
     @property
     def queued(self) -> weft.api.common.v1.event_pb2.Queued:
         """The request waits."""
@@ -310,18 +311,41 @@ class PlaceResponse(google.protobuf.message.Message):
     def granted(self) -> global___Granted:
         """A runner is free for it."""
 
+    @property
+    def cancelled(self) -> global___PlaceCancelled:
+        """Somebody cancelled it."""
+
     def __init__(
         self,
         *,
         queued: weft.api.common.v1.event_pb2.Queued | None = ...,
         loading: weft.api.common.v1.event_pb2.Loading | None = ...,
         granted: global___Granted | None = ...,
+        cancelled: global___PlaceCancelled | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["granted", b"granted", "kind", b"kind", "loading", b"loading", "queued", b"queued"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["granted", b"granted", "kind", b"kind", "loading", b"loading", "queued", b"queued"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["queued", "loading", "granted"] | None: ...
+    def HasField(self, field_name: typing.Literal["cancelled", b"cancelled", "granted", b"granted", "kind", b"kind", "loading", b"loading", "queued", b"queued"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cancelled", b"cancelled", "granted", b"granted", "kind", b"kind", "loading", b"loading", "queued", b"queued"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["queued", "loading", "granted", "cancelled"] | None: ...
 
 global___PlaceResponse = PlaceResponse
+
+@typing.final
+class PlaceCancelled(google.protobuf.message.Message):
+    """PlaceCancelled says that the request is to end."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CANCELLED_BY_FIELD_NUMBER: builtins.int
+    cancelled_by: builtins.str
+    """Who cancelled it, such as "key:<id>"."""
+    def __init__(
+        self,
+        *,
+        cancelled_by: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cancelled_by", b"cancelled_by"]) -> None: ...
+
+global___PlaceCancelled = PlaceCancelled
 
 @typing.final
 class Granted(google.protobuf.message.Message):

@@ -57,8 +57,9 @@ class PlacementServiceServicer(object):
         The dispatcher sends `open` first and hears `queued` and `loading` while it waits, then `granted`. It calls the
         runner itself and reports `first_content`, then `finished`; or, before any content, `attempt_failed`, after which
         it hears `granted` again for another runner or the stream ends. A request that is rejected ends the stream with a
-        non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). Closing the stream releases
-        whatever it held.
+        non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). One that somebody cancels
+        (RequestService.CancelRequest), waiting or running, hears `cancelled` once: the dispatcher ends it and reports
+        `finished`. Closing the stream releases whatever it held.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

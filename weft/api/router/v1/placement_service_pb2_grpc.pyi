@@ -30,8 +30,9 @@ class PlacementServiceStub:
     The dispatcher sends `open` first and hears `queued` and `loading` while it waits, then `granted`. It calls the
     runner itself and reports `first_content`, then `finished`; or, before any content, `attempt_failed`, after which
     it hears `granted` again for another runner or the stream ends. A request that is rejected ends the stream with a
-    non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). Closing the stream releases
-    whatever it held.
+    non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). One that somebody cancels
+    (RequestService.CancelRequest), waiting or running, hears `cancelled` once: the dispatcher ends it and reports
+    `finished`. Closing the stream releases whatever it held.
     """
 
     ListQueues: grpc.UnaryUnaryMultiCallable[
@@ -52,8 +53,9 @@ class PlacementServiceAsyncStub:
     The dispatcher sends `open` first and hears `queued` and `loading` while it waits, then `granted`. It calls the
     runner itself and reports `first_content`, then `finished`; or, before any content, `attempt_failed`, after which
     it hears `granted` again for another runner or the stream ends. A request that is rejected ends the stream with a
-    non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). Closing the stream releases
-    whatever it held.
+    non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). One that somebody cancels
+    (RequestService.CancelRequest), waiting or running, hears `cancelled` once: the dispatcher ends it and reports
+    `finished`. Closing the stream releases whatever it held.
     """
 
     ListQueues: grpc.aio.UnaryUnaryMultiCallable[
@@ -76,8 +78,9 @@ class PlacementServiceServicer(metaclass=abc.ABCMeta):
         The dispatcher sends `open` first and hears `queued` and `loading` while it waits, then `granted`. It calls the
         runner itself and reports `first_content`, then `finished`; or, before any content, `attempt_failed`, after which
         it hears `granted` again for another runner or the stream ends. A request that is rejected ends the stream with a
-        non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). Closing the stream releases
-        whatever it held.
+        non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). One that somebody cancels
+        (RequestService.CancelRequest), waiting or running, hears `cancelled` once: the dispatcher ends it and reports
+        `finished`. Closing the stream releases whatever it held.
         """
 
     @abc.abstractmethod

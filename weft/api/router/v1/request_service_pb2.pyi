@@ -57,6 +57,57 @@ class GetRequestResponse(google.protobuf.message.Message):
 global___GetRequestResponse = GetRequestResponse
 
 @typing.final
+class CancelRequestRequest(google.protobuf.message.Message):
+    """CancelRequestRequest names a request."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    REQUESTED_BY_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    """The request's id."""
+    tenant: builtins.str
+    """Only if it is this tenant's. Empty: any tenant's, where the caller may name tenants, else its own."""
+    requested_by: builtins.str
+    """Who asks, where the caller acts for others, at most 256 characters. Empty, or of a caller who does not: the caller
+    itself.
+    """
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        tenant: builtins.str = ...,
+        requested_by: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["request_id", b"request_id", "requested_by", b"requested_by", "tenant", b"tenant"]) -> None: ...
+
+global___CancelRequestRequest = CancelRequestRequest
+
+@typing.final
+class CancelRequestResponse(google.protobuf.message.Message):
+    """CancelRequestResponse is the request."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: builtins.int
+    @property
+    def request(self) -> weft.api.router.v1.request_pb2.RequestRecord:
+        """The request as it ended. If it has not ended within five seconds, as where its caller does not read, it is as it is
+        then.
+        """
+
+    def __init__(
+        self,
+        *,
+        request: weft.api.router.v1.request_pb2.RequestRecord | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["request", b"request"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["request", b"request"]) -> None: ...
+
+global___CancelRequestResponse = CancelRequestResponse
+
+@typing.final
 class ListRequestsRequest(google.protobuf.message.Message):
     """ListRequestsRequest asks for those that go on."""
 

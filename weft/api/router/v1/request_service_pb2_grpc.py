@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class RequestServiceStub(object):
-    """RequestService answers what a router remembers of requests and of who sent them. Nothing of it is kept over a restart.
+    """RequestService answers what a router remembers of requests and of who sent them, and cancels those that go on. Nothing
+    of it is kept over a restart.
     """
 
     def __init__(self, channel):
@@ -45,6 +46,11 @@ class RequestServiceStub(object):
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListRequestsRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListRequestsResponse.FromString,
                 _registered_method=True)
+        self.CancelRequest = channel.unary_unary(
+                '/weft.api.router.v1.RequestService/CancelRequest',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.CancelRequestRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.CancelRequestResponse.FromString,
+                _registered_method=True)
         self.ListClients = channel.unary_unary(
                 '/weft.api.router.v1.RequestService/ListClients',
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListClientsRequest.SerializeToString,
@@ -53,7 +59,8 @@ class RequestServiceStub(object):
 
 
 class RequestServiceServicer(object):
-    """RequestService answers what a router remembers of requests and of who sent them. Nothing of it is kept over a restart.
+    """RequestService answers what a router remembers of requests and of who sent them, and cancels those that go on. Nothing
+    of it is kept over a restart.
     """
 
     def GetRequest(self, request, context):
@@ -66,6 +73,18 @@ class RequestServiceServicer(object):
 
     def ListRequests(self, request, context):
         """ListRequests returns the requests that go on, in the order of their arrival.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelRequest(self, request, context):
+        """CancelRequest ends a request, whether it waits or a runner works on it, and returns it as it ended: cancelled, or
+        otherwise if its end came first. Its caller gets CANCELLED with the name of who cancelled it, its slot is free, and
+        a durable task whose attempt it is ends as cancelled. Of several requests of a tenant with one id it ends all. A
+        request that has ended stays as it is. NOT_FOUND / NOT_FOUND for one that neither runs nor is remembered;
+        INVALID_ARGUMENT / INVALID_ARGUMENT naming `tenant` where several tenants have a running request of this id. Routers
+        know the requests that they placed: it is to be asked of that router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,6 +110,11 @@ def add_RequestServiceServicer_to_server(servicer, server):
                     request_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListRequestsRequest.FromString,
                     response_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListRequestsResponse.SerializeToString,
             ),
+            'CancelRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelRequest,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.CancelRequestRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.CancelRequestResponse.SerializeToString,
+            ),
             'ListClients': grpc.unary_unary_rpc_method_handler(
                     servicer.ListClients,
                     request_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListClientsRequest.FromString,
@@ -105,7 +129,8 @@ def add_RequestServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RequestService(object):
-    """RequestService answers what a router remembers of requests and of who sent them. Nothing of it is kept over a restart.
+    """RequestService answers what a router remembers of requests and of who sent them, and cancels those that go on. Nothing
+    of it is kept over a restart.
     """
 
     @staticmethod
@@ -152,6 +177,33 @@ class RequestService(object):
             '/weft.api.router.v1.RequestService/ListRequests',
             weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListRequestsRequest.SerializeToString,
             weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.router.v1.RequestService/CancelRequest',
+            weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.CancelRequestRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.CancelRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

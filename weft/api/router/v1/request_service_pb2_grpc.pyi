@@ -18,7 +18,9 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class RequestServiceStub:
-    """RequestService answers what a router remembers of requests and of who sent them. Nothing of it is kept over a restart."""
+    """RequestService answers what a router remembers of requests and of who sent them, and cancels those that go on. Nothing
+    of it is kept over a restart.
+    """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     GetRequest: grpc.UnaryUnaryMultiCallable[
@@ -35,6 +37,18 @@ class RequestServiceStub:
     ]
     """ListRequests returns the requests that go on, in the order of their arrival."""
 
+    CancelRequest: grpc.UnaryUnaryMultiCallable[
+        weft.api.router.v1.request_service_pb2.CancelRequestRequest,
+        weft.api.router.v1.request_service_pb2.CancelRequestResponse,
+    ]
+    """CancelRequest ends a request, whether it waits or a runner works on it, and returns it as it ended: cancelled, or
+    otherwise if its end came first. Its caller gets CANCELLED with the name of who cancelled it, its slot is free, and
+    a durable task whose attempt it is ends as cancelled. Of several requests of a tenant with one id it ends all. A
+    request that has ended stays as it is. NOT_FOUND / NOT_FOUND for one that neither runs nor is remembered;
+    INVALID_ARGUMENT / INVALID_ARGUMENT naming `tenant` where several tenants have a running request of this id. Routers
+    know the requests that they placed: it is to be asked of that router.
+    """
+
     ListClients: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.request_service_pb2.ListClientsRequest,
         weft.api.router.v1.request_service_pb2.ListClientsResponse,
@@ -42,7 +56,9 @@ class RequestServiceStub:
     """ListClients returns the clients that were seen lately, by id."""
 
 class RequestServiceAsyncStub:
-    """RequestService answers what a router remembers of requests and of who sent them. Nothing of it is kept over a restart."""
+    """RequestService answers what a router remembers of requests and of who sent them, and cancels those that go on. Nothing
+    of it is kept over a restart.
+    """
 
     GetRequest: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.request_service_pb2.GetRequestRequest,
@@ -58,6 +74,18 @@ class RequestServiceAsyncStub:
     ]
     """ListRequests returns the requests that go on, in the order of their arrival."""
 
+    CancelRequest: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.router.v1.request_service_pb2.CancelRequestRequest,
+        weft.api.router.v1.request_service_pb2.CancelRequestResponse,
+    ]
+    """CancelRequest ends a request, whether it waits or a runner works on it, and returns it as it ended: cancelled, or
+    otherwise if its end came first. Its caller gets CANCELLED with the name of who cancelled it, its slot is free, and
+    a durable task whose attempt it is ends as cancelled. Of several requests of a tenant with one id it ends all. A
+    request that has ended stays as it is. NOT_FOUND / NOT_FOUND for one that neither runs nor is remembered;
+    INVALID_ARGUMENT / INVALID_ARGUMENT naming `tenant` where several tenants have a running request of this id. Routers
+    know the requests that they placed: it is to be asked of that router.
+    """
+
     ListClients: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.request_service_pb2.ListClientsRequest,
         weft.api.router.v1.request_service_pb2.ListClientsResponse,
@@ -65,7 +93,9 @@ class RequestServiceAsyncStub:
     """ListClients returns the clients that were seen lately, by id."""
 
 class RequestServiceServicer(metaclass=abc.ABCMeta):
-    """RequestService answers what a router remembers of requests and of who sent them. Nothing of it is kept over a restart."""
+    """RequestService answers what a router remembers of requests and of who sent them, and cancels those that go on. Nothing
+    of it is kept over a restart.
+    """
 
     @abc.abstractmethod
     def GetRequest(
@@ -84,6 +114,20 @@ class RequestServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.request_service_pb2.ListRequestsResponse, collections.abc.Awaitable[weft.api.router.v1.request_service_pb2.ListRequestsResponse]]:
         """ListRequests returns the requests that go on, in the order of their arrival."""
+
+    @abc.abstractmethod
+    def CancelRequest(
+        self,
+        request: weft.api.router.v1.request_service_pb2.CancelRequestRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.router.v1.request_service_pb2.CancelRequestResponse, collections.abc.Awaitable[weft.api.router.v1.request_service_pb2.CancelRequestResponse]]:
+        """CancelRequest ends a request, whether it waits or a runner works on it, and returns it as it ended: cancelled, or
+        otherwise if its end came first. Its caller gets CANCELLED with the name of who cancelled it, its slot is free, and
+        a durable task whose attempt it is ends as cancelled. Of several requests of a tenant with one id it ends all. A
+        request that has ended stays as it is. NOT_FOUND / NOT_FOUND for one that neither runs nor is remembered;
+        INVALID_ARGUMENT / INVALID_ARGUMENT naming `tenant` where several tenants have a running request of this id. Routers
+        know the requests that they placed: it is to be asked of that router.
+        """
 
     @abc.abstractmethod
     def ListClients(

@@ -282,7 +282,7 @@ class Task(google.protobuf.message.Message):
 
     @property
     def error(self) -> global___TaskError:
-        """Why it failed."""
+        """Why it failed, or who cancelled it by the id of its request."""
 
     def __init__(
         self,

@@ -1,0 +1,229 @@
+"""The cancellation of requests by their ids at a router, for dispatchers inside its process and over gRPC."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_request_log_of_loop import Router, asked, router
+
+from router_svc.placement import PlacementServicer
+from router_svc.request_servicer import RequestServicer
+from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import placement_service_pb2_grpc, request_pb2, request_service_pb2, request_service_pb2_grpc
+from weft.dispatch.placement import Grant, Placement, PlacementPort, canceller_of
+from weft.dispatch.remote_router import RemotePlacement, RemoteRequests, RequestSource
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import new_server, open_channel
+
+ENDED = request_pb2.RequestRecord.STATE_ENDED
+
+
+class Ends:
+    """A dispatcher's part: it reports the end of a request as soon as it is cancelled."""
+
+    def __init__(self, place: Placement) -> None:
+        self._place = place
+        self.error: WeftError | None = None
+        self.seen = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def __call__(self, error: WeftError) -> None:
+        self.error = error
+        self._task = asyncio.ensure_future(self._report())
+
+    async def _report(self) -> None:
+        receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_CANCELLED, cancelled_by=canceller_of(self.error))
+        await self._place.report_finished(Reason.CANCELLED, receipt)
+        self.seen.set()
+
+
+@asynccontextmanager
+async def both_ways(
+    mesh: Router, folder: Path, *, is_remote: bool
+) -> AsyncIterator[tuple[PlacementPort, RequestSource]]:
+    if not is_remote:
+        yield mesh.placement, mesh.requests
+        return
+    server = new_server()
+    placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementServicer(mesh.placement), server)
+    request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(mesh.requests), server)
+    address = f"unix:{folder / 'router.sock'}"
+    server.add_insecure_port(address)
+    await server.start()
+    channel = open_channel(address)
+    try:
+        yield RemotePlacement(channel), RemoteRequests(channel)
+    finally:
+        await channel.close(grace=None)
+        await server.stop(grace=None)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_a_request_that_waits_is_ended_with_the_name_of_who_cancelled_it(tmp_path: Path, is_remote: bool) -> None:
+    async with router() as mesh, both_ways(mesh, tmp_path, is_remote=is_remote) as (port, requests):
+        first, second = port.place(asked("r-1")), port.place(asked("r-2"))
+        async with first, second:
+            assert isinstance(await first.next_decision(), Grant)
+            await second.next_decision()
+            cancelling = asyncio.ensure_future(requests.cancel("r-2", "a", "key:k1"))
+            with pytest.raises(WeftError) as ended:
+                await second.next_decision()
+            assert (ended.value.reason, canceller_of(ended.value)) == (Reason.CANCELLED, "key:k1")
+            assert not cancelling.done(), "it is the dispatcher that ends the request"
+            await second.report_finished(Reason.CANCELLED, receipt_pb2.Receipt(cancelled_by="key:k1"))
+            record = await cancelling
+    assert (record.state, Reason(record.reason), record.cancelled_by) == (ENDED, Reason.CANCELLED, "key:k1")
+    assert (record.message, record.receipt.cancelled_by) == ("cancelled by key:k1", "key:k1")
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_a_request_that_runs_hears_of_it_without_asking_and_its_slot_is_free(
+    tmp_path: Path, is_remote: bool
+) -> None:
+    async with router() as mesh, both_ways(mesh, tmp_path, is_remote=is_remote) as (port, requests):
+        first, second = port.place(asked("r-1")), port.place(asked("r-2"))
+        async with first, second:
+            assert isinstance(await first.next_decision(), Grant)
+            await first.report_first_content(1)
+            await second.next_decision()
+            ends = Ends(first)
+            first.watch_cancellation(ends)
+            record = await requests.cancel("r-1", "a", "key:k1")
+            assert (record.cancelled_by, record.receipt.outcome) == ("key:k1", receipt_pb2.OUTCOME_CANCELLED)
+            while not isinstance(await second.next_decision(), Grant):
+                pass
+            # Once is enough: it has ended, and says how.
+            assert (await requests.cancel("r-1", "a", "key:k2")).cancelled_by == "key:k1"
+            await ends.seen.wait()
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_a_cancellation_between_the_grant_and_the_watch_is_not_lost(tmp_path: Path, is_remote: bool) -> None:
+    async with (
+        router() as mesh,
+        both_ways(mesh, tmp_path, is_remote=is_remote) as (port, requests),
+        port.place(asked("r-1")) as place,
+    ):
+        assert isinstance(await place.next_decision(), Grant)
+        cancelling = asyncio.ensure_future(requests.cancel("r-1", "a", "key:k1"))
+        # Until the router has it.
+        while not any(mailbox.cancelled for mailbox in mesh.loop._mailboxes.values()):  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
+        ends = Ends(place)
+        place.watch_cancellation(ends)
+        await ends.seen.wait()
+        assert (await cancelling).cancelled_by == "key:k1"
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_a_failed_attempt_of_a_cancelled_request_is_not_placed_again(tmp_path: Path, is_remote: bool) -> None:
+    async with (
+        router() as mesh,
+        both_ways(mesh, tmp_path, is_remote=is_remote) as (port, requests),
+        port.place(asked("r-1")) as place,
+    ):
+        assert isinstance(await place.next_decision(), Grant)
+        heard: asyncio.Future[WeftError] = asyncio.get_running_loop().create_future()
+        place.watch_cancellation(heard.set_result)
+        cancelling = asyncio.ensure_future(requests.cancel("r-1", "a", "key:k1"))
+        await heard
+        await place.report_attempt_failed(1, Reason.WORKER_LOST)
+        with pytest.raises(WeftError) as ended:
+            await place.next_decision()
+        assert canceller_of(ended.value) == "key:k1"
+        await place.report_finished(Reason.CANCELLED, None)
+        assert (await cancelling).cancelled_by == "key:k1"
+
+
+async def test_an_answer_that_was_complete_first_says_so() -> None:
+    async with router() as mesh, mesh.placement.place(asked("r-1")) as place:
+        assert isinstance(await place.next_decision(), Grant)
+        heard: asyncio.Future[WeftError] = asyncio.get_running_loop().create_future()
+        place.watch_cancellation(heard.set_result)
+        cancelling = asyncio.ensure_future(mesh.requests.cancel("r-1", "a", "key:k1"))
+        await heard
+        done = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED)
+        await place.report_finished(Reason.UNSPECIFIED, done)
+        record = await cancelling
+    assert (record.state, record.reason, record.cancelled_by) == (ENDED, 0, "")
+    assert record.receipt == done
+
+
+async def test_a_dispatcher_that_does_not_end_the_request_in_time_loses_its_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router_svc.request_servicer.CANCEL_WAIT_SECONDS", 0.01)
+    async with router() as mesh:
+        first, second = mesh.placement.place(asked("r-1")), mesh.placement.place(asked("r-2"))
+        async with first, second:
+            assert isinstance(await first.next_decision(), Grant)
+            await second.next_decision()
+            record = await mesh.requests.cancel("r-1", "a", "key:k1")
+            assert (record.state, record.cancelled_by) == (ENDED, "key:k1")
+            while not isinstance(await second.next_decision(), Grant):
+                pass
+
+
+async def test_a_tenant_never_ends_another_tenants_request_of_the_same_id() -> None:
+    async with router() as mesh:
+        mine, theirs = mesh.placement.place(asked("same")), mesh.placement.place(asked("same", tenant="b"))
+        async with mine, theirs:
+            assert isinstance(await mine.next_decision(), Grant)
+            await theirs.next_decision()
+            with pytest.raises(WeftError) as nobody:
+                await mesh.requests.cancel("same", "c", "key:k1")
+            assert nobody.value.reason is Reason.NOT_FOUND
+            assert "weft get requests" in nobody.value.message
+            with pytest.raises(FieldError) as which:
+                await mesh.requests.cancel("same", "", "local")
+            assert which.value.field == "tenant"
+            assert "(a, b)" in which.value.message
+            cancelling = asyncio.ensure_future(mesh.requests.cancel("same", "b", "key:k2"))
+            with pytest.raises(WeftError):
+                await theirs.next_decision()
+            await theirs.report_finished(Reason.CANCELLED)
+            assert (await cancelling).tenant == "b"
+            assert (await mesh.requests.request("same", "a")).state == request_pb2.RequestRecord.STATE_RUNNING
+
+
+async def test_all_requests_of_a_tenant_with_one_id_are_ended() -> None:
+    async with router() as mesh:
+        first, second = mesh.placement.place(asked("twice")), mesh.placement.place(asked("twice"))
+        async with first, second:
+            assert isinstance(await first.next_decision(), Grant)
+            await second.next_decision()
+            ends = Ends(first)
+            first.watch_cancellation(ends)
+            cancelling = asyncio.ensure_future(mesh.requests.cancel("twice", "a", "key:k1"))
+            with pytest.raises(WeftError):
+                await second.next_decision()
+            await second.report_finished(Reason.CANCELLED)
+            assert (await cancelling).cancelled_by == "key:k1"
+            await ends.seen.wait()
+
+
+async def test_a_request_beyond_those_that_are_remembered_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with router() as mesh:
+        monkeypatch.setattr(mesh.requests, "_log", type(mesh.requests._log)())
+        async with mesh.placement.place(asked("r-1")) as place:
+            assert isinstance(await place.next_decision(), Grant)
+            ends = Ends(place)
+            place.watch_cancellation(ends)
+            record = await mesh.requests.cancel("r-1", "a", "key:k1")
+            await ends.seen.wait()
+    assert (record.request_id, record.state, record.cancelled_by) == ("r-1", ENDED, "key:k1")
+
+
+async def test_who_asks_is_believed_only_of_callers_that_act_for_others(tmp_path: Path) -> None:
+    async with router() as mesh, both_ways(mesh, tmp_path, is_remote=True) as (_, requests):
+        del requests
+        channel = open_channel(f"unix:{tmp_path / 'router.sock'}")
+        stub: Any = request_service_pb2_grpc.RequestServiceStub(channel)
+        too_long = request_service_pb2.CancelRequestRequest(request_id="r-1", requested_by="x" * 257)
+        with pytest.raises(Exception, match="requested_by"):
+            await stub.CancelRequest(too_long)
+        await channel.close(grace=None)

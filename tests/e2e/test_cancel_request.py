@@ -1,0 +1,211 @@
+"""Requests that are cancelled by their ids, over real processes: by the command line, over HTTP, by another tenant."""
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from apart_mesh import running_apart
+from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+from test_tasks_mesh import batch_file, client_of
+
+CHAT = "/v1/chat/completions"
+ENDLESS: dict[str, Any] = {"answer_tokens": 0, "tokens_per_second": 20}
+Answer = tuple[int, dict[str, Any] | str]
+
+
+@pytest.fixture(scope="module")
+def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    folder = tmp_path_factory.mktemp("cancel")
+    with running_mesh(folder / "home", "--config", str(write_config(folder, fake_runner("a", slots=1)))) as mesh:
+        yield mesh
+
+
+@pytest.fixture
+async def mesh(shared_mesh: MeshProcess) -> MeshProcess:
+    await shared_mesh.reset("a")
+    async with await shared_mesh.backend("a") as backend:
+        await backend.set_behaviour(**ENDLESS)
+    return shared_mesh
+
+
+async def _ask(http: aiohttp.ClientSession, request_id: str, *, stream: bool = False, tenant: str = "") -> Answer:
+    """The status and the body of a chat; of a stream its text."""
+    body = {"model": POOL, "messages": [{"role": "user", "content": "hi"}], "stream": stream, "max_tokens": 4000}
+    headers = {"X-Request-Id": request_id} | ({"X-Tenant-ID": tenant} if tenant else {})
+    async with http.post(CHAT, json=body, headers=headers) as answer:
+        return answer.status, (await answer.text() if stream else await answer.json())
+
+
+async def _ask_when_ready(http: aiohttp.ClientSession, request_id: str, *, stream: bool = False) -> Answer:
+    """As `_ask`, once the gateway answers for its mesh."""
+
+    async def is_healthy() -> bool:
+        async with http.get("/health") as answer:
+            return answer.status == 200
+
+    await eventually(is_healthy, 30.0, "the gateway does not become healthy")
+    return await _ask(http, request_id, stream=stream)
+
+
+async def _reach(http: aiohttp.ClientSession, request_id: str, state: str, tenant: str = "") -> dict[str, Any]:
+    headers = {"X-Tenant-ID": tenant} if tenant else {}
+    async with asyncio.timeout(30):
+        while True:
+            async with http.get(f"/v1/requests/{request_id}", headers=headers) as answer:
+                found: dict[str, Any] = await answer.json()
+            if found.get("state") == state:
+                return found
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_in_mid_answer_is_ended_by_the_command_line(mesh: MeshProcess, stream: bool) -> None:
+    request_id = f"req-running-{stream}"
+    async with aiohttp.ClientSession(mesh.url) as http, await mesh.backend("a") as backend:
+        asking = asyncio.create_task(_ask(http, request_id, stream=stream))
+        await backend.wait_for_state(lambda state: state.active_requests == 1)
+        await _reach(http, request_id, "running")
+        code, out, err = await run_weft("cancel", "request", request_id, home=mesh.home)
+        assert (code, out) == (0, f"request/{request_id} cancelled by local\n"), err
+        await backend.wait_for_state(lambda state: state.active_requests == 0)
+        status, answer = await asking
+        if stream:
+            assert status == 200
+            assert '"code":"cancelled"' in str(answer).replace(" ", "")
+            assert "cancelled by local" in str(answer)
+        else:
+            assert isinstance(answer, dict)
+            assert (status, answer["error"]["code"]) == (499, "cancelled")
+            assert "cancelled by local" in answer["error"]["message"]
+        record = await _reach(http, request_id, "ended")
+    assert (record["reason"], record["cancelledBy"]) == ("cancelled", "local")
+    assert (record["receipt"]["outcome"], record["receipt"]["cancelledBy"]) == ("cancelled", "local")
+
+
+async def test_a_request_that_waits_is_ended_over_http_and_the_one_before_it_goes_on(mesh: MeshProcess) -> None:
+    async with aiohttp.ClientSession(mesh.url) as http:
+        first = asyncio.create_task(_ask(http, "req-first"))
+        await _reach(http, "req-first", "running")
+        second = asyncio.create_task(_ask(http, "req-second"))
+        await _reach(http, "req-second", "queued")
+        async with http.post("/v1/requests/req-second/cancel") as answer:
+            assert answer.status == 200
+            record = await answer.json()
+        status, told = await second
+        assert isinstance(told, dict)
+        assert (status, told["error"]["code"]) == (499, "cancelled")
+        assert record["cancelledBy"] in told["error"]["message"]
+        assert not first.done()
+        async with http.post("/v1/requests/req-first/cancel") as answer:
+            assert (await answer.json())["reason"] == "cancelled"
+        await first
+        async with http.post("/v1/requests/req-first/cancel") as again:
+            assert (again.status, (await again.json())["state"]) == (200, "ended")
+        async with http.post("/v1/requests/nobody/cancel") as unknown:
+            assert unknown.status == 404
+            assert "weft get requests" in (await unknown.json())["error"]["message"]
+
+
+async def test_another_tenant_with_the_same_id_ends_nothing(mesh: MeshProcess) -> None:
+    async with aiohttp.ClientSession(mesh.url) as http:
+        asking = asyncio.create_task(_ask(http, "req-same", tenant="acme"))
+        await _reach(http, "req-same", "running", "acme")
+        async with http.post("/v1/requests/req-same/cancel", headers={"X-Tenant-ID": "other"}) as refused:
+            assert refused.status == 404
+        assert not asking.done()
+        code, out, err = await run_weft("cancel", "request/req-same", "--tenant", "acme", home=mesh.home)
+        assert (code, out) == (0, "request/req-same cancelled by local\n"), err
+        assert (await asking)[0] == 499
+
+
+@pytest.mark.parametrize("kills", [False, True])
+async def test_a_gateway_far_from_the_router_ends_a_request_also_when_its_runner_is_killed(
+    tmp_path: Path, kills: bool
+) -> None:
+    config = write_config(tmp_path, fake_runner("a", slots=1, **ENDLESS))
+    with running_apart(tmp_path, config) as apart:
+        async with aiohttp.ClientSession(apart.url) as http:
+            asking = asyncio.create_task(_ask_when_ready(http, "req-far", stream=True))
+            await _reach(http, "req-far", "running")
+            if kills:
+                apart.end("runner", signal.SIGKILL)
+            async with http.post("/v1/requests/req-far/cancel") as answer:
+                record = await answer.json()
+            _, told = await asking
+            if kills:
+                # Whichever came first is what the caller and the canceller are told.
+                assert record["reason"] in {"cancelled", "worker_lost", "no_runner_available"}
+            else:
+                assert (record["reason"], record["receipt"]["cancelledBy"]) == ("cancelled", record["cancelledBy"])
+                again = asyncio.create_task(_ask_when_ready(http, "req-next"))
+                await _reach(http, "req-next", "running")
+                async with http.post("/v1/requests/req-next/cancel") as answer:
+                    assert (await answer.json())["reason"] == "cancelled"
+                await again
+    assert record["state"] == "ended"
+    assert record["reason"] in str(told)
+
+
+async def test_the_attempt_of_a_task_is_ended_and_with_it_the_task(mesh: MeshProcess) -> None:
+    _, out, _ = await run_weft("chat", POOL, "--async", "-m", "Count", home=mesh.home)
+    task_id = out.strip()
+    async with await mesh.backend("a") as backend:
+        await backend.wait_for_state(lambda state: state.active_requests == 1)
+        code, out, err = await run_weft("cancel", "request", task_id, home=mesh.home)
+        assert (code, out) == (0, f"request/{task_id} cancelled by local\n"), err
+        await backend.wait_for_state(lambda state: state.active_requests == 0)
+    code, _, _ = await run_weft("wait", "task", task_id, home=mesh.home)
+    assert code == 1
+    _, shown, _ = await run_weft("describe", "task", task_id, "-o", "json", home=mesh.home)
+    found = json.loads(shown)
+    assert (found["state"], found["error"]["message"]) == ("cancelled", "the request was cancelled by local")
+    (attempt,) = found["attempts"]
+    assert "cancelled by local" in attempt["error"]["message"]
+    assert attempt["receipt"]["cancelledBy"] == "local"
+
+
+async def test_an_item_of_a_batch_is_ended_alone(mesh: MeshProcess, tmp_path_factory: pytest.TempPathFactory) -> None:
+    async with client_of(mesh) as client, aiohttp.ClientSession(mesh.url) as http, await mesh.backend("a") as backend:
+        with batch_file(tmp_path_factory.mktemp("lines"), {}, {"max_tokens": 4}).open("rb") as lines:
+            file = await client.files.create(file=lines, purpose="batch")
+        batch = await client.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+        await backend.wait_for_state(lambda state: state.active_requests == 1)
+        async with http.get("/v1/requests") as answer:
+            running = [each["requestId"] for each in (await answer.json())["items"] if each["state"] == "running"]
+        assert len(running) == 1
+        async with http.post(f"/v1/requests/{running[0]}/cancel") as answer:
+            assert (await answer.json())["reason"] == "cancelled"
+        async with asyncio.timeout(60):
+            while batch.status not in {"completed", "failed", "expired", "cancelled"}:
+                batch = await client.batches.retrieve(batch.id)
+        assert batch.status == "completed"
+        assert batch.request_counts is not None
+        assert (batch.request_counts.total, batch.request_counts.completed) == (2, 1)
+        assert batch.error_file_id is not None
+        (line,) = (await client.files.content(batch.error_file_id)).text.splitlines()
+    assert json.loads(line)["error"]["code"] == "request_cancelled"
+    assert "cancelled by" in json.loads(line)["error"]["message"]
+
+
+async def test_the_openai_client_raises_for_a_cancelled_request(mesh: MeshProcess) -> None:
+    async with client_of(mesh) as client, aiohttp.ClientSession(mesh.url) as http:
+        messages: Any = [{"role": "user", "content": "hi"}]
+        asking = asyncio.create_task(
+            client.chat.completions.create(
+                model=POOL, messages=messages, max_tokens=4000, extra_headers={"X-Request-Id": "req-client"}
+            )
+        )
+        await _reach(http, "req-client", "running")
+        async with http.post("/v1/requests/req-client/cancel") as answer:
+            assert answer.status == 200
+        with pytest.raises(openai.APIStatusError) as raised:
+            await asking
+    assert (raised.value.status_code, raised.value.code) == (499, "cancelled")
