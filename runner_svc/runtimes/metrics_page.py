@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from weft.api.registry.v1 import runner_pb2
 
@@ -34,6 +34,16 @@ class MetricNames:
     preemptions: Sequence[str] = ()
     prefix_queries: Sequence[str] = ()
     prefix_hits: Sequence[str] = ()
+    cache_held: Sequence[str] = ()
+    """Share of the KV cache in which prefixes that no request uses may count; it is not reported."""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """The names of all its metrics."""
+        return tuple(name for field in fields(self) for name in getattr(self, field.name))
+
+
+NO_METRICS = MetricNames()
 
 
 def samples_of(page: str) -> list[Sample]:

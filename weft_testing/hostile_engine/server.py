@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 MODELS = "/v1/models"
+FACTS = ("/props", "/metrics", "/api/show")
+"""Routes by which a runner asks an attached server for facts."""
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 
@@ -62,7 +64,7 @@ Handler = Callable[[Connection, Request], Awaitable[None]]
 
 @dataclass
 class HostileServer:
-    """A listening server. Its list of models is always valid, so that it counts as available."""
+    """A listening server. Its list of models is always valid, so that it counts as available; it tells no facts."""
 
     handler: Handler
     url: str = ""
@@ -87,6 +89,9 @@ class HostileServer:
                 request = await _read(reader)
                 if request.path in (MODELS, "/health"):
                     await connection.send(answer(b'{"data":[]}'))
+                    continue
+                if request.path in FACTS:
+                    await connection.send(answer(b"", status="404 Not Found"))
                     continue
                 self.requests.append(request)
                 self.asked.set()

@@ -1,4 +1,4 @@
-"""What a model of llama.cpp's server takes: by its files before a load, by the server's own properties after it."""
+"""What a model of llama.cpp's server takes by its files, before a load."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,32 +43,3 @@ def projector_abilities(file: Path) -> Abilities:
     # A projector that encodes one of them says nothing about the other.
     found = frozenset(skill for skill, flag in flags.items() if flag)
     return Abilities(skills=found, lacking=_MEDIA - found) if found else _USUAL_PROJECTOR
-
-
-def reported_abilities(*, modalities: object, template_caps: object, templates: Sequence[object]) -> Abilities:
-    """Returns what a server's properties show. They may have any type; those of another type say nothing."""
-    texts = [text for text in templates if isinstance(text, str) and text]
-    return (
-        UNKNOWN.completed_by(_of_flags({"vision": Skill.IMAGE, "audio": Skill.AUDIO}, modalities))
-        .completed_by(_of_template_caps(template_caps))
-        .completed_by(abilities_of_templates(texts))
-    )
-
-
-def _of_flags(names: dict[str, Skill], flags: object) -> Abilities:
-    values = {skill: flags.get(name) for name, skill in names.items()} if isinstance(flags, dict) else {}
-    return Abilities(
-        skills=frozenset(skill for skill, value in values.items() if value is True),
-        lacking=frozenset(skill for skill, value in values.items() if value is False),
-    )
-
-
-def _of_template_caps(caps: object) -> Abilities:
-    """Returns whether the template takes tools: described by itself, or at least as calls of earlier turns."""
-    if not isinstance(caps, dict):
-        return UNKNOWN
-    values = [caps.get(name) for name in ("supports_tools", "supports_tool_calls")]
-    tools = frozenset({Skill.TOOLS})
-    if True in values:
-        return Abilities(skills=tools)
-    return Abilities(lacking=tools) if values == [False, False] else UNKNOWN

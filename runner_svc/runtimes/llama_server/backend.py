@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 from typing_extensions import override
@@ -26,7 +26,7 @@ from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.policy.template_abilities import abilities_of_templates
 from runner_svc.runtimes.engine_figures import MetricsPage
-from runner_svc.runtimes.llama_server.abilities import reported_abilities
+from runner_svc.runtimes.llama_props import read_props
 from runner_svc.runtimes.llama_server.arguments import (
     NO_HOST_CACHE,
     adapter_bodies,
@@ -47,7 +47,6 @@ from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.supervise.process_time import GpuTime
 from runner_svc.templates.sandbox import check_before_load
-from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -59,10 +58,9 @@ ERASE_SECONDS = 30.0
 """Maximum time that a busy slot is waited for before it is erased."""
 NO_TASK = -1
 """Task number of a slot that has never worked, or of a server that reports none."""
-PROPS = "/props"
 ADAPTERS = "/lora-adapters"
-PROPS_TIMEOUT_SECONDS = 5.0
-_MAX_NUMBER = 2**31 - 1
+ADAPTERS_SECONDS = 5.0
+"""Timeout of GET /lora-adapters."""
 _UNKNOWN_FLAGS = re.compile(r"error: (?:invalid argument|unrecognized arguments): (--[^\n]{1,1000})")
 
 
@@ -251,62 +249,8 @@ async def _require_adapters(http: OpenAiHttp, count: int) -> None:
     """Raise BACKEND_PROTOCOL_ERROR for a server that has other adapters than it was started with."""
     if not count:
         return
-    status, body = await http.call_route("GET", ADAPTERS, PROPS_TIMEOUT_SECONDS)
+    status, body = await http.call_route("GET", ADAPTERS, ADAPTERS_SECONDS)
     with suppress(*JSON_FAULTS):
         if status == 200 and [one.id for one in msgspec.json.decode(body, type=list[_Adapter])] == list(range(count)):
             return
     raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the server does not list its {count} adapters (status {status})")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerProps:
-    """The properties that a loaded server reports, which may differ from its flags. 0: unknown."""
-
-    context_tokens: int = 0
-    """Context of one slot."""
-    slots: int = 0
-    abilities: Abilities = UNKNOWN
-    """What the model takes."""
-
-
-class _Settings(msgspec.Struct):
-    n_ctx: int = 0
-
-
-class _Answer(msgspec.Struct):
-    total_slots: int = 0
-    default_generation_settings: _Settings = msgspec.field(default_factory=_Settings)
-    modalities: object = None
-    chat_template_caps: object = None
-    chat_template: object = None
-    chat_template_tool_use: object = None
-
-
-async def read_props(http: OpenAiHttp) -> ServerProps:
-    """Returns the answer to GET /props; all unknown where it cannot be read."""
-    try:
-        status, body = await http.call_route("GET", PROPS, PROPS_TIMEOUT_SECONDS)
-    except WeftError:
-        return ServerProps()
-    return parse_props(body) if status == 200 else ServerProps()
-
-
-def parse_props(body: bytes) -> ServerProps:
-    """Reads the body of an answer to GET /props."""
-    try:
-        answer = msgspec.json.decode(body, type=_Answer)
-    except JSON_FAULTS:
-        return ServerProps()
-    return ServerProps(
-        context_tokens=_sane(answer.default_generation_settings.n_ctx),
-        slots=_sane(answer.total_slots),
-        abilities=reported_abilities(
-            modalities=answer.modalities,
-            template_caps=answer.chat_template_caps,
-            templates=(answer.chat_template, answer.chat_template_tool_use),
-        ),
-    )
-
-
-def _sane(number: int) -> int:
-    return number if 0 < number <= _MAX_NUMBER else 0

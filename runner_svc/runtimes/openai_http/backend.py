@@ -4,6 +4,7 @@ import asyncio
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -15,11 +16,15 @@ from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, Load
 from runner_svc.openai_upstream.client import HEALTH, MODELS, Open, OpenAiHttp
 from runner_svc.policy.backoff import ServerBackoff
 from runner_svc.policy.model_names import listed_models, not_listed_message
+from runner_svc.runtimes.engine_figures import FigureSampler, MetricsPage
+from runner_svc.runtimes.known_metrics import METRICS, read_any_load
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile, served_operations
+from runner_svc.runtimes.openai_http.facts import read_facts
 from runner_svc.runtimes.openai_http.parameters import PARAMETERS
 from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from runner_svc.runtimes.runtime import ModelFault
 from runner_svc.runtimes.unmanaged_server import UnmanagedServer, read_key
+from weft.api.registry.v1 import runner_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TEXT_OPERATIONS, Operation
@@ -58,6 +63,12 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
             parameters=parameter_profile(model, PARAMETERS),
         )
         self._chunks_seen = 0
+        self.figures = FigureSampler()
+
+    @property
+    @override
+    def engine_load(self) -> runner_pb2.EngineLoad | None:
+        return self.figures.load
 
     @property
     @override
@@ -78,7 +89,29 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         self._backoff = ServerBackoff()
         self._chunks_seen = 0
-        return await super().start(order)
+        facts = await super().start(order)
+        # Off the premises a server is sent the requests for its model and nothing else.
+        return facts if self.model.remote else await self._with_facts_of_server(facts)
+
+    async def _with_facts_of_server(self, facts: BackendFacts) -> BackendFacts:
+        """Returns the facts with those that the server tells, and begins to sample the figures of its load.
+
+        The settings may say that weft uses less of it: the smaller number of slots holds, and a context that is set.
+        """
+        http = self._running()
+        told = await read_facts(http, self.model.server_model)
+        self.figures.begin(http, MetricsPage(METRICS, read_any_load, has_others=True))
+        return replace(
+            facts,
+            context_tokens=facts.context_tokens or told.context_tokens,
+            slots=told.slots if told.slots < self.model.slots else 0,
+            abilities=told.abilities,
+        )
+
+    @override
+    async def stop(self) -> None:
+        await self.figures.end()
+        await super().stop()
 
     @override
     async def _open(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:

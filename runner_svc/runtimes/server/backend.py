@@ -12,7 +12,7 @@ from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, Eras
 from runner_svc.openai_upstream.client import CHAT, MODELS, Endpoint, OpenAiHttp
 from runner_svc.policy.model_names import listed_models, not_listed_message
 from runner_svc.runtimes.engine_figures import MetricsPage
-from runner_svc.runtimes.metrics_page import MetricNames, load_of, samples_of
+from runner_svc.runtimes.metrics_page import load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.server.claims import claims_of, missing_metrics
 from runner_svc.runtimes.server.placeholders import filled
@@ -44,11 +44,7 @@ def metrics_page_of(preset: ServerPreset) -> MetricsPage | None:
     """Returns the page of metrics of a program; None: none is known."""
     if not preset.metrics_path:
         return None
-    names = {figure: (name,) for figure, name in preset.metrics.items()}
-    wanted = MetricNames(
-        running=names.get("running", ()), waiting=names.get("waiting", ()), cache_share=names.get("cache_use", ())
-    )
-    return MetricsPage(preset.metrics_path, lambda page: load_of(samples_of(page), wanted))
+    return MetricsPage(preset.metrics_path, lambda page: load_of(samples_of(page), preset.metrics))
 
 
 def command_of(model: ServerModel, context: ModelContext) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runner_svc.policy.parameters import EngineParameters
+from runner_svc.runtimes.metrics_page import MetricNames
 from runner_svc.runtimes.server.presets import ServerPreset
 from weft.api.runner.v1 import runner_service_pb2 as pb
 
@@ -30,7 +31,7 @@ def missing_metrics(preset: ServerPreset, page: bytes) -> list[str]:
     found = {line.partition("{")[0].partition(" ")[0] for line in lines if not line.startswith("#")}
     # A metric without a value yet has its type alone.
     found |= {line.split()[2] for line in lines if line.startswith("# TYPE ") and len(line.split()) > 2}
-    return [name for name in preset.metrics.values() if name not in found]
+    return [name for name in preset.metrics.all if name not in found]
 
 
 def _state(seen: Mapping[str, str | None], name: str) -> pb.ClaimState.ValueType:
@@ -46,6 +47,8 @@ def _words(value: Any) -> str:
             words = "yes" if value else "no"
         case EngineParameters():
             words = ", ".join(sorted(value.allowed))
+        case MetricNames():
+            words = ", ".join(value.all)
         case frozenset():
             words = ", ".join(sorted(operation.name.lower() for operation in value))
         case Mapping():

@@ -11,6 +11,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from runner_svc.policy.parameters import EngineParameters
+from runner_svc.runtimes.known_metrics import LMDEPLOY, SGLANG, TEXT_GENERATION_INFERENCE
+from runner_svc.runtimes.metrics_page import NO_METRICS, MetricNames
 from runner_svc.runtimes.server import parameters
 from weft.kernel.request import Operation
 
@@ -76,9 +78,8 @@ class ServerPreset:
     cancellation: Cancellation = Cancellation.UNKNOWN
     metrics_path: str = ""
     """Route of its metrics in Prometheus' text format; empty: it has none."""
-    metrics: Mapping[str, str] = field(default_factory=dict)
-    """Names of its metrics: `running` and `waiting` requests, `cache_use` as share of the KV cache that requests use,
-    `cache_held` where it is not known whether prefixes that no request uses count in it."""
+    metrics: MetricNames = NO_METRICS
+    """Names of its metrics."""
     sleep: Route | None = None
     """What frees its accelerator memory while it runs."""
     wake: Route | None = None
@@ -127,11 +128,7 @@ _TABLE: dict[PresetName, ServerPreset] = {
         cached_tokens=True,
         cancellation=Cancellation.AT_ONCE,
         metrics_path="/metrics",
-        metrics={
-            "running": "sglang:num_running_reqs",
-            "waiting": "sglang:num_queue_reqs",
-            "cache_use": "sglang:token_usage",
-        },
+        metrics=SGLANG,
         sleep=Route(method="POST", path="/release_memory_occupation"),
         wake=Route(method="POST", path="/resume_memory_occupation"),
         flush=Route(method="POST", path="/flush_cache"),
@@ -169,7 +166,7 @@ _TABLE: dict[PresetName, ServerPreset] = {
         key_variable="API_KEY",
         cancellation=Cancellation.AT_NEXT_TOKEN,
         metrics_path="/metrics",
-        metrics={"running": "tgi_batch_current_size", "waiting": "tgi_queue_size"},
+        metrics=TEXT_GENERATION_INFERENCE,
         parameters=parameters.TGI,
         sources={
             "command": _TGI_LAUNCHER,
@@ -196,11 +193,7 @@ _TABLE: dict[PresetName, ServerPreset] = {
         cached_tokens=True,
         cancellation=Cancellation.AT_ONCE,
         metrics_path="/metrics",
-        metrics={
-            "running": "lmdeploy:num_requests_running",
-            "waiting": "lmdeploy:num_requests_waiting",
-            "cache_held": "lmdeploy:gpu_cache_usage_perc",
-        },
+        metrics=LMDEPLOY,
         sleep=Route(method="POST", path="/sleep?level=1"),
         wake=Route(method="POST", path="/wakeup"),
         thinking_field="reasoning_content",

@@ -3,24 +3,17 @@
 import re
 from collections.abc import Sequence
 
-from runner_svc.runtimes.metrics_page import MAX_COUNT, MetricNames, Sample, load_of, samples_of
+from runner_svc.runtimes.known_metrics import VLLM
+from runner_svc.runtimes.metrics_page import MAX_COUNT, Sample, load_of, samples_of
 from weft.api.registry.v1 import runner_pb2
 
-NAMES = MetricNames(
-    running=("vllm:num_requests_running",),
-    waiting=("vllm:num_requests_waiting",),
-    cache_share=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
-    preemptions=("vllm:num_preemptions_total",),
-    prefix_queries=("vllm:prefix_cache_queries_total",),
-    prefix_hits=("vllm:prefix_cache_hits_total",),
-)
 _LABEL = re.compile(r'([a-z_]{1,64})="([^"]{0,256})"')
 
 
 def read_load(page: str) -> runner_pb2.EngineLoad:
     """Returns the figures on a page; what it lacks is left unset. Several engines are added up."""
     samples = samples_of(page)
-    load = load_of(samples, NAMES)
+    load = load_of(samples, VLLM)
     if tokens := _cache_tokens(samples):
         load.kv_cache_tokens = tokens
     return load

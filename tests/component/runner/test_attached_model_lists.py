@@ -16,11 +16,12 @@ from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from weft_testing.free_port import free_port
+from weft_testing.hostile_engine.server import FACTS
 
 
 @dataclass
 class Lister:
-    """A server with the models in `names`, which counts other requests."""
+    """A server with the models in `names`, which counts other requests than those for facts about itself."""
 
     names: list[str] = field(default_factory=list)
     status: int = 200
@@ -31,6 +32,8 @@ class Lister:
         if request.path == "/v1/models":
             data = [{"id": name, "object": "model", "owned_by": "library"} for name in self.names]
             return web.Response(status=self.status, text=json.dumps({"object": "list", "data": data}))
+        if request.path in FACTS:
+            return web.Response(status=404)
         self.other_paths.append(request.path)
         return web.Response(status=200)
 

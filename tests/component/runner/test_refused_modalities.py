@@ -18,6 +18,7 @@ from weft.kernel.reasons import Reason
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
+from weft_testing.fake_backend.dialect import Dialect
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.media_files import png
 
@@ -56,13 +57,29 @@ async def test_an_image_for_a_model_of_text_is_refused_while_its_only_slot_is_ta
 
 async def test_a_model_of_which_nothing_is_known_is_sent_every_request(tmp_path: Path) -> None:
     async with (
-        run_fake_backend() as fake,
+        run_fake_backend(dialect=Dialect(lacks=("/props",))) as fake,
         running_runner(tmp_path, [attached(fake.base_url)]) as runner,
     ):
         state = await runner.until(Phase.READY)
         assert not state.HasField("abilities")
         events = await events_of(runner.generate(messages=SEEING, tools=[TOOL], thinking=True))
         assert events[-1].WhichOneof("event") == "finished"
+
+
+async def test_a_llama_cpp_server_that_runs_already_is_asked_what_its_model_takes(tmp_path: Path) -> None:
+    """It was sent images that it refused, with a slot taken for each."""
+    async with (
+        run_fake_backend("--text-only") as fake,
+        running_runner(tmp_path, [attached(fake.base_url)]) as runner,
+    ):
+        state = await runner.until(Phase.READY)
+        assert model_pb2.MODEL_SKILL_IMAGE in state.abilities.lacking
+        refused = await refusal(runner.generate(messages=SEEING, tools=[TOOL]).read())
+        assert (refused.reason, refused.message) == (
+            Reason.MODALITY_UNSUPPORTED,
+            "m takes no images and calls no tools",
+        )
+        assert (await runner.until(Phase.READY)).slots_used == 0
 
 
 @pytest.mark.parametrize("projector", [False, True])

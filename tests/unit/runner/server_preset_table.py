@@ -27,7 +27,7 @@ _ROWS: Mapping[str, Callable[[ServerPreset], str]] = {
     "counts tokens of streams": lambda preset: _yes(preset.usage_in_streams),
     "counts cached tokens": lambda preset: _yes(preset.cached_tokens),
     "stops for a caller who left": lambda preset: str(preset.cancellation),
-    "metrics": lambda preset: _code([preset.metrics_path, *preset.metrics.values()] if preset.metrics_path else []),
+    "metrics": lambda preset: _code([preset.metrics_path, *preset.metrics.all] if preset.metrics_path else []),
     "frees memory while it runs": lambda preset: _code([preset.sleep.path] if preset.sleep else []),
     "takes it again": lambda preset: _code([preset.wake.path] if preset.wake else []),
     "forgets prefixes": lambda preset: _code([preset.flush.path] if preset.flush else []),

@@ -19,13 +19,13 @@ from runner_svc.runtimes.llama_cpp_python.arguments import load_parameters as in
 from runner_svc.runtimes.llama_cpp_python.engine import CACHE_TYPES, EngineOptions, _load_settings
 from runner_svc.runtimes.llama_cpp_python.host import parse_arguments as parse_host_arguments
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
+from runner_svc.runtimes.llama_props import ServerProps, parse_props
 from runner_svc.runtimes.llama_server.arguments import (
     check_together,
     configured_parameters,
     load_parameters,
     server_arguments,
 )
-from runner_svc.runtimes.llama_server.backend import ServerProps, parse_props
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.runtimes.llama_server.xllamacpp_launcher import parse_arguments as parse_launcher_arguments
 from runner_svc.runtimes.openai_http.backend import AttachedServer

@@ -82,7 +82,7 @@ def test_a_preset_offers_what_it_can_name(name: PresetName) -> None:
     assert preset.operations >= {Operation.CHAT, Operation.COMPLETION}
     assert not preset.operations & preset.other_operations
     assert (preset.sleep is not None) or preset.wake is None
-    assert bool(preset.metrics) == bool(preset.metrics_path)
+    assert bool(preset.metrics.all) == bool(preset.metrics_path)
     profile = ParameterProfile(engine=preset.parameters)
     assert not profile.engine.untaken & profile.engine.renamed.keys()
     assert profile.engine.engine == preset.title

@@ -1,0 +1,100 @@
+"""What llama.cpp's server says of itself and its model at /props."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from runner_svc.openai_upstream.client import OpenAiHttp
+from runner_svc.openai_upstream.errors import JSON_FAULTS
+from runner_svc.policy.template_abilities import abilities_of_templates
+from weft.kernel.abilities import UNKNOWN, Abilities
+from weft.kernel.errors import WeftError
+from weft.kernel.request import Skill
+
+PROPS = "/props"
+PROPS_TIMEOUT_SECONDS = 5.0
+_MAX_NUMBER = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerProps:
+    """The properties that a loaded server reports, which may differ from its flags. 0: unknown."""
+
+    context_tokens: int = 0
+    """Context of one slot."""
+    slots: int = 0
+    abilities: Abilities = UNKNOWN
+    """What the model takes."""
+
+
+class _Settings(msgspec.Struct):
+    n_ctx: int = 0
+
+
+class _Answer(msgspec.Struct):
+    total_slots: int = 0
+    default_generation_settings: _Settings = msgspec.field(default_factory=_Settings)
+    modalities: object = None
+    chat_template_caps: object = None
+    chat_template: object = None
+    chat_template_tool_use: object = None
+
+
+async def read_props(http: OpenAiHttp) -> ServerProps:
+    """Returns the answer to GET /props; all unknown where it cannot be read."""
+    try:
+        status, body = await http.call_route("GET", PROPS, PROPS_TIMEOUT_SECONDS)
+    except WeftError:
+        return ServerProps()
+    return parse_props(body) if status == 200 else ServerProps()
+
+
+def parse_props(body: bytes) -> ServerProps:
+    """Reads the body of an answer to GET /props."""
+    try:
+        answer = msgspec.json.decode(body, type=_Answer)
+    except JSON_FAULTS:
+        return ServerProps()
+    return ServerProps(
+        context_tokens=_sane(answer.default_generation_settings.n_ctx),
+        slots=_sane(answer.total_slots),
+        abilities=reported_abilities(
+            modalities=answer.modalities,
+            template_caps=answer.chat_template_caps,
+            templates=(answer.chat_template, answer.chat_template_tool_use),
+        ),
+    )
+
+
+def _sane(number: int) -> int:
+    return number if 0 < number <= _MAX_NUMBER else 0
+
+
+def reported_abilities(*, modalities: object, template_caps: object, templates: Sequence[object]) -> Abilities:
+    """Returns what a server's properties show. They may have any type; those of another type say nothing."""
+    texts = [text for text in templates if isinstance(text, str) and text]
+    return (
+        UNKNOWN.completed_by(_of_flags({"vision": Skill.IMAGE, "audio": Skill.AUDIO}, modalities))
+        .completed_by(_of_template_caps(template_caps))
+        .completed_by(abilities_of_templates(texts))
+    )
+
+
+def _of_flags(names: dict[str, Skill], flags: object) -> Abilities:
+    values = {skill: flags.get(name) for name, skill in names.items()} if isinstance(flags, dict) else {}
+    return Abilities(
+        skills=frozenset(skill for skill, value in values.items() if value is True),
+        lacking=frozenset(skill for skill, value in values.items() if value is False),
+    )
+
+
+def _of_template_caps(caps: object) -> Abilities:
+    """Returns whether the template takes tools: described by itself, or at least as calls of earlier turns."""
+    if not isinstance(caps, dict):
+        return UNKNOWN
+    values = [caps.get(name) for name in ("supports_tools", "supports_tool_calls")]
+    tools = frozenset({Skill.TOOLS})
+    if True in values:
+        return Abilities(skills=tools)
+    return Abilities(lacking=tools) if values == [False, False] else UNKNOWN

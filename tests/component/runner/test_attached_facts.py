@@ -1,0 +1,191 @@
+"""What a runner learns from servers that run already: abilities, context, slots, and the requests of others."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from kit.engine_settings import engine_settings
+from kit.fake_backend import run_fake_backend
+
+from runner_svc.backend.port import BackendFacts, CallInfo
+from runner_svc.runtimes import engine_figures
+from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.facts import abilities_of_capabilities
+from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from weft.api.common.v1 import chat_pb2
+from weft.api.registry.v1.runner_pb2 import EngineLoad
+from weft.kernel.abilities import UNKNOWN, Abilities
+from weft.kernel.request import Skill
+from weft.kernel.telemetry import new_traceparent
+from weft_testing.fake_backend.dialect import Dialect
+from weft_testing.free_port import free_port
+
+SECONDS = 10.0
+CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
+CHAT = chat_pb2.ChatPayload(
+    messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])]
+)
+
+
+@asynccontextmanager
+async def attached(url: str, **settings: Any) -> AsyncIterator[tuple[AttachedServer, BackendFacts]]:
+    backend = AttachedServer(*engine_settings(OpenAiHttpModel, url=url, **settings))
+    facts = await backend.start()
+    try:
+        yield backend, facts
+    finally:
+        await backend.stop()
+
+
+class Routes:
+    """A server with fixed answers, which notes what it is asked."""
+
+    def __init__(self, answers: Mapping[str, Any]) -> None:
+        self._answers = answers
+        self.asked: list[str] = []
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        self.asked.append(f"{request.path} {(await request.read()).decode()}".strip())
+        found = self._answers.get(request.path)
+        return web.Response(status=404) if found is None else web.Response(text=json.dumps(found))
+
+
+@asynccontextmanager
+async def serving(**answers: Any) -> AsyncIterator[tuple[str, Routes]]:
+    routes, port = Routes({f"/{path.replace('__', '/')}": answer for path, answer in answers.items()}), free_port()
+    runner = web.ServerRunner(web.Server(routes.answer))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield f"http://127.0.0.1:{port}", routes
+    finally:
+        await runner.cleanup()
+
+
+def models(*entries: dict[str, Any]) -> dict[str, Any]:
+    return {"object": "list", "data": list(entries)}
+
+
+async def test_the_context_and_the_slots_of_a_llama_cpp_server_are_known() -> None:
+    async with (
+        run_fake_backend("--parallel", "2", "--ctx-size", "8192") as fake,
+        attached(fake.base_url, slots=4) as (_, facts),
+    ):
+        assert (facts.context_tokens, facts.slots) == (4096, 2)
+        assert Skill.TOOLS in facts.abilities.skills
+
+
+async def test_settings_may_use_less_of_a_server_than_it_has() -> None:
+    async with (
+        run_fake_backend("--parallel", "8", "--ctx-size", "8192") as fake,
+        attached(fake.base_url, slots=3, context_tokens=512) as (_, facts),
+    ):
+        assert (facts.context_tokens, facts.slots) == (512, 0), "as configured"
+
+
+@pytest.mark.parametrize(
+    ("length", "context"), [(16384, 16384), ("long", 0), (True, 0), (-1, 0), (2**40, 0), (None, 0)]
+)
+async def test_the_context_of_vllm_is_in_its_list(length: Any, context: int) -> None:
+    entry = {"id": "qwen", "owned_by": "vllm", "max_model_len": length}
+    async with serving(v1__models=models(entry)) as (url, _), attached(url, upstream_model="qwen") as (_, facts):
+        assert facts.context_tokens == context
+        assert facts.abilities == UNKNOWN
+
+
+async def test_ollama_is_asked_for_the_capabilities_of_the_model() -> None:
+    listed = models({"id": "llava:latest", "owned_by": "library"}, {"id": "qwen3:8b", "owned_by": "library"})
+    show = {"capabilities": ["completion", "vision"]}
+    async with (
+        serving(v1__models=listed, api__show=show) as (url, routes),
+        attached(url, upstream_model="llava") as (
+            _,
+            facts,
+        ),
+    ):
+        assert facts.abilities == Abilities(
+            skills=frozenset({Skill.TEXT, Skill.IMAGE}), lacking=frozenset({Skill.TOOLS})
+        )
+        assert '/api/show {"model":"llava"}' in routes.asked
+        assert not any(path.startswith("/props") for path in routes.asked), "its properties would be of no one model"
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "abilities"),
+    [
+        ([], UNKNOWN),
+        (["embedding"], UNKNOWN),
+        (
+            ["completion", "tools", "audio", "thinking", "new"],
+            Abilities(skills=frozenset({Skill.TEXT, Skill.TOOLS, Skill.AUDIO}), lacking=frozenset({Skill.IMAGE})),
+        ),
+    ],
+)
+def test_capabilities_of_ollama_say_nothing_of_what_they_do_not_name(
+    capabilities: list[str], abilities: Abilities
+) -> None:
+    assert abilities_of_capabilities(capabilities) == abilities
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {},
+        {"v1__models": []},
+        {"v1__models": models({"id": "m"}), "props": {"modalities": "none", "total_slots": "x"}},
+        {"v1__models": models({"id": "m", "owned_by": "library"}), "api__show": {"capabilities": {"vision": True}}},
+    ],
+    ids=["no route", "a list of another form", "properties of another form", "capabilities of another form"],
+)
+async def test_what_a_server_does_not_tell_stays_unknown(answers: dict[str, Any]) -> None:
+    async with serving(health="ok", **answers) as (url, _), attached(url, upstream_model="m") as (_, facts):
+        assert (facts.context_tokens, facts.slots, facts.abilities) == (0, 0, UNKNOWN)
+
+
+async def test_a_server_off_the_premises_is_asked_for_nothing_but_its_list() -> None:
+    async with serving(v1__models=models({"id": "m", "max_model_len": 4096})) as (url, routes):
+        async with attached(url, upstream_model="m", remote=True) as (backend, facts):
+            assert facts.context_tokens == 0
+            assert backend.engine_load is None
+        assert set(routes.asked) == {"/v1/models"}
+
+
+async def test_requests_of_others_on_a_server_are_told_from_those_of_the_runner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_figures, "SAMPLE_SECONDS", 0.05)
+    async with (
+        run_fake_backend(answer_tokens=0, tokens_per_second=20) as fake,
+        attached(fake.base_url) as (backend, _),
+        aiohttp.ClientSession(fake.base_url) as other,
+        aclosing(backend.generate(CHAT, CALL)) as frames,
+    ):
+        await anext(frames)
+        await _until(backend, running_count=1, other_count=0)
+        body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+        async with other.post("/v1/chat/completions", json=body):
+            await _until(backend, running_count=2, other_count=1)
+        await _until(backend, running_count=1, other_count=0)
+
+
+async def test_a_server_without_a_page_of_metrics_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_figures, "SAMPLE_SECONDS", 0.01)
+    async with (
+        run_fake_backend(dialect=Dialect(lacks=("/metrics",))) as fake,
+        attached(fake.base_url) as (backend, _),
+    ):
+        await asyncio.sleep(0.1)
+        assert backend.engine_load is None
+
+
+async def _until(backend: AttachedServer, **figures: int) -> None:
+    load = EngineLoad()
+    async with asyncio.timeout(SECONDS):
+        while any(getattr(load, name) != value for name, value in figures.items()) or not load.HasField("sample_time"):
+            await asyncio.sleep(0.01)
+            load = backend.engine_load or EngineLoad()
