@@ -20,10 +20,13 @@ IS_WHOLE = os.environ.get("WEFT_TESTS") == "all"
 def pytest_configure() -> None:
     """Take SIGINT, also where a shell has started the tests in its background; log tracebacks as plain text.
 
-    Such a shell leaves SIGINT ignored in all that it starts, and in the programs that tests start and interrupt.
+    Such a shell leaves SIGINT ignored in all that it starts, so in the programs that tests start and interrupt; `nohup`
+    leaves SIGHUP ignored in them, which is no reason here for the tests to end at one.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
     if find_spec("structlog") is not None:
         log_plain_tracebacks()
 

@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
@@ -243,8 +243,9 @@ class TestOpenAiRemoteOverTheFake(TestAttachedServerOverTheFake):
 
 
 @pytest.mark.real
+@pytest.mark.heavy
 class TestServerBackendOverLlamaCpp(BackendConformance):
-    """The suite on llama.cpp's server as a program that weft knows nothing of."""
+    """The suite on llama.cpp's server as a program that weft knows nothing of; a part of it is below."""
 
     stop_seconds = 20.0
 
@@ -265,6 +266,24 @@ class TestServerBackendOverLlamaCpp(BackendConformance):
                 context_tokens=context,
             )
         )
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "promise",
+    [
+        TestServerBackendOverLlamaCpp.test_a_stream_ends_with_exactly_one_finished_that_has_usage,
+        TestServerBackendOverLlamaCpp.test_a_cancelled_reader_frees_the_engine,
+        TestServerBackendOverLlamaCpp.test_a_killed_engine_is_reported_by_wait_exit_and_to_the_running_stream,
+        TestServerBackendOverLlamaCpp.test_stop_leaves_no_process_and_may_be_repeated,
+    ],
+    ids=["answer", "cancel", "kill", "stop"],
+)
+async def test_a_program_that_weft_knows_nothing_of_serves_the_real_model(
+    promise: Callable[[BackendConformance], Awaitable[None]],
+) -> None:
+    """What `make test` runs of the suite above: the rest runs on the fake, and on llama.cpp by its own runtime."""
+    await promise(TestServerBackendOverLlamaCpp())
 
 
 @pytest.mark.real

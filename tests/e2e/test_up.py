@@ -35,6 +35,14 @@ def mesh(tmp_path: Path) -> Iterator[MeshProcess]:
         yield mesh
 
 
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[MeshProcess]:
+    """A mesh whose start and end are not the subject."""
+    config = write_config(tmp_path, fake_runner("a", tokens_per_second=20, answer_tokens=20))
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        yield mesh
+
+
 async def _chat(mesh: MeshProcess) -> tuple[int, dict[str, object]]:
     body = {"model": POOL, "messages": [{"role": "user", "content": "hi"}]}
     async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
@@ -52,13 +60,13 @@ async def test_up_json_is_one_line_with_url_and_pids_and_goes_with_the_mesh(mesh
     assert not (mesh.home / "run" / "up.json").exists()
 
 
-async def test_a_second_up_on_the_same_home_refuses_and_names_the_first(mesh: MeshProcess) -> None:
-    code, _, error = await run_weft("up", home=mesh.home)
+async def test_a_second_up_on_the_same_home_refuses_and_names_the_first(running: MeshProcess) -> None:
+    code, _, error = await run_weft("up", home=running.home)
     assert code == 4
-    assert f"pid {mesh.process.pid}" in error
-    assert mesh.url in error
+    assert f"pid {running.process.pid}" in error
+    assert running.url in error
     assert "--home" in error
-    assert (await _chat(mesh))[0] == 200, "the first one was disturbed"
+    assert (await _chat(running))[0] == 200, "the first one was disturbed"
 
 
 async def test_ctrl_c_lets_a_running_request_finish_and_refuses_new_ones(mesh: MeshProcess) -> None:
@@ -118,21 +126,24 @@ async def test_a_killed_runner_process_is_started_again_and_its_backend_replaced
     await eventually(serves, 15.0, "the runner did not come back")
 
 
-async def test_everything_lives_under_the_home(mesh: MeshProcess) -> None:
-    await _chat(mesh)
+async def test_everything_lives_under_the_home(running: MeshProcess) -> None:
+    await _chat(running)
     written = {
-        file.path for process in mesh.family() for file in process.open_files() if "w" in file.mode or "a" in file.mode
+        file.path
+        for process in running.family()
+        for file in process.open_files()
+        if "w" in file.mode or "a" in file.mode
     }
-    outside = {path for path in written if not path.startswith(str(mesh.home.parent))}
+    outside = {path for path in written if not path.startswith(str(running.home.parent))}
     assert not outside
 
 
-async def test_two_meshes_run_side_by_side(mesh: MeshProcess, tmp_path: Path) -> None:
+async def test_two_meshes_run_side_by_side(running: MeshProcess, tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a", text="the other mesh"))
     with running_mesh(tmp_path / "other", "--config", str(config)) as other:
         _, answer = await _chat(other)
         assert "the other mesh" in json.dumps(answer)
-        assert "the other mesh" not in json.dumps((await _chat(mesh))[1])
+        assert "the other mesh" not in json.dumps((await _chat(running))[1])
 
 
 async def test_a_home_with_a_path_too_long_for_a_socket_works_all_the_same(tmp_path: Path) -> None:
