@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.admin.keys import KeysDeps, KeysPort
 from gateway.admin.operations import AdminDeps, AdminPorts
+from gateway.admin.secrets import SecretsDeps, SecretsPort
 from gateway.auth.authentication import Gate, KeyGate, KeyRingSource, OpenGate
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.batches.finishing import FinishingJobs
@@ -31,6 +32,7 @@ from gateway.endpoints import (
     REQUESTS,
     RESOURCES,
     RESPONSES,
+    SECRETS,
     SETTINGS,
     TASKS,
     published_schemas,
@@ -81,6 +83,8 @@ class GatewayPorts:
     """The valid API keys; None: callers need none."""
     api_keys: KeysPort | None = None
     """Creates and revokes keys; None, or where callers need no keys: no endpoints for it."""
+    secrets: SecretsPort | None = None
+    """Stores secrets; None: no endpoints for it."""
     responses: ResponseStore | None = None
     """Stores responses; None: they are not stored."""
     tasks: TaskPort | None = None
@@ -157,6 +161,8 @@ def _add_management(app: EndpointApp, deps: GatewayDeps, ports: GatewayPorts) ->
         app.add_group(ADMIN, AdminDeps(gateway=deps, ports=ports.admin))
     if ports.keys is not None and ports.api_keys is not None:
         app.add_group(KEYS, KeysDeps(gateway=deps, keys=ports.api_keys))
+    if ports.secrets is not None:
+        app.add_group(SECRETS, SecretsDeps(gateway=deps, secrets=ports.secrets))
     if ports.requests is not None:
         app.add_group(REQUESTS, ports.requests)
 

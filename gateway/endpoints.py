@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from gateway.admin import keys, operations
+from gateway.admin import keys, operations, secrets
 from gateway.admin import models as admin_models
 from gateway.admin.keys import KeysDeps, NewKeyBody, RotateBody
 from gateway.admin.operations import (
@@ -23,6 +23,7 @@ from gateway.admin.operations import (
     list_requests,
 )
 from gateway.admin.schemas import FlushBody, LoadBody, UnloadBody
+from gateway.admin.secrets import NewSecretBody, SecretsDeps, SecretValueBody
 from gateway.anthropic.messages import count_tokens, create_message
 from gateway.anthropic.schema import CountTokensRequest, MessagesRequest
 from gateway.auth.authentication import AccessRules
@@ -85,7 +86,7 @@ from gateway.tasks import handlers as tasks
 from gateway.tasks.handlers import NewTaskBody, TaskDeps, TaskList, TaskObject
 from weft.api.gateway.v1 import admin_model_pb2
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
-from weft.api.registry.v1 import key_service_pb2
+from weft.api.registry.v1 import key_service_pb2, secret_service_pb2
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
 from weft.api.router.v1 import request_service_pb2
 from weft.api.router.v1.request_pb2 import RequestRecord
@@ -403,6 +404,38 @@ KEYS: EndpointGroup[KeysDeps] = EndpointGroup(
         ),
     ),
 )
+_SECRET_SCHEMA = record_schema(secret_service_pb2.Secret)
+SECRETS: EndpointGroup[SecretsDeps] = EndpointGroup(
+    tag="secrets",
+    endpoints=(
+        _get(
+            f"{_ADMIN}/secrets",
+            Access(Resource.SECRETS, Role.VIEW),
+            secrets.list_secrets,
+            answers(record_schema(secret_service_pb2.ListSecretsResponse)),
+        ),
+        _post(
+            f"{_ADMIN}/secrets",
+            Access(Resource.SECRETS, Role.CREATE),
+            secrets.create_secret,
+            json_body(NewSecretBody) | answers(_SECRET_SCHEMA, status=201),
+            status=201,
+        ),
+        _put(
+            f"{_ADMIN}/secrets/{{name}}",
+            Access(Resource.SECRETS, Role.EDIT),
+            secrets.update_secret,
+            json_body(SecretValueBody) | answers(_SECRET_SCHEMA, path="name"),
+        ),
+        _delete(
+            f"{_ADMIN}/secrets/{{name}}",
+            Access(Resource.SECRETS, Role.EDIT),
+            secrets.delete_secret,
+            answers(None, path="name", query=secrets.DELETE_PARAMETERS),
+            status=204,
+        ),
+    ),
+)
 REQUESTS: EndpointGroup[RequestSource] = EndpointGroup(
     tag="requests",
     endpoints=(
@@ -518,6 +551,7 @@ GATEWAY_GROUPS: tuple[EndpointGroup[Any], ...] = (
     HEALTH,
     ADMIN,
     KEYS,
+    SECRETS,
     REQUESTS,
     TASKS,
     FILES,

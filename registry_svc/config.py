@@ -50,6 +50,20 @@ class KeysConfig:
             raise SettingError("default_grace_seconds", "must not be longer than max_grace_seconds")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretsConfig:
+    """Secrets of the mesh, see docs/secrets.md."""
+
+    key_file: Annotated[PathText | None, PUBLIC] = None
+    """The file with the keys that secrets are encrypted with, one a line, which only its owner may read; made with the
+    first secret. The first key encrypts, all of them decrypt: a start with a new first line encrypts everything again
+    with that. Back it up apart from the database. Default: `state/secret-keys` under the home."""
+    max_secrets: Annotated[int, Ge(1), Le(10_000)] = 1_000
+    """Secrets that may exist at once."""
+    delete_all_if_key_lost: bool = False
+    """Whether a start without the keys deletes all secrets, which are unreadable then. Otherwise it is refused."""
+
+
 class GovernanceMode(IntEnum):
     """What authorization an operation needs; numbers as in `operations.v1.GetGovernanceResponse.Mode`."""
 
@@ -228,6 +242,8 @@ class RegistrySettings:
     """Who may have operations carried out."""
     keys: KeysConfig = field(default_factory=KeysConfig)
     """API keys."""
+    secrets: SecretsConfig = field(default_factory=SecretsConfig)
+    """Secrets, such as the API keys of providers."""
 
     def __post_init__(self) -> None:
         require_positive(self, may_be_zero=frozenset({"restart_grace_seconds", "restart_spread_seconds"}))

@@ -31,6 +31,9 @@ from registry_svc.mesh.unowned import UnownedModels
 from registry_svc.operations.governance import build_gate
 from registry_svc.operations.operations import OperationService
 from registry_svc.operations.servicer import OperationServicer
+from registry_svc.secrets.secret_store import SqlSecretStore
+from registry_svc.secrets.secrets import Secrets
+from registry_svc.secrets.servicer import SecretServicer
 from registry_svc.store.database import Transactions
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import (
@@ -46,6 +49,8 @@ from weft.api.registry.v1 import (
     registry_service_pb2_grpc,
     runner_session_service_pb2,
     runner_session_service_pb2_grpc,
+    secret_service_pb2,
+    secret_service_pb2_grpc,
     settings_service_pb2,
     settings_service_pb2_grpc,
 )
@@ -111,6 +116,7 @@ _SERVICE_NAMES = tuple(
         key_service_pb2,
         lease_service_pb2,
         operation_service_pb2,
+        secret_service_pb2,
         settings_service_pb2,
     )
     for service in module.DESCRIPTOR.services_by_name.values()
@@ -127,6 +133,7 @@ class RegistryService:
         self._expiry = Expiry(core)
         self._keys = ApiKeys(core, SqlKeyStore(transactions))
         self._tokens = JoinTokens(core)
+        self._secrets = Secrets(core, SqlSecretStore(transactions), lambda _: ())
         self._channels = ChannelPool(security=config.security)
         self._calls = calls = GrpcRunnerCalls(core, self._channels)
         store, sessions = SqlLeaseStore(transactions), session_lookup(core)
@@ -164,6 +171,7 @@ class RegistryService:
         )
         join_token_service_pb2_grpc.add_JoinTokenServiceServicer_to_server(JoinTokenServicer(self._tokens), server)
         key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(self._keys, core.config.keys), server)
+        secret_service_pb2_grpc.add_SecretServiceServicer_to_server(SecretServicer(self._secrets), server)
         settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(SettingsServicer(SettingsManager(core)), server)
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(self.ledger, core.mesh_clock), server)
         operation_service_pb2_grpc.add_OperationServiceServicer_to_server(
@@ -175,6 +183,7 @@ class RegistryService:
         await self._core.start()
         try:
             await self._keys.start()
+            await self._secrets.start()
             await self.ledger.start()
             await self._operations.start()
         except BaseException:

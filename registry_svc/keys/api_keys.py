@@ -5,9 +5,7 @@ check guesses of secrets. The file is as valuable as the database: without it no
 """
 
 import hmac
-import os
 import secrets
-import stat
 import string
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -18,6 +16,7 @@ from registry_svc.keys.key_store import ApiKey, KeyStore, StoredKeys, verifier_m
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.watch import Broadcaster, Watcher
+from registry_svc.store.owner_file import read_owner_file, write_owner_file
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -275,7 +274,6 @@ def _unknown(message: str) -> WeftError:
 
 PEPPER_BYTES = 32
 _PEPPER_FIELD = "registry.keys.pepper_file"
-_NOT_OWNER = stat.S_IRWXG | stat.S_IRWXO
 _MARK_TEXT = b"weft key pepper"
 
 
@@ -284,19 +282,8 @@ def read_pepper(path: Path) -> bytes | None:
 
     Raises INVALID_ARGUMENT when others may read it, when it is of another length, or cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            pepper = file.read(PEPPER_BYTES + 1)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise invalid_field(_PEPPER_FIELD, f"{path} cannot be read: {error.strerror}") from error
-    if mode & _NOT_OWNER:
-        raise invalid_field(
-            _PEPPER_FIELD, f"{path} is open to others (mode {stat.S_IMODE(mode):04o}); run: chmod 600 {path}"
-        )
-    if len(pepper) != PEPPER_BYTES:
+    pepper = read_owner_file(path, _PEPPER_FIELD, max_bytes=PEPPER_BYTES)
+    if pepper is not None and len(pepper) != PEPPER_BYTES:
         raise invalid_field(_PEPPER_FIELD, f"{path} must hold exactly {PEPPER_BYTES} bytes; restore it from a backup")
     return pepper
 
@@ -304,18 +291,7 @@ def read_pepper(path: Path) -> bytes | None:
 def make_pepper(path: Path) -> bytes:
     """A new one, which is on disk when this returns. Raises INVALID_ARGUMENT when it cannot be written."""
     pepper = secrets.token_bytes(PEPPER_BYTES)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(pepper)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise invalid_field(_PEPPER_FIELD, f"{path} cannot be written: {error.strerror}") from error
+    write_owner_file(path, pepper, _PEPPER_FIELD)
     return pepper
 
 
@@ -332,11 +308,3 @@ def lost_pepper(path: Path | None, *, keys: int) -> WeftError:
         "would work. Restore the file from a backup; if it is lost, set registry.keys.revoke_all_if_pepper_lost for "
         "one start, and make new keys",
     )
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -273,10 +273,23 @@ key_pepper = Table(
     Column("mark", LargeBinary, nullable=False),
 )
 
+# The values are encrypted with a key that is not in the database.
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("name", String(MAX_NAME_CHARS), primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    # Which key it is encrypted with.
+    Column("key_id", String(16), nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+)
+
 SCHEMA = Schema(
     owner="registry",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0007",
+    newest="0008",
     version_table="alembic_version",
 )

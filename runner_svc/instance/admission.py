@@ -8,8 +8,10 @@ from typing import Any
 from runner_svc.backend.port import ENGINE_METHODS, Backend, CallInfo, SpeechPart
 from runner_svc.cache.model_cache import RequestCache, RunningTurn
 from runner_svc.request_records import RequestRecord
-from weft.api.common.v1 import audio_pb2, receipt_pb2
+from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.payload_description import unfollowed_effort
+from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -90,6 +92,7 @@ def tokens_per_second(tokens: int, first_at: float | None, last_at: float | None
     return (tokens - 1) / (last_at - first_at)
 
 
+_EFFORT = "reasoning_effort"
 OnFailure = Callable[[WeftError], None]
 """Called with every error by which the engine ends a request: some of them cause a restart of the engine."""
 
@@ -98,10 +101,16 @@ class AdmittedRequest:
     """One admitted request: its record, its cache use, and the calls of the engine. Made by `Instance.admit`."""
 
     def __init__(
-        self, record: RequestRecord, backend: Backend, on_failure: OnFailure, cache: RequestCache | None = None
+        self,
+        record: RequestRecord,
+        backend: Backend,
+        on_failure: OnFailure,
+        cache: RequestCache | None = None,
+        abilities: Abilities = UNKNOWN,
     ) -> None:
-        """`cache`: None where the caches of tenants are not isolated."""
+        """`cache`: None where the caches of tenants are not isolated. `abilities`: those of the model."""
         self.record = record
+        self._abilities = abilities
         self._cache = cache
         self._backend = backend
         self._on_failure = on_failure
@@ -110,8 +119,8 @@ class AdmittedRequest:
         """Run one generating turn, as Backend.generate. Keeps the request's record up to date."""
         record = self.record
         async with self._caching(payload) as turn:
-            if turn.warnings:
-                yield turn.warnings
+            if warnings := [*turn.warnings, *_effort_warning(payload, self._abilities)]:
+                yield warnings
             try:
                 async with aclosing(self._backend.generate(payload, self._begin(call, turn))) as frames:
                     async for frame in frames:
@@ -184,3 +193,13 @@ class AdmittedRequest:
         if self.record.verdict is not None:
             raise self.record.verdict from error
         self._on_failure(error)
+
+
+def _effort_warning(payload: GenerationPayload, abilities: Abilities) -> Frame:
+    """Returns the warning that a model thinks although the request asks for no effort of it; empty: it need not."""
+    why = unfollowed_effort(payload, abilities)
+    if not why:
+        return []
+    message = f"{_EFFORT}: none was not followed: the model {why}"
+    code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
+    return [event_pb2.InferenceEvent(warning=warning_pb2.Warning(code=code, field=_EFFORT, message=message))]

@@ -188,7 +188,11 @@ class Instance:
             try:
                 with self.records.keep(request_id, name) as record:
                     yield AdmittedRequest(
-                        record, self.backend, lambda error: self._lifecycle.note_failure(error, start), cache
+                        record,
+                        self.backend,
+                        lambda error: self._lifecycle.note_failure(error, start),
+                        cache,
+                        self.loader.abilities,
                     )
             finally:
                 self.memory.note_used(self._clock.utc_now())

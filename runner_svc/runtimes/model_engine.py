@@ -13,12 +13,14 @@ from runner_svc.memory.estimate import (
     FileForecast,
     ForecastModel,
     MemoryEstimator,
+    ModelFacts,
     ModelFiles,
     manifest_bytes_of,
     read_model_facts,
 )
 from runner_svc.memory.port import MemoryForecast
 from runner_svc.model_files.gguf import MAX_TEXT_BYTES
+from runner_svc.model_files.tokenizer_folder import read_tokenizer_folder
 from runner_svc.policy.load_plan import LoadValue
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.parameters import EngineParameters, ParameterProfile
@@ -32,7 +34,7 @@ from runner_svc.runtimes.settings import (
 )
 from runner_svc.supervise.leftovers import Leftovers
 from weft.kernel.abilities import UNKNOWN, Abilities
-from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
 
 
@@ -107,8 +109,20 @@ def file_context(model: FileModelSettings, context: ModelContext, command: tuple
     if template is not None and not template.is_file():
         raise context.refuse("chat_template_path", f"there is no file {template}")
     facts = read_model_facts(model.file)
-    templates = facts.templates if template is None else _template_in(template)
+    templates = _templates_of(model.file, facts) if template is None else _template_in(template)
     return replace(context, command=command, trained_context_tokens=facts.context_tokens, templates=templates)
+
+
+def _templates_of(path: Path, facts: ModelFacts) -> tuple[str, ...]:
+    """Returns the templates in a model's file or folder; none where they cannot be read: the load says why."""
+    if not path.is_dir():
+        return facts.templates
+    try:
+        found = read_tokenizer_folder(path)
+    except (OSError, WeftError):
+        return ()
+    usual = () if found.chat_template is None else (found.chat_template,)
+    return (*usual, *found.named_templates.values())
 
 
 def _template_in(file: Path) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ def created_access(role: str) -> frozenset[Access]:
         case "viewer":
             return frozenset(access for access in every if access.role is Role.VIEW)
         case "operator":
-            return frozenset(access for access in every if access.resource is not Resource.KEYS)
+            return frozenset(access for access in every if access.resource not in (Resource.KEYS, Resource.SECRETS))
         case "service":
             return frozenset(Access(resource, each) for resource in Resource for each in Role)
         case _:

@@ -1,7 +1,12 @@
-"""A Python whose `-m venv` copies an environment that was made once, because making one takes seconds."""
+"""A Python whose `-m venv` copies an environment that was made once, because making one takes seconds.
 
+Its pip is the one beside the tests, linked: copying and compiling its files takes longer than a test.
+"""
+
+import importlib.util
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 _SCRIPT = """#!/bin/sh
@@ -13,7 +18,12 @@ exec {python} "$@"
 def write_copied_python(folder: Path) -> Path:
     """Writes the program into `folder` and returns its path."""
     made = folder / "made"
-    subprocess.run([sys.executable, "-m", "venv", made], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
+    pip = importlib.util.find_spec("pip")
+    assert pip is not None
+    assert pip.origin is not None
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(made)}))
+    (packages / "pip").symlink_to(Path(pip.origin).parent)
     script = folder / "python"
     script.write_text(_SCRIPT.format(made=made, python=sys.executable), "utf-8")
     script.chmod(0o755)

@@ -28,6 +28,7 @@ PROGRAMS = (
     "kit.weft",
     "kit.clock_off",
     "kit.in_mounts",
+    "kit.with_site",
 )
 IMPORTED = (
     "weft_app.compose.up",

@@ -200,6 +200,18 @@ def untaken_words_of(payload: Payload, abilities: Abilities) -> str:
     return untaken_languages(abilities, source, target)
 
 
+def unfollowed_effort(payload: Payload, abilities: Abilities) -> str:
+    """Returns why `reasoning_effort: none` does not keep a model from thinking, as text; empty: it does, or may.
+
+    A payload that sets the thinking otherwise is judged by that, see `needed_thinking`.
+    """
+    if not isinstance(payload, chat_pb2.ChatPayload) or payload.reasoning_effort != chat_pb2.REASONING_EFFORT_NONE:
+        return ""
+    if needed_thinking(payload) is not ThinkingMode.DEFAULT:
+        return ""
+    return untaken_words(frozenset(), abilities.thinking_modes, ThinkingMode.DISABLED)
+
+
 def names_languages(payload: Payload) -> bool:
     """Whether a payload is a translation from or into a language that it names."""
     return any(_languages_of(payload))

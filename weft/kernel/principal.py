@@ -44,6 +44,8 @@ class Resource(Enum):
     """Settings of the whole mesh."""
     KEYS = "keys"
     """API keys."""
+    SECRETS = "secrets"
+    """Secrets of the mesh, such as the API keys of providers. Nothing shows their values."""
     TELEMETRY = "telemetry"
     """Metrics, events, and statistics of clients."""
     MESH = "mesh"

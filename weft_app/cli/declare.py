@@ -27,6 +27,7 @@ from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_with_tasks
 from weft_app.cli.options import DEFAULT_HOME, EXIT_USAGE, HomeOption, exit_code, note, reporting
 from weft_app.cli.output import json_text, say
+from weft_app.cli.secrets import delete_secrets, is_about_secrets
 from weft_app.cli.targets import Target, is_missing, parse_targets, with_suggestion
 from weft_app.cli.tasks import delete_tasks, is_about_tasks
 
@@ -181,7 +182,7 @@ def delete(
         list[str] | None,
         typer.Argument(
             metavar="[KIND NAME...]",
-            help="A kind and names; or KIND/NAME...; also task and ids",
+            help="A kind and names; or KIND/NAME...; also task and ids, secret and names",
             autocompletion=complete_with_tasks,
         ),
     ] = None,
@@ -192,10 +193,13 @@ def delete(
     ignore_not_found: Annotated[
         bool, typer.Option("--ignore-not-found", help="A resource that does not exist counts as deleted.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Unload it from live runners, then delete it.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Unload it from live runners, then delete it; a secret even while in use."),
+    ] = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Delete resources, agents and routes first, or finished tasks. A failure of one does not stop the others.
+    """Delete resources, agents and routes first, finished tasks or secrets. A failure does not stop the others.
 
     A model that a live runner has loaded is not deleted: unload it first, or use --force.
 
@@ -203,6 +207,9 @@ def delete(
     """
     if resources and not files and is_about_tasks(resources):
         delete_tasks(resources, home, ignore_not_found=ignore_not_found)
+        return
+    if resources and not files and is_about_secrets(resources):
+        delete_secrets(resources, home, ignore_not_found=ignore_not_found, force=force)
         return
     targets = _targets(resources or [], files or [])
     with connect_registry(home=home) as registry:

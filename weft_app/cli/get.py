@@ -28,6 +28,7 @@ from weft_app.cli.options import (
     reporting,
 )
 from weft_app.cli.output import Column, Feed, Listing, json_line, say
+from weft_app.cli.secrets import is_about_secrets, show_secrets
 from weft_app.cli.targets import CLIENT_WORDS, REQUEST_WORDS, Target, find, parse_targets
 from weft_app.cli.tasks import is_about_tasks, show_tasks
 
@@ -119,7 +120,7 @@ ShownArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="KIND [NAME...]",
-        help="models, agents, runners, pools or routes, and names; or KIND/NAME...; also requests, clients and tasks",
+        help="models, agents, runners, pools or routes, and names; or KIND/NAME...; requests, clients, tasks, secrets",
         autocompletion=complete_shown,
     ),
 ]
@@ -137,7 +138,7 @@ def get(
     ] = None,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """List resources, requests, clients or tasks. Resources printed as YAML can be applied again.
+    """List resources, requests, clients, tasks or secrets. Resources printed as YAML can be applied again.
 
     Example: weft get models -o wide
     """
@@ -146,6 +147,11 @@ def get(
             if watch:
                 raise invalid_field("--watch", "goes with resources; `weft logs task/ID -f` follows one task")
             show_tasks(resources, output, states or (), home)
+            return
+        if is_about_secrets(resources):
+            if watch:
+                raise invalid_field("--watch", "goes with resources")
+            show_secrets(resources, output, home)
             return
         if states:
             raise invalid_field("--state", "goes with tasks")

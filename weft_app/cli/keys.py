@@ -49,7 +49,8 @@ def scopes_of(role: KeyRole) -> tuple[str, ...]:
         case KeyRole.VIEWER:
             return ("*:view",)
         case KeyRole.OPERATOR:
-            return tuple(f"{each.value}:*" for each in Resource if each not in (Resource.KEYS, Resource.MESH))
+            withheld = (Resource.KEYS, Resource.SECRETS, Resource.MESH)
+            return tuple(f"{each.value}:*" for each in Resource if each not in withheld)
         case KeyRole.ADMIN:
             return ("*:*",)
         case KeyRole.SERVICE:

@@ -39,7 +39,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "get": CommandPlace(
         "weft_app.cli.get:get",
-        "List resources, requests, clients or tasks. Resources printed as YAML can be applied again.",
+        "List resources, requests, clients, tasks or secrets. Resources printed as YAML can be applied again.",
     ),
     "describe": CommandPlace(
         "weft_app.cli.describe:describe",
@@ -59,8 +59,10 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "delete": CommandPlace(
         "weft_app.cli.declare:delete",
-        "Delete resources, agents and routes first, or finished tasks. A failure of one does not stop the others.",
+        "Delete resources, agents and routes first, finished tasks or secrets. A failure does not stop the others.",
     ),
+    "create": CommandPlace("weft_app.cli.create:app", "Create a secret."),
+    "rotate": CommandPlace("weft_app.cli.create:rotate_app", "Give a secret a new value."),
     "wait": CommandPlace(
         "weft_app.cli.wait:wait",
         "Wait for a condition of a resource, or for the end of a task. Exit code 5 on timeout.",

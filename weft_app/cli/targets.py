@@ -16,6 +16,8 @@ REQUEST_WORDS = frozenset({"request", "requests"})
 CLIENT_WORDS = frozenset({"client", "clients"})
 TASK_WORDS = frozenset({"task", "tasks", "inference-task", "inference-tasks"})
 """Names of what a router stores, which are no kinds of resources."""
+SECRET_WORDS = frozenset({"secret", "secrets"})
+"""Names of what the registry keeps, and which is never declared."""
 _NOT_FOUND = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
 
 

@@ -9,6 +9,7 @@ import gateway.service
 from gateway.admin.instances import RunnerDescriptions
 from gateway.admin.keys import KeysClient
 from gateway.admin.operations import AdminPorts
+from gateway.admin.secrets import SecretsClient
 from gateway.app import GatewayPorts
 from gateway.config import (
     GatewayConfig,
@@ -91,6 +92,7 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
         files=mesh.files,
         batches=mesh.batches,
         api_keys=KeysClient(mesh.registry, timeout_seconds=timeout),
+        secrets=SecretsClient(mesh.registry, timeout_seconds=timeout),
         router=mesh.router,
     )
     return gateway.service.build(edge, ports)

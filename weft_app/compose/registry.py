@@ -37,6 +37,7 @@ def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
         ),
         "governance": governance_config(section.governance, home),
         "keys": replace(section.keys, pepper_file=section.keys.pepper_file or home.state / "key-pepper"),
+        "secrets": replace(section.secrets, key_file=section.secrets.key_file or home.state / "secret-keys"),
     }
     return RegistryConfig(**values, security=channel_security(config))
 

@@ -69,7 +69,7 @@ def _build(model: ExllamaV3Model, context: "ModelContext") -> "ModelEngine":
     from runner_svc.runtimes.exllamav3.backend import OPERATIONS, ExllamaV3Backend  # noqa: PLC0415
     from runner_svc.runtimes.exllamav3.forecast import ExllamaV3Forecast  # noqa: PLC0415
     from runner_svc.runtimes.exllamav3.settings import WEIGHTS_FILE  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import file_context, file_engine  # noqa: PLC0415
+    from runner_svc.runtimes.model_engine import file_context, file_engine, text_abilities  # noqa: PLC0415
 
     _check(model, context)
     context = file_context(model, context, context.command)
@@ -80,6 +80,7 @@ def _build(model: ExllamaV3Model, context: "ModelContext") -> "ModelEngine":
         operations=OPERATIONS,
         habits=RUNTIME.habits,
         load_values={},
+        abilities=text_abilities(context.templates),
     )
     forecast = ForecastModel(
         name=model.name,

@@ -17,8 +17,9 @@ from cli_samples import some_runner
 from kit.copied_python import write_copied_python
 from kit.gravel_runtime import CONFIGURATION, NAME, install_gravel, lock_of, write_wheel
 from kit.package_index import Behaviour, PackageIndex, package_index
+from kit.warm_python import warm
 
-WEFT = (sys.executable, "-m", "weft_app.cli.main")
+COLD_WEFT = (sys.executable, "-m", "weft_app.cli.main")
 WAIT_SECONDS = 60.0
 
 
@@ -32,12 +33,12 @@ class Stage:
         self.python = python
         self.wheel = write_wheel(index.wheels)
         self.lock = install_gravel(folder / "site", lock_of(self.wheel))
-        path = os.pathsep.join([str(folder / "site"), *sys.path])
-        self.environment = {**os.environ, **index.variables(), "PYTHONPATH": path, "WEFT_HOME": str(self.home)}
+        self.weft = (*warm("kit.with_site"), str(folder / "site"), *COLD_WEFT)
+        self.environment = {**os.environ, **index.variables(), "WEFT_HOME": str(self.home)}
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*WEFT, *words],
+            [*self.weft, *words],
             env=self.environment,
             cwd=self.folder,
             stdout=subprocess.PIPE,

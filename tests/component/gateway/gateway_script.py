@@ -13,6 +13,7 @@ from registry_script import ScriptedRegistry
 
 from gateway.admin.keys import KeysPort
 from gateway.admin.operations import AdminPorts
+from gateway.admin.secrets import SecretsPort
 from gateway.app import GatewayPorts
 from gateway.auth.authentication import KeyRingSource
 from gateway.config import GatewayConfig
@@ -284,6 +285,7 @@ async def serving(
     requests: RequestSource | None = None,
     keys: KeyRingSource | None = None,
     api_keys: KeysPort | None = None,
+    secrets: SecretsPort | None = None,
     media: MediaSource | None = None,
     responses: ResponseStore | None = None,
     files: FilePort | None = None,
@@ -301,6 +303,7 @@ async def serving(
         requests=requests,
         keys=keys,
         api_keys=api_keys,
+        secrets=secrets,
         media=media,
         responses=responses,
         files=files,

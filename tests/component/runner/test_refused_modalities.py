@@ -97,6 +97,45 @@ async def test_the_server_that_runs_knows_best_what_its_model_takes(projector: b
             assert refused.message == "m takes no images and calls no tools"
 
 
+async def test_what_an_unloaded_model_in_a_folder_does_not_take_is_refused_and_loads_nothing(tmp_path: Path) -> None:
+    """Its engine cannot even be started: the command is none."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "chat_template.jinja").write_text("<think>{{ messages[0].content }}")
+    model = {"name": "m", "path": str(folder), "start_asleep": True}
+    runner_fields = {"name": "r1", "runtime": "ctranslate2", "command": ["/no/program"], "models": [model]}
+    section = parse_section(ConfiguredRunner, runner_fields)
+    async with running_runner(tmp_path, [served_model(section, section.models[0], 1.0)]) as runner:
+        state = await runner.until(Phase.HIBERNATING)
+        assert model_pb2.MODEL_SKILL_TOOLS in state.abilities.lacking
+        assert list(state.abilities.thinking_modes) == [
+            model_pb2.THINKING_MODE_DEFAULT,
+            model_pb2.THINKING_MODE_ENABLED,
+        ]
+        refused = await refusal(runner.generate(tools=[TOOL]).read())
+        assert (refused.reason, refused.message) == (Reason.MODALITY_UNSUPPORTED, "m calls no tools")
+        refused = await refusal(runner.generate(thinking=False).read())
+        assert refused.message == "m does not answer without thinking"
+
+
+@pytest.mark.parametrize(("modes", "is_warned"), [(["default", "enabled"], True), (["default", "disabled"], False)])
+async def test_no_effort_of_reasoning_is_never_swallowed_by_a_model_that_always_thinks(
+    modes: list[str], is_warned: bool, tmp_path: Path
+) -> None:
+    async with (
+        run_fake_backend() as fake,
+        running_runner(tmp_path, [attached(fake.base_url, thinking_modes=modes)]) as runner,
+    ):
+        await runner.until(Phase.READY)
+        events = await events_of(runner.generate(reasoning_effort=chat_pb2.REASONING_EFFORT_NONE))
+        warnings = [event.warning for event in events if event.HasField("warning")]
+        message = "reasoning_effort: none was not followed: the model does not answer without thinking"
+        assert [(warning.field, warning.message) for warning in warnings] == [
+            ("reasoning_effort", message) for _ in range(is_warned)
+        ]
+        assert [warning.message for warning in events[-1].finished.receipt.warnings] == [message] * is_warned
+
+
 async def test_another_file_changes_the_facts_when_it_is_loaded(tmp_path: Path) -> None:
     """The file is one of a template without tools, and the server that is started for it says so, too."""
     usual = write_gguf(tmp_path / "usual.gguf")

@@ -13,6 +13,7 @@ from weft.dispatch.payload_description import (
     describe,
     names_languages,
     prefix_digests,
+    unfollowed_effort,
     untaken_words_of,
 )
 from weft.kernel.abilities import UNKNOWN, Abilities, ThinkingMode
@@ -121,6 +122,26 @@ def test_sessions_of_two_tenants_never_meet() -> None:
 def _with_arguments(arguments: dict[str, Any], **extra: Any) -> chat_pb2.ChatPayload:
     given = {"chat_template_kwargs": arguments, **extra}
     return chat_pb2.ChatPayload(extra_parameters=to_json_object(given, "extra"))
+
+
+@pytest.mark.parametrize(
+    ("modes", "why"),
+    [
+        ({ThinkingMode.DEFAULT, ThinkingMode.ENABLED}, "does not answer without thinking"),
+        ({ThinkingMode.DEFAULT}, "has no switch for its thinking"),
+        ({ThinkingMode.DEFAULT, ThinkingMode.DISABLED}, ""),
+        (frozenset(ThinkingMode), ""),
+        (frozenset(), ""),
+    ],
+)
+def test_no_effort_is_not_followed_by_a_model_that_always_thinks(modes: set[ThinkingMode], why: str) -> None:
+    abilities = Abilities(thinking_modes=frozenset(modes))
+    none = chat_pb2.ChatPayload(reasoning_effort=chat_pb2.REASONING_EFFORT_NONE)
+    assert unfollowed_effort(none, abilities) == why
+    assert unfollowed_effort(chat_pb2.ChatPayload(reasoning_effort=chat_pb2.REASONING_EFFORT_LOW), abilities) == ""
+    assert unfollowed_effort(chat_pb2.ChatPayload(), abilities) == ""
+    none.thinking = True
+    assert unfollowed_effort(none, abilities) == "", "the request itself asks for thinking"
 
 
 def test_thinking_is_set_by_its_own_field_before_the_templates_argument() -> None:

@@ -1,5 +1,6 @@
 """What the configuration and the files of a model show of its abilities reaches the mesh."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ MEDIA = {Skill.IMAGE, Skill.AUDIO}
 
 
 def section(runtime: str = "llama_server", **fields: Any) -> RunnerSettings:
-    place = {"path": "m.gguf"} if runtime.startswith("llama") else {"url": "http://127.0.0.1:1/v1"}
+    attached = runtime.startswith("openai")
+    place = {"url": "http://127.0.0.1:1/v1"} if attached else {"path": "m.gguf"}
     model = {"name": "m", **place, **fields}
     return parse_section(ConfiguredRunner, {"name": "r", "runtime": runtime, "command": ["server"], "models": [model]})
 
@@ -89,6 +91,28 @@ def test_the_chat_template_of_a_file_tells_tools_and_thinking(tmp_path: Path) ->
     assert overridden.thinking_modes == {ThinkingMode.DEFAULT, ThinkingMode.DISABLED}
     built_in = known(section(path=str(model), extra_arguments=("--chat-template", "chatml")))
     assert built_in.thinking_modes == frozenset(), "the server's own template is known once it runs"
+
+
+@pytest.mark.parametrize("runtime", ["ctranslate2", "exllamav3"])
+@pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
+def test_the_chat_template_in_a_folder_tells_tools_and_thinking_before_the_first_load(
+    runtime: str, place: str, tmp_path: Path
+) -> None:
+    template = "{% if tools %}{{ tools }}{% endif %}<think>{{ messages[0].content }}"
+    (tmp_path / place).write_text(template if place.endswith("jinja") else json.dumps({"chat_template": template}))
+    found = known(section(runtime, path=str(tmp_path)))
+    assert found.skills == {Skill.TEXT, Skill.TOOLS}
+    assert found.lacking == MEDIA
+    assert found.thinking_modes == {ThinkingMode.DEFAULT, ThinkingMode.ENABLED}
+    plain = tmp_path / "plain.jinja"
+    plain.write_text("{{ messages[0].content }}")
+    assert Skill.TOOLS in known(section(runtime, path=str(tmp_path), chat_template_path=str(plain))).lacking
+
+
+def test_a_folder_whose_template_cannot_be_read_shows_nothing_of_it(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    found = known(section("ctranslate2", path=str(tmp_path)))
+    assert found == Abilities(skills=frozenset({Skill.TEXT}), lacking=frozenset(MEDIA))
 
 
 def test_the_demo_model_takes_text_alone() -> None:

@@ -1,0 +1,1 @@
+"""Secrets of the mesh, such as the API keys of providers, encrypted at rest."""

@@ -1,0 +1,110 @@
+"""Encryption of secrets with the keys of a file: AES-256-GCM, each value bound to its name and version.
+
+A row of the database decrypts only under its own name and version, so that rows cannot be exchanged.
+"""
+
+import base64
+import binascii
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from registry_svc.store.owner_file import read_owner_file, write_owner_file
+from weft.kernel.errors import invalid_field
+
+KEY_BYTES = 32
+NONCE_BYTES = 12
+KEY_ID_CHARS = 16
+MAX_KEYS = 16
+"""Keys that one file may hold: the present one, and earlier ones."""
+MAX_FILE_BYTES = 4_096
+SETTING = "registry.secrets.key_file"
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """An encrypted value."""
+
+    key_id: str
+    data: bytes = field(repr=False)
+    """A nonce, and the value encrypted and authenticated."""
+
+
+class UnreadableSecretError(Exception):
+    """A value that no key of the file decrypts."""
+
+
+class SecretCipher:
+    """Encrypts with the first of its keys, and decrypts with each."""
+
+    def __init__(self, keys: Iterable[bytes]) -> None:
+        self._keys = {key_id_of(key): key for key in keys}
+
+    @property
+    def key_id(self) -> str:
+        """The id of the key that encrypts; empty without keys."""
+        return next(iter(self._keys), "")
+
+    def seal(self, name: str, version: int, value: str) -> Sealed:
+        """Encrypts a value; there must be a key."""
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - most meshes have no secrets
+
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        data = AESGCM(self._keys[self.key_id]).encrypt(nonce, value.encode(), _bound_to(name, version))
+        return Sealed(self.key_id, nonce + data)
+
+    def open(self, name: str, version: int, sealed: Sealed) -> str:
+        """Decrypts a value. Raises UnreadableSecretError."""
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - as in `seal`
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
+
+        key = self._keys.get(sealed.key_id)
+        if key is None:
+            raise UnreadableSecretError
+        nonce, data = sealed.data[:NONCE_BYTES], sealed.data[NONCE_BYTES:]
+        try:
+            return AESGCM(key).decrypt(nonce, data, _bound_to(name, version)).decode()
+        except (InvalidTag, ValueError) as error:
+            raise UnreadableSecretError from error
+
+
+def key_id_of(key: bytes) -> str:
+    """Returns the id of a key, which reveals nothing about it."""
+    return sha256(b"weft secret key\0" + key).hexdigest()[:KEY_ID_CHARS]
+
+
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    """Returns the keys of a file; none when there is no file. Raises INVALID_ARGUMENT naming the setting."""
+    content = read_owner_file(path, SETTING, max_bytes=MAX_FILE_BYTES)
+    if content is None:
+        return ()
+    lines = [line for line in content.splitlines() if line.strip()]
+    keys = tuple(key for line in lines if (key := _key_of(line)) is not None)
+    if len(keys) < len(lines) or not 1 <= len(keys) <= MAX_KEYS or len(content) > MAX_FILE_BYTES:
+        raise invalid_field(
+            SETTING,
+            f"{path} must hold 1 to {MAX_KEYS} lines, each of {KEY_BYTES} random bytes in base64 "
+            f"(openssl rand -base64 {KEY_BYTES}); restore it from a backup",
+        )
+    return keys
+
+
+def make_keys(path: Path) -> tuple[bytes, ...]:
+    """Makes a file with one new key, which is on disk when this returns. Raises INVALID_ARGUMENT naming the setting."""
+    key = secrets.token_bytes(KEY_BYTES)
+    write_owner_file(path, base64.b64encode(key) + b"\n", SETTING)
+    return (key,)
+
+
+def _key_of(line: bytes) -> bytes | None:
+    try:
+        key = base64.b64decode(line.strip(), validate=True)
+    except binascii.Error:
+        return None
+    return key if len(key) == KEY_BYTES else None
+
+
+def _bound_to(name: str, version: int) -> bytes:
+    return f"weft secret v1\0{name}\0{version}".encode()

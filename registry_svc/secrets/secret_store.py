@@ -1,0 +1,94 @@
+"""Secrets as records, and their store: its port, and its implementation on SQL."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from sqlalchemy import insert, select
+from typing_extensions import override
+
+from registry_svc.secrets.cipher import Sealed
+from registry_svc.store.database import Transactions, delete_rows
+from registry_svc.store.schema import secrets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSecret:
+    """A secret, encrypted."""
+
+    name: str
+    version: int
+    """Counts its values, from 1."""
+    sealed: Sealed
+    created_at: datetime
+    updated_at: datetime
+    """When it got its present value."""
+
+
+class SecretStore(Protocol):
+    """Store of encrypted secrets.
+
+    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
+    database fails; then nothing was written, unless the acknowledgement of the commit was lost.
+    """
+
+    async def load(self) -> tuple[StoredSecret, ...]:
+        """Returns all secrets by name."""
+        ...
+
+    async def save(self, changed: Sequence[StoredSecret]) -> None:
+        """Stores these; one of the same name is replaced. All of them, or none."""
+        ...
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Deletes these; unknown names are ignored."""
+        ...
+
+
+class SqlSecretStore(SecretStore):
+    """See SecretStore."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    @override
+    async def load(self) -> tuple[StoredSecret, ...]:
+        async with self._transactions.transaction() as connection:
+            rows = (await connection.execute(select(secrets))).all()
+        found = (
+            StoredSecret(
+                name=row.name,
+                version=row.version,
+                sealed=Sealed(row.key_id, bytes(row.sealed)),
+                created_at=row.created_at,
+                updated_at=row.updated_at,
+            )
+            for row in rows
+        )
+        # Not ORDER BY: PostgreSQL sorts by the language of the database.
+        return tuple(sorted(found, key=lambda secret: secret.name))
+
+    @override
+    async def save(self, changed: Sequence[StoredSecret]) -> None:
+        if not changed:
+            return
+        rows = [
+            {
+                "name": secret.name,
+                "version": secret.version,
+                "key_id": secret.sealed.key_id,
+                "sealed": secret.sealed.data,
+                "created_at": secret.created_at,
+                "updated_at": secret.updated_at,
+            }
+            for secret in changed
+        ]
+        async with self._transactions.transaction() as connection:
+            await delete_rows(connection, secrets.c.name, [secret.name for secret in changed])
+            await connection.execute(insert(secrets), rows)
+
+    @override
+    async def delete(self, names: Sequence[str]) -> None:
+        async with self._transactions.transaction() as connection:
+            await delete_rows(connection, secrets.c.name, names)

@@ -1,0 +1,185 @@
+"""Secrets: create, list, update, delete, and their values for what uses them.
+
+Values are decrypted when they are used and are in no log, error or message to callers.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.policy.limits import require_room
+from registry_svc.secrets.cipher import SETTING, SecretCipher, UnreadableSecretError, make_keys, read_keys
+from registry_svc.secrets.secret_store import SecretStore, StoredSecret
+from weft.api.registry.v1 import secret_service_pb2 as pb
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
+from weft.kernel.principal import Principal
+from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import stamp_of
+
+log = get_logger("weft.registry.secrets")
+
+MAX_VALUE_CHARS = 8_192
+MAX_LISTED_NAMES = 10
+
+UsersOf = Callable[[str], Sequence[str]]
+"""Returns the names of the models that use a secret."""
+
+
+def require_value(value: str) -> str:
+    """Returns the value of a secret. Raises INVALID_ARGUMENT, which does not quote it."""
+    is_text = value.isascii() and value.isprintable() and value == value.strip()
+    if not is_text or not 1 <= len(value) <= MAX_VALUE_CHARS:
+        raise invalid_field(
+            "value", f"must be 1 to {MAX_VALUE_CHARS:,} printable ASCII characters, without a space at either end"
+        )
+    return value
+
+
+class Secrets:
+    """The secrets of one registry. Writes pass one by one with all others of the core."""
+
+    def __init__(self, core: RegistryCore, store: SecretStore, users_of: UsersOf) -> None:
+        self._core = core
+        self._store = store
+        self._users_of = users_of
+        self._config = core.config.secrets
+        self._secrets: dict[str, StoredSecret] = {}
+        self._cipher = SecretCipher(())
+        self.changed = asyncio.Event()
+        """Set with every change; whoever waits for it clears it."""
+
+    async def start(self) -> None:
+        """Loads the secrets, once the core has started; those under an earlier key are encrypted again.
+
+        Raises INVALID_ARGUMENT when a secret cannot be decrypted with the keys of the file.
+        """
+        stored = await self._store.load()
+        path = self._config.key_file
+        self._cipher = SecretCipher(() if path is None else read_keys(path))
+        try:
+            values = {secret.name: self._value_of(secret) for secret in stored}
+        except UnreadableSecretError:
+            if not self._config.delete_all_if_key_lost:
+                raise self._lost_keys(len(stored)) from None
+            await self._store.delete([secret.name for secret in stored])
+            log.warning("all secrets deleted: their keys are lost", count=len(stored))
+            return
+        self._secrets = {secret.name: secret for secret in stored}
+        earlier = [secret for secret in stored if secret.sealed.key_id != self._cipher.key_id]
+        await self._keep([self._sealed(secret, values[secret.name]) for secret in earlier])
+        if stored:
+            log.info("secrets ready", count=len(stored), encrypted_again=len(earlier))
+
+    def all(self) -> list[pb.Secret]:
+        """Returns all secrets by name, without their values."""
+        self._core.require_open()
+        return [self._shown(self._secrets[name]) for name in sorted(self._secrets)]
+
+    def has(self, name: str) -> bool:
+        """Whether there is a secret of this name."""
+        return name in self._secrets
+
+    def value(self, name: str) -> tuple[int, str]:
+        """Returns the version and the value of a secret; version 0 and no value when there is none."""
+        found = self._secrets.get(name)
+        return (0, "") if found is None else (found.version, self._value_of(found))
+
+    async def create(self, request: pb.CreateSecretRequest, by: Principal) -> pb.Secret:
+        """Keeps a new secret. Raises ALREADY_EXISTS, TOO_MANY_RESOURCES, INVALID_ARGUMENT."""
+        value = require_value(request.value)
+        return await self._core.write(lambda: self._create(request.name, value, by))
+
+    async def update(self, request: pb.UpdateSecretRequest, by: Principal) -> pb.Secret:
+        """Gives a secret a new value. Raises NOT_FOUND, INVALID_ARGUMENT."""
+        value = require_value(request.value)
+        return await self._core.write(lambda: self._update(request.name, value, by))
+
+    async def delete(self, request: pb.DeleteSecretRequest, by: Principal) -> None:
+        """Deletes a secret. Raises NOT_FOUND, and RESOURCE_IN_USE while a model uses it, unless forced."""
+        await self._core.write(lambda: self._delete(request, by))
+
+    async def _create(self, name: str, value: str, by: Principal) -> pb.Secret:
+        if name in self._secrets:
+            raise WeftError(
+                Reason.ALREADY_EXISTS,
+                f"there is a secret {name!r} already; `weft rotate secret {name}` gives it a new value",
+                metadata={"secret": name},
+            )
+        require_room("secrets", len(self._secrets), 1, self._config.max_secrets)
+        self._require_key()
+        now = self._core.clock.utc_now()
+        sealed = self._cipher.seal(name, 1, value)
+        secret = StoredSecret(name=name, version=1, sealed=sealed, created_at=now, updated_at=now)
+        await self._keep([secret])
+        log.info("secret created", name=name, by=by.name)
+        return self._shown(secret)
+
+    async def _update(self, name: str, value: str, by: Principal) -> pb.Secret:
+        earlier = self._require(name)
+        version = earlier.version + 1
+        sealed = self._cipher.seal(name, version, value)
+        secret = replace(earlier, version=version, sealed=sealed, updated_at=self._core.clock.utc_now())
+        await self._keep([secret])
+        log.info("secret updated", name=name, version=version, by=by.name)
+        return self._shown(secret)
+
+    async def _delete(self, request: pb.DeleteSecretRequest, by: Principal) -> None:
+        name = self._require(request.name).name
+        users = self._users_of(name)
+        if users and not request.force:
+            listed = ", ".join(users[:MAX_LISTED_NAMES])
+            raise WeftError(
+                Reason.RESOURCE_IN_USE,
+                f"the secret {name!r} is in use by models: {listed}; delete them or point them elsewhere, or delete it "
+                "with force (`--force`, or `?force=true` over HTTP)",
+                metadata={"secret": name, "models": ",".join(users[:MAX_LISTED_NAMES])},
+            )
+        await self._store.delete([name])
+        del self._secrets[name]
+        self.changed.set()
+        log.info("secret deleted", name=name, by=by.name, used_by=len(users))
+
+    async def _keep(self, changed: Sequence[StoredSecret]) -> None:
+        await self._store.save(changed)
+        self._secrets |= {secret.name: secret for secret in changed}
+        self.changed.set()
+
+    def _sealed(self, secret: StoredSecret, value: str) -> StoredSecret:
+        return replace(secret, sealed=self._cipher.seal(secret.name, secret.version, value))
+
+    def _value_of(self, secret: StoredSecret) -> str:
+        return self._cipher.open(secret.name, secret.version, secret.sealed)
+
+    def _shown(self, secret: StoredSecret) -> pb.Secret:
+        return pb.Secret(
+            name=secret.name,
+            version=secret.version,
+            create_time=stamp_of(secret.created_at),
+            update_time=stamp_of(secret.updated_at),
+            used_by=self._users_of(secret.name),
+        )
+
+    def _require(self, name: str) -> StoredSecret:
+        found = self._secrets.get(name)
+        if found is None:
+            raise WeftError(Reason.NOT_FOUND, f"there is no secret {name!r}", metadata={"secret": name})
+        return found
+
+    def _require_key(self) -> None:
+        """Makes the key file with the first secret. Raises UNSUPPORTED_OPERATION where none is configured."""
+        if self._cipher.key_id:
+            return
+        path = self._config.key_file
+        if path is None:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this registry has no file for keys, and so no secrets")
+        self._cipher = SecretCipher(read_keys(path) or make_keys(path))
+
+    def _lost_keys(self, count: int) -> WeftError:
+        return invalid_field(
+            SETTING,
+            f"{self._config.key_file or 'it'} is not there, or does not hold the key that the {count} secrets in the "
+            "database were encrypted with. Restore the file from a backup; if it is lost, set "
+            "registry.secrets.delete_all_if_key_lost for one start, and create the secrets again",
+        )

@@ -1,0 +1,143 @@
+"""`/v1/admin/secrets`: by scope, and never with a value in an answer."""
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import structlog
+from gateway_script import RawResponse, RunningGateway, serving
+
+from weft.api.registry.v1 import secret_service_pb2 as pb
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
+from weft.kernel.reasons import Reason
+
+PATH = "/v1/admin/secrets"
+PEPPER, SECRET = b"p" * 32, "5" * 64
+VALUE = "sk-canary-0123456789"
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+HOLDERS = {
+    "viewer000000": ("secrets:view",),
+    "maker0000000": ("secrets:create",),
+    "editor000000": ("secrets:edit",),
+    "admin0000000": ("*:*",),
+    "user00000000": ("inference:create", "models:edit"),
+}
+
+
+@dataclass
+class ScriptedSecrets:
+    """A SecretsPort; records its calls in `asked`."""
+
+    asked: list[Any] = field(default_factory=list)
+
+    async def list_all(self) -> pb.ListSecretsResponse:
+        return pb.ListSecretsResponse(secrets=[self._secret("provider")])
+
+    async def create(self, request: pb.CreateSecretRequest) -> pb.Secret:
+        self.asked.append(("create", request.name, request.value))
+        return self._secret(request.name)
+
+    async def update(self, request: pb.UpdateSecretRequest) -> pb.Secret:
+        self.asked.append(("update", request.name, request.value))
+        return self._secret(request.name)
+
+    async def delete(self, name: str, *, force: bool) -> None:
+        self.asked.append(("delete", name, force))
+        if not force:
+            raise WeftError(Reason.RESOURCE_IN_USE, "the secret is in use by models: frontier")
+
+    def _secret(self, name: str) -> pb.Secret:
+        secret = pb.Secret(name=name, version=1, used_by=["frontier"])
+        secret.create_time.FromDatetime(NOW)
+        secret.update_time.FromDatetime(NOW)
+        return secret
+
+
+class Ring:
+    """The keys of HOLDERS."""
+
+    is_ready = True
+    ring = KeyRing(
+        pepper=PEPPER,
+        keys={
+            key_id: KeyVerifier(
+                key_id=key_id,
+                tenant="ops",
+                access=parse_scopes(scopes, "scopes"),
+                digest=key_digest(PEPPER, SECRET),
+            )
+            for key_id, scopes in HOLDERS.items()
+        },
+    )
+
+
+async def ask(
+    gateway: RunningGateway, holder: str, method: str, path: str = PATH, body: object = None
+) -> tuple[RawResponse, Any]:
+    headers = {"Authorization": f"Bearer {key_text(holder, SECRET)}", "Content-Type": "application/json"}
+    raw = b"" if body is None else json.dumps(body).encode()
+    answer = await gateway.request(method, path, raw, headers)
+    return answer, json.loads(answer.body) if answer.body else None
+
+
+CALLS: tuple[tuple[str, str, str, object, int], ...] = (
+    ("secrets:view", "GET", PATH, None, 200),
+    ("secrets:create", "POST", PATH, {"name": "provider", "value": VALUE}, 201),
+    ("secrets:edit", "PUT", f"{PATH}/provider", {"value": VALUE}, 200),
+    ("secrets:edit", "DELETE", f"{PATH}/provider?force=true", None, 204),
+)
+
+
+@pytest.mark.parametrize(("scope", "method", "path", "body", "status"), CALLS)
+async def test_each_call_needs_its_scope(scope: str, method: str, path: str, body: object, status: int) -> None:
+    async with serving(keys=Ring(), secrets=ScriptedSecrets()) as gateway:
+        for holder, scopes in HOLDERS.items():
+            answer, said = await ask(gateway, holder, method, path, body)
+            may = scope in scopes or scopes == ("*:*",) or (scope == "secrets:view" and "secrets" in scopes[0])
+            assert answer.status == (status if may else 403), (holder, said)
+
+
+async def test_a_secret_is_created_updated_listed_and_deleted_without_its_value_in_any_answer_or_log() -> None:
+    port = ScriptedSecrets()
+    said = ""
+    with structlog.testing.capture_logs() as logged:
+        async with serving(keys=Ring(), secrets=port) as gateway:
+            for _, method, path, body, status in CALLS:
+                answer, _ = await ask(gateway, "admin0000000", method, path, body)
+                assert answer.status == status
+                said += answer.body.decode()
+            refused, error = await ask(gateway, "admin0000000", "DELETE", f"{PATH}/provider")
+    assert (refused.status, error["error"]["code"]) == (409, "resource_in_use")
+    assert port.asked == [
+        ("create", "provider", VALUE),
+        ("update", "provider", VALUE),
+        ("delete", "provider", True),
+        ("delete", "provider", False),
+    ]
+    assert '"usedBy":["frontier"]' in said
+    assert VALUE not in said
+    assert VALUE not in str(logged)
+    assert {line["event"] for line in logged} >= {"secret created", "secret updated", "secret deleted"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"name": "provider"},
+        {"name": "provider", "value": ""},
+        {"name": "provider", "value": [VALUE]},
+        {"name": "provider", "value": VALUE * 1_000},
+        {"name": VALUE * 10, "value": "x"},
+        {"name": "provider", "value": VALUE, "also": VALUE},
+    ],
+)
+async def test_a_wrong_body_is_refused_without_being_quoted(body: dict[str, Any]) -> None:
+    port = ScriptedSecrets()
+    async with serving(keys=Ring(), secrets=port) as gateway:
+        answer, error = await ask(gateway, "admin0000000", "POST", PATH, body)
+    assert answer.status == 400, error
+    assert VALUE not in answer.body.decode()
+    assert port.asked == []

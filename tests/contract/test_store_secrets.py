@@ -1,0 +1,67 @@
+"""Encrypted secrets on every kind of database."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from registry_svc.mesh.store import SqlStore
+from registry_svc.secrets.cipher import KEY_ID_CHARS, Sealed
+from registry_svc.secrets.secret_store import SecretStore, SqlSecretStore, StoredSecret
+from registry_svc.store.schema import SCHEMA
+from weft.kernel.names import MAX_NAME_CHARS
+from weft.sql.schema import migrate
+
+pytest_plugins = ("database_fixtures",)
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+def secret(name: str) -> StoredSecret:
+    """Every field set to something that a careless store would lose."""
+    return StoredSecret(
+        name=name,
+        version=2**40,
+        sealed=Sealed("f" * KEY_ID_CHARS, b"'\x00\\\xff" * 2_000),
+        created_at=NOW,
+        updated_at=NOW + timedelta(microseconds=1),
+    )
+
+
+@pytest.fixture
+def secrets(store: SqlStore) -> SqlSecretStore:
+    """On an open, empty database."""
+    return SqlSecretStore(store)
+
+
+async def test_secrets_come_back_whole_and_in_order(secrets: SecretStore) -> None:
+    assert await secrets.load() == ()
+    longest = "n" * MAX_NAME_CHARS
+    await secrets.save([secret(longest), secret("a")])
+    await secrets.save([secret("0")])
+    await secrets.save([])
+    assert await secrets.load() == (secret("0"), secret("a"), secret(longest))
+
+
+async def test_a_secret_is_replaced_and_deleted_by_its_name(secrets: SecretStore) -> None:
+    await secrets.save([secret("a"), secret("b")])
+    changed = replace(secret("a"), version=2, sealed=Sealed("0" * KEY_ID_CHARS, b"other"))
+    await secrets.save([changed])
+    await secrets.delete(["b", "never-there"])
+    assert await secrets.load() == (changed,)
+
+
+async def test_a_database_of_the_previous_release_takes_secrets(database_url: str) -> None:
+    engine = create_async_engine(database_url)
+    if engine.dialect.name == "sqlite":
+        Path(str(engine.url.database)).parent.mkdir()
+    async with engine.begin() as connection:
+        await connection.run_sync(migrate, SCHEMA, "0007")
+    await engine.dispose()
+    store = SqlStore(database_url)
+    await store.open()
+    await SqlSecretStore(store).save([secret("a")])
+    assert await SqlSecretStore(store).load() == (secret("a"),)
+    await store.close()

@@ -1,0 +1,80 @@
+"""`weft create secret` and its companions against a registry that runs as a process of its own."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from registry_process import serving_registry, stop_in_order, weft
+
+VALUE = "sk-canary-0123456789"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home on which a registry serves."""
+    folder = tmp_path_factory.mktemp("secrets")
+    with serving_registry(folder) as process:
+        yield folder
+        stop_in_order(process)
+
+
+def _file(folder: Path, value: str = VALUE) -> str:
+    path = folder / "value"
+    path.write_text(f"{value}\n")
+    return str(path)
+
+
+def test_a_secret_is_created_rotated_listed_and_deleted_and_no_format_prints_its_value(
+    home: Path, tmp_path: Path
+) -> None:
+    printed = []
+    done = weft(home, "create", "secret", "provider", "--from-file", _file(tmp_path))
+    assert (done.exit_code, done.stdout) == (0, "secret/provider created\n"), done.output
+    done = weft(home, "rotate", "secret", "provider", "--from-file", _file(tmp_path))
+    assert (done.exit_code, done.stdout) == (0, "secret/provider rotated, version 2\n"), done.output
+    for output in ("table", "wide", "json", "name"):
+        printed.append(weft(home, "get", "secrets", "-o", output).stdout)
+        assert "provider" in printed[-1]
+    assert printed[0].split()[:4] == ["SECRET", "VERSION", "AGE", "USED"]
+    (item,) = json.loads(printed[2])["items"]
+    assert (item["name"], item["version"], item["usedBy"]) == ("provider", 2, [])
+    assert printed[3] == "secret/provider\n"
+    made = weft(home, "create", "secret", "second", "--from-file", _file(tmp_path), "-o", "json")
+    assert json.loads(made.stdout)["kind"] == "secret"
+    done = weft(home, "delete", "secret", "provider", "second")
+    assert (done.exit_code, done.stdout) == (0, "secret/provider deleted\nsecret/second deleted\n")
+    everything = "".join((*printed, made.stdout, done.output))
+    assert VALUE not in everything
+    logs = "".join(path.read_text() for path in (home / "logs").iterdir())
+    assert "secret created" in logs, "a negative control: the log was read"
+    assert VALUE not in logs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["create", "secret", "a", VALUE], 2, "never an argument"),
+        (["create", "secret", "a", "--from-file", "/nowhere"], 2, "--from-file: /nowhere cannot be read"),
+        (["create", "secret", "a", "--from-env", "WEFT_TEST_UNSET"], 2, "--from-env WEFT_TEST_UNSET: holds no value"),
+        (["create", "secret", "a", "-", "--from-env", "HOME"], 2, "goes without"),
+        (["create", "secret", "no name", "--from-env", "HOME"], 2, "NAME"),
+        (["rotate", "secret", "absent", "--from-env", "HOME"], 3, "there is no secret/absent"),
+        (["delete", "secret", "absent"], 3, "there is no secret/absent"),
+        (["get", "secret", "absent"], 3, "there is no secret/absent"),
+        (["get", "secrets", "-o", "yaml"], 2, "secrets are not declared"),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_exit_code(home: Path, arguments: list[str], code: int, words: str) -> None:
+    done = weft(home, *arguments)
+    assert done.exit_code == code, done.output
+    assert words in done.output
+    assert VALUE not in done.output
+
+
+def test_a_name_that_is_taken_is_a_conflict_that_names_the_command_for_a_new_value(home: Path, tmp_path: Path) -> None:
+    assert weft(home, "create", "secret", "taken", "--from-file", _file(tmp_path)).exit_code == 0
+    done = weft(home, "create", "secret", "taken", "--from-file", _file(tmp_path))
+    assert (done.exit_code, "weft rotate secret taken" in done.output) == (4, True)
+    assert weft(home, "delete", "secret/taken").stdout == "secret/taken deleted\n"
+    assert weft(home, "delete", "secret/taken", "--ignore-not-found").exit_code == 0

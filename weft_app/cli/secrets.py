@@ -1,0 +1,224 @@
+"""Secrets of the mesh: `weft create secret`, `weft rotate secret`, `weft get secrets` and `weft delete secret`.
+
+A value comes from a file, an environment variable or standard input, never from an argument, which other users of the
+machine can read.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from weft.api.registry.v1 import secret_service_pb2 as pb
+from weft.api.registry.v1.secret_service_pb2_grpc import SecretServiceStub
+from weft.documents.codec import document_of
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import close_names, require_name
+from weft.kernel.reasons import Reason
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, ResourceFormat, exit_code, note
+from weft_app.cli.output import Column, Listing, print_document, say
+from weft_app.cli.registry_calls import CALL_TIMEOUT_SECONDS, call_registry
+from weft_app.cli.targets import SECRET_WORDS
+
+MAX_VALUE_CHARS = 8_192
+STDIN = "-"
+COMPLETION_TIMEOUT_SECONDS = 0.25
+
+_SECRET = (
+    Column("SECRET", "{name}"),
+    Column("VERSION", "{version}"),
+    Column("AGE", "[{update_time:age}]", ticks=True),
+    Column("USED BY", lambda secret: ",".join(secret.used_by) or "-"),
+)
+_SECRETS = Listing(
+    columns=_SECRET,
+    wide=(*_SECRET, Column("CREATED", "[{create_time:age}]", ticks=True)),
+    name=lambda secret: f"secret/{secret.name}",
+)
+
+
+def complete_secret(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completes the names of existing secrets."""
+    home = ctx.params.get("home") or DEFAULT_HOME
+    try:
+        found = _all(home, COMPLETION_TIMEOUT_SECONDS)
+    except (WeftError, OSError, ValueError):
+        # Completion prints nothing about faults of the mesh: the command line is half typed.
+        return []
+    return [secret.name for secret in found if secret.name.startswith(incomplete)]
+
+
+NewNameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the secret.")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the secret.", autocompletion=complete_secret)
+]
+SourceArgument = Annotated[
+    str | None, typer.Argument(metavar="[-]", help="- reads the value from standard input.", show_default=False)
+]
+FileOption = Annotated[Path | None, typer.Option("--from-file", metavar="FILE", help="Read the value from a file.")]
+VariableOption = Annotated[
+    str | None, typer.Option("--from-env", metavar="VARIABLE", help="Read the value from an environment variable.")
+]
+FormatOption = Annotated[NamedFormat, typer.Option("--output", "-o", help="Output format; no format has the value.")]
+
+
+def create_secret(
+    name: NewNameArgument,
+    source: SourceArgument = None,
+    *,
+    from_file: FileOption = None,
+    from_env: VariableOption = None,
+    home: HomeOption = DEFAULT_HOME,
+    output: FormatOption = NamedFormat.TABLE,
+) -> None:
+    """Create a secret, such as the API key of a provider. It is stored encrypted, and never shown.
+
+    The value comes from a file, an environment variable or standard input; on a terminal it is typed without an echo.
+
+    Example: weft create secret example-key --from-env EXAMPLE_API_KEY
+    """
+    require_name(name, "NAME")
+    request = pb.CreateSecretRequest(name=name, value=_value(name, source, from_file, from_env))
+    _show(call_registry(home, SecretServiceStub, "CreateSecret", request).secret, "created", output)
+
+
+def rotate_secret(
+    name: NameArgument,
+    source: SourceArgument = None,
+    *,
+    from_file: FileOption = None,
+    from_env: VariableOption = None,
+    home: HomeOption = DEFAULT_HOME,
+    output: FormatOption = NamedFormat.TABLE,
+) -> None:
+    """Give a secret a new value. Models take it for their next request, without a restart; running requests finish.
+
+    Example: weft rotate secret example-key --from-file ./new-key
+    """
+    require_name(name, "NAME")
+    request = pb.UpdateSecretRequest(name=name, value=_value(name, source, from_file, from_env))
+    try:
+        updated = call_registry(home, SecretServiceStub, "UpdateSecret", request).secret
+    except WeftError as error:
+        raise _with_suggestion(home, name, error) from error
+    _show(updated, f"rotated, version {updated.version}", output)
+
+
+def is_about_secrets(words: Sequence[str]) -> bool:
+    """Whether the arguments of `weft get` or `weft delete` name secrets."""
+    return words[0].lower().partition("/")[0] in SECRET_WORDS
+
+
+def show_secrets(words: Sequence[str], output: ResourceFormat, home: Path) -> None:
+    """Prints the secrets that `words` name, all of them without names; never their values."""
+    if output is ResourceFormat.YAML:
+        raise invalid_field("--output", "must be table, wide, json or name: secrets are not declared")
+    names = _names(words)
+    found = _all(home)
+    missing = set(names) - {secret.name for secret in found}
+    if missing:
+        raise _unknown(min(missing), [secret.name for secret in found])
+    shown = [secret for secret in found if not names or secret.name in names]
+    _SECRETS.print(shown, output, lambda: document_of(pb.ListSecretsResponse(secrets=shown)))
+
+
+def delete_secrets(words: Sequence[str], home: Path, *, ignore_not_found: bool, force: bool) -> None:
+    """Deletes the secrets that `words` name; a failure of one does not stop the others."""
+    names = _names(words)
+    if not names:
+        raise invalid_field("NAME", "name what is to be deleted")
+    codes = [_delete(home, name, ignore_not_found=ignore_not_found, force=force) for name in names]
+    if any(codes):
+        raise typer.Exit(next(code for code in codes if code))
+
+
+def _delete(home: Path, name: str, *, ignore_not_found: bool, force: bool) -> int:
+    """Deletes one secret; returns 0 or the exit code of its failure."""
+    request = pb.DeleteSecretRequest(name=name, force=force)
+    try:
+        call_registry(home, SecretServiceStub, "DeleteSecret", request)
+    except WeftError as error:
+        if error.reason is Reason.NOT_FOUND and ignore_not_found:
+            return 0
+        found = _with_suggestion(home, name, error)
+        note(found.message)
+        return exit_code(found)
+    say(f"secret/{name} deleted\n")
+    return 0
+
+
+def _names(words: Sequence[str]) -> tuple[str, ...]:
+    if "/" not in words[0]:
+        return tuple(require_name(name, "NAME") for name in words[1:])
+    pairs = [word.partition("/") for word in words]
+    if any(kind.lower() not in SECRET_WORDS for kind, _, _ in pairs):
+        raise invalid_field("KIND", "secrets and other things cannot be named in one command")
+    return tuple(require_name(name, "NAME") for _, _, name in pairs)
+
+
+def _value(name: str, source: str | None, from_file: Path | None, from_env: str | None) -> str:
+    """Returns the value without the newline at its end. Raises INVALID_ARGUMENT naming the option."""
+    given = [each for each in (source, from_file, from_env) if each is not None]
+    if len(given) > 1:
+        raise invalid_field("--from-file", "goes without --from-env and without -: one of them holds the value")
+    if source not in (None, STDIN):
+        # The value must not appear in the error either.
+        raise invalid_field("NAME", "a value is never an argument, which others can read: --from-file, --from-env or -")
+    if from_env is not None:
+        return _bounded(os.environ.get(from_env, ""), f"--from-env {from_env[:64]}")
+    if from_file is not None:
+        try:
+            with from_file.open("rb") as file:
+                return _bounded(_decoded(file.read(MAX_VALUE_CHARS + 2), "--from-file"), "--from-file")
+        except OSError as error:
+            raise invalid_field("--from-file", f"{from_file} cannot be read: {error.strerror}") from error
+    if source is None:
+        if not sys.stdin.isatty():
+            raise invalid_field("--from-file", "or --from-env, or - for standard input, must say where the value is")
+        return _bounded(typer.prompt(f"value of {name}", hide_input=True, err=True), "the value")
+    return _bounded(_decoded(sys.stdin.buffer.read(MAX_VALUE_CHARS + 2), STDIN), STDIN)
+
+
+def _decoded(content: bytes, option: str) -> str:
+    try:
+        return content.decode("ascii")
+    except UnicodeDecodeError:
+        raise invalid_field(option, "must hold printable ASCII characters") from None
+
+
+def _bounded(text: str, option: str) -> str:
+    value = text.removesuffix("\n").removesuffix("\r")
+    if not value:
+        raise invalid_field(option, "holds no value")
+    if len(value) > MAX_VALUE_CHARS:
+        raise invalid_field(option, f"must hold at most {MAX_VALUE_CHARS:,} characters")
+    return value
+
+
+def _show(secret: pb.Secret, done: str, output: NamedFormat) -> None:
+    if output is NamedFormat.TABLE:
+        say(f"secret/{secret.name} {done}\n")
+    elif output is NamedFormat.NAME:
+        say(f"secret/{secret.name}\n")
+    else:
+        document: dict[str, Any] = document_of(secret)
+        print_document(document, output)
+
+
+def _all(home: Path, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> list[pb.Secret]:
+    found = call_registry(home, SecretServiceStub, "ListSecrets", pb.ListSecretsRequest(), timeout_seconds)
+    return list(found.secrets)
+
+
+def _with_suggestion(home: Path, name: str, error: WeftError) -> WeftError:
+    if error.reason is not Reason.NOT_FOUND:
+        return error
+    return _unknown(name, [secret.name for secret in _all(home)])
+
+
+def _unknown(name: str, known: Sequence[str]) -> WeftError:
+    meant = close_names(name, known) or "`weft get secrets` lists them"
+    return WeftError(Reason.NOT_FOUND, f"there is no secret/{name}; {meant}", metadata={"secret": name})
