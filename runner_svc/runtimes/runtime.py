@@ -75,6 +75,9 @@ class Runtime(Generic[Settings]):
     find_fault: Callable[[Settings, Mapping[str, str]], ModelFault | None] | None = None
     """Checks within seconds whether a model's server has it; the mapping is the environment. None: there is no server
     to check before a start."""
+    find_program_fault: Callable[[Settings, tuple[str, ...] | None, Mapping[str, str]], ModelFault | None] | None = None
+    """Checks within seconds whether the program of a model is installed; given are the runner's `command` and the
+    environment. None: its models have no program of their own."""
     variable_prefix: str | None = None
     """Prefix of the environment variables of the runner that its engine reads; None: it reads none of its own."""
     no_output: str = ""

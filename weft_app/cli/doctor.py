@@ -120,6 +120,7 @@ def examine(home: WeftHome, config_path: Path | None, port: int | None) -> Itera
     yield from _servers(config)
     yield _accelerators()
     yield from _requirements(config, home.environments)
+    yield from _programs(config)
     yield _port(home, port if port is not None else config.port)
     if home.running() is not None:
         yield from _engines(home)
@@ -265,6 +266,20 @@ def _requirements(config: WeftConfig, environments: EnvironmentFolder) -> Iterat
         if environment is not None and not command:
             look = partial(environments.description, environment)
             yield _attempt("environment", look, environments.install_command(environment.name))
+
+
+def _programs(config: WeftConfig) -> Iterator[Finding]:
+    """Yields whether the program of each model that has one of its own is installed."""
+    for runner in config.runners or ():
+        find_fault = runner.engine.find_program_fault
+        if find_fault is None:
+            continue
+        for model in runner.models:
+            fault = find_fault(model, runner.command, os.environ)
+            if fault is None:
+                yield Finding(check="program", verdict=Verdict.OK, detail=f"{model.name}: its program is installed")
+            else:
+                yield _failed("program", f"{model.name}: {fault.message}", fault.remedy)
 
 
 def _accelerators() -> Finding:

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -16,7 +15,8 @@ from runner_svc.runtimes.metrics_page import load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.server.claims import claims_of, missing_metrics
 from runner_svc.runtimes.server.placeholders import filled
-from runner_svc.runtimes.server.presets import OTHER_PROGRAM, PRESETS, Route, ServerPreset
+from runner_svc.runtimes.server.presets import Route, ServerPreset
+from runner_svc.runtimes.server.program import command_of, find_program, preset_of
 from runner_svc.runtimes.server.settings import ServerModel
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.supervise.process_time import GpuTime
@@ -35,22 +35,11 @@ _NOT_FOUND = 404
 _REFUSED = frozenset({401, 403})
 
 
-def preset_of(model: ServerModel) -> ServerPreset:
-    """Returns what is known of the program of a model."""
-    return OTHER_PROGRAM if model.preset is None else PRESETS[model.preset]
-
-
 def metrics_page_of(preset: ServerPreset) -> MetricsPage | None:
     """Returns the page of metrics of a program; None: none is known."""
     if not preset.metrics_path:
         return None
     return MetricsPage(preset.metrics_path, lambda page: load_of(samples_of(page), preset.metrics))
-
-
-def command_of(model: ServerModel, context: ModelContext) -> tuple[str, ...]:
-    """Returns the command line of a model's program, with its placeholders; empty: none is configured."""
-    command = model.command or context.command or preset_of(model).command
-    return (*command, *model.extra_arguments) if command else ()
 
 
 def operations_of(model: ServerModel) -> frozenset[Operation]:
@@ -96,7 +85,7 @@ class ServerBackend(StartedServer[ServerModel]):
         self.healthy_status = _OK if ready is None else ready.status
         self.metrics_page = metrics_page_of(self.preset)
         self.folder = None if model.working_folder is None else model.working_folder.expanduser()
-        self._command_line = command_of(model, context)
+        self._command_line = command_of(model, context.command)
         # The whole command line has placeholders, which are filled with the port of each start.
         super().__init__(model, replace(context, command=()), gpu)
 
@@ -179,10 +168,9 @@ class ServerBackend(StartedServer[ServerModel]):
 
     @override
     async def prepare(self, order: LoadOrder) -> None:
-        program = self._command_line[0]
-        if await asyncio.to_thread(shutil.which, program, path=self.context.environment.get("PATH")) is None:
+        if await asyncio.to_thread(find_program, self._command_line, self.context.environment) is None:
             install = f"; to install {self.preset.title}: {self.preset.install}" if self.preset.install else ""
-            raise WeftError(Reason.CONNECT_FAILED, f"there is no program {program}{install}")
+            raise WeftError(Reason.CONNECT_FAILED, f"there is no program {self._command_line[0]}{install}")
 
     @override
     def arguments(self, order: LoadOrder, port: int) -> list[str]:

@@ -1,8 +1,9 @@
 """The runtime server: any OpenAI-compatible server program, one process per model, started and ended by weft."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from runner_svc.runtimes.runtime import Runtime
+from runner_svc.runtimes.runtime import ModelFault, Runtime
 from runner_svc.runtimes.server.parameters import PARAMETERS
 from runner_svc.runtimes.server.settings import ServerModel
 
@@ -30,10 +31,11 @@ def _build(model: ServerModel, context: "ModelContext") -> "ModelEngine":
 
 def _check(model: ServerModel, context: "ModelContext") -> None:
     """Raise INVALID_ARGUMENT naming a setting that is missing, or that contradicts another one."""
-    from runner_svc.runtimes.server.backend import command_of, operations_of, preset_of  # noqa: PLC0415
+    from runner_svc.runtimes.server.backend import operations_of  # noqa: PLC0415
     from runner_svc.runtimes.server.placeholders import check_placeholders, placeholders_of  # noqa: PLC0415
+    from runner_svc.runtimes.server.program import command_of, preset_of  # noqa: PLC0415
 
-    preset, command = preset_of(model), command_of(model, context)
+    preset, command = preset_of(model), command_of(model, context.command)
     if not command:
         raise context.refuse("command", "must be set, or preset to a program that weft knows")
     for setting, texts in (("command", command), ("environment", tuple(model.environment.values()))):
@@ -58,6 +60,28 @@ def _check(model: ServerModel, context: "ModelContext") -> None:
         raise context.refuse("working_folder", f"there is no folder {folder}")
 
 
+def _find_program_fault(
+    model: ServerModel, command: tuple[str, ...] | None, environment: Mapping[str, str]
+) -> ModelFault | None:
+    from runner_svc.runtimes.server.program import (  # noqa: PLC0415 - for doctor alone
+        command_of,
+        find_program,
+        lacks_module,
+        preset_of,
+    )
+
+    words, preset = command_of(model, command), preset_of(model)
+    if not words:
+        return ModelFault(message="it has no command and no preset", remedy="set command or preset")
+    remedy = preset.install or "install it, or correct `command`"
+    path = find_program(words, environment)
+    if path is None:
+        return ModelFault(message=f"there is no program {words[0]}", remedy=remedy)
+    if module := lacks_module(path, words):
+        return ModelFault(message=f"{path} has no module {module}", remedy=remedy)
+    return None
+
+
 RUNTIME = Runtime(
     name="server",
     summary="any OpenAI-compatible server program, which weft starts: SGLang, TGI, LMDeploy, TabbyAPI, mlx-lm, Ollama",
@@ -65,6 +89,7 @@ RUNTIME = Runtime(
     settings=ServerModel,
     build=_build,
     parameters=PARAMETERS,
+    find_program_fault=_find_program_fault,
     advice={
         "path": "this runtime starts a program of its own choice: set model, and command or preset",
         "url": "a server that runs already is a model of a runner with `runtime: openai_http`",

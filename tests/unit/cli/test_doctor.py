@@ -1,6 +1,7 @@
 """What `weft doctor` says of a configuration, of attached servers and of accelerators."""
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -111,3 +112,32 @@ def test_a_server_that_does_not_answer_is_named_without_the_user_in_its_address(
 
 def test_there_is_a_line_about_accelerators(tmp_path: Path) -> None:
     assert _findings(tmp_path, "port: 9000")["accelerators"].detail
+
+
+def _program(model: str) -> str:
+    return f"runners: [{{name: box, runtime: server, models: [{{name: m, model: x, {model}}}]}}]"
+
+
+def test_a_program_that_is_not_installed_is_named_with_what_installs_it(tmp_path: Path) -> None:
+    found = _findings(tmp_path, _program("preset: tgi"))["program"]
+    assert (found.verdict, found.detail) == (Verdict.FAILED, "m: there is no program text-generation-launcher")
+    assert found.remedy == "https://huggingface.co/docs/text-generation-inference/installation"
+
+
+def test_a_module_that_an_interpreter_does_not_have_is_named_too(tmp_path: Path) -> None:
+    """`python3 -m sglang.launch_server`: there is a python3 nearly everywhere."""
+    command = f"command: ['{sys.executable}', -m, sglang.launch_server, '{{port}}']"
+    found = _findings(tmp_path, _program(f"preset: sglang, {command}"))["program"]
+    assert (found.verdict, found.detail) == (Verdict.FAILED, f"m: {sys.executable} has no module sglang")
+    assert found.remedy == "pip install sglang"
+
+
+@pytest.mark.parametrize("words", ["-m, http.server", "main.py"])
+def test_a_program_that_is_installed_is_a_finding_without_a_remedy(tmp_path: Path, words: str) -> None:
+    found = _findings(tmp_path, _program(f"command: ['{sys.executable}', {words}, '{{port}}']"))["program"]
+    assert (found.verdict, found.detail, found.remedy) == (Verdict.OK, "m: its program is installed", "")
+
+
+def test_an_unknown_program_that_is_missing_is_the_configurations(tmp_path: Path) -> None:
+    found = _findings(tmp_path, _program("command: [no-such-program, '{port}']"))["program"]
+    assert (found.verdict, found.remedy) == (Verdict.FAILED, "install it, or correct `command`")
