@@ -8,12 +8,14 @@ import subprocess
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import psutil
 import pytest
 from kit.engine_settings import engine_settings
+from kit.peft_folder import write_peft_adapter
 from mesh_process import WEFT, MeshProcess, alive, eventually, running_mesh, user_environment, write_config
 from native_builds import built_vllm
 
@@ -23,7 +25,7 @@ from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.runtimes.vllm_engine.arguments import CACHE_BLOCK_TOKENS
 from runner_svc.runtimes.vllm_serve.arguments import server_arguments
 from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend
-from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
+from runner_svc.runtimes.vllm_serve.settings import VllmAdapter, VllmServeModel
 from weft.api.common.v1 import tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, has_content
@@ -302,3 +304,29 @@ async def test_weft_conformance_is_green_and_an_unload_frees_the_memory(mesh: Me
     done = await asyncio.to_thread(_weft, mesh, "unload", "smollm2")
     assert done.returncode == 0, done.stderr
     await eventually(lambda: not _engines(mesh), NOTICE_SECONDS, "vLLM still has memory")
+
+
+async def test_adapters_answer_by_their_own_names_and_find_no_prefix_of_each_other(tmp_path: Path) -> None:
+    adapters = tuple(
+        VllmAdapter(name=name, path=str(write_peft_adapter(tmp_path / name, strength=strength)))
+        for name, strength in (("nonsense", 0.5), ("mute", 0.0))
+    )
+    async with _running(adapters=adapters, context_tokens=1024, slots=2) as (backend, _):
+
+        async def ask(adapter: str) -> tuple[str, int]:
+            call = _call(adapter=adapter)
+            text = CACHED_PROMPT + "What is the capital of France?"
+            frames = [frame async for frame in backend.generate(chat(text=text, max_tokens=16), call)]
+            events = [event for frame in frames for event in frame]
+            assert not [event for event in events if event.HasField("warning")]
+            return "".join(event.delta.text for event in events), _cached(frames)
+
+        plain, cached = await ask("")
+        assert cached == 0
+        assert (await ask(""))[1] > 0
+        odd, cached = await ask("nonsense")
+        assert cached == 0, "the prompt as the model without an adapter computed it is of no use"
+        assert odd != plain
+        assert (await ask("nonsense"))[1] > 0
+        same, cached = await ask("mute")
+        assert (same, cached) == (plain, 0)

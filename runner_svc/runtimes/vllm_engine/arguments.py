@@ -109,12 +109,18 @@ def engine_arguments(model: VllmModel, order: LoadOrder, shape: ModelShape | Non
         arguments += ["--quantization", model.quantization]
     if model.kind != "generation":
         arguments += ["--runner", "pooling"]
-    elif model.lora_path is not None:
-        arguments += ["--enable-lora", "--max-lora-rank", str(model.max_lora_rank)]
+    elif model.lora_path is not None or model.served_adapters:
+        arguments += ["--enable-lora", "--max-lora-rank", str(model.max_lora_rank), *_adapter_arguments(model)]
     for flag, given in (("--trust-remote-code", model.trust_remote_code), ("--enforce-eager", model.enforce_eager)):
         if given:
             arguments.append(flag)
     return arguments
+
+
+def _adapter_arguments(model: VllmModel) -> list[str]:
+    """Returns how many adapters are on the device at once: all of them, so that none is loaded for a request."""
+    count = len(model.served_adapters)
+    return ["--max-loras", str(count), "--max-cpu-loras", str(count)] if count > 1 else []
 
 
 def model_location(model: VllmModel, order: LoadOrder) -> str:
@@ -221,6 +227,7 @@ def engine_variables(model: VllmModel, order: LoadOrder, given: Mapping[str, str
         # FlashInfer's sampler is compiled at the first request, and older toolkits cannot for the newest devices.
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
     }
-    if model.folder is not None and model.lora_path is None and model.speculative_model is None:
+    is_local = model.folder is not None and all(each.digested_file is not None for each in model.served_adapters)
+    if is_local and model.lora_path is None and model.speculative_model is None:
         usual["HF_HUB_OFFLINE"] = "1"
     return {**{name: value for name, value in usual.items() if name not in given}, **hidden_devices(order)}

@@ -87,7 +87,11 @@ def model_engine(
     draft = None if model.speculative_model is None else Path(model.speculative_model).expanduser()
     forecast = ForecastModel(
         name=model.model,
-        files=ModelFiles(path=model.folder or Path(model.model), draft=draft if draft and draft.is_dir() else None),
+        files=ModelFiles(
+            path=model.folder or Path(model.model),
+            draft=draft if draft and draft.is_dir() else None,
+            adapters=tuple(file for each in model.served_adapters if (file := each.digested_file) is not None),
+        ),
         context_tokens=model.slot_context_tokens,
         slots=model.slots,
         parameters=configured_parameters(model),

@@ -4,12 +4,11 @@ Flags are those of vLLM 0.32 (`vllm serve --help=all`, November 2026).
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.memory_estimate import ModelShape
 from runner_svc.runtimes.vllm_engine.arguments import ENGINE_FLAGS, engine_arguments, engine_variables, model_location
-from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
+from runner_svc.runtimes.vllm_serve.settings import VllmServeModel, local_or_id
 
 OWN_FLAGS: Mapping[str, str] = {
     "--host": "it is weft's",
@@ -48,10 +47,19 @@ def _generation_arguments(model: VllmServeModel) -> list[str]:
         arguments.append("--enable-per-request-metrics")
     if model.tool_call_parser is not None:
         arguments += ["--enable-auto-tool-choice", "--tool-call-parser", model.tool_call_parser]
+    modules = {adapter.name: adapter.path for adapter in model.adapters}
     if model.lora_path is not None:
-        adapter = Path(model.lora_path).expanduser()
-        arguments += ["--lora-modules", f"{adapter_name(model)}={adapter if adapter.is_dir() else model.lora_path}"]
+        modules[adapter_name(model)] = model.lora_path
+    if modules:
+        arguments += ["--lora-modules", *(f"{name}={local_or_id(path)}" for name, path in modules.items())]
     return arguments
+
+
+def adapter_bodies(model: VllmServeModel) -> dict[str, dict[str, object]]:
+    """Returns what the body of a generation says in addition, by the adapter that answers; see `Endpoint.adapters`."""
+    if not model.adapters:
+        return {}
+    return {"": {"model": model.name}, **{adapter.name: {"model": adapter.name} for adapter in model.adapters}}
 
 
 def adapter_name(model: VllmServeModel) -> str:

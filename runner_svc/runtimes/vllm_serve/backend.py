@@ -25,7 +25,7 @@ from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.runtimes.vllm_engine.arguments import load_parameters, operations_of, sleeps_in_place
 from runner_svc.runtimes.vllm_engine.load_stages import LoadStages
-from runner_svc.runtimes.vllm_serve.arguments import adapter_name, server_arguments, server_environment
+from runner_svc.runtimes.vllm_serve.arguments import adapter_bodies, adapter_name, server_arguments, server_environment
 from runner_svc.runtimes.vllm_serve.metrics import read_load
 from runner_svc.runtimes.vllm_serve.parameters import PARAMETERS
 from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
@@ -154,6 +154,7 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
             api_key=api_key,
             model=self.model.name if self.model.lora_path is None else adapter_name(self.model),
             parameters=replace(self.parameters, most_answer_tokens=self._context_tokens),
+            adapters=adapter_bodies(self.model),
         )
 
     @override

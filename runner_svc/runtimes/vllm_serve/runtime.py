@@ -31,11 +31,13 @@ def _build(model: VllmServeModel, context: "ModelContext") -> "ModelEngine":
 
     from runner_svc.memory.estimate import ModelFacts, read_model_facts  # noqa: PLC0415
     from runner_svc.runtimes.vllm_engine.model import check_model, model_engine, with_environment  # noqa: PLC0415
+    from runner_svc.runtimes.vllm_serve.adapters import check_adapters  # noqa: PLC0415
     from runner_svc.runtimes.vllm_serve.arguments import OWN_FLAGS  # noqa: PLC0415
     from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend  # noqa: PLC0415
     from weft.kernel.abilities import Abilities  # noqa: PLC0415
 
     check_model(model, context, OWN_FLAGS, for_generation=("tool_call_parser", "reasoning_parser"))
+    check_adapters(model, context)
     model = with_environment(model, context)
     if not context.command:
         context = replace(context, command=(str(context.environments.environment_program(ENVIRONMENT, PROGRAM)),))

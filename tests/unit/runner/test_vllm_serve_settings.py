@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from kit.engine_settings import engine_settings
+from kit.peft_folder import write_peft_adapter
 
 from runner_svc.backend.port import LoadOrder
 from runner_svc.memory.estimate import ForecastModel, MemoryEstimator, ModelFiles, read_model_facts
@@ -17,11 +18,11 @@ from runner_svc.runtimes.metrics_page import MAX_COUNT
 from runner_svc.runtimes.vllm_engine.arguments import configured_parameters, load_parameters, operations_of
 from runner_svc.runtimes.vllm_engine.forecast import VllmForecast
 from runner_svc.runtimes.vllm_engine.load_stages import LoadStages, Stage
-from runner_svc.runtimes.vllm_serve.arguments import server_arguments, server_environment
+from runner_svc.runtimes.vllm_serve.arguments import adapter_bodies, server_arguments, server_environment
 from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend
 from runner_svc.runtimes.vllm_serve.metrics import read_load
 from runner_svc.runtimes.vllm_serve.runtime import RUNTIME
-from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
+from runner_svc.runtimes.vllm_serve.settings import VllmAdapter, VllmServeModel
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Operation, Skill
@@ -273,6 +274,50 @@ def test_an_unload_ends_the_process_unless_the_settings_say_otherwise() -> None:
 
     assert not keeps()
     assert keeps(unload_keeps_process=True)
+
+
+def _adapters(*folders: Path | str) -> dict[str, Any]:
+    return {"adapters": tuple(VllmAdapter(name=f"a{at}", path=str(folder)) for at, folder in enumerate(folders))}
+
+
+def test_adapters_are_modules_that_are_all_on_the_device_and_requests_name_them(tmp_path: Path) -> None:
+    local = write_peft_adapter(tmp_path / "local", strength=0.0)
+    model = _model(name="smol", **_adapters(local, "org/other"))
+    words = server_arguments(model, LoadOrder())
+    at = words.index("--lora-modules")
+    assert words[at : at + 3] == ["--lora-modules", f"a0={local}", "a1=org/other"]
+    assert "--enable-lora" in words
+    assert (_value(words, "--max-loras"), _value(words, "--max-cpu-loras")) == ("2", "2")
+    assert adapter_bodies(model) == {"": {"model": "smol"}, "a0": {"model": "a0"}, "a1": {"model": "a1"}}
+    assert adapter_bodies(_model()) == {}
+
+
+def test_the_hub_is_offline_only_where_every_adapter_is_a_folder(tmp_path: Path) -> None:
+    local = write_peft_adapter(tmp_path / "local", strength=0.0)
+    model = {"model": str(tmp_path)}
+    assert "HF_HUB_OFFLINE" in server_environment(_model(**model, **_adapters(local)), LoadOrder(), {})
+    assert "HF_HUB_OFFLINE" not in server_environment(_model(**model, **_adapters(local, "org/b")), LoadOrder(), {})
+
+
+def test_adapters_that_cannot_be_loaded_are_refused_by_their_setting(tmp_path: Path) -> None:
+    good = write_peft_adapter(tmp_path / "good", strength=0.0)
+    bare = write_peft_adapter(tmp_path / "bare", strength=0.0)
+    (bare / "adapter_model.safetensors").unlink()
+    rankless = write_peft_adapter(tmp_path / "rankless", strength=0.0)
+    (rankless / "adapter_config.json").write_text("{}")
+    faults: list[tuple[dict[str, Any], str, str]] = [
+        (_adapters(good, tmp_path / "nowhere"), "adapters[1].path", "there is no folder"),
+        (_adapters(bare), "adapters[0].path", "no adapter_model.safetensors"),
+        (_adapters(rankless), "adapters[0].path", "names no rank"),
+        ({**_adapters(good), "max_lora_rank": 1}, "max_lora_rank", "adapter a0 has a rank of 8"),
+        ({**_adapters(good), "lora_path": "org/a"}, "lora_path", "leave it out beside adapters"),
+        ({**_adapters(good), "kind": "embedding"}, "adapters", "not embedding"),
+    ]
+    for settings, field, words in faults:
+        given = engine_settings(VllmServeModel, command=("vllm",), model="org/model", **settings)
+        with pytest.raises(FieldError, match=words) as refused:
+            RUNTIME.build(*given)
+        assert refused.value.field == f"model.{field}"
 
 
 def test_the_settings_are_read_from_a_configuration() -> None:

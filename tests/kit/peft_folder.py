@@ -1,0 +1,29 @@
+"""A LoRA as PEFT writes it, of random numbers for the demo model."""
+
+import json
+import struct
+from array import array
+from pathlib import Path
+from random import Random
+
+LAYERS, WIDTH = 30, 576
+
+
+def write_peft_adapter(folder: Path, *, rank: int = 8, strength: float = 0.5) -> Path:
+    """Writes an adapter over what each layer of SmolLM2-135M looks for (`q_proj`); returns its folder.
+
+    With a `strength` of 0.5 the model talks nonsense; with 0 the adapter has no effect.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["q_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "task_type": "CAUSAL_LM"}))
+    random, header, data = Random(7), {}, b""
+    for layer in range(LAYERS):
+        for half, shape in (("A", (rank, WIDTH)), ("B", (WIDTH, rank))):
+            raw = array("f", (random.gauss(0.0, strength) for _ in range(rank * WIDTH))).tobytes()
+            name = f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{half}.weight"
+            header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+            data += raw
+    head = json.dumps(header).encode()
+    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + data)
+    return folder
