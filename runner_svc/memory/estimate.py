@@ -287,6 +287,10 @@ class FileForecast(MemoryForecast):
             estimate = await self._estimate(plan, declared)
         return estimate
 
+    def inputs(self, plan: LoadPlan) -> tuple[ModelFiles, MemorySettings]:
+        """Returns what the estimate of a load is made from: the files that are loaded, and the settings."""
+        return self._files(plan), self._settings(plan)
+
     @override
     async def context_within(self, plan: LoadPlan, budget_bytes: int) -> int | None:
         return await self._estimator.largest_context(self._files(plan), self._settings(plan), budget_bytes)

@@ -1,15 +1,16 @@
 """`weft estimate`: the accelerator memory that a model will take, before it is loaded."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from runner_svc.memory.estimate import ModelFacts, ModelFiles, known_model, loaded_facts
+from runner_svc.memory.estimate import FileForecast, ModelFacts, ModelFiles, known_model, loaded_facts
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
+from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.policy.memory_estimate import (
     CACHE_TYPE_BYTES,
     MEBIBYTE,
@@ -19,9 +20,8 @@ from runner_svc.policy.memory_estimate import (
     estimate_memory,
     settings_for,
 )
-from runner_svc.runtimes.model_engine import model_files
-from runner_svc.runtimes.runtime import Runtime
-from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS, FileModelSettings, ModelSettings
+from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS, ModelSettings, StartedModelSettings
+from runner_svc.settings import RunnerSettings
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
@@ -29,10 +29,8 @@ from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputF
 from weft_app.cli.output import Column, print_document, print_table
 from weft_app.compose.demo import DEMO_MODEL, demo_runner
 from weft_app.compose.home import WeftHome
+from weft_app.compose.served_models import runner_context
 from weft_app.config.loader import load_config
-
-if TYPE_CHECKING:
-    from runner_svc.policy.load_plan import LoadValue
 
 DEFAULT_SLOTS = 4
 """The default of a model in a configuration file."""
@@ -57,9 +55,10 @@ class _Subject:
 
     name: str
     files: ModelFiles | None = None
+    settings: MemorySettings | None = None
+    """The settings of its configured load; None: it is not configured, or no engine of weft loads it."""
     model: ModelSettings | None = None
     """Its configuration; None: it is not configured."""
-    runtime: Runtime[Any] | None = None
     runner: str = ""
 
 
@@ -80,15 +79,12 @@ def estimate(
     """
     if cache_type and cache_type not in CACHE_TYPE_BYTES:
         raise invalid_field("--cache-type", f"must be one of: {', '.join(CACHE_TYPE_BYTES)}")
-    subject = _subject(target, config)
+    subject = _subject(target, config, ctx, slots)
     settings = _settings(subject, ctx, slots, cache_type)
     facts = ModelFacts() if subject.files is None else loaded_facts(subject.files)
     found = _estimate(subject, facts, settings, home)
     if found is None:
-        raise WeftError(
-            Reason.NOT_FOUND,
-            f"there is no file and no configured model {target}, and the name does not say how large it is",
-        )
+        raise WeftError(Reason.NOT_FOUND, _unknown(target, subject))
     document = _document(subject, facts, settings, found)
     if output is OutputFormat.TABLE:
         _print(document)
@@ -96,7 +92,14 @@ def estimate(
         print_document(document, output)
 
 
-def _subject(target: str, config: Path | None) -> _Subject:
+def _unknown(target: str, subject: _Subject) -> str:
+    if subject.model is None:
+        return f"there is no file and no configured model {target}, and the name does not say how large it is"
+    where = subject.model.location or "its server"
+    return f"{target} cannot be estimated: {where} is not on this machine, and its name does not say how large it is"
+
+
+def _subject(target: str, config: Path | None, ctx: int | None, slots: int | None) -> _Subject:
     path = Path(target).expanduser()
     if path.exists():
         return _Subject(name=path.name, files=ModelFiles(path=path))
@@ -105,21 +108,33 @@ def _subject(target: str, config: Path | None) -> _Subject:
         runners = (demo_runner(),)
     for runner in runners or ():
         for model in runner.models:
-            if model.name == target:
-                files = model_files(model) if isinstance(model, FileModelSettings) else None
-                return _Subject(name=target, files=files, model=model, runtime=runner.engine, runner=runner.name)
+            if target in model.served_names:
+                files, settings = _inputs(model, runner, ctx, slots)
+                return _Subject(name=model.name, files=files, settings=settings, model=model, runner=runner.name)
     return _Subject(name=Path(target).name)
 
 
+def _inputs(
+    model: ModelSettings, runner: RunnerSettings, ctx: int | None, slots: int | None
+) -> tuple[ModelFiles | None, MemorySettings | None]:
+    """Returns what the runner of a model estimates its load from; None: no engine of weft loads it."""
+    if not isinstance(model, StartedModelSettings):
+        return None, None
+    asked = replace(model, context_tokens=ctx or model.context_tokens, slots=slots or model.slots)
+    # Nothing is started, so a program that is not installed is no obstacle.
+    context = replace(runner_context(runner), command=runner.command or (model.name,))
+    forecast = runner.engine.build(asked, replace(context, where=f"runners.{runner.name}.models.{model.name}")).forecast
+    return forecast.inputs(AS_CONFIGURED) if isinstance(forecast, FileForecast) else (None, None)
+
+
 def _settings(subject: _Subject, ctx: int | None, slots: int | None, cache_type: str) -> MemorySettings:
-    model, runtime = subject.model, subject.runtime
-    parameters: dict[str, LoadValue] = {} if model is None or runtime is None else dict(runtime.load_values(model))
-    if cache_type:
-        parameters |= {"cache_type_k": cache_type, "cache_type_v": cache_type}
-    usual_context = (None if model is None else model.context_tokens) or DEFAULT_CONTEXT_TOKENS
-    usual_slots = DEFAULT_SLOTS if model is None else model.slots
-    habits = EngineHabits() if runtime is None else runtime.habits
-    return settings_for(ctx or usual_context, slots or usual_slots, parameters, habits)
+    settings = subject.settings
+    if settings is None:
+        model = subject.model
+        usual_context = (None if model is None else model.context_tokens) or DEFAULT_CONTEXT_TOKENS
+        usual_slots = DEFAULT_SLOTS if model is None else model.slots
+        settings = settings_for(ctx or usual_context, slots or usual_slots, {}, EngineHabits())
+    return replace(settings, cache_type_k=cache_type, cache_type_v=cache_type) if cache_type else settings
 
 
 def _estimate(subject: _Subject, facts: ModelFacts, settings: MemorySettings, home: Path) -> MemoryEstimate | None:
@@ -128,7 +143,7 @@ def _estimate(subject: _Subject, facts: ModelFacts, settings: MemorySettings, ho
     if model is not None and facts.identity is not None:
         state = WeftHome(home.expanduser().absolute()).state / "runners"
         measured = tuple(LearnedMemory(learned_file(state, subject.runner)).measurements(facts.identity, settings))
-    memory_mb = model.memory_mb if isinstance(model, FileModelSettings) else None
+    memory_mb: int | None = getattr(model, "memory_mb", None)
     declared = None if memory_mb is None else memory_mb * MEBIBYTE
     return estimate_memory(known_model(subject.name, facts, declared, measured), settings)
 

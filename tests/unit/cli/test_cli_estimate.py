@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.tiny_gguf import write_adapter
 from typer.testing import CliRunner
 
 from runner_svc.memory.estimate import read_model_facts
@@ -101,3 +102,62 @@ def test_an_unknown_type_of_cache_is_refused() -> None:
 @pytest.mark.usefixtures("home")
 def test_the_demo_model_is_estimated_as_the_demo_serves_it() -> None:
     assert _json("smollm2-135m")["source"] == "header"
+
+
+def _safetensors_folder(folder: Path, *, size: int = MEBIBYTE) -> Path:
+    """A model of safetensors with two layers of two heads of 64 numbers, and weights of this size."""
+    folder.mkdir()
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 128}
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256, **shape}
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
+    head = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(size))
+    return folder
+
+
+def _configure_runner(folder: Path, runtime: str, **model: Any) -> None:
+    runner = {"name": "local", "runtime": runtime, "models": [{"name": "tiny", **model}]}
+    (folder / "weft.yaml").write_text(json.dumps({"runners": [runner]}))
+
+
+@pytest.mark.parametrize(("runtime", "setting"), [("vllm_serve", "model"), ("vllm", "model"), ("exllamav3", "path")])
+def test_a_model_of_another_engine_is_estimated_as_its_runner_does(home: Path, runtime: str, setting: str) -> None:
+    given = {setting: str(_safetensors_folder(home / "model")), "context_tokens": 1024, "slots": 2}
+    _configure_runner(home, runtime, **given)
+    document = _json("tiny")
+    assert document["source"] == "header"
+    parts = {part["name"]: part["bytes"] for part in document["parts"]}
+    assert parts["weights"] == MEBIBYTE
+    assert parts["context"] >= 2 * 2 * 128 * 2 * 1024 * 2, "keys and values of both layers, for two slots"
+    wider = {part["name"]: part["bytes"] for part in _json("tiny", "--ctx", "2048")["parts"]}
+    assert wider["context"] > parts["context"]
+
+
+def test_a_model_of_ctranslate2_is_estimated_by_its_weights(home: Path) -> None:
+    folder = home / "model"
+    folder.mkdir()
+    (folder / "model.bin").write_bytes(bytes(2 * MEBIBYTE))
+    _configure_runner(home, "ctranslate2", path=str(folder))
+    document = _json("tiny")
+    assert document["source"] == "file_size"
+    assert document["bytes"] >= 2 * MEBIBYTE
+
+
+def test_memory_that_a_model_of_vllm_declares_counts(home: Path) -> None:
+    _configure_runner(home, "vllm_serve", model="org/somewhere", memory_mb=700)
+    assert (_json("tiny")["source"], _json("tiny")["bytes"]) == ("manifest", 700 * MEBIBYTE)
+
+
+def test_a_configured_model_that_is_not_here_is_told_from_an_unknown_name(home: Path) -> None:
+    _configure_runner(home, "vllm_serve", model="org/somewhere")
+    code, output = _run("tiny")
+    assert code == EXIT_NOT_FOUND
+    assert "org/somewhere is not on this machine" in output
+
+
+def test_the_name_of_an_adapter_means_its_model_with_all_of_them(home: Path) -> None:
+    adapter = write_adapter(home / "pirate.gguf", strength=0.0)
+    _configure(home, adapters=[{"name": "pirate", "path": str(adapter)}])
+    document = _json("pirate")
+    assert document["name"] == "tiny"
+    assert {part["name"]: part["bytes"] for part in document["parts"]}["adapters"] == adapter.stat().st_size
