@@ -1,7 +1,7 @@
 """RequestService over the router's own log, and the same for readers in this process."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -90,6 +90,13 @@ def _fill_wait(record: request_pb2.RequestRecord, status: object) -> None:
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+CancellationAudit = Callable[[request_pb2.RequestRecord], Awaitable[None]]
+"""Writes down that a request was cancelled; must not raise."""
+
+
+async def _not_audited(_: request_pb2.RequestRecord) -> None:
+    """Does nothing."""
+
 
 class RequestCanceller(Protocol):
     """Port: cancels requests under way; see `router_svc.loop.SchedulingLoop`."""
@@ -106,8 +113,16 @@ class RequestCanceller(Protocol):
 class LocalRequests(RequestSource):
     """A RequestSource over the log, the clients and the scheduling loop of this process."""
 
-    def __init__(self, log: RequestLog, clients: ClientRegistry, clock: Clock, loop: RequestCanceller) -> None:
+    def __init__(
+        self,
+        log: RequestLog,
+        clients: ClientRegistry,
+        clock: Clock,
+        loop: RequestCanceller,
+        audit: CancellationAudit = _not_audited,
+    ) -> None:
         self._log = log
+        self._audit = audit
         self._clients = clients
         self._clock = clock
         self._loop = loop
@@ -137,17 +152,21 @@ class LocalRequests(RequestSource):
                     self._loop.finish(key, Reason.CANCELLED)
         entry = self._log.find(request_id, self._clock.monotonic(), tenant)
         if entry is not None:
-            return request_record(entry, with_decisions=True)
-        if not ends:
+            record = request_record(entry, with_decisions=True)
+        elif ends:
+            # A request beyond those that are remembered.
+            record = request_pb2.RequestRecord(
+                request_id=request_id,
+                tenant=tenant,
+                state=request_pb2.RequestRecord.STATE_ENDED,
+                reason=Reason.CANCELLED.value,  # type: ignore[arg-type]  # same numbers
+                cancelled_by=cancelled_by,
+            )
+        else:
             raise not_cancellable(request_id)
-        # A request beyond those that are remembered.
-        return request_pb2.RequestRecord(
-            request_id=request_id,
-            tenant=tenant,
-            state=request_pb2.RequestRecord.STATE_ENDED,
-            reason=Reason.CANCELLED.value,  # type: ignore[arg-type]  # same numbers
-            cancelled_by=cancelled_by,
-        )
+        if ends and record.cancelled_by:
+            await self._audit(record)
+        return record
 
     @override
     async def clients(self) -> Sequence[request_pb2.ClientRecord]:

@@ -1,6 +1,7 @@
 """The router as a service: the scheduling loop, fed by the registry's watch, behind its gRPC services."""
 
 from functools import partial
+from typing import Any
 
 import grpc
 from typing_extensions import override
@@ -14,10 +15,12 @@ from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.relay import Relay
 from router_svc.request_servicer import LocalRequests, RequestServicer
 from router_svc.waker import Waker
+from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
 from weft.api.router.v1 import (
     inference_service_pb2,
     placement_service_pb2,
     placement_service_pb2_grpc,
+    request_pb2,
     request_service_pb2,
     request_service_pb2_grpc,
 )
@@ -26,9 +29,15 @@ from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWat
 from weft.dispatch.placement import RouterPort
 from weft.dispatch.remote_router import RequestSource
 from weft.kernel.clock import Clock, MeshClock, SystemClock
+from weft.kernel.log import get_logger
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service
 from weft.wake.run import run_recipe
+
+log = get_logger("weft.router")
+
+AUDIT_TIMEOUT_SECONDS = 2.0
+"""How long a cancellation waits for its entry in the audit log."""
 
 
 def build(config: RouterConfig, *, clock: Clock | None = None) -> "RouterService":
@@ -62,7 +71,7 @@ class RouterService(Service):
             ),
         )
         self._placement = LocalPlacement(self._loop)
-        self._requests = LocalRequests(records.requests, records.clients, clock, self._loop)
+        self._requests = LocalRequests(records.requests, records.clients, clock, self._loop, self._audit_cancellation)
         self._memory: MemoryWatch | None = None
         self._relay = None if config.relay is None else Relay(config.relay, self._mesh_clock)
         self._registry: grpc.aio.Channel | None = None
@@ -160,6 +169,19 @@ class RouterService(Service):
             await self._registry.close(grace=None)
             self._registry = None
         await self._channels.close()
+
+    async def _audit_cancellation(self, record: request_pb2.RequestRecord) -> None:
+        """Write a cancellation into the registry's audit log; one that cannot be written is in the log alone."""
+        if self._registry is None:
+            return
+        request = operation_service_pb2.RecordCancellationRequest(
+            request_id=record.request_id, tenant=record.tenant, cancelled_by=record.cancelled_by
+        )
+        stub: Any = operation_service_pb2_grpc.OperationServiceStub(self._registry)
+        try:
+            await stub.RecordCancellation(request, timeout=AUDIT_TIMEOUT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            log.warning("cancellation not in the audit log", request_id=record.request_id, why=error.details())
 
     def _hurry_memory(self) -> None:
         if self._memory is not None:

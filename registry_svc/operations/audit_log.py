@@ -34,6 +34,7 @@ class AuditLog:
         self._max_entries = max_entries
         self._head = empty_head()
         self._refusals = RefusalWindow()
+        self._cancellations = RefusalWindow()
 
     @property
     def head(self) -> AuditHead:
@@ -80,14 +81,29 @@ class AuditLog:
         }
         await self._write("operation.refused", requested_by, detail)
 
-    async def close_window(self, *, at_once: bool = False) -> None:
-        """Write the entry of the counted refusals, when their window has ended or `at_once`."""
-        counted = self._refusals.closed(self._clock.utc_now(), at_once=at_once)
-        if counted is None:
+    async def cancelled(self, request_id: str, tenant: str, cancelled_by: str) -> None:
+        """Write down that a request was ended by its id, or count it as refusals are. Raises SERVICE_UNAVAILABLE."""
+        await self.close_window()
+        roomy = self._head.sequence < self._max_entries * SHARE_FOR_REFUSALS
+        if not roomy or not self._cancellations.takes(self._clock.utc_now()):
+            self._cancellations.count(tenant)
             return
-        log.warning("refusals counted", count=counted.count, since=counted.since.isoformat())
+        await self._write("request.cancelled", cancelled_by, {"request_id": request_id, "tenant": tenant})
+
+    async def close_window(self, *, at_once: bool = False) -> None:
+        """Write the entries of counted refusals and cancellations, when their window has ended or `at_once`."""
+        refusals = self._refusals.closed(self._clock.utc_now(), at_once=at_once)
+        cancellations = self._cancellations.closed(self._clock.utc_now(), at_once=at_once)
+        if refusals is not None:
+            log.warning("refusals counted", count=refusals.count, since=refusals.since.isoformat())
+            await self._write_counted("operation.refusals_counted", refusals, "why")
+        if cancellations is not None:
+            log.info("cancellations counted", count=cancellations.count, since=cancellations.since.isoformat())
+            await self._write_counted("request.cancellations_counted", cancellations, "tenants")
+
+    async def _write_counted(self, event: str, counted: CountedRefusals, by: str) -> None:
         if self._head.sequence < self._max_entries * SHARE_FOR_REFUSALS:
-            await self._write("operation.refusals_counted", "", _counted_detail(counted))
+            await self._write(event, "", _counted_detail(counted, by))
 
     def tell_head(self) -> None:
         """Write the end of the log to the ordinary log, which is kept elsewhere."""
@@ -111,10 +127,11 @@ def action_hash(action: bytes) -> str:
     return hashlib.sha256(action).hexdigest()
 
 
-def _counted_detail(counted: CountedRefusals) -> dict[str, object]:
+def _counted_detail(counted: CountedRefusals, by: str) -> dict[str, object]:
+    """Returns the detail of an entry about several; `by`: what they were counted by."""
     return {
         "count": counted.count,
         "since": counted.since.isoformat(),
         "until": counted.until.isoformat(),
-        "why": counted.reasons,
+        by: counted.reasons,
     }

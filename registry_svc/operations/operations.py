@@ -157,6 +157,12 @@ class Operations:
         self._require_turn()
         return await self._writer.run(lambda: self._cancel(operation_id, requested_by))
 
+    async def record_cancellation(self, request_id: str, tenant: str, cancelled_by: str) -> None:
+        """Write into the audit log that a request was ended by its id. Raises QUEUE_FULL and SERVICE_UNAVAILABLE."""
+        self._require_open()
+        self._require_turn()
+        await self._writer.run(lambda: self.audit.cancelled(request_id, tenant, cancelled_by))
+
     async def audit_page(self, after_sequence: int, size: int) -> tuple[list[AuditEntry], AuditHead]:
         """At most `size` entries after that one, oldest first, and the end of the log."""
         self._require_open()

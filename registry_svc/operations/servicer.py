@@ -18,7 +18,14 @@ from registry_svc.wire_values import require_count, to_actor
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.kernel.clock import Clock
 from weft.kernel.errors import invalid_field
-from weft.kernel.names import MAX_NAME_CHARS, is_name, require_request_id
+from weft.kernel.names import (
+    MAX_NAME_CHARS,
+    MAX_REQUEST_ID_CHARS,
+    MAX_TENANT_CHARS,
+    is_name,
+    require_request_id,
+    require_token,
+)
 from weft.kernel.rpc import answering
 from weft.kernel.timestamps import duration_of
 
@@ -182,6 +189,18 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
         del request
         async with answering(context):
             return self._operations.rules()
+
+    @override
+    async def RecordCancellation(
+        self, request: operation_service_pb2.RecordCancellationRequest, context: Context
+    ) -> operation_service_pb2.RecordCancellationResponse:
+        async with answering(context):
+            await self._operations.record_cancellation(
+                require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS),
+                require_token(request.tenant, "tenant", MAX_TENANT_CHARS),
+                to_actor(request.cancelled_by),
+            )
+            return operation_service_pb2.RecordCancellationResponse()
 
     @override
     async def ListAuditEntries(

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +26,7 @@ from weft_app.cli.options import (
     EXIT_FAILED,
     HomeOption,
     OutputFormat,
+    PageOutputOption,
     ResourceFormat,
     exit_code,
     note,
@@ -147,9 +149,14 @@ def _attempt_words(attempt: TaskAttempt) -> str:
     return f"{claimed}, completed" + (filled(usage, attempt) if attempt.receipt.HasField("usage") else "")
 
 
-def cancel_tasks(words: Sequence[str], home: Path) -> None:
+def cancel_tasks(words: Sequence[str], home: Path, output: OutputFormat) -> None:
     """Cancels tasks and prints the outcome of each. A failure of one does not stop the others."""
-    _for_each(words, home, lambda tasks, each: say(f"task/{each} {_cancelled_words(tasks.cancel(each))}\n"))
+
+    def cancel_one(tasks: Tasks, task_id: str) -> None:
+        task = tasks.cancel(task_id)
+        print_page(output, lambda: f"task/{task_id} {_cancelled_words(task)}\n", lambda: document_of(task))
+
+    _for_each(words, home, cancel_one)
 
 
 def _cancelled_words(task: Task) -> str:
@@ -304,6 +311,7 @@ def cancel(
         ),
     ],
     tenant: Annotated[str, typer.Option(help="Only requests of this tenant: two may use one id.")] = "",
+    output: PageOutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Cancel tasks or requests: one that waits never starts, one that runs is stopped with its backend.
@@ -313,14 +321,14 @@ def cancel(
     Example: weft cancel request req-5f0c1a
     """
     if words[0].partition("/")[0].lower() in REQUEST_WORDS:
-        cancel_requests(words, tenant, home)
+        cancel_requests(words, tenant, output, home)
     elif is_about_tasks(words):
-        cancel_tasks(words, home)
+        cancel_tasks(words, home, output)
     else:
         raise invalid_field("KIND", "must be task or request; for others: `weft operation cancel`, `weft batch cancel`")
 
 
-def cancel_requests(words: Sequence[str], tenant: str, home: Path) -> None:
+def cancel_requests(words: Sequence[str], tenant: str, output: OutputFormat, home: Path) -> None:
     """Cancels requests by their ids and prints how each ended. A failure of one does not stop the others."""
     ids = [word.partition("/")[2] for word in words] if "/" in words[0] else list(words[1:])
     if not ids:
@@ -334,7 +342,8 @@ def cancel_requests(words: Sequence[str], tenant: str, home: Path) -> None:
                 failures.append(error)
                 note(f"error: request/{safe_text(each)}: {error.message}")
             else:
-                say(f"request/{each} {_ended_words(ended)}\n")
+                line = f"request/{each} {_ended_words(ended)}\n"
+                print_page(output, partial(str, line), partial(document_of, ended))
     if failures:
         raise typer.Exit(exit_code(failures[0]))
 

@@ -1,4 +1,4 @@
-"""Counts refusals in windows, so that a flood of them does not fill the audit log."""
+"""Counts refusals, or cancellations of requests, in windows, so that a flood of them does not fill the audit log."""
 
 from collections import Counter
 from dataclasses import dataclass, field

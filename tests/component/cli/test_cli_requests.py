@@ -268,6 +268,9 @@ def test_a_request_is_cancelled_by_its_id_and_one_that_has_ended_says_how(mesh: 
     assert mesh.run("cancel", "request", "req-3").output == "request/req-3 had already completed\n"
     explained = mesh.run("explain", "req-1").output
     assert "cancelled by local" in explained
+    mesh.arrive(4, "req-4")
+    document = json.loads(mesh.run("cancel", "request", "req-4", "-o", "json").output)
+    assert (document["requestId"], document["state"], document["cancelledBy"]) == ("req-4", "ended", "local")
 
 
 def test_an_unknown_request_does_not_stop_the_cancellation_of_the_others(mesh: Mesh) -> None:

@@ -57,6 +57,9 @@ class ScriptedService(operation_service_pb2_grpc.OperationServiceServicer):
     async def ListAuditEntries(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise AssertionError("nobody asks for this")
 
+    async def RecordCancellation(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise AssertionError("nobody asks for this")
+
     async def GetGovernance(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise AssertionError("nobody asks for this")
 

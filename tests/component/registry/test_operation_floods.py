@@ -1,13 +1,16 @@
 """Cancels by the thousand: they wait in one bounded line, and those that change nothing do not wait at all."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 
 import pytest
 from operation_stage import Stage, load, loaded, running_stage
 
 from registry_svc.operations import operations
+from registry_svc.operations.policy.governance import Refused
 from registry_svc.operations.policy.lifecycle import OperationState
+from registry_svc.operations.policy.refusal_window import MAX_ENTRIES_PER_WINDOW
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -52,3 +55,25 @@ async def test_a_cancel_that_changes_nothing_does_not_wait_behind_those_that_do(
         await stage.create(load("m3"))
     stage.calls.held["m2"].set()
     assert (await stage.end(undone)).operation.state is OperationState.CANCELLED
+
+
+async def test_cancelled_requests_have_an_entry_each_until_they_are_many(stage: Stage) -> None:
+    for number in range(MAX_ENTRIES_PER_WINDOW + 5):
+        await stage.operations.record_cancellation(f"req-{number}", "acme", "key:k1")
+    await stage.operations.audit.close_window(at_once=True)
+    entries, _ = await stage.operations.audit_page(0, 100)
+    single, counted = entries[:-1], entries[-1]
+    assert {(entry.event, entry.actor, entry.operation) for entry in single} == {("request.cancelled", "key:k1", "")}
+    assert len(single) == MAX_ENTRIES_PER_WINDOW
+    assert json.loads(single[0].detail) == {"request_id": "req-0", "tenant": "acme"}
+    assert counted.event == "request.cancellations_counted"
+    detail = json.loads(counted.detail)
+    assert (detail["count"], detail["tenants"]) == (5, {"acme": 5})
+
+
+async def test_many_cancelled_requests_take_no_entry_from_a_refusal(stage: Stage) -> None:
+    for number in range(MAX_ENTRIES_PER_WINDOW + 1):
+        await stage.operations.record_cancellation(f"req-{number}", "acme", "key:k1")
+    await stage.operations.audit.refused(Refused("no token"), load(), "alice")
+    entries, _ = await stage.operations.audit_page(0, 100)
+    assert entries[-1].event == "operation.refused"

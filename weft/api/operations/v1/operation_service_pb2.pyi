@@ -405,6 +405,44 @@ class AuditHead(google.protobuf.message.Message):
 global___AuditHead = AuditHead
 
 @typing.final
+class RecordCancellationRequest(google.protobuf.message.Message):
+    """RecordCancellationRequest is the request that was ended."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    CANCELLED_BY_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    """Its id."""
+    tenant: builtins.str
+    """The tenant it was for."""
+    cancelled_by: builtins.str
+    """Who ended it, such as "key:<id>"; at most 256 characters."""
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        tenant: builtins.str = ...,
+        cancelled_by: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cancelled_by", b"cancelled_by", "request_id", b"request_id", "tenant", b"tenant"]) -> None: ...
+
+global___RecordCancellationRequest = RecordCancellationRequest
+
+@typing.final
+class RecordCancellationResponse(google.protobuf.message.Message):
+    """RecordCancellationResponse says that it is written or counted."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___RecordCancellationResponse = RecordCancellationResponse
+
+@typing.final
 class AuditEntry(google.protobuf.message.Message):
     """AuditEntry is one line of the audit log. `hash` is SHA-256 over the hash of the entry before it and the canonical form
     of this one, see docs/operations.md.
@@ -423,7 +461,7 @@ class AuditEntry(google.protobuf.message.Message):
     sequence: builtins.int
     """Counted from 1, without gaps."""
     event: builtins.str
-    """What happened, such as "operation.accepted", "operation.refused", "operation.succeeded"."""
+    """What happened, such as "operation.accepted", "operation.refused", "operation.succeeded", "request.cancelled"."""
     actor: builtins.str
     """Who did it, in the caller's own words."""
     operation: builtins.str

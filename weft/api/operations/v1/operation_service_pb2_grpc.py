@@ -66,6 +66,11 @@ class OperationServiceStub(object):
                 request_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.GetGovernanceRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.GetGovernanceResponse.FromString,
                 _registered_method=True)
+        self.RecordCancellation = channel.unary_unary(
+                '/weft.api.operations.v1.OperationService/RecordCancellation',
+                request_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationResponse.FromString,
+                _registered_method=True)
         self.ListAuditEntries = channel.unary_unary(
                 '/weft.api.operations.v1.OperationService/ListAuditEntries',
                 request_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.ListAuditEntriesRequest.SerializeToString,
@@ -125,6 +130,14 @@ class OperationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RecordCancellation(self, request, context):
+        """RecordCancellation writes into the audit log that somebody ended a request by its id. Called by the router that ended
+        it. The first 20 in 10 minutes have an entry each, the others share one with their number by tenant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAuditEntries(self, request, context):
         """ListAuditEntries returns the audit log, oldest first.
         """
@@ -164,6 +177,11 @@ def add_OperationServiceServicer_to_server(servicer, server):
                     servicer.GetGovernance,
                     request_deserializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.GetGovernanceRequest.FromString,
                     response_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.GetGovernanceResponse.SerializeToString,
+            ),
+            'RecordCancellation': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordCancellation,
+                    request_deserializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationRequest.FromString,
+                    response_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationResponse.SerializeToString,
             ),
             'ListAuditEntries': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAuditEntries,
@@ -335,6 +353,33 @@ class OperationService(object):
             '/weft.api.operations.v1.OperationService/GetGovernance',
             weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.GetGovernanceRequest.SerializeToString,
             weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.GetGovernanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordCancellation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.operations.v1.OperationService/RecordCancellation',
+            weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationRequest.SerializeToString,
+            weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationResponse.FromString,
             options,
             channel_credentials,
             insecure,

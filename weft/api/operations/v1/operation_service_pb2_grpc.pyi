@@ -66,6 +66,14 @@ class OperationServiceStub:
     ]
     """GetGovernance returns what an operation needs to be accepted, for those who sign."""
 
+    RecordCancellation: grpc.UnaryUnaryMultiCallable[
+        weft.api.operations.v1.operation_service_pb2.RecordCancellationRequest,
+        weft.api.operations.v1.operation_service_pb2.RecordCancellationResponse,
+    ]
+    """RecordCancellation writes into the audit log that somebody ended a request by its id. Called by the router that ended
+    it. The first 20 in 10 minutes have an entry each, the others share one with their number by tenant.
+    """
+
     ListAuditEntries: grpc.UnaryUnaryMultiCallable[
         weft.api.operations.v1.operation_service_pb2.ListAuditEntriesRequest,
         weft.api.operations.v1.operation_service_pb2.ListAuditEntriesResponse,
@@ -119,6 +127,14 @@ class OperationServiceAsyncStub:
         weft.api.operations.v1.operation_service_pb2.GetGovernanceResponse,
     ]
     """GetGovernance returns what an operation needs to be accepted, for those who sign."""
+
+    RecordCancellation: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.operations.v1.operation_service_pb2.RecordCancellationRequest,
+        weft.api.operations.v1.operation_service_pb2.RecordCancellationResponse,
+    ]
+    """RecordCancellation writes into the audit log that somebody ended a request by its id. Called by the router that ended
+    it. The first 20 in 10 minutes have an entry each, the others share one with their number by tenant.
+    """
 
     ListAuditEntries: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.operations.v1.operation_service_pb2.ListAuditEntriesRequest,
@@ -185,6 +201,16 @@ class OperationServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.operations.v1.operation_service_pb2.GetGovernanceResponse, collections.abc.Awaitable[weft.api.operations.v1.operation_service_pb2.GetGovernanceResponse]]:
         """GetGovernance returns what an operation needs to be accepted, for those who sign."""
+
+    @abc.abstractmethod
+    def RecordCancellation(
+        self,
+        request: weft.api.operations.v1.operation_service_pb2.RecordCancellationRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.operations.v1.operation_service_pb2.RecordCancellationResponse, collections.abc.Awaitable[weft.api.operations.v1.operation_service_pb2.RecordCancellationResponse]]:
+        """RecordCancellation writes into the audit log that somebody ended a request by its id. Called by the router that ended
+        it. The first 20 in 10 minutes have an entry each, the others share one with their number by tenant.
+        """
 
     @abc.abstractmethod
     def ListAuditEntries(
