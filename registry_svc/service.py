@@ -14,6 +14,7 @@ from registry_svc.ledger.lease_store import SqlLeaseStore
 from registry_svc.ledger.lease_table import dial_out_lookup, owner_lookup, session_lookup
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.servicer import LeaseServicer
+from registry_svc.mesh.central import Bell, CentralModels, CentralModelServicer
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.declarations import Declarations, SettingsManager
 from registry_svc.mesh.expiry import Expiry, Retirements
@@ -37,6 +38,8 @@ from registry_svc.secrets.servicer import SecretServicer
 from registry_svc.store.database import Transactions
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import (
+    central_model_service_pb2,
+    central_model_service_pb2_grpc,
     declaration_service_pb2,
     declaration_service_pb2_grpc,
     join_token_service_pb2,
@@ -111,6 +114,7 @@ _SERVICE_NAMES = tuple(
     for module in (
         registry_service_pb2,
         runner_session_service_pb2,
+        central_model_service_pb2,
         declaration_service_pb2,
         join_token_service_pb2,
         key_service_pb2,
@@ -133,7 +137,9 @@ class RegistryService:
         self._expiry = Expiry(core)
         self._keys = ApiKeys(core, SqlKeyStore(transactions))
         self._tokens = JoinTokens(core)
-        self._secrets = Secrets(core, SqlSecretStore(transactions), lambda _: ())
+        self._bell = Bell()
+        self._secrets = Secrets(core, SqlSecretStore(transactions), self._bell)
+        self._central = CentralModels(core, self._bell, self._secrets.value)
         self._channels = ChannelPool(security=config.security)
         self._calls = calls = GrpcRunnerCalls(core, self._channels)
         store, sessions = SqlLeaseStore(transactions), session_lookup(core)
@@ -167,16 +173,27 @@ class RegistryService:
             RunnerSessionServicer(SessionManager(core, self._calls.incarnation_at), self._retirements, core), server
         )
         declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(
-            DeclarationServicer(Declarations(core, self._operations.unloader), core.config), server
+            DeclarationServicer(
+                Declarations(core, self._operations.unloader, self._secrets.has, self._bell), core.config
+            ),
+            server,
         )
         join_token_service_pb2_grpc.add_JoinTokenServiceServicer_to_server(JoinTokenServicer(self._tokens), server)
         key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(self._keys, core.config.keys), server)
+        central_model_service_pb2_grpc.add_CentralModelServiceServicer_to_server(
+            CentralModelServicer(self._central), server
+        )
         secret_service_pb2_grpc.add_SecretServiceServicer_to_server(SecretServicer(self._secrets), server)
         settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(SettingsServicer(SettingsManager(core)), server)
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(self.ledger, core.mesh_clock), server)
         operation_service_pb2_grpc.add_OperationServiceServicer_to_server(
             OperationServicer(self._operations.operations, core.clock), server
         )
+
+    async def until_central_models(self) -> None:
+        """Returns once there is a central model, or a secret for one."""
+        while self._central.is_empty and self._secrets.is_empty:
+            await self._bell.next().wait()
 
     async def start(self) -> None:
         """See Service.start; raises ALREADY_EXISTS when another registry runs on the same database."""
@@ -198,6 +215,7 @@ class RegistryService:
         await self._sweeper.stop()
         await self._stop_books(grace_seconds)
         await self._core.stop(grace_seconds)
+        self._bell.ring()
         await self._channels.close()
 
     async def _stop_books(self, grace_seconds: float) -> None:

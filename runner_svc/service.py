@@ -17,6 +17,7 @@ from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.lease_manager import LeaseManager, LeaseManagerConfig
 from runner_svc.model_files.digest import model_digest
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.servicers.control import RunnerServicer
 from runner_svc.servicers.inference import DataPlane
@@ -45,6 +46,8 @@ from weft.wake.run import run_recipe
 log = get_logger("weft.runner")
 
 DRAIN_CHECK_SECONDS = 0.05
+REPLACEMENT_SECONDS = 1.0
+"""Longest wait for the instance that replaces another one; after that requests may have to wait for it."""
 
 
 def build(config: RunnerConfig, *, clock: Clock | None = None) -> "RunnerService":
@@ -66,16 +69,22 @@ class RunnerService(Service):
         make_tag = config.leftovers.begin if config.leftovers is not None else untracked_tag
         self._tools = build_tool_box(config.tools, where=f"runners.{config.name}.tools", make_tag=make_tag)
         self._leases = self._lease_manager(config)
+        self._limit = limit
         self._instances = {model.name: self._instance(model, limit) for model in config.models}
         self._by_name = {name: instance for instance in self._instances.values() for name in instance.names}
         """The instances by every name that they serve under: those of models and of their adapters."""
+        self._in_order = list(self._instances.values())
+        self._remote_models = {name for instance in self._in_order if instance.config.remote for name in instance.names}
+        self._chats: dict[str, ChatSetup] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Instances that serve no further requests, until those that they have have ended."""
         self._caches = CacheManager.over(self._instances.values(), config.session_file.parent)
         self._gate = TicketGate(runner=config.name, incarnation=incarnation)
         self._permits = PermitGate(runner=config.name, incarnation=incarnation)
         self._report = RunnerReport(
             config,
             incarnation,
-            list(self._instances.values()),
+            self._in_order,
             self._caches.figures,
             self._tools.names,
             self._clock_offset,
@@ -103,14 +112,12 @@ class RunnerService(Service):
             gate=self._gate,
             instances=self._by_name,
             caches=self._caches,
-            remote_models=frozenset(
-                name for instance in self._instances.values() if instance.config.remote for name in instance.names
-            ),
+            remote_models=self._remote_models,
             clock=self._mesh_clock,
             clock_offset=self._clock_offset,
         )
-        chats = {name: self._chat_setup(name, instance.config) for name, instance in self._by_name.items()}
-        DataPlane(admission, chats).add_to_server(server)
+        self._chats |= {name: self._chat_setup(name, instance.config) for name, instance in self._by_name.items()}
+        DataPlane(admission, self._chats).add_to_server(server)
         runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
 
     async def start(self) -> None:
@@ -136,6 +143,64 @@ class RunnerService(Service):
         await self._session.start()
         self._reading = start_task(self._read_models(), name="model-files")
 
+    async def serve(self, model: ServedModel) -> None:
+        """Serve one more model, or another one of the same name; requests of that one go on until they end.
+
+        For models whose servers weft does not start: others need leases and files, which are looked at when it starts.
+        """
+        instance = self._instance(model, self._limit)
+        await instance.start()
+        if model.name in self._instances:
+            await self._until_ready(instance)
+            self._retire(model.name)
+        self._caches.add(instance)
+        for name in instance.names:
+            self._chats[name] = self._chat_setup(name, model)
+            self._by_name[name] = instance
+        if model.remote:
+            self._remote_models.update(instance.names)
+        self._instances[model.name] = instance
+        self._in_order.append(instance)
+        self._report.models.append(model)
+        self._note_models()
+
+    def withdraw(self, name: str) -> None:
+        """Serve a model no longer; its requests go on until they end. Does nothing for an unknown name."""
+        if name in self._instances:
+            self._retire(name)
+            self._note_models()
+
+    def _retire(self, name: str) -> None:
+        instance = self._instances.pop(name, None)
+        if instance is None:
+            return
+        self._in_order.remove(instance)
+        for served in instance.names:
+            del self._by_name[served]
+        self._report.models[:] = [model for model in self._report.models if model.name != name]
+        instance.drain()
+        task = start_task(self._end_once_idle(instance), name=f"leaving-{name}")
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _end_once_idle(self, instance: Instance) -> None:
+        """End an instance when its last request has ended, each of which has limits of its own."""
+        try:
+            while instance.slots.holders:
+                await self._clock.sleep(DRAIN_CHECK_SECONDS)
+        finally:
+            await instance.stop()
+
+    async def _until_ready(self, instance: Instance) -> None:
+        """Wait until an instance takes requests, at most REPLACEMENT_SECONDS."""
+        deadline = self._clock.monotonic() + REPLACEMENT_SECONDS
+        while instance.phase is not Phase.READY and self._clock.monotonic() < deadline:
+            await self._clock.sleep(DRAIN_CHECK_SECONDS)
+
+    def _note_models(self) -> None:
+        if self._session is not None:
+            self._session.note_models()
+
     async def stop(self, grace_seconds: float) -> None:
         """Stop: refuse new requests, let running ones finish, end the backends, release leases, close the session."""
         self._control.end_tails()
@@ -144,6 +209,7 @@ class RunnerService(Service):
             await stop_tasks([self._reading])
             self._reading = None
         await self._caches.close()
+        await stop_tasks(self._leaving)
         ends = await asyncio.gather(*(instance.stop() for instance in self._instances.values()), return_exceptions=True)
         for instance, end in zip(self._instances.values(), ends, strict=True):
             if isinstance(end, Exception):
@@ -214,7 +280,9 @@ class RunnerService(Service):
         if self._session is not None:
             await self._session.report_now()
         deadline = self._clock.monotonic() + grace_seconds
-        while self._clock.monotonic() < deadline and any(i.slots.holders for i in self._instances.values()):
+        while self._clock.monotonic() < deadline and (
+            self._leaving or any(instance.slots.holders for instance in self._in_order)
+        ):
             await self._clock.sleep(DRAIN_CHECK_SECONDS)
 
     async def _read_models(self) -> None:

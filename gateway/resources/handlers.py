@@ -28,11 +28,12 @@ from weft.api.registry.v1.resource_kind_pb2 import RESOURCE_KIND_UNSPECIFIED
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.documents.codec import document_of, word_of
 from weft.documents.resource_kinds import ResourceKind, parse_kind
-from weft.documents.resources import AnyDocument, kind_number, plain
+from weft.documents.resources import AnyDocument, ModelDocument, kind_number, plain
 from weft.documents.yaml_documents import SourcedDocument, parse_document, read_documents, refuse_repeats
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import require_name
+from weft.kernel.principal import USE_SECRETS
 from weft.kernel.reasons import Reason
 
 API = "/api/v1"
@@ -178,6 +179,9 @@ async def _body_of(request: Request, deps: GatewayDeps) -> tuple[bytes, bool]:
 async def _apply(
     request: Request, deps: GatewayDeps, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool
 ) -> Sequence[ApplyResult]:
+    if any(isinstance(each, ModelDocument) and each.manifest.provider.api_key_ref for each in documents):
+        # The registry sees only the gateway's own key.
+        facts_of(request.scope).principal.require(USE_SECRETS)
     results = await deps.registry.apply(documents, dry_run=dry_run, adopt=adopt)
     changed = [
         f"{word_of(result, 'kind')}/{result.name}"

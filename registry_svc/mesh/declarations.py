@@ -1,10 +1,12 @@
 """Declarations of operators: applied all or none, and deleted by name."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from registry_svc.mesh.central import Bell
 from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import EventDraft, EventReason, Kind, Outcome
@@ -19,6 +21,7 @@ from registry_svc.mesh.policy.declarations import (
 from registry_svc.mesh.policy.events import events_for
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import require_free
+from registry_svc.mesh.providers import secret_of
 from registry_svc.mesh.records import is_loaded, kind_number, name_of, pool_name_of, to_kind
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, route_pb2
 from weft.api.registry.v1.declaration_service_pb2 import (
@@ -67,9 +70,18 @@ class Unloader(Protocol):
 class Declarations:
     """Applies and deletes declarations, one write at a time with those of the session manager."""
 
-    def __init__(self, core: RegistryCore, unloader: Unloader) -> None:
+    def __init__(
+        self,
+        core: RegistryCore,
+        unloader: Unloader,
+        has_secret: Callable[[str], bool] = lambda _: False,
+        bell: Bell | None = None,
+    ) -> None:
+        """`has_secret` says whether there is a secret of this name; `bell` rings with every change."""
         self._core = core
         self._unloader = unloader
+        self._has_secret = has_secret
+        self._bell = bell or Bell()
 
     async def apply(self, request: ApplyRequest) -> list[ApplyResult]:
         """One result per declaration, in order; see DeclarationService.Apply."""
@@ -96,6 +108,7 @@ class Declarations:
         await self._core.store.save_declarations(plan.models, plan.agents, plan.routes)
         changes = self._core.mesh.declare(plan.models, plan.agents, plan.routes)
         self._core.publish(changes, _events_of(plan))
+        self._bell.ring()
         log.info("declarations applied", **counts, adopt=request.adopt)
         return plan.results
 
@@ -119,6 +132,7 @@ class Declarations:
         """Plan one declaration; returns its result."""
         match given.WhichOneof("resource"):
             case "model":
+                self._require_secret(given.model.manifest, f"{field_}.model.manifest.provider.api_key_ref")
                 kind, (outcome, before) = Kind.MODEL, self._plan_model(plan, given.model)
             case "agent":
                 kind, (outcome, before) = Kind.AGENT, self._plan_agent(plan, given.agent)
@@ -209,6 +223,11 @@ class Declarations:
             plan.routes.append(route_pb2.Route(manifest=given, create_time=created))
         return outcome, None if earlier is None else Declaration(route=earlier.manifest)
 
+    def _require_secret(self, manifest: model_pb2.ModelManifest, field_: str) -> None:
+        name = secret_of(manifest)
+        if name and not self._has_secret(name):
+            raise invalid_field(field_, f"there is no secret {name!r}; create it first: weft create secret {name}")
+
     def _require_runner(self, name: str) -> None:
         if self._core.mesh.of_runner(name) is None:
             raise WeftError(
@@ -257,6 +276,7 @@ class Declarations:
             case Kind.MODEL:
                 await self._core.store.delete_names([name], [])
                 self._core.publish(self._core.mesh.drop(models=[name]), _deleted([(kind, name)]))
+                self._bell.ring()
             case Kind.AGENT:
                 await self._core.store.delete_names([], [name])
                 self._core.publish(self._core.mesh.drop(agents=[name]), _deleted([(kind, name)]))
@@ -304,7 +324,8 @@ class Declarations:
         """Return the live runner whose engines would become unowned, and its loaded models."""
         mesh, state = self._core.mesh, None
         if kind is Kind.MODEL:
-            state = mesh.publisher_of(name)
+            # No engine of a central model would be left without an owner.
+            state = None if name in mesh.central_models else mesh.publisher_of(name)
         elif kind is Kind.RUNNER:
             state = mesh.of_runner(name)
         if state is None or not state.pulse.active:

@@ -8,6 +8,7 @@ what a newer caller added is dropped.
 from collections.abc import Sequence
 
 from registry_svc.config import RegistryConfig
+from registry_svc.mesh.providers import to_canonical_provider
 from registry_svc.mesh.records import name_of
 from registry_svc.wire_values import require_at_most
 from weft.api.common.v1 import agent_behaviour_pb2
@@ -28,6 +29,8 @@ def valid_model(manifest: model_pb2.ModelManifest, field: str, *, published: boo
     if manifest.HasField("wake"):
         _check_wake(manifest.wake, f"{field}.wake", published=published)
         set_defaults(manifest.wake)
+    if manifest.HasField("provider") and published:
+        raise invalid_field(f"{field}.provider", "a runner publishes no provider; an operator declares it with apply")
     return manifest
 
 
@@ -102,6 +105,9 @@ def _check_declaration(declaration: declaration_service_pb2.Declaration, field: 
     match declaration.WhichOneof("resource"):
         case "model":
             valid_model(declaration.model.manifest, f"{field}.model.manifest", published=False)
+            if declaration.model.manifest.HasField("provider"):
+                model, where = declaration.model, f"{field}.model.manifest"
+                model.runner = to_canonical_provider(model.runner, model.manifest, where)
         case "agent":
             valid_agent(declaration.agent, f"{field}.agent")
         case "route":

@@ -26,6 +26,8 @@ class ResourceIndex:
         self._by_agent: dict[str, SessionState] = {}
         self._declared_models: dict[str, model_pb2.Model] = {}
         self._declared_agents: dict[str, agent_pb2.Agent] = {}
+        self.central_models: dict[str, model_pb2.ModelManifest] = {}
+        """The declared models that have a provider, by name. Read-only."""
         self.pools = PoolIndex()
         self.targets = TargetIndex(self.pools)
         self.routes = RouteIndex(self.pools)
@@ -232,6 +234,10 @@ class Mesh(ResourceIndex):
         new_models = {declared.manifest.name: declared for declared in models}
         new_agents = {declared.manifest.name: declared for declared in agents}
         self._declared_models |= new_models
+        for name, model in new_models.items():
+            self.central_models.pop(name, None)
+            if model.manifest.HasField("provider"):
+                self.central_models[name] = model.manifest
         self._declared_agents |= new_agents
         return self._changes([], dict.fromkeys(new_models), dict.fromkeys(new_agents), (), new_routes)
 
@@ -241,6 +247,7 @@ class Mesh(ResourceIndex):
             self.routes.drop(name)
         for name in models:
             self._declared_models.pop(name, None)
+            self.central_models.pop(name, None)
         for name in agents:
             self._declared_agents.pop(name, None)
         self._withdraw(models, agents)

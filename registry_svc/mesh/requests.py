@@ -17,7 +17,7 @@ from registry_svc.wire_values import require_at_most, require_count, without_con
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2, runner_session_service_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
-from weft.kernel.names import is_name, require_name
+from weft.kernel.names import CENTRAL_RUNNER, is_name, require_name
 from weft.kernel.reasons import Reason
 
 MAX_CLOCK_OFFSET_NANOSECONDS = 3_155_760_000 * 10**9
@@ -38,6 +38,8 @@ def valid_opening(
     # Also where it is not set; and first, because clients make ids of the name.
     check_message(request.runner, "runner")
     check_message(request)
+    if request.runner.name == CENTRAL_RUNNER and request.runner.dial_out:
+        raise invalid_field("runner.name", f"{CENTRAL_RUNNER} is the runner of the mesh itself; choose another name")
     for index, model in enumerate(request.models):
         valid_model(model, f"models[{index}]", published=True)
     for index, agent in enumerate(request.agents):

@@ -42,7 +42,7 @@ from weft.api.registry.v1 import (
 )
 from weft.kernel.errors import WeftError
 from weft.kernel.names import require_name
-from weft.kernel.principal import MESH_ACCESS, Access, Resource, Role
+from weft.kernel.principal import MESH_ACCESS, USE_SECRETS, Access, Resource, Role
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
@@ -340,7 +340,11 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
         self, request: declaration_service_pb2.ApplyRequest, context: Context
     ) -> declaration_service_pb2.ApplyResponse:
         async with answering(context):
-            results = await self._declarations.apply(valid_batch(request, self._config))
+            batch = valid_batch(request, self._config)
+            if any(each.model.manifest.provider.api_key_ref for each in batch.declarations if each.HasField("model")):
+                # Otherwise whoever may declare models could have any secret sent anywhere.
+                caller().require(USE_SECRETS)
+            results = await self._declarations.apply(batch)
             return declaration_service_pb2.ApplyResponse(results=results)
 
     @override

@@ -237,10 +237,13 @@ def _identity(opening: OpenSessionRequest) -> Opening:
 
 
 def _session(opening: OpenSessionRequest, decision: Admitted) -> Session:
+    adopted = decision.adopted
+    # A runner whose models changed opens its session again: tickets that are on their way to it stay valid.
+    goes_on = adopted is not None and adopted.incarnation == opening.runner.incarnation
     return Session(
-        id=new_id("ses") if decision.adopted is None else decision.adopted.id,
+        id=new_id("ses") if adopted is None else adopted.id,
         request_id=opening.request_id,
         runner=opening.runner.name,
         incarnation=opening.runner.incarnation,
-        ticket_key=new_key(),
+        ticket_key=adopted.ticket_key if adopted is not None and goes_on else new_key(),
     )

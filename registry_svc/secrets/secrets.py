@@ -3,10 +3,10 @@
 Values are decrypted when they are used and are in no log, error or message to callers.
 """
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from registry_svc.mesh.central import Bell, users_of
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.secrets.cipher import SETTING, SecretCipher, UnreadableSecretError, make_keys, read_keys
@@ -23,9 +23,6 @@ log = get_logger("weft.registry.secrets")
 MAX_VALUE_CHARS = 8_192
 MAX_LISTED_NAMES = 10
 
-UsersOf = Callable[[str], Sequence[str]]
-"""Returns the names of the models that use a secret."""
-
 
 def require_value(value: str) -> str:
     """Returns the value of a secret. Raises INVALID_ARGUMENT, which does not quote it."""
@@ -40,15 +37,14 @@ def require_value(value: str) -> str:
 class Secrets:
     """The secrets of one registry. Writes pass one by one with all others of the core."""
 
-    def __init__(self, core: RegistryCore, store: SecretStore, users_of: UsersOf) -> None:
+    def __init__(self, core: RegistryCore, store: SecretStore, bell: Bell) -> None:
+        """`bell` rings with every change."""
         self._core = core
         self._store = store
-        self._users_of = users_of
         self._config = core.config.secrets
         self._secrets: dict[str, StoredSecret] = {}
         self._cipher = SecretCipher(())
-        self.changed = asyncio.Event()
-        """Set with every change; whoever waits for it clears it."""
+        self._bell = bell
 
     async def start(self) -> None:
         """Loads the secrets, once the core has started; those under an earlier key are encrypted again.
@@ -81,10 +77,15 @@ class Secrets:
         """Whether there is a secret of this name."""
         return name in self._secrets
 
-    def value(self, name: str) -> tuple[int, str]:
-        """Returns the version and the value of a secret; version 0 and no value when there is none."""
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is none."""
+        return not self._secrets
+
+    def value(self, name: str) -> str:
+        """Returns the value of a secret; empty when there is none."""
         found = self._secrets.get(name)
-        return (0, "") if found is None else (found.version, self._value_of(found))
+        return "" if found is None else self._value_of(found)
 
     async def create(self, request: pb.CreateSecretRequest, by: Principal) -> pb.Secret:
         """Keeps a new secret. Raises ALREADY_EXISTS, TOO_MANY_RESOURCES, INVALID_ARGUMENT."""
@@ -127,7 +128,7 @@ class Secrets:
 
     async def _delete(self, request: pb.DeleteSecretRequest, by: Principal) -> None:
         name = self._require(request.name).name
-        users = self._users_of(name)
+        users = users_of(name, self._core)
         if users and not request.force:
             listed = ", ".join(users[:MAX_LISTED_NAMES])
             raise WeftError(
@@ -138,13 +139,13 @@ class Secrets:
             )
         await self._store.delete([name])
         del self._secrets[name]
-        self.changed.set()
+        self._bell.ring()
         log.info("secret deleted", name=name, by=by.name, used_by=len(users))
 
     async def _keep(self, changed: Sequence[StoredSecret]) -> None:
         await self._store.save(changed)
         self._secrets |= {secret.name: secret for secret in changed}
-        self.changed.set()
+        self._bell.ring()
 
     def _sealed(self, secret: StoredSecret, value: str) -> StoredSecret:
         return replace(secret, sealed=self._cipher.seal(secret.name, secret.version, value))
@@ -158,7 +159,7 @@ class Secrets:
             version=secret.version,
             create_time=stamp_of(secret.created_at),
             update_time=stamp_of(secret.updated_at),
-            used_by=self._users_of(secret.name),
+            used_by=users_of(secret.name, self._core),
         )
 
     def _require(self, name: str) -> StoredSecret:

@@ -76,6 +76,10 @@ class CacheManager:
         model_of = {name: model.model for model in models for name in model.names if name != model.model}
         return cls((_cache_of(model, state_folder) for model in models), model_of)
 
+    def add(self, model: CachedModel) -> None:
+        """Add the cache of a model that the runner serves from now on; one of the same name is replaced."""
+        self._caches[model.model] = _cache_of(model, None)
+
     def of_request(self, model: str, tenant: str, handling: Handling) -> RequestCache:
         """Returns the cache use of one request to a model or an adapter."""
         return RequestCache(self._cache(model), tenant, handling, model if model in self._model_of else "")

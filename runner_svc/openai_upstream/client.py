@@ -51,6 +51,7 @@ from weft.kernel.telemetry import TRACEPARENT
 
 HEALTH = "/health"
 MODELS = "/v1/models"
+MESSAGES = "/v1/messages"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
@@ -63,7 +64,7 @@ TRANSCRIPTIONS = "/v1/audio/transcriptions"
 TRANSLATIONS = "/v1/audio/translations"
 SPEECH = "/v1/audio/speech"
 _PATHS = (
-    *(HEALTH, MODELS, CHAT, COMPLETIONS, EMBEDDINGS, RERANK, TOKENIZE, APPLY_TEMPLATE),
+    *(HEALTH, MODELS, MESSAGES, CHAT, COMPLETIONS, EMBEDDINGS, RERANK, TOKENIZE, APPLY_TEMPLATE),
     *(IMAGES, IMAGE_EDITS, TRANSCRIPTIONS, TRANSLATIONS, SPEECH),
 )
 MAX_ERROR_BODY_BYTES = 64 * 1024
@@ -95,6 +96,8 @@ class Endpoint:
     """The Unix socket on which it listens; empty: a port, by its base URL."""
     api_key: str = field(default="", repr=False)
     """Empty: no Authorization header is sent."""
+    present_key: Callable[[], str] | None = field(default=None, repr=False)
+    """Returns the key of the next request, where it may change; None: `api_key`."""
     model: str = ""
     """The server's own name of the model; empty: requests name none."""
     parameters: ParameterProfile
@@ -164,7 +167,7 @@ class OpenAiHttp:
         self._session = aiohttp.ClientSession(
             connector=_connector(endpoint.socket_path, idle_seconds),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_seconds),
-            headers=_HEADERS | _authorization(endpoint.api_key),
+            headers=_HEADERS if endpoint.present_key is not None else _HEADERS | self._authorization(endpoint.api_key),
             auto_decompress=False,
             # A cookie would let the server distinguish requests of one tenant from those of another.
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -191,7 +194,8 @@ class OpenAiHttp:
         try:
             timeout = aiohttp.ClientTimeout(total=timeout_seconds)
             url = self._urls.get(path) or URL(self._base_url + path)
-            async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
+            headers = self._present_authorization()
+            async with self._session.get(url, timeout=timeout, headers=headers, allow_redirects=False) as response:
                 try:
                     return response.status, await read_bounded(response, max_bytes) if max_bytes else b""
                 except (aiohttp.ClientError, TimeoutError, WeftError):
@@ -238,12 +242,7 @@ class OpenAiHttp:
         path, prepared = self._prepared(payload, call)
         if prepared.warnings:
             yield prepared.warnings
-        reader = StreamReader(
-            expected_choices(payload),
-            choices_per_prompt(payload),
-            whole=call.whole,
-            asked_model=prepared.body.get("model", ""),
-        )
+        reader = self._reader(payload, call, prepared)
         decoder = SseDecoder()
         async with self._post(path, prepared.body, call) as response:
             await self._require_stream(response)
@@ -263,6 +262,24 @@ class OpenAiHttp:
             if not reader.ended:
                 yield reader.finish()
             await drain(response)
+
+    def _reader(self, payload: GenerationPayload, call: CallInfo, prepared: PreparedBody) -> StreamReader:
+        """Returns the reader of the answer's stream."""
+        return StreamReader(
+            expected_choices(payload),
+            choices_per_prompt(payload),
+            whole=call.whole,
+            asked_model=prepared.body.get("model", ""),
+        )
+
+    def _authorization(self, api_key: str) -> dict[str, str]:
+        """Returns the headers that hold a key; empty: none."""
+        return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    def _present_authorization(self) -> dict[str, str]:
+        """Returns the headers with the key of this request, where it may change; otherwise the session has them."""
+        present_key = self.endpoint.present_key
+        return {} if present_key is None else self._authorization(present_key())
 
     async def _require_stream(self, response: aiohttp.ClientResponse) -> None:
         """Raise BACKEND_PROTOCOL_ERROR for an answer that is no stream, or the error that a JSON answer states."""
@@ -363,6 +380,7 @@ class OpenAiHttp:
 
     async def _send(self, path: str, body: object, call: CallInfo) -> aiohttp.ClientResponse:
         headers = {} if self._is_provider else {"X-Request-Id": call.request_id, TRACEPARENT: call.traceparent}
+        headers |= self._present_authorization()
         if isinstance(body, FormBody):
             data, headers["Content-Type"] = body.data, body.content_type
         else:
@@ -509,7 +527,3 @@ def _connector(socket_path: str, idle_seconds: float) -> aiohttp.BaseConnector:
     if socket_path:
         return QuietSocketConnector(socket_path, keepalive_timeout=idle_seconds)
     return QuietConnector(keepalive_timeout=idle_seconds)
-
-
-def _authorization(api_key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {api_key}"} if api_key else {}

@@ -114,6 +114,7 @@ class UnmanagedServer(Backend, Generic[Model]):
             model=self.model.server_model,
             parameters=self.parameters,
             is_provider=self.is_provider,
+            present_key=self._present_key if self.is_provider else None,
         )
         http = OpenAiHttp(endpoint, self.context.timeouts, self._explain_break, self._open)
         try:
@@ -135,6 +136,18 @@ class UnmanagedServer(Backend, Generic[Model]):
                 await asyncio.Event().wait()  # stopped by us: the waiting task is cancelled
             failures = 0 if await self._is_there(http) else failures + 1
         return ExitReport(reason=Reason.CONNECT_FAILED, how=self._why_gone or f"the {self.noun} stopped answering")
+
+    def _present_key(self) -> str:
+        """Returns the key of the next request, which may have changed. Raises BACKEND_ERROR where there is none."""
+        try:
+            key = read_key(self.model.api_key_env, self.context.environment)
+        except WeftError:
+            message = f"the key of this model is missing: {self.model.api_key_env}"
+            raise WeftError(Reason.BACKEND_ERROR, message) from None
+        if key != self._secrets[-1]:
+            # Errors of requests with the earlier key may still come.
+            self._secrets = (*secret_words(self.base_url, self._secrets[-1]), key)
+        return key
 
     async def _open(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
         """Returns the response to one request, which `open_response` sends."""

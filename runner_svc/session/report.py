@@ -49,6 +49,8 @@ class RunnerReport:
         self._cache_figures = cache_figures
         self._incarnation = incarnation
         self._instances = instances
+        self.models = list(config.models)
+        """The models that are published."""
         self.clock_offset = clock_offset
         """Offset of the clock, kept up to date by the session; None: not reported."""
         self.draining = False
@@ -81,9 +83,7 @@ class RunnerReport:
         """The manifests of the published models."""
         memory_wait_seconds = 0.0 if self._config.observer is None else self._config.memory_wait_seconds
         return [
-            _manifest(model, model.adapter(name), memory_wait_seconds)
-            for model in self._config.models
-            for name in model.names
+            _manifest(model, model.adapter(name), memory_wait_seconds) for model in self.models for name in model.names
         ]
 
     def agents(self) -> list[agent_pb2.AgentManifest]:

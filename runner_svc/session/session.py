@@ -14,7 +14,7 @@ from runner_svc.policy.backoff import retry_pause_seconds
 from runner_svc.session.report import RunnerReport
 from runner_svc.session.session_file import SessionFile
 from runner_svc.waiting import event_within
-from weft.api.registry.v1 import runner_pb2, runner_session_service_pb2_grpc
+from weft.api.registry.v1 import model_pb2, runner_pb2, runner_session_service_pb2_grpc
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -96,6 +96,10 @@ class RunnerSession:
         self._jitter = jitter
         self._session_id = ""
         self._open_request_id = ""
+        self._published: list[model_pb2.ModelManifest] = []
+        """The models of the last opening."""
+        self._models_changed = False
+        """Whether the open session publishes other models than the runner serves now."""
         self._times = _no_report_yet(DEFAULT_HEARTBEAT_INTERVAL_SECONDS, DEFAULT_REPORT_INTERVAL_SECONDS)
         self._told: runner_pb2.Capability | None = None
         """The capability that the registry has acknowledged last."""
@@ -111,6 +115,11 @@ class RunnerSession:
 
     def note_change(self) -> None:
         """Report at once: something changed that routers should know."""
+        self._changed.set()
+
+    def note_models(self) -> None:
+        """Publish at once: the runner serves other models now. The session keeps its id and its ticket key."""
+        self._models_changed = True
         self._changed.set()
 
     async def start(self) -> None:
@@ -152,7 +161,7 @@ class RunnerSession:
         failures = 0
         while True:
             try:
-                if not self._session_id:
+                if not self._session_id or self._models_changed:
                     await self._open()
                 await self._report_what_is_due()
                 failures = 0
@@ -164,12 +173,14 @@ class RunnerSession:
 
     async def _open(self) -> None:
         # The same request id until there is an answer: if only the answer was lost, the same session is returned.
-        self._open_request_id = self._open_request_id or new_id("open")
+        models = self._report.manifests()
+        if not self._open_request_id:
+            self._open_request_id, self._published = new_id("open"), models
         request = pb.OpenSessionRequest(
             request_id=self._open_request_id,
             session_id=self._file.read(),
             runner=self._report.runner(),
-            models=self._report.manifests(),
+            models=models,
             agents=self._report.agents(),
         )
         began = self._clock.monotonic()
@@ -181,6 +192,8 @@ class RunnerSession:
                 self._open_request_id = ""
             raise failure from error
         self._open_request_id = ""
+        # The answer to a request that was sent again is of the models that it had the first time.
+        self._models_changed = self._published != self._report.manifests()
         if (offset := self._report.clock_offset) is not None:
             offset.allow(seconds_of(response.max_clock_offset) if response.HasField("max_clock_offset") else None)
         self._note_time(response, began)

@@ -16,6 +16,8 @@ MAX_CLIENT_CHARS = 64
 MAX_SESSION_CHARS = 256
 
 DEFAULT_TENANT = "default"
+CENTRAL_RUNNER = "central-models"
+"""Name of the runner of the mesh itself, which serves the models of providers that operators declare."""
 
 # One form for models, pools, runners and agents. ASCII only, so that no two names look alike; the first character
 # keeps a name from being read as an option or a hidden file.

@@ -74,6 +74,8 @@ class Access:
 
 _EVERYTHING = frozenset(Access(resource, role) for resource in Resource for role in Role)
 MESH_ACCESS = Access(Resource.MESH, Role.CREATE)
+USE_SECRETS = Access(Resource.SECRETS, Role.CREATE)
+"""Scope that declaring a model with a secret needs: the secret is sent to the address that the declaration names."""
 MAY_LEAVE = Access(Resource.REMOTE, Role.CREATE)
 """Scope that a request needs to leave the premises, besides its tenant's permission."""
 KEY_VARIABLES = frozenset({"WEFT_API_KEY", "WEFT_SERVICE_KEY", "WEFT_JOIN_TOKEN"})

@@ -1,11 +1,121 @@
 """`weft create` and `weft rotate`: resources that are made by options instead of a document."""
 
+from enum import StrEnum
+from typing import Annotated, Any
+
 import typer
 
+from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
+from weft.client.resources import connect_registry
+from weft.documents.field_names import declared_field
+from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import applied_document
+from weft.documents.yaml_documents import parse_document
+from weft.kernel.errors import WeftError
+from weft.kernel.names import require_name
+from weft.kernel.reasons import Reason
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, naming_fields
+from weft_app.cli.output import print_document, say
 from weft_app.cli.secrets import create_secret, rotate_secret
 
-app = typer.Typer(help="Create a secret.", no_args_is_help=True)
+app = typer.Typer(help="Create a model of a provider, or a secret.", no_args_is_help=True)
 app.command("secret")(create_secret)
 
 rotate_app = typer.Typer(help="Give a secret a new value.", no_args_is_help=True)
 rotate_app.command("secret")(rotate_secret)
+
+
+class ProviderApi(StrEnum):
+    """The interface of a provider."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+
+
+_OPTIONS = {
+    "name": "NAME",
+    "poolName": "--pool",
+    "provider.url": "--url",
+    "provider.api": "--api",
+    "provider.upstreamModel": "--upstream-model",
+    "provider.apiKeyRef": "--api-key-ref",
+    "provider.slots": "--slots",
+    "provider.timeoutSeconds": "--timeout",
+    "provider.maxRetries": "--max-retries",
+    "contextTokens": "--context-tokens",
+    "skills": "--skill",
+    "operations": "--embeddings",
+}
+
+
+@app.command("model")
+def create_model(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the model in the mesh.")],
+    *,
+    url: Annotated[str, typer.Option("--url", help="Base URL of the provider, such as https://api.example.com/v1.")],
+    api_key_ref: Annotated[
+        str, typer.Option("--api-key-ref", metavar="secret/NAME", help="Secret with its key; none: it needs no key.")
+    ] = "",
+    api: Annotated[ProviderApi, typer.Option("--api", help="Interface of the provider.")] = ProviderApi.OPENAI,
+    upstream_model: Annotated[
+        str, typer.Option("--upstream-model", help="The provider's name of the model. Default: NAME.")
+    ] = "",
+    pool: Annotated[str, typer.Option("--pool", help="Pool that it is a member of.")] = "",
+    embeddings: Annotated[bool, typer.Option("--embeddings", help="It also gives embeddings.")] = False,
+    skills: Annotated[
+        list[str] | None,
+        typer.Option("--skill", help="text, image, audio or tools; repeatable. Default: unknown."),
+    ] = None,
+    context_tokens: Annotated[int, typer.Option("--context-tokens", min=0, help="Context; 0: unknown.")] = 0,
+    slots: Annotated[int, typer.Option("--slots", min=0, help="Requests that are sent at once; 0: 4.")] = 0,
+    timeout_seconds: Annotated[
+        float, typer.Option("--timeout", min=0, help="Seconds until an answer must begin; 0: 120.")
+    ] = 0,
+    max_retries: Annotated[int, typer.Option("--max-retries", min=0, help="Retries of a busy provider.")] = 0,
+    home: HomeOption = DEFAULT_HOME,
+    output: Annotated[NamedFormat, typer.Option("--output", "-o", help="Output format.")] = NamedFormat.TABLE,
+) -> None:
+    """Create a model that the mesh itself serves from a provider, without a runner in weft.yaml.
+
+    Requests need a permit to go there, as to every model off the premises. `weft apply` changes it.
+
+    Example: weft create model frontier --url https://api.example.com/v1 --api-key-ref secret/example-key
+    """
+    require_name(name, "NAME")
+    provider: dict[str, Any] = {"url": url, "api": api.value}
+    options = {
+        "upstreamModel": upstream_model,
+        "apiKeyRef": api_key_ref,
+        "slots": slots,
+        "timeoutSeconds": timeout_seconds,
+        "maxRetries": max_retries,
+    }
+    provider |= {field: value for field, value in options.items() if value}
+    document: dict[str, Any] = {"kind": "model", "name": name, "provider": provider}
+    document["operations"] = ["chat", "embedding"] if embeddings else ["chat"]
+    given = {"poolName": pool, "skills": skills, "contextTokens": context_tokens}
+    document |= {field: value for field, value in given.items() if value}
+    with naming_fields(_option_of):
+        made = parse_document(document, ResourceKind.MODEL)
+        with connect_registry(home=home) as registry:
+            (planned,) = registry.apply([made], dry_run=True)
+            if planned.outcome != ApplyResult.OUTCOME_CREATED:
+                raise WeftError(
+                    Reason.ALREADY_EXISTS,
+                    f"there is a model {name} already; change it: weft get model {name} -o yaml, then weft apply",
+                    metadata={"model": name},
+                )
+            (result,) = registry.apply([made])
+    if output is NamedFormat.TABLE:
+        say(f"model/{name} created\n")
+    elif output is NamedFormat.NAME:
+        say(f"model/{name}\n")
+    else:
+        print_document(applied_document(result), output)
+
+
+def _option_of(field: str) -> str:
+    """Returns the option for a field of the document, or of the declaration that the registry refuses."""
+    found = declared_field(field)
+    name = field if found is None else found[1]
+    return _OPTIONS.get(name, name)

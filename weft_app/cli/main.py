@@ -61,7 +61,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "weft_app.cli.declare:delete",
         "Delete resources, agents and routes first, finished tasks or secrets. A failure does not stop the others.",
     ),
-    "create": CommandPlace("weft_app.cli.create:app", "Create a secret."),
+    "create": CommandPlace("weft_app.cli.create:app", "Create a model of a provider, or a secret."),
     "rotate": CommandPlace("weft_app.cli.create:rotate_app", "Give a secret a new value."),
     "wait": CommandPlace(
         "weft_app.cli.wait:wait",

@@ -126,6 +126,27 @@ def serve_runner(
         uvloop.run(run(loaded, folder, listen, _announce("runner"), name=runner, make_http_api=http_api))
 
 
+@app.command("central")
+def serve_central(
+    home: HomeOption = DEFAULT_HOME,
+    config: ConfigOption = None,
+    listen: ListenOption = None,
+    registry: RegistryOption = None,
+) -> None:
+    """Run the runner of central models: those that `weft create model` declares. `weft up` runs it when it is needed.
+
+    Of several, one serves, and the others wait for its end.
+
+    Example: weft serve central --registry 127.0.0.1:7070
+    """
+    with serving():
+        loaded, folder = _prepare("runner-central-models", home, config, {"registry": registry})
+        with large_imports():
+            from weft_app.compose.central import serve_central as run  # noqa: PLC0415 - see the module docstring
+
+        uvloop.run(run(loaded, folder, listen, _announce("central")))
+
+
 def _http_api(
     config: WeftConfig, home: WeftHome, environment: RunnerEnvironment, runner: str | None, http_port: int | None
 ) -> "MakeHttpApi | None":

@@ -16,6 +16,7 @@ import grpc
 import registry_svc.service
 import router_svc.service
 from gateway.http.tls import server_context
+from registry_svc.service import RegistryService
 from router_svc.service import RouterService
 from runner_svc.settings import RunnerSettings
 from weft.api.registry.v1 import agent_pb2
@@ -35,9 +36,10 @@ from weft.durable.tasks import TaskPort
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.gc_tuning import settle_garbage_collector
+from weft.kernel.names import CENTRAL_RUNNER
 from weft.kernel.reasons import MODEL_NOT_LISTED, Reason
 from weft.kernel.rpc import ChannelPool, open_channel
-from weft.kernel.service import Service
+from weft.kernel.service import Service, start_task, stop_tasks
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.durable_services import durable_services, response_service, router_database
 from weft_app.compose.engine_environments import require_environments
@@ -104,6 +106,8 @@ class UpHost:
         self._config_path = config_path
         self._runners = configured_runners(config)
         self._children: list[RunnerChild] = []
+        self._registry: RegistryService | None = None
+        self._waiting_for_central: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
         self._on_ready: list[Callable[[], None]] = []
         """Called once every configured model is ready."""
@@ -142,6 +146,8 @@ class UpHost:
             fleet = await self._start_services()
             show(Stage(name="services", detail=f"listening at {self.url}", done=True))
             await self._start_runners()
+            assert self._registry is not None, "the services run"
+            self._waiting_for_central = start_task(self._start_central(self._registry), name="central-models")
             await self._until_models_are_ready(fleet, show)
             for expect_no_more in self._on_ready:
                 expect_no_more()
@@ -169,7 +175,7 @@ class UpHost:
         router = router_svc.service.build(router_config(self._config, self.grpc_address, self.grpc_address))
         router.expect(expected_mesh(self._runners))
         self._on_ready.append(router.expect_no_more)
-        registry = registry_svc.service.build(registry_config(self._config, self._home))
+        registry = self._registry = registry_svc.service.build(registry_config(self._config, self._home))
         if keys is not None:
             keys.use(lambda: registry.key_ring)
         self._stack.push_async_callback(host.stop, self._config.drain_seconds)
@@ -258,7 +264,20 @@ class UpHost:
         drain = self._config.drain_seconds
         await asyncio.gather(edge.stop(drain), engine.stop(drain))
 
+    async def _start_central(self, registry: RegistryService) -> None:
+        """Starts the runner of central models once there is one, or a secret for one."""
+        await registry.until_central_models()
+        arguments = ["serve", "central", "--home", str(self._home.root), "--registry", self.grpc_address]
+        if self._config_path is not None:
+            arguments += ["--config", str(self._config_path)]
+        output = self._home.logs / f"runner-{CENTRAL_RUNNER}.out"
+        child = RunnerChild(CENTRAL_RUNNER, arguments, output, self._clock, notify=self._notify)
+        self._children.append(child)
+        await child.start()
+
     async def _stop_runners(self) -> None:
+        if self._waiting_for_central is not None:
+            await stop_tasks([self._waiting_for_central])
         await asyncio.gather(*(child.stop(self._config.drain_seconds) for child in self._children))
 
     async def _until_models_are_ready(self, fleet: FleetWatcher, show: ShowProgress) -> None:

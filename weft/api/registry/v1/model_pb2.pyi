@@ -6,6 +6,7 @@ isort:skip_file
 import builtins
 import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
@@ -178,6 +179,83 @@ class ModelAbilities(google.protobuf.message.Message):
 global___ModelAbilities = ModelAbilities
 
 @typing.final
+class ModelProvider(google.protobuf.message.Message):
+    """ModelProvider is the provider of a central model: one that no runner of an operator serves, but the mesh itself."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    class _Api:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _ApiEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[ModelProvider._Api.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        API_UNSPECIFIED: ModelProvider._Api.ValueType  # 0
+        """Not set: OpenAI's."""
+        API_OPENAI: ModelProvider._Api.ValueType  # 1
+        """OpenAI's Chat Completions."""
+        API_ANTHROPIC: ModelProvider._Api.ValueType  # 2
+        """Anthropic's Messages."""
+
+    class Api(_Api, metaclass=_ApiEnumTypeWrapper):
+        """Api is the interface of a provider."""
+
+    API_UNSPECIFIED: ModelProvider.Api.ValueType  # 0
+    """Not set: OpenAI's."""
+    API_OPENAI: ModelProvider.Api.ValueType  # 1
+    """OpenAI's Chat Completions."""
+    API_ANTHROPIC: ModelProvider.Api.ValueType  # 2
+    """Anthropic's Messages."""
+
+    URL_FIELD_NUMBER: builtins.int
+    API_FIELD_NUMBER: builtins.int
+    UPSTREAM_MODEL_FIELD_NUMBER: builtins.int
+    API_KEY_REF_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
+    TIMEOUT_FIELD_NUMBER: builtins.int
+    MAX_RETRIES_FIELD_NUMBER: builtins.int
+    TOKEN_LIMIT_NAME_FIELD_NUMBER: builtins.int
+    THINKING_FIELD_NUMBER: builtins.int
+    url: builtins.str
+    """Its base URL with its version, such as "https://api.example.com/v1": https, or http on loopback."""
+    api: global___ModelProvider.Api.ValueType
+    """Its interface."""
+    upstream_model: builtins.str
+    """Its name of the model. Empty: the name in the mesh."""
+    api_key_ref: builtins.str
+    """The secret with its API key, "secret/NAME". Empty: it needs no key."""
+    slots: builtins.int
+    """Requests that are sent at once. 0: 4."""
+    max_retries: builtins.int
+    """How often a request for which the provider was too busy, or to which no connection was made, is sent again."""
+    token_limit_name: builtins.str
+    """What an OpenAI-compatible provider calls the limit of an answer's length. Empty: "max_tokens"."""
+    thinking: builtins.bool
+    """Whether it thinks where a request does not say. Not set: as the provider does."""
+    @property
+    def timeout(self) -> google.protobuf.duration_pb2.Duration:
+        """Longest wait until an answer begins, retries and their pauses included. Not set: 120 s."""
+
+    def __init__(
+        self,
+        *,
+        url: builtins.str = ...,
+        api: global___ModelProvider.Api.ValueType = ...,
+        upstream_model: builtins.str = ...,
+        api_key_ref: builtins.str = ...,
+        slots: builtins.int = ...,
+        timeout: google.protobuf.duration_pb2.Duration | None = ...,
+        max_retries: builtins.int = ...,
+        token_limit_name: builtins.str = ...,
+        thinking: builtins.bool | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_thinking", b"_thinking", "thinking", b"thinking", "timeout", b"timeout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_thinking", b"_thinking", "api", b"api", "api_key_ref", b"api_key_ref", "max_retries", b"max_retries", "slots", b"slots", "thinking", b"thinking", "timeout", b"timeout", "token_limit_name", b"token_limit_name", "upstream_model", b"upstream_model", "url", b"url"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_thinking", b"_thinking"]) -> typing.Literal["thinking"] | None: ...
+
+global___ModelProvider = ModelProvider
+
+@typing.final
 class ModelManifest(google.protobuf.message.Message):
     """ModelManifest is what a runner says about a model it publishes."""
 
@@ -191,6 +269,7 @@ class ModelManifest(google.protobuf.message.Message):
     REMOTE_FIELD_NUMBER: builtins.int
     WAKE_FIELD_NUMBER: builtins.int
     SKILLS_FIELD_NUMBER: builtins.int
+    PROVIDER_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique name in the mesh: letters, digits, '.', '_', '-' and ':', starting with a letter or digit, at most 128
     characters.
@@ -217,6 +296,10 @@ class ModelManifest(google.protobuf.message.Message):
         its instance show, else unknown, and every request is tried.
         """
 
+    @property
+    def provider(self) -> global___ModelProvider:
+        """The provider of a central model. Not set: runners serve it. Only operators declare it."""
+
     def __init__(
         self,
         *,
@@ -228,9 +311,10 @@ class ModelManifest(google.protobuf.message.Message):
         remote: builtins.bool = ...,
         wake: weft.api.registry.v1.wake_pb2.Wake | None = ...,
         skills: collections.abc.Iterable[global___ModelSkill.ValueType] | None = ...,
+        provider: global___ModelProvider | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["wake", b"wake"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["context_tokens", b"context_tokens", "digest", b"digest", "name", b"name", "operations", b"operations", "pool_name", b"pool_name", "remote", b"remote", "skills", b"skills", "wake", b"wake"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["provider", b"provider", "wake", b"wake"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context_tokens", b"context_tokens", "digest", b"digest", "name", b"name", "operations", b"operations", "pool_name", b"pool_name", "provider", b"provider", "remote", b"remote", "skills", b"skills", "wake", b"wake"]) -> None: ...
 
 global___ModelManifest = ModelManifest
 

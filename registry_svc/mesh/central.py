@@ -1,0 +1,113 @@
+"""Central models as the process that serves them gets them: all of them, with the keys of their providers."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+import grpc
+from typing_extensions import override
+
+from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.providers import secret_of
+from weft.api.registry.v1 import central_model_service_pb2 as pb
+from weft.api.registry.v1 import central_model_service_pb2_grpc
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import LOCAL
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import answering
+from weft.kernel.rpc_auth import caller
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_SOCKET = "unix:"
+_TRANSPORT, _TLS = "transport_security_type", b"ssl"
+
+
+class Bell:
+    """Wakes everything that waits for a change; a waiter takes `next` before it looks, so that no ring is lost."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        """Wakes everything that waits."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    def next(self) -> asyncio.Event:
+        """Returns what the next ring sets."""
+        return self._event
+
+
+KeyOf = Callable[[str], str]
+"""Returns the value of a secret by its name; empty when there is none."""
+
+
+def users_of(secret: str, core: RegistryCore) -> Sequence[str]:
+    """Returns the names of the models that use a secret, in order."""
+    central = core.mesh.central_models
+    return sorted(name for name, manifest in central.items() if secret_of(manifest) == secret)
+
+
+class CentralModels:
+    """The declared models that have a provider, and the keys of these."""
+
+    def __init__(self, core: RegistryCore, bell: Bell, key_of: KeyOf) -> None:
+        """`bell` rings with every change of declarations and secrets."""
+        self._core = core
+        self._bell = bell
+        self._key_of = key_of
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is none."""
+        return not self._core.mesh.central_models
+
+    async def states(self) -> AsyncGenerator[pb.WatchCentralModelsResponse]:
+        """Yields all central models, now and after each change. Raises SHUTTING_DOWN when the registry stops."""
+        last: pb.WatchCentralModelsResponse | None = None
+        while True:
+            rung = self._bell.next()
+            self._core.require_open()
+            state = self._state()
+            if state != last:
+                yield state
+                last = state
+            await rung.wait()
+
+    def _state(self) -> pb.WatchCentralModelsResponse:
+        return pb.WatchCentralModelsResponse(
+            models=[self._with_key(manifest) for _, manifest in sorted(self._core.mesh.central_models.items())]
+        )
+
+    def _with_key(self, manifest: Any) -> pb.CentralModel:
+        secret = secret_of(manifest)
+        key = self._key_of(secret) if secret else ""
+        return pb.CentralModel(manifest=manifest, api_key=key, key_is_missing=bool(secret) and not key)
+
+
+class CentralModelServicer(central_model_service_pb2_grpc.CentralModelServiceServicer):
+    """See CentralModelService in the contract."""
+
+    def __init__(self, central: CentralModels) -> None:
+        self._central = central
+
+    # See RegistryServicer.Watch for why it is a coroutine.
+    @override
+    async def WatchCentralModels(  # type: ignore[override]
+        self, request: pb.WatchCentralModelsRequest, context: Context
+    ) -> None:
+        del request
+        async with answering(context):
+            _require_private(context)
+            async for state in self._central.states():
+                await context.write(state)
+
+
+def _require_private(context: Context) -> None:
+    """Raises PERMISSION_DENIED where every user of this machine may call, or read along."""
+    is_private = context.peer().startswith(_SOCKET) or _TLS in context.auth_context().get(_TRANSPORT, ())
+    if not is_private and caller() is LOCAL:
+        raise WeftError(
+            Reason.PERMISSION_DENIED,
+            "keys of providers are sent over a Unix socket, with TLS, or to callers with a key of the mesh",
+        )

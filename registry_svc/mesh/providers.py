@@ -1,0 +1,67 @@
+"""Central models: which providers may be declared, in the canonical form in which they are stored."""
+
+from urllib.parse import urlsplit
+
+from weft.api.registry.v1 import model_pb2
+from weft.kernel.address import is_loopback
+from weft.kernel.errors import invalid_field
+from weft.kernel.names import CENTRAL_RUNNER, is_name
+
+SECRET_PREFIX = "secret/"  # noqa: S105 - how a secret is named, not one
+_CHAT, _COMPLETION = model_pb2.MODEL_OPERATION_CHAT, model_pb2.MODEL_OPERATION_COMPLETION
+_EMBEDDING = model_pb2.MODEL_OPERATION_EMBEDDING
+_OFFERED = {
+    model_pb2.ModelProvider.API_OPENAI: frozenset({_CHAT, _EMBEDDING}),
+    model_pb2.ModelProvider.API_ANTHROPIC: frozenset({_CHAT}),
+}
+
+
+def secret_of(manifest: model_pb2.ModelManifest) -> str:
+    """Returns the name of the secret that a central model uses; empty: none."""
+    return manifest.provider.api_key_ref.removeprefix(SECRET_PREFIX)
+
+
+def to_canonical_provider(declaration_runner: str, manifest: model_pb2.ModelManifest, field: str) -> str:
+    """Brings the manifest of a central model to the form in which it is stored; returns the runner that serves it.
+
+    Raises INVALID_ARGUMENT naming the field.
+    """
+    provider, where = manifest.provider, f"{field}.provider"
+    if declaration_runner not in ("", CENTRAL_RUNNER):
+        raise invalid_field(where, "goes without `runner`: the mesh itself serves the model")
+    if manifest.HasField("wake"):
+        raise invalid_field(f"{field}.wake", "goes without `provider`: a provider does not sleep")
+    provider.url = _valid_url(provider.url, f"{where}.url")
+    reference = provider.api_key_ref
+    if reference and not (reference.startswith(SECRET_PREFIX) and is_name(reference.removeprefix(SECRET_PREFIX))):
+        raise invalid_field(f"{where}.api_key_ref", "must be secret/NAME, a secret of `weft create secret`")
+    if not provider.api:
+        provider.api = model_pb2.ModelProvider.API_OPENAI
+    if provider.api != model_pb2.ModelProvider.API_OPENAI:
+        raise invalid_field(f"{where}.api", "must be openai: others are not served yet")
+    if provider.upstream_model == manifest.name:
+        provider.upstream_model = ""
+    # A document that names no operations means chat and completion, and no provider of chats takes text completions.
+    offered = _OFFERED[provider.api]
+    manifest.operations[:] = [each for each in manifest.operations if each != _COMPLETION] or [_CHAT]
+    if not offered.issuperset(manifest.operations):
+        words = sorted(model_pb2.ModelOperation.Name(each).removeprefix("MODEL_OPERATION_").lower() for each in offered)
+        raise invalid_field(f"{field}.operations", f"of a model with this provider may be {', '.join(words)}")
+    manifest.remote = True
+    return CENTRAL_RUNNER
+
+
+def _valid_url(url: str, field: str) -> str:
+    """Returns the URL without a slash at its end."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError:
+        raise invalid_field(field, "must be an http or https URL") from None
+    if parts.username is not None or parts.password is not None:
+        raise invalid_field(field, "must not contain a user or a password: the key is a secret, see api_key_ref")
+    if parts.query or parts.fragment:
+        raise invalid_field(field, "must end with its path")
+    if parts.scheme != "https" and not is_loopback(host):
+        raise invalid_field(field, "must be https, or http on loopback: the key and every prompt are sent there")
+    return url.rstrip("/")

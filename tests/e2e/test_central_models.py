@@ -1,0 +1,264 @@
+"""Models of providers that operators declare, with secrets: a whole mesh, and a provider that counts its bytes."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+import yaml
+from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+
+from weft_testing.counting_provider import WORDS, CountingProvider, Reply, counting_provider
+from weft_testing.free_port import free_port
+
+FIRST, SECOND = "sk-canary-first-0123456789", "sk-canary-second-9876543210"
+MODEL, SECRET = "frontier", "provider-key"
+SECONDS = 30.0
+PORT = free_port()
+URL = f"http://127.0.0.1:{PORT}/v7"
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    """A mesh whose file names no provider."""
+    folder = tmp_path_factory.mktemp("central")
+    config = write_config(folder, fake_runner("left"))
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        yield mesh
+
+
+@pytest.fixture
+async def provider(mesh: MeshProcess) -> AsyncIterator[CountingProvider]:
+    """The provider of MODEL, which is declared with a secret, and deleted with it afterwards."""
+    async with counting_provider(port=PORT) as provider:
+        await _weft(mesh, "create", "secret", SECRET, "-", stdin=FIRST)
+        await _weft(mesh, "create", "model", MODEL, "--url", URL, "--api-key-ref", f"secret/{SECRET}", "--embeddings")
+        await eventually(lambda: _is_served(mesh), SECONDS, "the model was not served")
+        yield provider
+        await _weft(mesh, "delete", "model", MODEL, "--ignore-not-found")
+        await _weft(mesh, "delete", "secret", SECRET, "--ignore-not-found")
+
+
+async def _weft(mesh: MeshProcess, *arguments: str, stdin: str | None = None) -> str:
+    code, out, error = await run_weft(*arguments, home=mesh.home, stdin=None if stdin is None else stdin.encode())
+    assert code == 0, error
+    return out
+
+
+async def _refused(mesh: MeshProcess, *arguments: str) -> tuple[int, str]:
+    code, _, error = await run_weft(*arguments, home=mesh.home)
+    return code, error
+
+
+async def _post(mesh: MeshProcess, path: str, body: Any) -> tuple[int, Any, str | None]:
+    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}{path}", json=body) as response:
+        return response.status, await response.json(), response.headers.get("X-Left-Premises")
+
+
+def _chat(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": "Count."}], "max_tokens": 4, **fields}
+
+
+async def _is_served(mesh: MeshProcess) -> bool:
+    return (await _post(mesh, "/v1/chat/completions", _chat(allow_remote=True)))[0] == 200
+
+
+async def _document(mesh: MeshProcess) -> Any:
+    return yaml.safe_load(await _weft(mesh, "get", "model", MODEL, "-o", "yaml"))
+
+
+async def test_a_model_is_served_without_a_section_of_any_file_and_its_request_carries_the_secret(
+    mesh: MeshProcess, provider: CountingProvider
+) -> None:
+    status, body, left = await _post(mesh, "/v1/chat/completions", _chat(allow_remote=True))
+    assert (status, left) == (200, "true")
+    assert body["choices"][0]["message"]["content"] == "".join(WORDS)
+    assert provider.requests[-1].headers["authorization"] == f"Bearer {FIRST}"
+    assert provider.bodies[-1]["model"] == MODEL
+    async with aiohttp.ClientSession() as http, http.get(f"{mesh.url}/v1/models") as response:
+        listed = {model["id"]: model["meta"]["remote"] for model in (await response.json())["data"]}
+    assert listed[MODEL] is True
+    (secret,) = json.loads(await _weft(mesh, "get", "secrets", "-o", "json"))["items"]
+    assert (secret["name"], secret["usedBy"]) == (SECRET, [MODEL])
+
+
+SURFACES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/chat/completions", _chat()),
+    ("/v1/chat/completions", _chat(stream=True)),
+    ("/v1/responses", {"model": MODEL, "input": "Count."}),
+    ("/v1/messages", {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Count."}]}),
+    ("/v1/embeddings", {"model": MODEL, "input": "Count."}),
+)
+
+
+@pytest.mark.parametrize(("path", "body"), SURFACES, ids=[f"{path} {'stream' in body}" for path, body in SURFACES])
+async def test_no_surface_sends_a_byte_without_a_permit(
+    mesh: MeshProcess, provider: CountingProvider, path: str, body: dict[str, Any]
+) -> None:
+    sent = provider.byte_count
+    status, error, left = await _post(mesh, path, body)
+    assert (status, left) in {(403, None), (403, "false")}, error
+    assert provider.byte_count == sent
+    if path != "/v1/embeddings":
+        # A negative control: with the permit the same request is sent.
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{mesh.url}{path}", json=body | {"allow_remote": True}) as response,
+        ):
+            assert response.status == 200, await response.text()
+        assert provider.byte_count > sent
+
+
+async def test_a_task_goes_there_with_a_permit_alone(mesh: MeshProcess, provider: CountingProvider) -> None:
+    sent = provider.byte_count
+    for allow_remote, state in ((False, "failed"), (True, "completed")):
+        body = {"endpoint": "/v1/chat/completions", "body": _chat(allow_remote=allow_remote)}
+        status, task, _ = await _post(mesh, "/api/v1/inference-tasks", body)
+        if status == 403:
+            assert not allow_remote
+            continue
+        assert status in (200, 201, 202), task
+        ended = await eventually(partial(_ended, mesh, task["id"]), SECONDS, "the task did not end")
+        assert ended["state"] == state, ended
+        assert (provider.byte_count > sent) is allow_remote
+
+
+async def _ended(mesh: MeshProcess, task: str) -> Any:
+    async with aiohttp.ClientSession() as http, http.get(f"{mesh.url}/api/v1/inference-tasks/{task}") as response:
+        found = await response.json()
+    return found if found["state"] not in ("pending", "running") else None
+
+
+async def _under_load(mesh: MeshProcess, change: Callable[[], Awaitable[object]]) -> list[int]:
+    """The statuses of requests that four callers send one after the other, before, during and after `change`."""
+    statuses: list[int] = []
+    over = asyncio.Event()
+
+    async def call() -> None:
+        while not over.is_set():
+            statuses.append((await _post(mesh, "/v1/chat/completions", _chat(allow_remote=True)))[0])
+
+    callers = [asyncio.create_task(call()) for _ in range(4)]
+    await eventually(lambda: len(statuses) > 8, SECONDS, "no request was answered")
+    await change()
+    so_far = len(statuses)
+    await eventually(lambda: len(statuses) > so_far + 12, SECONDS, "no request was answered after the change")
+    over.set()
+    await asyncio.gather(*callers)
+    return statuses
+
+
+async def test_a_secret_that_is_rotated_under_load_fails_no_request_and_restarts_nothing(
+    mesh: MeshProcess, provider: CountingProvider
+) -> None:
+    before = {process.pid for process in mesh.family()}
+    statuses = await _under_load(mesh, lambda: _weft(mesh, "rotate", "secret", SECRET, "-", stdin=SECOND))
+    assert set(statuses) == {200}
+    sent = [request.headers["authorization"].removeprefix("Bearer ") for request in provider.requests]
+    assert set(sent) == {FIRST, SECOND}
+    assert sent == sorted(sent, key=(FIRST, SECOND).index), "after the first request with the new key none has the old"
+    assert {process.pid for process in mesh.family()} == before
+
+
+async def test_a_change_of_the_model_fails_no_request_and_its_removal_ends_it(
+    mesh: MeshProcess, provider: CountingProvider, tmp_path: Path
+) -> None:
+    document = await _document(mesh)
+    document["provider"] |= {"upstreamModel": "another", "slots": 8}
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(yaml.safe_dump(document))
+    assert await _weft(mesh, "apply", "-f", str(changed)) == f"model/{MODEL} configured\n"
+    await eventually(lambda: _names(mesh, provider, "another"), SECONDS, "the change was not served")
+
+    document["provider"]["upstreamModel"] = "a-third"
+    changed.write_text(yaml.safe_dump(document))
+    assert set(await _under_load(mesh, lambda: _weft(mesh, "apply", "-f", str(changed)))) == {200}
+    assert [body["model"] for body in provider.bodies][-1] == "a-third"
+    assert await _weft(mesh, "apply", "-f", str(changed)) == f"model/{MODEL} unchanged\n"
+
+    await _weft(mesh, "delete", "model", MODEL)
+    sent = provider.byte_count
+    status, body, _ = await _post(mesh, "/v1/chat/completions", _chat(allow_remote=True))
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+    assert provider.byte_count == sent
+
+
+async def _names(mesh: MeshProcess, provider: CountingProvider, upstream: str) -> bool:
+    await _is_served(mesh)
+    return bool(provider.bodies[-1]["model"] == upstream)
+
+
+async def test_the_provider_that_refuses_the_key_and_a_secret_that_is_gone_are_the_operators_fault(
+    mesh: MeshProcess, provider: CountingProvider
+) -> None:
+    quoting = json.dumps({"error": {"message": f"no such key {FIRST}", "type": "invalid_request_error"}}).encode()
+    provider.replies.append(Reply(status=401, headers={"Content-Type": "application/json"}, body=quoting))
+    status, body, _ = await _post(mesh, "/v1/chat/completions", _chat(allow_remote=True))
+    assert status == 502
+    assert FIRST not in str(body)
+    code, error = await _refused(mesh, "delete", "secret", SECRET)
+    assert (code, f"in use by models: {MODEL}" in error) == (4, True)
+    await _weft(mesh, "delete", "secret", SECRET, "--force")
+    sent = provider.byte_count
+    status, body, _ = await eventually(lambda: _failed(mesh), SECONDS, "the model still had its key")
+    assert (status, f"secret/{SECRET}" in str(body)) == (502, True)
+    assert provider.byte_count >= sent
+
+
+async def _failed(mesh: MeshProcess) -> Any:
+    found = await _post(mesh, "/v1/chat/completions", _chat(allow_remote=True))
+    return found if found[0] != 200 else None
+
+
+async def test_what_cannot_be_served_is_refused_with_its_option(mesh: MeshProcess) -> None:
+    async def create(*options: str) -> tuple[int, str]:
+        return await _refused(mesh, "create", "model", "other", *options)
+
+    for options, words in (
+        (("--url", URL, "--api-key-ref", "secret/absent"), "--api-key-ref: there is no secret 'absent'"),
+        (("--url", URL, "--api-key-ref", "absent"), "--api-key-ref: must be secret/NAME"),
+        (("--url", "http://provider.example/v1"), "--url: must be https"),
+        (("--url", "https://user:word@provider.example/v1"), "--url: must not contain a user"),
+        (("--url", "ftp://provider.example"), "--url"),
+        (("--url", URL, "--slots", "5000"), "--slots"),
+    ):
+        code, error = await create(*options)
+        assert (code, words in error) == (2, True), error
+    code, error = await _refused(mesh, "create", "model", "m-left", "--url", URL)
+    assert (code, "m-left" in error) == (4, True)
+
+
+@pytest.mark.usefixtures("provider")
+async def test_a_secret_is_in_no_log_document_process_or_file_in_the_clear(mesh: MeshProcess) -> None:
+    await _weft(mesh, "rotate", "secret", SECRET, "-", stdin=SECOND)
+    await _is_served(mesh)
+    said = {str(path): path.read_bytes() for path in mesh.home.rglob("*") if path.is_file()}
+    said["console"] = (mesh.home.parent / f"{mesh.home.name}.out").read_bytes()
+    for process in mesh.family():
+        with suppress(psutil.NoSuchProcess):
+            said[f"process {process.pid}"] = json.dumps([process.cmdline(), process.environ()]).encode()
+    for arguments in (
+        ("get", "models", "-o", "json"),
+        ("get", "secrets", "-o", "json"),
+        ("describe", "model", MODEL),
+        ("describe", "runner", "central-models"),
+        ("events",),
+        ("audit", "list", "-o", "json"),
+        ("ps", "-o", "json"),
+        ("logs", MODEL),
+    ):
+        code, out, error = await run_weft(*arguments, home=mesh.home)
+        said[" ".join(arguments)] = f"{code}{out}{error}".encode()
+    for path in ("/v1/models", "/v1/admin/models", "/v1/admin/secrets", "/api/v1/models", "/metrics", "/v1/requests"):
+        async with aiohttp.ClientSession() as http, http.get(f"{mesh.url}{path}") as response:
+            said[path] = await response.read()
+    assert sum(MODEL.encode() in text for text in said.values()) > 5, "a negative control: what is no secret is found"
+    for value in (FIRST, SECOND):
+        found = [where for where, text in said.items() if value.encode() in text]
+        assert found == []

@@ -1,0 +1,175 @@
+"""The process that serves central models: a runner of the mesh itself, whose models are those that operators declare.
+
+It is a runner like any other: slots, tickets, receipts, retries and metrics are those of `runtime: openai_remote`. Its
+models and the keys of their providers come from the registry, and change while it runs.
+"""
+
+import random
+import socket
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+from typing_extensions import override
+
+import runner_svc.service
+from runner_svc.config import RunnerConfig
+from runner_svc.policy.backoff import retry_pause_seconds
+from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
+from runner_svc.service import RunnerService
+from runner_svc.settings import RunnerSettings
+from weft.api.registry.v1 import central_model_service_pb2 as pb
+from weft.api.registry.v1 import central_model_service_pb2_grpc, model_pb2
+from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
+from weft.kernel.names import CENTRAL_RUNNER
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Skill
+from weft.kernel.rpc import error_from_call, open_channel
+from weft.kernel.service import Service, start_critical, stop_tasks
+from weft.kernel.timestamps import seconds_of
+from weft_app.compose.home import WeftHome
+from weft_app.compose.security import channel_security, key_check, key_followers, new_host
+from weft_app.compose.served_models import runner_context, served_model
+from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
+from weft_app.config.config import WeftConfig
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from runner_svc.instance.settings import ServedModel
+    from weft.api.registry.v1.central_model_service_pb2_grpc import CentralModelServiceAsyncStub
+
+log = get_logger("weft_app.compose")
+
+RUNTIME = "openai_remote"
+
+
+class CentralModelsFollower(Service):
+    """Keeps the models of a runner as the registry declares them. Life cycle: start, stop."""
+
+    service_names = ()
+
+    def __init__(self, runner: RunnerService, registry: grpc.aio.Channel, clock: Clock, drain_seconds: float) -> None:
+        self._runner = runner
+        self._stub = cast(
+            "CentralModelServiceAsyncStub", central_model_service_pb2_grpc.CentralModelServiceStub(registry)
+        )
+        self._clock = clock
+        self._drain_seconds = drain_seconds
+        self._section = RunnerSettings(name=CENTRAL_RUNNER, runtime=RUNTIME, models=())
+        self._keys: dict[str, str] = {}
+        """The keys of providers, by their references; engines read them for every request."""
+        self._served: dict[str, bytes] = {}
+        """The manifest of each served model."""
+        self._task: asyncio.Task[None] | None = None
+
+    @override
+    def register(self, server: grpc.aio.Server) -> None:
+        """Registers no servicer."""
+
+    @override
+    async def start(self) -> None:
+        """Begin to follow; returns at once."""
+        self._task = start_critical(self._follow(), name="central-models")
+
+    @override
+    async def stop(self, grace_seconds: float) -> None:
+        """Stop following; the models stay as they are. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            await stop_tasks([task])
+
+    async def _follow(self) -> None:
+        failures = 0
+        while True:
+            try:
+                async for state in self._stub.WatchCentralModels(pb.WatchCentralModelsRequest()):
+                    failures = 0
+                    await self.apply(state)
+            except grpc.aio.AioRpcError as error:
+                found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+                log.warning("the registry does not tell the central models, serving on", reason=found.reason.name)
+            failures += 1
+            await self._clock.sleep(retry_pause_seconds(failures, random.random()))  # noqa: S311 - a pause
+
+    async def apply(self, state: pb.WatchCentralModelsResponse) -> None:
+        """Serves these models, and no others."""
+        self._keys |= {model.manifest.provider.api_key_ref: model.api_key for model in state.models}
+        wanted = {model.manifest.name: model for model in state.models}
+        for name in self._served.keys() - wanted.keys():
+            self._runner.withdraw(name)
+            del self._served[name]
+            log.info("central model withdrawn", model=name)
+        for name, model in wanted.items():
+            wire = model.manifest.SerializeToString(deterministic=True)
+            if self._served.get(name) != wire:
+                await self._serve(model.manifest)
+                self._served[name] = wire
+
+    async def _serve(self, manifest: model_pb2.ModelManifest) -> None:
+        try:
+            served = self._served_model(manifest)
+        except WeftError as error:
+            # The registry has checked it; this process may be of an earlier release.
+            log.error("a central model cannot be served", model=manifest.name, why=error.message)  # noqa: TRY400
+            self._runner.withdraw(manifest.name)
+            return
+        await self._runner.serve(served)
+        log.info("central model served", model=manifest.name)
+
+    def _served_model(self, manifest: model_pb2.ModelManifest) -> "ServedModel":
+        context = replace(runner_context(self._section), environment=self._keys)
+        return served_model(self._section, model_settings(manifest), self._drain_seconds, context)
+
+
+def model_settings(manifest: model_pb2.ModelManifest) -> OpenAiRemoteModel:
+    """Returns a central model as a model of a provider in `weft.yaml`."""
+    provider = manifest.provider
+    settings = OpenAiRemoteModel(
+        name=manifest.name,
+        pool=manifest.pool_name or None,
+        url=provider.url,
+        upstream_model=provider.upstream_model or None,
+        api_key_env=provider.api_key_ref or None,
+        operations=cast("Any", tuple(Operation(each).name.lower() for each in manifest.operations)),
+        skills=cast("Any", tuple(Skill(each).name.lower() for each in manifest.skills)),
+        context_tokens=manifest.context_tokens or None,
+        max_retries=provider.max_retries,
+        thinking=provider.thinking if provider.HasField("thinking") else None,
+    )
+    if provider.slots:
+        settings = replace(settings, slots=provider.slots)
+    if provider.HasField("timeout"):
+        settings = replace(settings, timeout_seconds=seconds_of(provider.timeout))
+    if provider.token_limit_name:
+        settings = replace(settings, token_limit_name=provider.token_limit_name)  # type: ignore[arg-type]  # its words
+    return settings
+
+
+async def serve_central(config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce) -> None:
+    """Serves the central models until a signal arrives."""
+    keys, registry, security = (
+        key_check(config, SystemClock()),
+        registry_address(config, home),
+        channel_security(config),
+    )
+    host = new_host(config, "runner", keys)
+    address = host.bind(listen or home.address(CENTRAL_RUNNER))
+    runner = runner_svc.service.build(
+        RunnerConfig(
+            name=CENTRAL_RUNNER,
+            runtime=RUNTIME,
+            host=socket.gethostname(),
+            address=address,
+            registry_address=registry,
+            security=security,
+            session_file=home.state / "runners" / f"{CENTRAL_RUNNER}.session",
+            models=(),
+        )
+    )
+    async with open_channel(registry, security) as channel:
+        follower = CentralModelsFollower(runner, channel, SystemClock(), config.drain_seconds)
+        companions = [follower, *key_followers(keys, registry, security)]
+        await serve_until_stopped(host, runner, config, lambda: announce(address), companions=companions)
