@@ -28,6 +28,7 @@ from runner_svc.policy.template_abilities import abilities_of_templates
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.runtimes.settings import (
     FileModelSettings,
+    HostedModelSettings,
     ModelSettings,
     StartedModelSettings,
     UpstreamSettings,
@@ -109,8 +110,14 @@ def file_context(model: FileModelSettings, context: ModelContext, command: tuple
     if template is not None and not template.is_file():
         raise context.refuse("chat_template_path", f"there is no file {template}")
     facts = read_model_facts(model.file)
-    templates = _templates_of(model.file, facts) if template is None else _template_in(template)
+    templates = known_templates(model, facts)
     return replace(context, command=command, trained_context_tokens=facts.context_tokens, templates=templates)
+
+
+def known_templates(model: HostedModelSettings, facts: ModelFacts) -> tuple[str, ...]:
+    """Returns the chat templates of a model before it is loaded: the configured one, else those of its files."""
+    template = model.chat_template_file
+    return _templates_of(model.file, facts) if template is None else _template_in(template)
 
 
 def _templates_of(path: Path, facts: ModelFacts) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ def _build(model: VllmLibraryModel, context: "ModelContext") -> "ModelEngine":
     from dataclasses import replace  # noqa: PLC0415
 
     from runner_svc.memory.estimate import ModelFacts, read_model_facts  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import text_abilities  # noqa: PLC0415
+    from runner_svc.runtimes.model_engine import known_templates, text_abilities  # noqa: PLC0415
     from runner_svc.runtimes.vllm.arguments import OWN_FLAGS  # noqa: PLC0415
     from runner_svc.runtimes.vllm.backend import VllmBackend  # noqa: PLC0415
     from runner_svc.runtimes.vllm_engine.model import check_model, model_engine, with_environment  # noqa: PLC0415
@@ -41,14 +41,15 @@ def _build(model: VllmLibraryModel, context: "ModelContext") -> "ModelEngine":
             raise context.refuse(setting, "is for models that take images; they need the runtime vllm_serve")
     model = with_environment(model, context)
     facts = ModelFacts() if model.folder is None else read_model_facts(model.folder)
-    context = replace(context, trained_context_tokens=facts.context_tokens)
+    templates = known_templates(model, facts)
+    context = replace(context, trained_context_tokens=facts.context_tokens, templates=templates)
     return model_engine(
         model,
         context,
         facts,
         lambda: VllmBackend(model, context, shape=facts.shape),
         habits=RUNTIME.habits,
-        abilities=text_abilities(facts.templates),
+        abilities=text_abilities(templates),
     )
 
 

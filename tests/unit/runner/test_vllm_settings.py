@@ -129,3 +129,15 @@ def test_without_requests_nothing_runs_whatever_the_last_step_had() -> None:
     found = statistics.figures(has_requests=False, kv_cache_tokens=None)
     assert (found.running_count, found.waiting_count, found.kv_cache_share) == (0, 0, 0.0)
     assert found.prefix_hit_tokens == 7
+
+
+def test_what_a_model_takes_is_known_from_the_template_of_its_folder_before_it_is_loaded(tmp_path: Path) -> None:
+    def lacking(**settings: Any) -> frozenset[Skill]:
+        given = engine_settings(VllmLibraryModel, command=("python",), model=str(tmp_path), **settings)
+        return RUNTIME.build(*given).abilities.lacking
+
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert Skill.TOOLS in lacking()
+    own = tmp_path / "own.jinja"
+    own.write_text("{% for tool in tools %}{{ tool }}{% endfor %}{{ messages[0].content }}")
+    assert Skill.TOOLS not in lacking(chat_template_path=own)
