@@ -3,8 +3,10 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-from weft.api.registry.v1 import runner_pb2
+if TYPE_CHECKING:
+    from weft.api.registry.v1 import runner_pb2
 
 MAX_PAGE_BYTES = 2 * 1024 * 1024
 """Maximum size of a page that is read; vLLM's has under 100 KiB per engine."""
@@ -51,8 +53,10 @@ def samples_of(page: str) -> list[Sample]:
     return list(_samples(page))
 
 
-def load_of(samples: Sequence[Sample], names: MetricNames) -> runner_pb2.EngineLoad:
+def load_of(samples: Sequence[Sample], names: MetricNames) -> "runner_pb2.EngineLoad":
     """Returns the figures in the lines of a page; what it lacks is left unset. Several engines are added up."""
+    # Imported here: presets of servers are read for their names, also by commands without messages.
+    from weft.api.registry.v1 import runner_pb2  # noqa: PLC0415
 
     def total(wanted: Sequence[str]) -> int | None:
         found = [sample.value for sample in samples if sample.name in wanted]
