@@ -19,6 +19,8 @@ from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command
 
+WHOLE_MESSAGES = 2
+"""At most: the first content, and the rest with the end."""
 TIMEOUTS = TimeoutProfile(headers_seconds=30.0, absolute_seconds=600.0)
 
 
@@ -62,12 +64,23 @@ async def test_a_whole_answer_says_the_same_in_no_more_than_two_messages(tmp_pat
         await runner.until(Phase.READY)
         streamed = await _messages(runner, whole=False)
         whole = await _messages(runner, whole=True)
-    assert len(streamed) > len(whole)
-    assert len(whole) <= 2
+    assert len(whole) <= WHOLE_MESSAGES
     assert _text(whole) == _text(streamed)
     assert whole[0][0].HasField("started")
     costs = [messages[-1][-1].finished.receipt.usage.completion_tokens for messages in (whole, streamed)]
     assert costs == [16, 16]
+
+
+async def test_a_streamed_answer_comes_in_more_messages_while_it_is_generated(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model(**LONG | {"tokens_per_second": 20})]) as runner:
+        await runner.until(Phase.READY)
+        call = runner.generate(max_tokens=1500)
+        # However many tokens a busy runner puts into one message: the answer goes on for longer than it is busy.
+        for _ in range(WHOLE_MESSAGES + 1):
+            assert (await call.read()).events
+        (described,) = (await runner.control.Describe(runner_service_pb2.DescribeRequest())).instances
+        assert described.requests[0].state == runner_service_pb2.RequestRecord.STATE_GENERATING
+        call.cancel()
 
 
 async def test_of_a_whole_answer_that_goes_on_the_first_content_is_known_and_its_failure_too(tmp_path: Path) -> None:
