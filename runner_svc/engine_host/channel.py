@@ -7,8 +7,6 @@ The program authenticates with a random token.
 import asyncio
 import hmac
 import secrets
-import shutil
-import tempfile
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import MappingProxyType
@@ -38,6 +36,7 @@ from runner_svc.engine_host.messages import (
     body_length,
     encode,
 )
+from runner_svc.supervise.socket_folder import SocketFolder
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -137,7 +136,7 @@ class EngineChannel:
         self.token = secrets.token_urlsafe(24)
         """The token by which the program authenticates."""
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix="weft-engine-"))
+            self._folder = SocketFolder("weft-engine-")
         except OSError as error:
             raise _no_socket(error) from error
         self._server: asyncio.Server | None = None
@@ -158,7 +157,7 @@ class EngineChannel:
     @property
     def path(self) -> Path:
         """The socket."""
-        return self._folder / "engine.sock"
+        return self._folder.path / "engine.sock"
 
     async def open(self) -> None:
         """Start listening. Raises CONNECT_FAILED."""
@@ -329,7 +328,7 @@ class EngineChannel:
         server, self._server = self._server, None
         if server is not None:
             server.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
 
 def _no_socket(error: OSError) -> WeftError:

@@ -5,12 +5,9 @@ them or the others of that mode, which run code in the engine. The socket is in 
 """
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import AsyncGenerator, Container, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 from typing_extensions import override
@@ -30,6 +27,7 @@ from runner_svc.runtimes.vllm_serve.metrics import read_load
 from runner_svc.runtimes.vllm_serve.parameters import PARAMETERS
 from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
 from runner_svc.supervise.process_time import GpuTime
+from runner_svc.supervise.socket_folder import SocketFolder
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
@@ -100,7 +98,7 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
         """`shape` is that of the model's files; None: unknown."""
         super().__init__(model, context, gpu)
         self._shape = shape
-        self._folder: Path | None = None
+        self._folder: SocketFolder | None = None
         """The folder of its socket."""
         self._context_tokens = model.slot_context_tokens
         """The context of the present load: vLLM refuses to answer with more tokens than it has."""
@@ -160,9 +158,9 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
     @override
     async def prepare(self, order: LoadOrder) -> None:
         self._context_tokens = int(order.parameters.get("context_tokens", self.model.slot_context_tokens))
-        self._folder = Path(tempfile.mkdtemp(prefix="weft-vllm-"))
+        self._folder = await asyncio.to_thread(SocketFolder, "weft-vllm-")
         if len(self._socket_path.encode()) > MAX_SOCKET_PATH_BYTES:
-            message = f"the folder for temporary files has too long a path for a socket: {self._folder.parent}"
+            message = f"the folder for temporary files has too long a path for a socket: {self._folder.path.parent}"
             raise WeftError(Reason.CONNECT_FAILED, message)
 
     @override
@@ -214,7 +212,7 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
         finally:
             folder, self._folder = self._folder, None
             if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+                folder.remove()
 
     @override
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
@@ -249,7 +247,7 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
 
     @property
     def _socket_path(self) -> str:
-        return "" if self._folder is None else str(self._folder / "socket")
+        return "" if self._folder is None else str(self._folder.path / "socket")
 
     async def _woken(self, order: LoadOrder) -> BackendFacts | None:
         """Returns the facts once its sleeping process is awake; None: it must be started."""

@@ -1,0 +1,80 @@
+"""Socket folders of runners that were killed are removed by the next start, and those of living ones never."""
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runner_svc.supervise.socket_folder import LOCK, SocketFolder, remove_stale
+
+PREFIX = "weft-test-socket-"
+HOLD = f"""
+import time
+from runner_svc.supervise.socket_folder import SocketFolder
+print(SocketFolder({PREFIX!r}).path, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield
+    tempfile.tempdir = None
+
+
+def _holder() -> tuple["subprocess.Popen[str]", Path]:
+    """Another runner, and its folder."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout as output:
+        return process, Path(output.readline().strip())
+
+
+def test_the_folder_of_a_killed_runner_is_removed_and_that_of_a_living_one_stays() -> None:
+    killed, stale = _holder()
+    living, used = _holder()
+    try:
+        (stale / "socket").touch()
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        own = SocketFolder(PREFIX)
+        assert not stale.exists()
+        assert used.is_dir()
+        assert own.path.is_dir()
+        assert remove_stale(PREFIX) == [], "its own lock is held too"
+        own.remove()
+        own.remove()
+        assert not own.path.exists()
+    finally:
+        living.kill()
+        living.wait()
+
+
+def test_what_is_not_known_to_be_stale_is_left_alone(tmp_path: Path) -> None:
+    unlocked = tmp_path / f"{PREFIX}new"
+    unlocked.mkdir()
+    link = tmp_path / f"{PREFIX}link"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / LOCK).touch()
+    link.symlink_to(tmp_path / "elsewhere")
+    other = tmp_path / "weft-other"
+    other.mkdir()
+    (other / LOCK).touch()
+    assert remove_stale(PREFIX) == []
+    assert unlocked.is_dir()
+    assert (tmp_path / "elsewhere").is_dir()
+    assert other.is_dir()
+    (unlocked / LOCK).touch()
+    assert remove_stale(PREFIX) == [unlocked], "the control"
+
+
+def test_only_its_user_can_enter_a_folder() -> None:
+    folder = SocketFolder(PREFIX)
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    folder.remove()
