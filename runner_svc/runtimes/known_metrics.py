@@ -4,9 +4,12 @@ Those of programs without a runtime of their own are claims of their presets, wi
 """
 
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from runner_svc.runtimes.metrics_page import MetricNames, load_of, samples_of
-from weft.api.registry.v1 import runner_pb2
+
+if TYPE_CHECKING:
+    from weft.api.registry.v1 import runner_pb2
 
 METRICS = "/metrics"
 VLLM = MetricNames(
@@ -38,6 +41,6 @@ ANY_SERVER = MetricNames(
 """The names of all of them together: no two servers share one."""
 
 
-def read_any_load(page: str) -> runner_pb2.EngineLoad:
+def read_any_load(page: str) -> "runner_pb2.EngineLoad":
     """Returns the figures on the page of a server of unknown make; none where its metrics have other names."""
     return load_of(samples_of(page), ANY_SERVER)
