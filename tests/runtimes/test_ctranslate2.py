@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
@@ -13,11 +12,11 @@ from unittest import SkipTest
 import psutil
 import pytest
 from kit.engine_settings import engine_settings
+from kit.one_model import OneModel
 from native_builds import built_ctranslate2
 
 from runner_svc.backend.port import Backend, BackendFacts, CacheUse, CallInfo, LoadOrder
 from runner_svc.cache.manager import CacheManager
-from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.runtimes.ctranslate2.arguments import HOST_PROGRAM
 from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend
 from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
@@ -28,7 +27,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.conformance.backend import BackendConformance, Engine
 from weft_testing.conformance.backend_port import Payload
-from weft_testing.conformance.prefix_cache import MODEL, PrefixCacheConformance
+from weft_testing.conformance.prefix_cache import PrefixCacheConformance
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 
@@ -62,15 +61,6 @@ class TestCTranslate2(BackendConformance):
         if engine not in (Engine.NORMAL, Engine.SLOW):
             raise SkipTest("the real library has no such fault switch")
         return _backend(context_tokens=4096 if engine is Engine.SLOW else 1024)
-
-
-@dataclass(frozen=True)
-class OneModel:
-    backend: Backend
-    model: str = MODEL
-    model_path: Path | None = None
-    names: tuple[str, ...] = (MODEL,)
-    plan: LoadPlan = AS_CONFIGURED
 
 
 class TestCTranslate2KeepsTenantsApart(PrefixCacheConformance):

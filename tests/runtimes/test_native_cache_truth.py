@@ -1,16 +1,14 @@
 """Many tenants on the heavy runtimes: nobody finds another one's prefix."""
 
 import os
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from kit.engine_settings import engine_settings
+from kit.one_model import OneModel
 from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_server
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
-from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.runtimes.llama_cpp_python.arguments import HOST_PROGRAM
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
@@ -28,15 +26,6 @@ from weft_testing.conformance.prefix_cache import (
 )
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
-
-
-@dataclass(frozen=True)
-class OneModel:
-    backend: Backend
-    model: str = MODEL
-    model_path: Path | None = None
-    names: tuple[str, ...] = (MODEL,)
-    plan: LoadPlan = AS_CONFIGURED
 
 
 class _OnRuntimes(PrefixCacheConformance):

@@ -28,9 +28,10 @@ MIN_HIT_TOKENS = 20
 """A cached prompt has more cached tokens than this; the beginning of a chat template has fewer."""
 RANDOM_STEPS = 60
 
-SEA = "The sea is wide and deep and blue, and ships sail over it by day and by night. " * 3
-HILLS = "Hills are high and green in spring, and sheep graze on them until the snow comes. " * 3
-CITY = "Cities are loud and bright at night, and trains run under them from end to end. " * 3
+# Longer than a page of 256 tokens also where each character is one.
+SEA = "The sea is wide and deep and blue, and ships sail over it by day and by night. " * 4
+HILLS = "Hills are high and green in spring, and sheep graze on them until the snow comes. " * 4
+CITY = "Cities are loud and bright at night, and trains run under them from end to end. " * 4
 PROMPTS = (SEA, HILLS, CITY)
 
 Payload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload
@@ -104,6 +105,8 @@ class PrefixCacheConformance:
     """Number of prefixes that the engine keeps."""
     embeds = True
     """Whether the engine supports embeddings."""
+    counts_flushed = True
+    """Whether a flush of a tenant tells what it removed. Where salts keep tenants apart nobody knows it."""
 
     def make_backend(self) -> Any:
         """A backend, not started."""
@@ -223,8 +226,9 @@ class PrefixCacheConformance:
             if self.slots > 1:
                 await ask.cached("a", SEA)
             flushed = await ask.flush("tenant", tenant="b")
-            assert flushed.entry_count >= 1
-            assert flushed.token_count > MIN_HIT_TOKENS
+            if self.counts_flushed:
+                assert flushed.entry_count >= 1
+                assert flushed.token_count > MIN_HIT_TOKENS
             if self.slots > 1:
                 assert await ask.cached("a", SEA) > MIN_HIT_TOKENS
             assert await ask.cached("b", SEA) == 0

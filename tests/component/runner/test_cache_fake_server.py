@@ -1,29 +1,19 @@
 """Many tenants on the fake server, which keeps prefixes and erases slots as llama.cpp's does."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from kit.engine_settings import engine_settings
+from kit.one_model import OneModel
 
 from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
-from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.kernel.request import CacheMode
 from weft_testing.conformance.prefix_cache import CITY, HILLS, MODEL, SEA, PrefixCacheConformance
 
 FAKE = (sys.executable, "-m", "weft_testing.fake_backend")
-
-
-@dataclass(frozen=True)
-class OneModel:
-    backend: Backend
-    model: str = MODEL
-    model_path: Path | None = None
-    names: tuple[str, ...] = (MODEL,)
-    plan: LoadPlan = AS_CONFIGURED
 
 
 def _backend(*extra_arguments: str, slots: int = 3) -> LlamaServerBackend:

@@ -1,14 +1,11 @@
 """Many tenants on one real llama.cpp server: no tenant finds the prefix of another."""
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import pytest
 from kit.engine_settings import engine_settings
+from kit.one_model import OneModel
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
-from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import llama_command
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
@@ -16,15 +13,6 @@ from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.prefix_cache import MODEL, SEA, PrefixCacheConformance
 
 pytestmark = [pytest.mark.heavy, pytest.mark.real]
-
-
-@dataclass(frozen=True)
-class OneModel:
-    backend: Backend
-    model: str = MODEL
-    model_path: Path | None = None
-    names: tuple[str, ...] = (MODEL,)
-    plan: LoadPlan = AS_CONFIGURED
 
 
 class TestLlamaServerFromTheWheel(PrefixCacheConformance):

@@ -25,10 +25,12 @@ from hosted_stage import (
     started,
 )
 from kit.engine_settings import engine_settings
+from kit.one_model import OneModel
 from library_signatures import signatures_of, text_of
 from record_exllamav3 import CALLED, RECORD
 
-from runner_svc.backend.port import BackendFacts, CacheIsolation, CacheUse, CallInfo, LoadOrder
+from runner_svc.backend.port import Backend, BackendFacts, CacheIsolation, CacheUse, CallInfo, LoadOrder
+from runner_svc.cache.manager import CacheManager
 from runner_svc.environments.exllamav3.environment import ENVIRONMENT
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.runtimes.exllamav3.arguments import HOST_PROGRAM
@@ -41,6 +43,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.conformance.backend import BackendConformance, Engine
+from weft_testing.conformance.prefix_cache import MIN_HIT_TOKENS, SEA, PrefixCacheConformance, Tenants
 
 ENDS_LOOPS = CallInfo(request_id="r1", traceparent="", ends_loops=True)
 
@@ -68,6 +71,28 @@ class TestExllamaV3OverAScriptedLibrary(BackendConformance):
             _folder(model)
         slow = engine is Engine.SLOW
         return _backend(model, SWITCHES[engine], context_tokens=4096 if slow else 1024, slots=1 if slow else 4)
+
+
+class TestExllamaV3KeepsTenantsApart(PrefixCacheConformance):
+    slots = 1
+    """The pages of one tenant and tag at a time: see CacheTurns."""
+    embeds = False
+    counts_flushed = False
+
+    @pytest.fixture(autouse=True)
+    def _model(self, tmp_path: Path) -> None:
+        self._folder = _folder(tmp_path / "model")
+        # A first token that all prompts share would be found in a tenant's own other prompts.
+        (self._folder / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
+
+    def make_backend(self) -> ExllamaV3Backend:
+        return _backend(self._folder, {"seconds_per_token": 0.01}, context_tokens=2048, slots=3)
+
+    def make_desk(self, backend: Backend) -> CacheManager:
+        return CacheManager.over([OneModel(backend)])
+
+    def make_call(self, use: CacheUse | None) -> CallInfo:
+        return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
 
 
 @pytest.fixture
@@ -133,6 +158,14 @@ async def _until_logged(backend: ExllamaV3Backend, begin: str) -> str:
                 if line.startswith(begin):
                     return line
             await asyncio.sleep(0.01)
+
+
+async def test_with_a_shared_cache_a_tenant_does_find_the_pages_of_another(model: Path) -> None:
+    """The negative control of the suite over this engine."""
+    async with _running(model, shared_cache=True) as (backend, _):
+        tenants = Tenants(backend, CacheManager.over([OneModel(backend)]), lambda use: _of(use.salt))
+        assert await tenants.cached("a", SEA) == 0
+        assert await tenants.cached("b", SEA) > MIN_HIT_TOKENS
 
 
 async def test_the_prompt_is_the_rendered_template_with_one_beginning(model: Path) -> None:

@@ -1,0 +1,19 @@
+"""A model as the cache manager sees it, for tests of the prefix cache of one engine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner_svc.backend.port import Backend
+from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
+from weft_testing.conformance.prefix_cache import MODEL
+
+
+@dataclass(frozen=True)
+class OneModel:
+    """A model without adapters."""
+
+    backend: Backend
+    model: str = MODEL
+    model_path: Path | None = None
+    names: tuple[str, ...] = (MODEL,)
+    plan: LoadPlan = AS_CONFIGURED
