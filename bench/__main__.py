@@ -13,6 +13,7 @@ from typing import Never
 from bench import measures
 from bench.contender import PEERS, WEFT, Contender, InstallError, ensure_installed, load_contender
 from bench.edge import measure_edge
+from bench.engines import measure_engines
 from bench.launch import LaunchError, Target, running, running_stub
 from bench.machine import describe_machine
 from bench.measures import Measure
@@ -30,6 +31,10 @@ from bench.tasks import measure_tasks
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = (
     *(value for value in vars(measures).values() if isinstance(value, Measure)),
+    *measures.ENGINE_RATIO.values(),
+    *measures.ENGINE_ADDED_FIRST.values(),
+    *measures.ENGINE_TOKENS.values(),
+    *measures.ENGINE_FIRST.values(),
     *measures.TASK_CLAIM.values(),
     *measures.PLACEMENT_BY_RUNNERS.values(),
     *measures.PLACEMENT_BY_QUEUED.values(),
@@ -45,6 +50,7 @@ OWN_SCENARIOS: Mapping[str, Callable[[Options, Figures, Path], None]] = {
     "placements": measure_placements,
     "tasks": measure_tasks,
     "start": measure_start,
+    "engines": measure_engines,
 }
 """What is done to weft alone, each on a mesh of its own."""
 
@@ -66,6 +72,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         default=[],
         metavar="NAME",
         help=f"only this contender, or this scenario of: {', '.join(SCENARIO_NAMES)}; may be given several times",
+    )
+    parser.add_argument(
+        "--engine",
+        action="append",
+        choices=measures.ENGINES,
+        default=[],
+        help="for the scenario engines: only this one; may be given several times",
     )
     parser.add_argument("--seconds", type=float, help="length of one run; default 5")
     parser.add_argument("--connections", type=int, default=32, help="of the throughput scenarios, 1 to 64; default 32")
@@ -89,6 +102,8 @@ def options_of(arguments: argparse.Namespace) -> Options:
         latency_requests=200 if quick else 500,
         real_requests=1 if quick else 4,
         real_tokens=64 if quick else 128,
+        engines=tuple(arguments.engine) or measures.ENGINES,
+        first_requests=10 if quick else 40,
         session_seconds=15.0 if quick else 60.0,
         outage_seconds=15.0 if quick else 600.0,
         only=frozenset(arguments.only),

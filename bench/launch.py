@@ -70,21 +70,33 @@ class Target:
 def running_stub(root: Path, folder: Path) -> Iterator[Target]:
     """A stub of its own, asked without anybody between."""
     with _process(STUB, root, folder, {}) as (process, port):
-        _until_it_answers(STUB, process, port, folder)
+        until_it_answers(STUB, process, port, folder)
         yield Target(contender=STUB, process=process, port=port, stub=process, stub_port=port)
 
 
 @contextmanager
 def running(contender: Contender, root: Path, folder: Path, stub: Target) -> Iterator[Target]:
     """A contender in front of `stub`, or of the backend it starts itself. Raises LaunchError."""
-    with _process(contender, root, folder, {"upstream_port": str(stub.port)}) as (process, port):
-        contender = with_key(contender, root, folder)
-        _until_it_answers(contender, process, port, folder)
-        own = backend_of(process, contender)
+    with answering(contender, root, folder, {"upstream_port": str(stub.port)}) as (keyed, process, port):
+        own = backend_of(process, keyed)
         if own is None:
-            yield Target(contender=contender, process=process, port=port, stub=stub.process, stub_port=stub.port)
+            yield Target(contender=keyed, process=process, port=port, stub=stub.process, stub_port=stub.port)
         else:
-            yield Target(contender=contender, process=process, port=port, stub=own, stub_port=listening_port(own))
+            yield Target(contender=keyed, process=process, port=port, stub=own, stub_port=listening_port(own))
+
+
+@contextmanager
+def answering(
+    contender: Contender, root: Path, folder: Path, values: dict[str, str]
+) -> Iterator[tuple[Contender, psutil.Process, int]]:
+    """A contender with its key, its process and its port, once it answers a chat. Raises LaunchError.
+
+    `values` stand for further placeholders.
+    """
+    with _process(contender, root, folder, values) as (process, port):
+        contender = with_key(contender, root, folder)
+        until_it_answers(contender, process, port, folder)
+        yield contender, process, port
 
 
 def with_key(contender: Contender, root: Path, folder: Path) -> Contender:
@@ -183,7 +195,7 @@ def _process(
         yield process, port
 
 
-def _until_it_answers(contender: Contender, process: psutil.Process, port: int, folder: Path) -> None:
+def until_it_answers(contender: Contender, process: psutil.Process, port: int, folder: Path) -> None:
     """Ready is who answers a chat request, not who says so."""
     deadline = time.monotonic() + contender.start_seconds
     body = {"model": contender.model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}

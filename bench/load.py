@@ -3,8 +3,8 @@
     echo '{"port": 8080, "path": "/v1/chat/completions", "body": {...}, "connections": 32, "seconds": 5}' \
         | python -m bench.load
 
-Loopback only. A minimal HTTP/1.1 client over asyncio protocols, so that it is not what is measured: it looks at a
-body once, at its end, and counts `data:` in it.
+Loopback or a Unix socket only. A minimal HTTP/1.1 client over asyncio protocols, so that it is not what is measured: it
+looks at a body once, at its end, and counts `data:` in it.
 """
 
 import asyncio
@@ -32,6 +32,8 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     """What to ask, and for how long."""
 
     port: int
+    socket: str = ""
+    """Unix socket to connect to instead of the port."""
     path: str
     body: Any
     headers: dict[str, str] = {}
@@ -206,7 +208,11 @@ class Generator:
         return connection
 
     async def _connect(self) -> Connection:
-        _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", self._job.port)
+        loop = asyncio.get_running_loop()
+        if self._job.socket:
+            _, connection = await loop.create_unix_connection(Connection, self._job.socket)
+        else:
+            _, connection = await loop.create_connection(Connection, "127.0.0.1", self._job.port)
         return connection
 
     def _record(self, connection: Connection, started: float, ended: float) -> None:

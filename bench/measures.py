@@ -38,6 +38,10 @@ class Measure:
     digits: int = 1
 
 
+def _streams(count: int) -> str:
+    return f"{count} stream{'s' * (count > 1)}"
+
+
 HELP_WALL = Measure("start: weft --help", "s", Goal(0.3), 2)
 HELP_CPU = Measure("start: CPU of weft --help", "s", None, 2)
 UP_WALL = Measure("start: weft up until its services listen", "s", Goal(1.5), 2)
@@ -64,6 +68,25 @@ REAL_RATIO_MANY = Measure(
 )
 REAL_TOKENS_ONE = Measure("real model: tokens/s, 1 connection", "1/s")
 REAL_TOKENS_MANY = Measure("real model: tokens/s, 4 connections", "1/s")
+ENGINES = ("llama_server", "vllm_serve", "ctranslate2", "openai_http")
+"""Engines that are asked through the mesh and directly."""
+ENGINE_STREAMS = (1, 4, 16)
+ENGINE_RATIO = {
+    (engine, streams): Measure(
+        f"{engine}: tokens/s through the mesh / asked directly, {_streams(streams)}", "", Goal(0.97, False), 3
+    )
+    for engine in ENGINES
+    for streams in ENGINE_STREAMS
+}
+ENGINE_TOKENS = {
+    (engine, streams): Measure(f"{engine}: tokens/s, {_streams(streams)}", "1/s")
+    for engine in ENGINES
+    for streams in ENGINE_STREAMS
+}
+ENGINE_FIRST = {engine: Measure(f"{engine}: time to first token p50, 1 stream", "ms", None, 2) for engine in ENGINES}
+ENGINE_ADDED_FIRST = {
+    engine: Measure(f"{engine}: added time to first token p50, 1 stream", "ms", Goal(5), 2) for engine in ENGINES
+}
 RSS_IDLE = Measure("memory of the host process after start, RSS", "MB", Goal(150))
 PSS_IDLE = Measure("memory of the host process after start, PSS", "MB")
 USS_IDLE = Measure("memory of the host process after start, USS", "MB")

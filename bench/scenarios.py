@@ -36,6 +36,10 @@ class Options:
     real_requests: int = 4
     """Per connection and run."""
     real_tokens: int = 128
+    engines: tuple[str, ...] = measures.ENGINES
+    """Those that are asked through the mesh and directly."""
+    first_requests: int = 40
+    """Requests per turn whose first token is timed."""
     sessions: int = 10_000
     session_seconds: float = 60.0
     """Two heartbeats of every session."""
@@ -50,7 +54,7 @@ class Options:
 
 SCENARIO_NAMES = (
     *("memory", "unary", "stream", "paced", "latency", "real", "cold", "registry", "outage", "supervision"),
-    *("swap", "overload", "placements", "edge", "tasks", "start"),
+    *("swap", "overload", "placements", "edge", "tasks", "start", "engines"),
 )
 
 
