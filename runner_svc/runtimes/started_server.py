@@ -27,8 +27,11 @@ from weft.api.common.v1 import embedding_pb2, rerank_pb2, tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+
+log = get_logger("weft.started_server")
 
 HEALTH_TIMEOUT_SECONDS = 2.0
 HEALTHY = 200
@@ -90,6 +93,8 @@ class StartedServer(ProcessBackend, Generic[Model]):
     """Request parameters that the server takes."""
     command: tuple[str, ...] = ()
     """The program and its first arguments, where the context names no other."""
+    noun = "the server"
+    """What the server is called in the log."""
     needs_port: bool = False
     """Whether the server must be told its port, because it does not print the one that it has chosen."""
     health_path: str = HEALTH
@@ -109,6 +114,12 @@ class StartedServer(ProcessBackend, Generic[Model]):
         self.context = context
         self.parameters = parameter_profile(model, self.engine_parameters)
         self.figures = FigureSampler()
+        self._sleeps = False
+        """Whether it sleeps in its process."""
+        self._order = LoadOrder()
+        """The order of the present load ..."""
+        self._facts: BackendFacts | None = None
+        """... and its facts; None: it is not loaded."""
         self._http: OpenAiHttp | None = None
         self._port = 0
         """The port that the server is told; 0: it chooses one."""
@@ -157,17 +168,62 @@ class StartedServer(ProcessBackend, Generic[Model]):
             operations=self.operations, context_tokens=self.model.slot_context_tokens, slots=self.model.slots
         )
 
+    async def free_memory(self, http: OpenAiHttp, order: LoadOrder) -> bool:
+        """Free the accelerator memory of a running server, whose process stays. `order`: that of its load.
+
+        False: it cannot do that now. Raises WeftError where it fails.
+        """
+        del http, order
+        return False
+
+    async def take_memory(self, http: OpenAiHttp) -> None:
+        """Return once a server whose memory was freed takes requests again; awaited as a part of its load."""
+        raise NotImplementedError
+
+    @override
+    async def sleep(self) -> bool:
+        if (http := self._http) is None:
+            return False
+        try:
+            self._sleeps = await self.free_memory(http, self._order)
+        except WeftError as error:
+            what = f"{self.noun} did not go to sleep"
+            log.warning(what, model=self.model.name, message=error.message)
+        if self._sleeps:
+            await self.figures.end()
+        return self._sleeps
+
     @override
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         order = order or LoadOrder()
         self.check_load(order.parameters)
         try:
+            if (woken := await self._woken(order)) is not None:
+                return woken
+            if self._http is not None:
+                await self.stop()
             await self.prepare(order)
             http = await self._healthy(order)
             facts = await self._while_loading(self.facts(http, order))
         except BaseException:
             await self.stop()
             raise
+        self._order, self._facts = order, facts
+        self.figures.begin(http, self.metrics_page)
+        return facts
+
+    async def _woken(self, order: LoadOrder) -> BackendFacts | None:
+        """Returns the facts once its sleeping process is awake; None: it must be started."""
+        http, facts = self._http, self._facts
+        if not self._sleeps or http is None or facts is None or not order.needs_same_process(self._order):
+            return None
+        try:
+            await self._while_loading(self.take_memory(http))
+        except WeftError as error:
+            what = f"{self.noun} did not wake, and is started again"
+            log.warning(what, model=self.model.name, message=error.message)
+            return None
+        self._sleeps, self._order = False, order
         self.figures.begin(http, self.metrics_page)
         return facts
 
@@ -184,6 +240,7 @@ class StartedServer(ProcessBackend, Generic[Model]):
     async def stop(self) -> None:
         """See Backend.stop. Connections are closed first: llama-server without requests obeys its first SIGTERM."""
         http, self._http = self._http, None
+        self._sleeps, self._facts = False, None
         try:
             await self.figures.end()
             if http is not None:

@@ -30,6 +30,8 @@ from weft.kernel.telemetry import new_traceparent
 
 LIST_SECONDS = 5.0
 FLUSH_SECONDS = 30.0
+SLEEP_SECONDS = 120.0
+"""Timeout of a sleep or a wake, which may copy the weights between devices and main memory."""
 _OK = 200
 _NOT_FOUND = 404
 _REFUSED = frozenset({401, 403})
@@ -221,6 +223,25 @@ class ServerBackend(StartedServer[ServerModel]):
         if self.preset.load is not None:
             await self._load_model(http, self.preset.load)
         return await super().facts(http, order)
+
+    @override
+    async def free_memory(self, http: OpenAiHttp, order: LoadOrder) -> bool:
+        route = self.preset.sleep
+        if not self.model.sleeps_in_place or route is None:
+            return False
+        status, _ = await self._ask(http, route, SLEEP_SECONDS)
+        if status != _OK:
+            raise WeftError(Reason.BACKEND_ERROR, f"{route.path} is answered with status {status}")
+        return True
+
+    @override
+    async def take_memory(self, http: OpenAiHttp) -> None:
+        route = self.preset.wake or self.preset.load
+        assert route is not None, "the settings are refused otherwise"
+        status, _ = await self._ask(http, route, SLEEP_SECONDS)
+        if status != _OK:
+            raise WeftError(Reason.BACKEND_ERROR, f"{route.path} is answered with status {status}")
+        await StartedServer.until_ready(self, http, self.start_log(self._order))
 
     async def _require_listed(self, http: OpenAiHttp) -> None:
         """Raise MODEL_NOT_FOUND with the listed names where a list lacks the model; an empty list proves nothing."""

@@ -83,6 +83,9 @@ class ServerPreset:
     sleep: Route | None = None
     """What frees its accelerator memory while it runs."""
     wake: Route | None = None
+    """What takes that memory again; None: as `load` does."""
+    sleep_arguments: tuple[str, ...] = ()
+    """Arguments without which it cannot sleep."""
     flush: Route | None = None
     """What forgets cached prefixes."""
     cache_salt: bool = False
@@ -131,6 +134,7 @@ _TABLE: dict[PresetName, ServerPreset] = {
         metrics=SGLANG,
         sleep=Route(method="POST", path="/release_memory_occupation"),
         wake=Route(method="POST", path="/resume_memory_occupation"),
+        sleep_arguments=("--enable-memory-saver",),
         flush=Route(method="POST", path="/flush_cache"),
         cache_salt=True,
         thinking_field="reasoning_content",
@@ -147,7 +151,8 @@ _TABLE: dict[PresetName, ServerPreset] = {
             "cancellation": f"{_SGLANG}, srt/managers/tokenizer_manager.py: create_abort_task, is_disconnected",
             "metrics_path": f"{_SGLANG_ARGUMENTS}/observability.py: enable_metrics",
             "metrics": f"{_SGLANG}, srt/observability",
-            "sleep": f"{_SGLANG_ROUTES}: release_memory_occupation; needs --enable-memory-saver",
+            "sleep": f"{_SGLANG_ROUTES}: release_memory_occupation",
+            "sleep_arguments": f"{_SGLANG_ARGUMENTS}: enable_memory_saver, without which nothing is released",
             "wake": f"{_SGLANG_ROUTES}: resume_memory_occupation",
             "flush": f"{_SGLANG_ROUTES}: flush_cache; refused with 400 while requests run",
             "cache_salt": f"{_SGLANG_PROTOCOL}: ChatCompletionRequest.cache_salt",

@@ -19,8 +19,10 @@ def preset_of(model: ServerModel) -> ServerPreset:
 
 def command_of(model: ServerModel, runner_command: tuple[str, ...] | None) -> tuple[str, ...]:
     """Returns the command line of a model's program, with its placeholders; empty: none is configured."""
-    command = model.command or runner_command or preset_of(model).command
-    return (*command, *model.extra_arguments) if command else ()
+    preset, own = preset_of(model), model.command or runner_command
+    for_sleep = preset.sleep_arguments if model.sleeps_in_place and not own else ()
+    command = own or preset.command
+    return (*command, *for_sleep, *model.extra_arguments) if command else ()
 
 
 def find_program(command: Sequence[str], environment: Mapping[str, str]) -> str | None:

@@ -9,6 +9,7 @@ from runner_svc.runtimes.server.settings import ServerModel
 
 if TYPE_CHECKING:
     from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+    from runner_svc.runtimes.server.presets import ServerPreset
 
 
 def _build(model: ServerModel, context: "ModelContext") -> "ModelEngine":
@@ -26,6 +27,7 @@ def _build(model: ServerModel, context: "ModelContext") -> "ModelEngine":
         forecast=DeclaredForecast(manifest_bytes_of(model.memory_mb)),
         remote=bool(model.remote),
         timeouts=context.timeouts,
+        unload_keeps_process=model.unload_keeps_process,
     )
 
 
@@ -55,9 +57,17 @@ def _check(model: ServerModel, context: "ModelContext") -> None:
         raise context.refuse("operations", f"{preset.title} offers: {names}")
     if (model.key_variable or preset.key_variable) in model.environment:
         raise context.refuse("environment", "must not have the variable of the key, which weft sets in each start")
+    _check_sleep(model, preset, context)
     folder = model.working_folder
     if folder is not None and not folder.expanduser().is_dir():
         raise context.refuse("working_folder", f"there is no folder {folder}")
+
+
+def _check_sleep(model: ServerModel, preset: "ServerPreset", context: "ModelContext") -> None:
+    if model.sleeps_in_place and (preset.sleep is None or (preset.wake or preset.load) is None):
+        raise context.refuse("sleeps_in_place", f"needs a preset with routes to sleep and to wake, not {preset.title}")
+    if model.unload_keeps_process and not model.sleeps_in_place:
+        raise context.refuse("unload_keeps_process", "needs sleeps_in_place: its process is ended otherwise")
 
 
 def _find_program_fault(

@@ -31,12 +31,9 @@ from runner_svc.supervise.socket_folder import SocketFolder
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.service import start_task, stop_tasks
-
-log = get_logger("weft.vllm_serve")
 
 ROUTE_SECONDS = 5.0
 """Timeout of a route that answers at once."""
@@ -87,6 +84,7 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
     engine_parameters = PARAMETERS
     metrics_page = MetricsPage("/metrics", read_load)
     key_variable = "VLLM_API_KEY"
+    noun = "vLLM"
 
     def __init__(
         self,
@@ -103,9 +101,6 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
         self._context_tokens = model.slot_context_tokens
         """The context of the present load: vLLM refuses to answer with more tokens than it has."""
         self._stages: LoadStages | None = None
-        self._order = LoadOrder()
-        self._facts: BackendFacts | None = None
-        self._sleeps = False
         self._aborts = set[asyncio.Task[None]]()
 
     @property
@@ -166,21 +161,15 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
     @override
     async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
         served = await _served_model(http)
-        self._order = order
-        self._facts = BackendFacts(
+        self._stages = None
+        return BackendFacts(
             operations=self.operations,
             context_tokens=served.max_model_len or self._context_tokens,
             slots=int(order.parameters.get("slots", self.model.slots)),
         )
-        self._stages = None
-        return self._facts
 
     @override
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
-        order = order or LoadOrder()
-        if (facts := await self._woken(order)) is not None:
-            return facts
-        await self.stop()
         limit = self.model.start_timeout_seconds
         try:
             async with asyncio.timeout(limit):
@@ -190,21 +179,16 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
             raise WeftError(Reason.LOAD_STALLED, message) from None
 
     @override
-    async def sleep(self) -> bool:
-        http, level = self._http, self.model.sleep_level
-        if http is None or level is None or not sleeps_in_place(self.model, self._order):
+    async def free_memory(self, http: OpenAiHttp, order: LoadOrder) -> bool:
+        level = self.model.sleep_level
+        if level is None or not sleeps_in_place(self.model, order):
             return False
-        await self.figures.end()
-        try:
-            await _require_done(http, f"/sleep?level={level}", SLEEP_SECONDS)
-            self._sleeps = await _is_sleeping(http)
-        except WeftError as error:
-            log.warning("vLLM did not go to sleep", model=self.model.name, message=error.message)
-        return self._sleeps
+        await _require_done(http, f"/sleep?level={level}", SLEEP_SECONDS)
+        return await _is_sleeping(http)
 
     @override
     async def stop(self) -> None:
-        self._sleeps, self._stages, self._facts = False, None, None
+        self._stages = None
         aborts, self._aborts = self._aborts, set()
         await stop_tasks(aborts)
         try:
@@ -249,21 +233,8 @@ class VllmServeBackend(StartedServer[VllmServeModel]):
     def _socket_path(self) -> str:
         return "" if self._folder is None else str(self._folder.path / "socket")
 
-    async def _woken(self, order: LoadOrder) -> BackendFacts | None:
-        """Returns the facts once its sleeping process is awake; None: it must be started."""
-        http, facts = self._http, self._facts
-        if not self._sleeps or http is None or facts is None or not order.needs_same_process(self._order):
-            return None
-        try:
-            await self._while_loading(self._wake(http))
-        except WeftError as error:
-            log.warning("vLLM did not wake, and is started again", model=self.model.name, message=error.message)
-            return None
-        self._sleeps, self._order = False, order
-        self.figures.begin(http, self.metrics_page)
-        return facts
-
-    async def _wake(self, http: OpenAiHttp) -> None:
+    @override
+    async def take_memory(self, http: OpenAiHttp) -> None:
         if self.model.sleep_level == _LEVEL_WITHOUT_WEIGHTS:
             await _require_done(http, "/wake_up?tags=weights", SLEEP_SECONDS)
             await _require_done(http, "/collective_rpc", SLEEP_SECONDS, {"method": "reload_weights"})

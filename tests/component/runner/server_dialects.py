@@ -26,6 +26,7 @@ DIALECTS: dict[PresetName, Dialect] = {
     "lmdeploy": Dialect(
         owned_by="lmdeploy",
         lacks=(*OWN_ROUTES, "/tokenize", "/v1/embeddings"),
+        answers=("/sleep", "/wakeup"),
         metrics=("lmdeploy:num_requests_running", "lmdeploy:num_requests_waiting", "lmdeploy:gpu_cache_usage_perc"),
     ),
     "tabbyapi": Dialect(owned_by="tabbyAPI", lacks=(*OWN_ROUTES, "/tokenize", "/metrics")),

@@ -17,6 +17,7 @@ from runner_svc.backend.port import CacheIsolation, CacheUse, CallInfo
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.server.presets import PRESETS, PresetName
+from runner_svc.runtimes.server.program import command_of
 from runner_svc.runtimes.server.settings import ReadySettings, ServerModel
 from weft.api.common.v1 import chat_pb2, sampling_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame
@@ -194,3 +195,58 @@ async def test_a_program_that_is_not_installed_is_named_with_how_to_install_it()
 async def test_a_program_is_started_in_its_folder(tmp_path: Path) -> None:
     async with _running(server_settings(command=fake_command(*TOLD), working_folder=tmp_path)) as backend:
         assert psutil.Process(backend.process_id).cwd() == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "sleep", "wake"),
+    [
+        ("sglang", "/release_memory_occupation {}", "/resume_memory_occupation {}"),
+        ("lmdeploy", "/sleep?level=1 {}", "/wakeup {}"),
+        (
+            "ollama",
+            '/api/generate {"model": "llama3.2", "stream": false, "keep_alive": 0}',
+            '/api/generate {"model": "llama3.2", "stream": false}',
+        ),
+    ],
+)
+async def test_a_program_with_the_routes_for_it_sleeps_and_wakes_in_its_process(
+    name: PresetName, sleep: str, wake: str
+) -> None:
+    settings = preset_settings(name, upstream_model="llama3.2" if name == "ollama" else None, sleeps_in_place=True)
+    async with _running(settings) as backend, _control(backend) as control:
+        process = backend.process_id
+        assert await backend.sleep()
+        facts = await backend.start()
+        assert backend.process_id == process
+        assert facts.slots == settings[0].slots
+        assert (await _answer(backend, _chat()))[-1].HasField("finished")
+        assert (await control.state()).route_calls[-2:] == [f"POST {sleep}", f"POST {wake}"]
+
+
+async def test_a_program_does_not_sleep_in_its_process_unless_that_is_set() -> None:
+    async with _running(preset_settings("sglang")) as backend, _control(backend) as control:
+        assert not await backend.sleep()
+        assert (await control.state()).route_calls == []
+
+
+async def test_a_program_that_refuses_to_sleep_is_to_be_ended() -> None:
+    dialect = Dialect(owned_by="sglang", metrics=DIALECTS["sglang"].metrics)
+    async with _running(preset_settings("sglang", sleeps_in_place=True, dialect=dialect)) as backend:
+        assert not await backend.sleep()
+
+
+async def test_a_program_that_does_not_wake_is_started_again() -> None:
+    dialect = Dialect(owned_by="sglang", metrics=DIALECTS["sglang"].metrics, answers=("/release_memory_occupation",))
+    async with _running(preset_settings("sglang", sleeps_in_place=True, dialect=dialect)) as backend:
+        process = backend.process_id
+        assert await backend.sleep()
+        await backend.start()
+        assert backend.process_id not in (None, process)
+        assert (await _answer(backend, _chat()))[-1].HasField("finished")
+
+
+def test_sleep_of_sglang_needs_an_argument_that_its_preset_adds() -> None:
+    model, context = server_settings(preset="sglang", model="m", sleeps_in_place=True)
+    assert command_of(model, context.command)[-1] == "--enable-memory-saver"
+    own, context = server_settings(preset="sglang", command=("serve", "{port}"), sleeps_in_place=True)
+    assert command_of(own, context.command) == ("serve", "{port}"), "a command of one's own is left alone"

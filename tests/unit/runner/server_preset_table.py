@@ -18,6 +18,11 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
+def _wake(preset: ServerPreset) -> str:
+    route = (preset.wake or preset.load) if preset.sleep else None
+    return "" if route is None else route.path
+
+
 _ROWS: Mapping[str, Callable[[ServerPreset], str]] = {
     "read at version": lambda preset: preset.version,
     "variable of the key": lambda preset: _code([preset.key_variable] if preset.key_variable else []),
@@ -29,7 +34,7 @@ _ROWS: Mapping[str, Callable[[ServerPreset], str]] = {
     "stops for a caller who left": lambda preset: str(preset.cancellation),
     "metrics": lambda preset: _code([preset.metrics_path, *preset.metrics.all] if preset.metrics_path else []),
     "frees memory while it runs": lambda preset: _code([preset.sleep.path] if preset.sleep else []),
-    "takes it again": lambda preset: _code([preset.wake.path] if preset.wake else []),
+    "takes it again": lambda preset: _code([_wake(preset)] if _wake(preset) else []),
     "forgets prefixes": lambda preset: _code([preset.flush.path] if preset.flush else []),
     "`cache_salt`": lambda preset: _yes(preset.cache_salt),
     "thinking is in": lambda preset: _code([preset.thinking_field] if preset.thinking_field else []),

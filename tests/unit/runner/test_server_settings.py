@@ -142,3 +142,16 @@ async def test_declared_memory_is_what_a_load_is_expected_to_take() -> None:
     assert expected is not None
     assert (expected.bytes, expected.source) == (100 * MEBIBYTE, EstimateSource.MANIFEST)
     assert await DeclaredForecast(None).expect(LoadPlan()) is None
+
+
+@pytest.mark.parametrize("preset", [{}, {"preset": "tgi", "model": "m"}, {"preset": "tabbyapi", "model": "m"}])
+def test_a_program_without_routes_to_sleep_and_to_wake_cannot_sleep_in_its_process(preset: dict[str, Any]) -> None:
+    field, message = _refusal(**(preset or ANY_PROGRAM), sleeps_in_place=True)
+    assert field.endswith("sleeps_in_place")
+    assert "needs a preset with routes to sleep and to wake, not " in message
+
+
+def test_an_unload_keeps_the_process_only_of_a_program_that_sleeps_in_it() -> None:
+    field, message = _refusal(**ANY_PROGRAM, unload_keeps_process=True)
+    assert field.endswith("unload_keeps_process")
+    assert "needs sleeps_in_place" in message
