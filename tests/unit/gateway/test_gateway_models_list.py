@@ -3,9 +3,9 @@ from dataclasses import replace
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from gateway.openai.models import model_entry, model_list
-from weft.api.registry.v1 import route_pb2, settings_pb2
+from weft.api.registry.v1 import route_pb2, runner_pb2, settings_pb2
 from weft.dispatch.agents import known_names
-from weft.dispatch.fleet import FleetView, ModelView
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.kernel.request import Operation, Skill
 
 
@@ -159,3 +159,25 @@ def test_skills_are_told_where_every_member_says_its_own() -> None:
     silent = model_entry(view_of(sees, model("c", "p")), "p")
     assert silent is not None
     assert "skills" not in silent["meta"]
+
+
+def test_an_adapter_names_the_model_whose_engine_it_has() -> None:
+    states = {
+        "smol": runner_pb2.InstanceState(model="smol"),
+        "pirate": runner_pb2.InstanceState(model="pirate", base_model="smol"),
+    }
+    runner = RunnerView(
+        name="r",
+        incarnation="1",
+        address="",
+        host="h",
+        runtime="llama_server",
+        active=True,
+        draining=False,
+        ticket_key=b"",
+        instances=states,
+    )
+    models = {name: model(name, name) for name in states}
+    view = FleetView(1, {"r": runner}, models)
+    found = {entry["id"]: entry["meta"].get("base_models") for entry in model_list(view)["data"]}
+    assert found == {"smol": None, "pirate": ["smol"]}
