@@ -28,6 +28,13 @@ def test_the_reference_in_the_docs_is_made_from_the_model() -> None:
     assert (DOCS / SCHEMA_NAME).read_text() == schema_text()
 
 
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(schema_text())
+    jsonschema.Draft202012Validator.check_schema(made)
+    return made
+
+
 @pytest.mark.parametrize(
     ("runner", "is_valid"),
     [
@@ -44,10 +51,8 @@ def test_the_reference_in_the_docs_is_made_from_the_model() -> None:
     ],
 )
 def test_the_schema_ties_the_settings_of_a_model_to_the_runtime_of_its_runner(
-    runner: dict[str, Any], is_valid: bool
+    schema: dict[str, Any], runner: dict[str, Any], is_valid: bool
 ) -> None:
-    schema = json.loads(schema_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
     assert jsonschema.Draft202012Validator(schema).is_valid({"runners": [{"name": "r", **runner}]}) is is_valid
 
 

@@ -58,11 +58,26 @@ PLANTED = {
     CountsOnUnownedMemory: "and nothing goes on for it",
 }
 
+TRIED_FIRST = {
+    IgnoresThePermit: 5,
+    IgnoresTheCloudGuard: 65,
+    NeverServesLow: 10,
+    LoadsOverMemory: 12,
+    NeverLoadsAgain: 162,
+    IgnoresFailures: 3,
+    ShedsDurable: 8,
+    KeepsNoShare: 5,
+    ForcesForDurable: 28,
+    ForgetsDeadlines: 4,
+    CountsOnUnownedMemory: 4,
+}
+"""The seed that has found a bug before; all are tried where it does not any more."""
+
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda each: each.__name__)
 def test_a_planted_bug_is_found_for_what_it_is(planted: type[Sound]) -> None:
     found: list[str] = []
-    for seed in range(SEEDS):
+    for seed in dict.fromkeys((TRIED_FIRST.get(planted, 0), *range(SEEDS))):
         try:
             check_seed(seed, planted)
         except InvariantError as error:
