@@ -137,6 +137,7 @@ def _add_tool(chat: ChatBuilder, tool: ToolParam, field: str) -> None:
     """Offer a function; another tool is not offered to the model, and a warning says so."""
     if isinstance(tool, FunctionTool):
         chat.add_function(tool.name, tool, tool.input_schema, f"{field}.input_schema")
+        _mark(chat.payload.tools[-1].function, tool.cache_control)
     else:
         message = f"tools of type '{tool.type[:64]}' are not supported; it was not offered to the model"
         chat.warnings.append(unsupported(field, message))
@@ -181,6 +182,8 @@ def _no_threads() -> WeftError:
     return error
 
 
+CACHE_TTLS = frozenset({"5m", "1h"})
+"""Lengths of time for which a prompt is cached."""
 TOOL_FAILED = "The tool failed: "
 """Prefix of a tool result with `is_error`: engines have no such field."""
 
@@ -196,10 +199,10 @@ class Turns:
 
     def add_system(self, system: str | list[TextBlock]) -> None:
         """Add the system prompt; an empty one is ignored."""
-        texts = [system] if isinstance(system, str) else [block.text for block in system]
-        for text in texts:
-            if text:
-                self._turn("system").content.add(text=text)
+        blocks = [TextBlock(type="text", text=system)] if isinstance(system, str) else system
+        for block in blocks:
+            if block.text:
+                _mark(self._turn("system").content.add(text=block.text), block.cache_control)
 
     def add(self, message: MessageParam, field: str) -> None:
         """Add one message. Raises INVALID_ARGUMENT naming a misplaced block."""
@@ -217,13 +220,17 @@ class Turns:
 
     def _add_block(self, role: str, block: ContentBlock, field: str) -> None:
         if isinstance(block, TextBlock):
-            self._turn(role).content.add(text=block.text)
+            _mark(self._turn(role).content.add(text=block.text), block.cache_control)
         elif role == "user" and isinstance(block, ImageBlock):
-            self._add_image(self._turn(role), block.source, f"{field}.source")
+            turn = self._turn(role)
+            self._add_image(turn, block.source, f"{field}.source")
+            _mark(turn.content[-1], block.cache_control)
         elif role == "user" and isinstance(block, ToolResultBlock):
             self._add_result(block, field)
         elif role == "assistant" and isinstance(block, ToolUseBlock):
-            self._chat.add_call(self._turn(role), block.id, block.name, _encode(block.input))
+            turn = self._turn(role)
+            self._chat.add_call(turn, block.id, block.name, _encode(block.input))
+            _mark(turn.tool_calls[-1], block.cache_control)
         elif role == "assistant" and isinstance(block, ThinkingBlock):
             turn = self._turn("assistant")
             turn.reasoning += block.thinking
@@ -241,15 +248,17 @@ class Turns:
         problem = "answers no tool_use of an earlier assistant message"
         self._chat.require_called(block.tool_use_id, f"{field}.tool_use_id", problem)
         turn = self._chat.add_result(block.tool_use_id)
+        _mark(turn, block.cache_control)
         self._chat.add_content(turn, block.content or "", f"{field}.content", self._add_result_part)
         if block.is_error:
             _mark_failed(turn)
 
     def _add_result_part(self, turn: chat_pb2.ChatMessage, part: ResultBlock, field: str) -> None:
         if isinstance(part, TextBlock):
-            turn.content.add(text=part.text)
+            _mark(turn.content.add(text=part.text), part.cache_control)
         elif isinstance(part, ImageBlock):
             self._add_image(turn, part.source, f"{field}.source")
+            _mark(turn.content[-1], part.cache_control)
         elif isinstance(part, ToolReferenceBlock):
             turn.content.add(text=f"The tool {part.tool_name} is available.")
         else:
@@ -262,6 +271,17 @@ class Turns:
             self._chat.add_image(turn, source.url, f"{field}.url")
         else:
             raise invalid_field(f"{field}.type", "must be 'base64' or 'url': uploaded files are not supported")
+
+
+Marked = chat_pb2.ContentPart | chat_pb2.ChatMessage | chat_pb2.ToolCallRecord | chat_pb2.FunctionTool
+
+
+def _mark(target: Marked, control: object) -> None:
+    """Keep a cache mark of the form that Anthropic's API has; anything else is not used."""
+    if isinstance(control, dict) and control.get("type") == "ephemeral":
+        target.cache_mark.SetInParent()
+        if control.get("ttl") in CACHE_TTLS:
+            target.cache_mark.ttl = control["ttl"]
 
 
 def _mark_failed(turn: chat_pb2.ChatMessage) -> None:

@@ -1,9 +1,10 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API.
 
-Fields of Anthropic's own service (caches, tiers, containers, regions) are accepted and not used.
+Fields of Anthropic's own service (tiers, containers, regions) are accepted and not used. Marks of caches reach
+providers with this API.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
@@ -25,11 +26,17 @@ ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS, pa
 ToolUseId = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_USE_ID_CHARS)]
 
 
+CacheControl = Any
+"""Where the prompt is worth caching: `{"type": "ephemeral", "ttl": "5m"}`. A provider with Anthropic's API gets it;
+other engines do not use it, whatever it is."""
+
+
 class TextBlock(StrictModel):
     """Text."""
 
     type: Literal["text"]
     text: str
+    cache_control: CacheControl = None
 
 
 class Base64Source(StrictModel):
@@ -64,6 +71,7 @@ class ImageBlock(StrictModel):
 
     type: Literal["image"]
     source: Source
+    cache_control: CacheControl = None
 
 
 class ToolUseBlock(StrictModel):
@@ -73,6 +81,7 @@ class ToolUseBlock(StrictModel):
     id: ToolUseId
     name: Annotated[str, Field(min_length=1, max_length=256)]
     input: JsonMap
+    cache_control: CacheControl = None
 
 
 class ThinkingBlock(StrictModel):
@@ -125,6 +134,7 @@ class ToolResultBlock(StrictModel):
         | None
     ) = None
     is_error: bool | None = None
+    cache_control: CacheControl = None
 
 
 ContentBlock = Annotated[
@@ -157,6 +167,7 @@ class FunctionTool(StrictModel):
     description: str | None = None
     input_schema: JsonMap
     strict: bool | None = None
+    cache_control: CacheControl = None
 
 
 class OtherTool(StrictModel):

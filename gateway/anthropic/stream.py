@@ -41,11 +41,11 @@ def stop_reason(finish: int, *, has_calls: bool, has_refusal: bool) -> str:
 
 
 def message_usage(usage: usage_pb2.Usage) -> dict[str, object]:
-    """Returns token counts; Anthropic counts cached prompt tokens separately."""
-    cached = usage.cached_prompt_tokens
+    """Returns token counts; Anthropic counts prompt tokens that are read from a cache or written to it separately."""
+    cached, written = usage.cached_prompt_tokens, usage.cache_write_prompt_tokens
     counts: dict[str, object] = {
-        "input_tokens": max(usage.prompt_tokens - cached, 0),
-        "cache_creation_input_tokens": 0,
+        "input_tokens": max(usage.prompt_tokens - cached - written, 0),
+        "cache_creation_input_tokens": written,
         "cache_read_input_tokens": cached,
         "output_tokens": usage.completion_tokens,
     }

@@ -153,7 +153,10 @@ def usage_json(usage: usage_pb2.Usage) -> dict[str, object]:
     """Returns token counts in the format of the Responses API."""
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_prompt_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_prompt_tokens,
+            "cache_write_tokens": usage.cache_write_prompt_tokens,
+        },
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,

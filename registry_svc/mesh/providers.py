@@ -37,8 +37,8 @@ def to_canonical_provider(declaration_runner: str, manifest: model_pb2.ModelMani
         raise invalid_field(f"{where}.api_key_ref", "must be secret/NAME, a secret of `weft create secret`")
     if not provider.api:
         provider.api = model_pb2.ModelProvider.API_OPENAI
-    if provider.api != model_pb2.ModelProvider.API_OPENAI:
-        raise invalid_field(f"{where}.api", "must be openai: others are not served yet")
+    if provider.api == model_pb2.ModelProvider.API_ANTHROPIC and provider.token_limit_name:
+        raise invalid_field(f"{where}.token_limit_name", "is for providers with OpenAI's interface")
     if provider.upstream_model == manifest.name:
         provider.upstream_model = ""
     # A document that names no operations means chat and completion, and no provider of chats takes text completions.

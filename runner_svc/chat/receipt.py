@@ -143,6 +143,7 @@ class AnswerReceipt:
         total.completion_tokens += usage.completion_tokens
         total.cached_prompt_tokens += usage.cached_prompt_tokens
         total.reasoning_tokens += usage.reasoning_tokens
+        total.cache_write_prompt_tokens += usage.cache_write_prompt_tokens
 
     def _add_timings(self, turn: timing_pb2.EngineTimings) -> None:
         """Add the times of a turn. The sum of a time is known only if each turn has it."""

@@ -86,7 +86,8 @@ def error_fields(body: bytes) -> tuple[str, str]:
 
 
 MAX_RETRY_AFTER_SECONDS = 3600
-BUSY = frozenset({429, 503})
+BUSY = frozenset({429, 503, 529})
+"""529 is Anthropic's: overloaded."""
 _SECONDS = re.compile(r"[0-9]{1,9}")
 _TOO_LONG = frozenset({"exceed_context_size_error", CONTEXT_LENGTH_CODE})
 _WRONG_REQUEST = frozenset({"invalid_request_error", "BadRequestError"})

@@ -33,15 +33,19 @@ _Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
 _BoundedMilliseconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_MILLISECONDS)]
 
 
-class _Function(msgspec.Struct):
+class ChunkFunction(msgspec.Struct):
+    """A part of a tool call's function."""
+
     name: str | None = None
     arguments: str | None = None
 
 
-class _ToolCall(msgspec.Struct):
+class ChunkToolCall(msgspec.Struct):
+    """A part of a tool call."""
+
     index: Place = 0
     id: str | None = None
-    function: _Function | None = None
+    function: ChunkFunction | None = None
 
 
 class _Top(msgspec.Struct):
@@ -61,19 +65,23 @@ class _Logprobs(msgspec.Struct):
     content: list[_Token] | None = None
 
 
-class _Delta(msgspec.Struct):
+class ChunkDelta(msgspec.Struct):
+    """What a chunk adds to a choice."""
+
     role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: object = None
     """The same as a text, by the name that Ollama and mlx-lm give it; other servers have other things here."""
     refusal: str | None = None
-    tool_calls: list[_ToolCall] | None = None
+    tool_calls: list[ChunkToolCall] | None = None
 
 
-class _Choice(msgspec.Struct):
+class ChunkChoice(msgspec.Struct):
+    """One choice of a chunk."""
+
     index: Place = 0
-    delta: _Delta | None = None
+    delta: ChunkDelta | None = None
     text: str | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
@@ -81,27 +89,41 @@ class _Choice(msgspec.Struct):
     """Present in an answer that is no stream; not read."""
 
 
-class _PromptDetails(msgspec.Struct):
+class PromptDetails(msgspec.Struct):
+    """Tokens of the prompt by where they came from."""
+
     cached_tokens: Count | None = None
+    cache_write_tokens: Count | None = None
+    """Not OpenAI's: tokens that were written to a provider's cache."""
 
 
 class _CompletionDetails(msgspec.Struct):
     reasoning_tokens: Count | None = None
 
 
-class _Usage(msgspec.Struct):
+class ChunkUsage(msgspec.Struct):
+    """The figures of an answer."""
+
     prompt_tokens: Count = 0
     completion_tokens: Count = 0
-    prompt_tokens_details: _PromptDetails | None = None
+    prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: _CompletionDetails | None = None
 
     @property
     def cached_tokens(self) -> int:
+        """Tokens of the prompt that came from a cache."""
         details = self.prompt_tokens_details
         return 0 if details is None else details.cached_tokens or 0
 
     @property
+    def cache_write_tokens(self) -> int:
+        """Tokens of the prompt that were written to a cache."""
+        details = self.prompt_tokens_details
+        return 0 if details is None else details.cache_write_tokens or 0
+
+    @property
     def reasoning_tokens(self) -> int:
+        """Generated tokens that were reasoning."""
         details = self.completion_tokens_details
         return 0 if details is None else details.reasoning_tokens or 0
 
@@ -132,9 +154,11 @@ class _PromptProgress(msgspec.Struct):
     processed: Count = 0
 
 
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
+class Chunk(msgspec.Struct):
+    """One event of a stream."""
+
+    choices: list[ChunkChoice] = []
+    usage: ChunkUsage | None = None
     timings: _Timings | None = None
     metrics: msgspec.Raw = msgspec.Raw()
     """vLLM's times of the request; other servers may have other things of this name."""
@@ -146,7 +170,7 @@ class _Named(msgspec.Struct):
     model: object = None
 
 
-_DECODER = msgspec.json.Decoder(_Chunk)
+_DECODER = msgspec.json.Decoder(Chunk)
 _FINISH_REASONS = {
     Finish.STOP: event_pb2.FINISH_REASON_STOP,
     Finish.LENGTH: event_pb2.FINISH_REASON_LENGTH,
@@ -165,8 +189,8 @@ class _UsageSum:
     def __init__(self, expected_choices: int, choices_per_prompt: int) -> None:
         self._expected_choices = expected_choices
         self._choices_per_prompt = choices_per_prompt
-        self._of_choices: dict[int, _Usage] = {}
-        self._of_stream: _Usage | None = None
+        self._of_choices: dict[int, ChunkUsage] = {}
+        self._of_stream: ChunkUsage | None = None
         """The last usage without a choice; where there is one, the usage of choices is included in it."""
         self._completion_tokens = 0
         self._reasoning_tokens = 0
@@ -177,7 +201,7 @@ class _UsageSum:
         self.has_figures = False
         """Whether the engine has reported usage or timings."""
 
-    def add(self, chunk: _Chunk) -> None:
+    def add(self, chunk: Chunk) -> None:
         """Add a chunk's usage and timings."""
         usage, timings = chunk.usage, chunk.timings
         self.has_figures = True
@@ -239,6 +263,7 @@ class _UsageSum:
             prompt_tokens=sum(prompt.prompt_tokens for prompt in prompts),
             completion_tokens=completion,
             cached_prompt_tokens=sum(prompt.cached_tokens for prompt in prompts),
+            cache_write_prompt_tokens=sum(prompt.cache_write_tokens for prompt in prompts),
             reasoning_tokens=reasoning,
         )
 
@@ -338,7 +363,7 @@ class StreamReader:
         code = warning_pb2.WARNING_CODE_MODEL_MISMATCH
         return [event_pb2.InferenceEvent(warning=warning_pb2.Warning(code=code, message=message))]
 
-    def _decode(self, payload: bytes) -> _Chunk:
+    def _decode(self, payload: bytes) -> Chunk:
         if isinstance(payload, ErrorPayload):
             raise self._stated(payload, "an error without words")
         try:
@@ -370,7 +395,7 @@ class StreamReader:
         except (ValueError, OverflowError) as error:  # a number or a text that no field can hold
             raise _malformed(error) from error
 
-    def _events(self, chunk: _Chunk) -> Frame:
+    def _events(self, chunk: Chunk) -> Frame:
         if chunk.usage is not None or chunk.timings is not None:
             self._usage_sum.add(chunk)
         events = [event for choice in chunk.choices if (event := self._delta_event(choice)) is not None]
@@ -385,7 +410,7 @@ class StreamReader:
                 events += self._take_held()
         return events
 
-    def _delta_event(self, choice: _Choice) -> event_pb2.InferenceEvent | None:
+    def _delta_event(self, choice: ChunkChoice) -> event_pb2.InferenceEvent | None:
         """Returns the event of a choice's chunk; None for one without content, which may have a finish reason."""
         event = event_pb2.InferenceEvent()
         delta = event.delta
@@ -410,7 +435,7 @@ class StreamReader:
         return event
 
 
-def _continuation(chunk: _Chunk, frame: Frame) -> str:
+def _continuation(chunk: Chunk, frame: Frame) -> str:
     """Returns the text of a chunk that only continues the text at the end of `frame`; empty: another chunk."""
     if not frame or len(chunk.choices) != 1 or chunk.usage or chunk.timings or chunk.prompt_progress:
         return ""
@@ -440,14 +465,14 @@ def _progress_event(progress: _PromptProgress) -> event_pb2.InferenceEvent:
     )
 
 
-def _copy_rare_content(source: _Delta, delta: event_pb2.Delta) -> None:
+def _copy_rare_content(source: ChunkDelta, delta: event_pb2.Delta) -> None:
     thinking = source.reasoning_content or source.reasoning
     if thinking and isinstance(thinking, str):
         delta.reasoning = thinking
     if source.refusal:
         delta.refusal = source.refusal
     for call in source.tool_calls or ():
-        function = call.function or _Function()
+        function = call.function or ChunkFunction()
         delta.tool_calls.add(
             index=call.index, id=call.id or "", name=function.name or "", arguments_text=function.arguments or ""
         )

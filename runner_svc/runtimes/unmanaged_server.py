@@ -116,7 +116,7 @@ class UnmanagedServer(Backend, Generic[Model]):
             is_provider=self.is_provider,
             present_key=self._present_key if self.is_provider else None,
         )
-        http = OpenAiHttp(endpoint, self.context.timeouts, self._explain_break, self._open)
+        http = self._client(endpoint)
         try:
             await self._require_ready(http)
         except BaseException:
@@ -148,6 +148,10 @@ class UnmanagedServer(Backend, Generic[Model]):
             # Errors of requests with the earlier key may still come.
             self._secrets = (*secret_words(self.base_url, self._secrets[-1]), key)
         return key
+
+    def _client(self, endpoint: Endpoint) -> OpenAiHttp:
+        """Returns the client of the server's interface."""
+        return OpenAiHttp(endpoint, self.context.timeouts, self._explain_break, self._open)
 
     async def _open(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
         """Returns the response to one request, which `open_response` sends."""

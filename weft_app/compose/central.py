@@ -145,6 +145,8 @@ def model_settings(manifest: model_pb2.ModelManifest) -> OpenAiRemoteModel:
         settings = replace(settings, timeout_seconds=seconds_of(provider.timeout))
     if provider.token_limit_name:
         settings = replace(settings, token_limit_name=provider.token_limit_name)  # type: ignore[arg-type]  # its words
+    if provider.api == model_pb2.ModelProvider.API_ANTHROPIC:
+        settings = replace(settings, api_kind="messages")
     return settings
 
 

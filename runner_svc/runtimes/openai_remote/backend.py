@@ -1,4 +1,6 @@
-"""The backend of the runtime openai_remote: a model of a provider off the premises, over OpenAI's Chat Completions.
+"""The backend of the runtime openai_remote: a model of a provider off the premises.
+
+The provider has OpenAI's Chat Completions or Anthropic's Messages.
 
 Admission has decided that a request may leave: see `runner_svc.servicers.inference.RequestAdmission.admit`.
 """
@@ -10,11 +12,12 @@ from dataclasses import replace
 import aiohttp
 from typing_extensions import override
 
+from runner_svc.anthropic_upstream.client import AnthropicHttp
 from runner_svc.backend.port import CallInfo
-from runner_svc.openai_upstream.client import MODELS, Open, OpenAiHttp
+from runner_svc.openai_upstream.client import MODELS, Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.errors import BUSY
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile, served_operations
-from runner_svc.runtimes.openai_remote.parameters import PARAMETERS
+from runner_svc.runtimes.openai_remote.parameters import MESSAGES_PARAMETERS, PARAMETERS
 from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
 from runner_svc.runtimes.unmanaged_server import UnmanagedServer
 from weft.kernel.errors import WeftError
@@ -28,7 +31,15 @@ _HAS_NO_LIST = frozenset({404, 405, 501})
 def operations_of(model: OpenAiRemoteModel, context: ModelContext) -> frozenset[Operation]:
     """Returns the operations that a provider offers, by its settings. Raises as `served_operations`."""
     default = frozenset({Operation.CHAT, Operation.EMBEDDING} if model.embeddings else {Operation.CHAT})
-    return served_operations(model, default, context)
+    operations = served_operations(model, default, context)
+    if is_messages(model) and operations != {Operation.CHAT}:
+        raise context.refuse("operations", "must be [chat]: a provider with Anthropic's API offers nothing else")
+    return operations
+
+
+def is_messages(model: OpenAiRemoteModel) -> bool:
+    """Whether the provider has Anthropic's API."""
+    return model.api_kind == "messages"
 
 
 class OpenAiRemote(UnmanagedServer[OpenAiRemoteModel]):
@@ -42,9 +53,17 @@ class OpenAiRemote(UnmanagedServer[OpenAiRemoteModel]):
             model,
             context,
             operations=operations_of(model, context),
-            parameters=replace(parameter_profile(model, PARAMETERS), token_limit_name=model.token_limit_name),
+            parameters=replace(
+                parameter_profile(model, MESSAGES_PARAMETERS if is_messages(model) else PARAMETERS),
+                token_limit_name=model.token_limit_name,
+            ),
             max_retries=model.max_retries,
         )
+
+    @override
+    def _client(self, endpoint: Endpoint) -> OpenAiHttp:
+        client = AnthropicHttp if is_messages(self.model) else OpenAiHttp
+        return client(endpoint, self.context.timeouts, self._explain_break, self._open)
 
     @override
     async def responds(self, timeout_seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""The request parameters that a provider takes."""
+"""The request parameters that providers take."""
 
 from runner_svc.policy.parameters import EngineParameters, OneOf
 
@@ -11,3 +11,6 @@ PARAMETERS = EngineParameters(
     untaken=frozenset({"min_p", "repeat_penalty", "top_k"}),
     is_strict=True,
 )
+
+MESSAGES_PARAMETERS = EngineParameters(engine="a provider with Anthropic's API", is_strict=True)
+"""What is sent there is decided by `runner_svc.anthropic_upstream.request`."""

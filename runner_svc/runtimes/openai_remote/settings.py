@@ -22,8 +22,8 @@ class OpenAiRemoteModel(UpstreamSettings):
     """Whether it also gives embeddings. Default: no."""
     operations: Annotated[tuple[OperationName, ...], MaxLen(len(Operation)), PUBLIC] = ()
     """What the provider offers, such as `[chat, embedding]`. Default: `[chat]`."""
-    api_kind: Literal["chat_completions"] = "chat_completions"
-    """Which of the provider's interfaces is used."""
+    api_kind: Literal["chat_completions", "messages"] = "chat_completions"
+    """Which of the provider's interfaces is used: OpenAI's Chat Completions, or Anthropic's Messages."""
     timeout_seconds: Annotated[float, Gt(0), Le(3600), PUBLIC] = 120.0
     """Longest wait until an answer begins, repetitions and the pauses before them included."""
     max_retries: Annotated[int, Ge(0), Le(10), PUBLIC] = 0

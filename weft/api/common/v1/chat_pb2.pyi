@@ -199,6 +199,7 @@ class ChatMessage(google.protobuf.message.Message):
     TOOL_CALL_ID_FIELD_NUMBER: builtins.int
     REASONING_FIELD_NUMBER: builtins.int
     REFUSAL_FIELD_NUMBER: builtins.int
+    CACHE_MARK_FIELD_NUMBER: builtins.int
     role: global___Role.ValueType
     """Who speaks."""
     name: builtins.str
@@ -217,6 +218,10 @@ class ChatMessage(google.protobuf.message.Message):
     def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolCallRecord]:
         """Calls the assistant made in this turn."""
 
+    @property
+    def cache_mark(self) -> global___CacheMark:
+        """For role tool: whether the prompt is worth caching up to this result."""
+
     def __init__(
         self,
         *,
@@ -227,9 +232,10 @@ class ChatMessage(google.protobuf.message.Message):
         tool_call_id: builtins.str | None = ...,
         reasoning: builtins.str | None = ...,
         refusal: builtins.str | None = ...,
+        cache_mark: global___CacheMark | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_name", b"_name", "_reasoning", b"_reasoning", "_refusal", b"_refusal", "_tool_call_id", b"_tool_call_id", "name", b"name", "reasoning", b"reasoning", "refusal", b"refusal", "tool_call_id", b"tool_call_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_name", b"_name", "_reasoning", b"_reasoning", "_refusal", b"_refusal", "_tool_call_id", b"_tool_call_id", "content", b"content", "name", b"name", "reasoning", b"reasoning", "refusal", b"refusal", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_name", b"_name", "_reasoning", b"_reasoning", "_refusal", b"_refusal", "_tool_call_id", b"_tool_call_id", "cache_mark", b"cache_mark", "name", b"name", "reasoning", b"reasoning", "refusal", b"refusal", "tool_call_id", b"tool_call_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_name", b"_name", "_reasoning", b"_reasoning", "_refusal", b"_refusal", "_tool_call_id", b"_tool_call_id", "cache_mark", b"cache_mark", "content", b"content", "name", b"name", "reasoning", b"reasoning", "refusal", b"refusal", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_name", b"_name"]) -> typing.Literal["name"] | None: ...
     @typing.overload
@@ -242,6 +248,26 @@ class ChatMessage(google.protobuf.message.Message):
 global___ChatMessage = ChatMessage
 
 @typing.final
+class CacheMark(google.protobuf.message.Message):
+    """CacheMark says that the prompt up to and including this place is worth caching. A provider whose API has such marks
+    gets it; other engines cache by their own rules.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TTL_FIELD_NUMBER: builtins.int
+    ttl: builtins.str
+    """How long: "5m" or "1h". Empty: as the provider does."""
+    def __init__(
+        self,
+        *,
+        ttl: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ttl", b"ttl"]) -> None: ...
+
+global___CacheMark = CacheMark
+
+@typing.final
 class ContentPart(google.protobuf.message.Message):
     """ContentPart is a piece of a message."""
 
@@ -250,6 +276,7 @@ class ContentPart(google.protobuf.message.Message):
     TEXT_FIELD_NUMBER: builtins.int
     IMAGE_FIELD_NUMBER: builtins.int
     AUDIO_FIELD_NUMBER: builtins.int
+    CACHE_MARK_FIELD_NUMBER: builtins.int
     text: builtins.str
     """Plain text."""
     @property
@@ -260,15 +287,20 @@ class ContentPart(google.protobuf.message.Message):
     def audio(self) -> global___MediaPart:
         """A recording."""
 
+    @property
+    def cache_mark(self) -> global___CacheMark:
+        """Whether the prompt is worth caching up to here."""
+
     def __init__(
         self,
         *,
         text: builtins.str = ...,
         image: global___MediaPart | None = ...,
         audio: global___MediaPart | None = ...,
+        cache_mark: global___CacheMark | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["audio", b"audio", "image", b"image", "kind", b"kind", "text", b"text"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["audio", b"audio", "image", b"image", "kind", b"kind", "text", b"text"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["audio", b"audio", "cache_mark", b"cache_mark", "image", b"image", "kind", b"kind", "text", b"text"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["audio", b"audio", "cache_mark", b"cache_mark", "image", b"image", "kind", b"kind", "text", b"text"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["text", "image", "audio"] | None: ...
 
 global___ContentPart = ContentPart
@@ -308,20 +340,27 @@ class ToolCallRecord(google.protobuf.message.Message):
     ID_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     ARGUMENTS_TEXT_FIELD_NUMBER: builtins.int
+    CACHE_MARK_FIELD_NUMBER: builtins.int
     id: builtins.str
     """The call's id, as the assistant gave it."""
     name: builtins.str
     """The function's name."""
     arguments_text: builtins.str
     """The arguments exactly as the model wrote them. Text, because a model may write invalid JSON."""
+    @property
+    def cache_mark(self) -> global___CacheMark:
+        """Whether the prompt is worth caching up to here."""
+
     def __init__(
         self,
         *,
         id: builtins.str = ...,
         name: builtins.str = ...,
         arguments_text: builtins.str = ...,
+        cache_mark: global___CacheMark | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["arguments_text", b"arguments_text", "id", b"id", "name", b"name"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["cache_mark", b"cache_mark"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arguments_text", b"arguments_text", "cache_mark", b"cache_mark", "id", b"id", "name", b"name"]) -> None: ...
 
 global___ToolCallRecord = ToolCallRecord
 
@@ -356,6 +395,7 @@ class FunctionTool(google.protobuf.message.Message):
     DESCRIPTION_FIELD_NUMBER: builtins.int
     PARAMETERS_FIELD_NUMBER: builtins.int
     STRICT_FIELD_NUMBER: builtins.int
+    CACHE_MARK_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name; letters, digits, '_' and '-', at most 64 characters."""
     description: builtins.str
@@ -366,6 +406,10 @@ class FunctionTool(google.protobuf.message.Message):
     def parameters(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
         """JSON schema of the arguments. Absent: no arguments."""
 
+    @property
+    def cache_mark(self) -> global___CacheMark:
+        """Whether the prompt is worth caching up to here."""
+
     def __init__(
         self,
         *,
@@ -373,9 +417,10 @@ class FunctionTool(google.protobuf.message.Message):
         description: builtins.str | None = ...,
         parameters: weft.api.common.v1.json_value_pb2.JsonObject | None = ...,
         strict: builtins.bool | None = ...,
+        cache_mark: global___CacheMark | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_description", b"_description", "_strict", b"_strict", "description", b"description", "parameters", b"parameters", "strict", b"strict"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_description", b"_description", "_strict", b"_strict", "description", b"description", "name", b"name", "parameters", b"parameters", "strict", b"strict"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_description", b"_description", "_strict", b"_strict", "cache_mark", b"cache_mark", "description", b"description", "parameters", b"parameters", "strict", b"strict"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_description", b"_description", "_strict", b"_strict", "cache_mark", b"cache_mark", "description", b"description", "name", b"name", "parameters", b"parameters", "strict", b"strict"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_description", b"_description"]) -> typing.Literal["description"] | None: ...
     @typing.overload

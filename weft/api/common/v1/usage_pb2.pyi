@@ -20,6 +20,7 @@ class Usage(google.protobuf.message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     REASONING_TOKENS_FIELD_NUMBER: builtins.int
+    CACHE_WRITE_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     """Tokens of the prompt, cached ones included."""
     completion_tokens: builtins.int
@@ -28,6 +29,8 @@ class Usage(google.protobuf.message.Message):
     """Prompt tokens served from a prefix cache. 0 on a miss."""
     reasoning_tokens: builtins.int
     """Generated tokens that were reasoning."""
+    cache_write_prompt_tokens: builtins.int
+    """Prompt tokens that were written to a provider's cache, for requests to come."""
     def __init__(
         self,
         *,
@@ -35,7 +38,8 @@ class Usage(google.protobuf.message.Message):
         completion_tokens: builtins.int = ...,
         cached_prompt_tokens: builtins.int = ...,
         reasoning_tokens: builtins.int = ...,
+        cache_write_prompt_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_write_prompt_tokens", b"cache_write_prompt_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]) -> None: ...
 
 global___Usage = Usage

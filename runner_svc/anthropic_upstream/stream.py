@@ -1,0 +1,205 @@
+"""The reader of a stream of Anthropic's Messages API: its events as chunks, for the reader of all streams.
+
+What may follow what, the end, usage and frames are those of `runner_svc.openai_upstream.stream`.
+"""
+
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from runner_svc.openai_upstream.errors import JSON_FAULTS, ErrorBody, malformed
+from runner_svc.openai_upstream.sse import ErrorPayload
+from runner_svc.openai_upstream.stream import (
+    DONE,
+    Chunk,
+    ChunkChoice,
+    ChunkDelta,
+    ChunkFunction,
+    ChunkToolCall,
+    ChunkUsage,
+    Count,
+    Place,
+    PromptDetails,
+    StreamReader,
+)
+from weft.dispatch.frames import Frame
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+MAX_BLOCKS = 1_024
+"""Content blocks of one answer."""
+_FINISH_WORDS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "pause_turn": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
+_BUSY = frozenset({"overloaded_error", "rate_limit_error"})
+_END = b'"message_stop"'
+
+
+class _Block(msgspec.Struct):
+    type: str = ""
+    id: str | None = None
+    name: str | None = None
+    text: str | None = None
+    thinking: str | None = None
+    input: Any = None
+
+
+class _Delta(msgspec.Struct):
+    type: str = ""
+    text: str | None = None
+    thinking: str | None = None
+    partial_json: str | None = None
+    stop_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
+    cache_read_input_tokens: Count | None = None
+    cache_creation_input_tokens: Count | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str = "assistant"
+    usage: _Usage | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    index: Place = 0
+    message: _Message | None = None
+    content_block: _Block | None = None
+    delta: _Delta | None = None
+    usage: _Usage | None = None
+    error: ErrorBody | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Event)
+
+
+class MessagesReader(StreamReader):
+    """Reads one stream of the Messages API."""
+
+    def __init__(self, *, whole: bool) -> None:
+        """`whole`: see `StreamReader`."""
+        super().__init__(1, 1, whole=whole)
+        self._usage = _Usage()
+        self._calls: dict[int, int] = {}
+        """The number of each tool call, by the place of its block."""
+        self._unfilled: set[int] = set()
+        """Places of the calls without arguments so far."""
+
+    @override
+    def read(self, payloads: list[bytes]) -> list[Frame]:
+        return super().read([DONE if _is_end(payload) else payload for payload in payloads])
+
+    @override
+    def _decode(self, payload: bytes) -> Chunk:
+        try:
+            event = _DECODER.decode(payload)
+        except JSON_FAULTS as error:
+            if isinstance(payload, ErrorPayload):
+                raise self._stated(payload, "an error without words") from error
+            raise malformed("the provider sent an event that is not one of the Messages API:", error) from error
+        if event.type == "error" or isinstance(payload, ErrorPayload):
+            error_type = event.error.type if event.error is not None else ""
+            if error_type in _BUSY and not self._content_started:
+                raise WeftError(Reason.BACKEND_NOT_READY, f"the provider is busy ({error_type})")
+            raise self._stated(payload, "an error without words")
+        match event.type:
+            case "message_start":
+                return self._begun(event)
+            case "content_block_start":
+                return self._block_begun(event.index, event.content_block or _Block())
+            case "content_block_delta":
+                return self._continued(event.index, event.delta or _Delta())
+            case "content_block_stop" if event.index in self._unfilled:
+                self._unfilled.discard(event.index)
+                return self._arguments(event.index, "{}")
+            case "message_delta":
+                return self._ended(event)
+            case _:
+                # Pings, ends of blocks, and kinds of events that are newer than this version.
+                return Chunk()
+
+    def _begun(self, event: _Event) -> Chunk:
+        message = event.message or _Message()
+        self._note(message.usage)
+        return Chunk(choices=[ChunkChoice(delta=ChunkDelta(role=message.role))])
+
+    def _block_begun(self, place: int, block: _Block) -> Chunk:
+        if block.type != "tool_use":
+            return _content(ChunkDelta(content=block.text or None, reasoning_content=block.thinking or None))
+        if len(self._calls) >= MAX_BLOCKS:
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the provider called over {MAX_BLOCKS:,} tools at once")
+        number = self._calls[place] = len(self._calls)
+        written = msgspec.json.encode(block.input).decode() if block.input else ""
+        if not written:
+            self._unfilled.add(place)
+        function = ChunkFunction(name=block.name, arguments=written)
+        return _content(ChunkDelta(tool_calls=[ChunkToolCall(index=number, id=block.id, function=function)]))
+
+    def _continued(self, place: int, delta: _Delta) -> Chunk:
+        match delta.type:
+            case "text_delta":
+                return _content(ChunkDelta(content=delta.text))
+            case "thinking_delta":
+                return _content(ChunkDelta(reasoning_content=delta.thinking))
+            case "input_json_delta":
+                if delta.partial_json:
+                    self._unfilled.discard(place)
+                return self._arguments(place, delta.partial_json or "")
+            case _:
+                # Signatures of thinking, and citations.
+                return Chunk()
+
+    def _arguments(self, place: int, text: str) -> Chunk:
+        number = self._calls.get(place)
+        if number is None:
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the provider sent arguments of no tool call")
+        if not text:
+            return Chunk()
+        return _content(ChunkDelta(tool_calls=[ChunkToolCall(index=number, function=ChunkFunction(arguments=text))]))
+
+    def _ended(self, event: _Event) -> Chunk:
+        self._note(event.usage)
+        word = event.delta.stop_reason if event.delta is not None else None
+        choice = ChunkChoice(delta=ChunkDelta(), finish_reason=_FINISH_WORDS.get(word or "", word))
+        usage = self._usage
+        cached, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+        return Chunk(
+            choices=[choice],
+            usage=ChunkUsage(
+                # The API counts the tokens that it reads from its cache, or writes to it, apart.
+                prompt_tokens=(usage.input_tokens or 0) + cached + written,
+                completion_tokens=usage.output_tokens or 0,
+                prompt_tokens_details=PromptDetails(cached_tokens=cached, cache_write_tokens=written),
+            ),
+        )
+
+    def _note(self, usage: _Usage | None) -> None:
+        """Keeps the newest figure of each kind."""
+        for name in _Usage.__struct_fields__:
+            found = getattr(usage, name, None)
+            if found is not None:
+                setattr(self._usage, name, found)
+
+
+def _content(delta: ChunkDelta) -> Chunk:
+    return Chunk(choices=[ChunkChoice(delta=delta)])
+
+
+def _is_end(payload: bytes) -> bool:
+    if _END not in payload:
+        return False
+    try:
+        return _DECODER.decode(payload).type == "message_stop"
+    except JSON_FAULTS:
+        return False

@@ -1,0 +1,176 @@
+"""A central model of a provider with Anthropic's API, through Anthropic's SDK and OpenAI's API."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import aiohttp
+import anthropic
+import pytest
+from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+
+from weft_testing.free_port import free_port
+from weft_testing.messages_provider import (
+    MessagesProvider,
+    MessagesReply,
+    messages_provider,
+    text_block,
+    thinking_block,
+    tool_block,
+)
+
+PORT = free_port()
+KEY, MODEL = "sk-canary-0123456789", "large"
+PERMIT = {"allow_remote": True}
+TOOL: Any = {
+    "name": "look",
+    "description": "Looks.",
+    "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}},
+    "cache_control": {"type": "ephemeral"},
+}
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    folder = tmp_path_factory.mktemp("messages")
+    with running_mesh(folder / "home", "--config", str(write_config(folder, fake_runner("left")))) as mesh:
+        yield mesh
+
+
+@pytest.fixture
+async def provider(mesh: MeshProcess) -> AsyncIterator[MessagesProvider]:
+    async with messages_provider(port=PORT) as provider:
+        provider.keys.add(KEY)
+        if (await run_weft("get", "model", MODEL, home=mesh.home))[0] != 0:
+            await run_weft("create", "secret", "k", "-", home=mesh.home, stdin=KEY.encode())
+            options = ("--api", "anthropic", "--api-key-ref", "secret/k", "--upstream-model", "large-4")
+            code, _, error = await run_weft("create", "model", MODEL, "--url", provider.url, *options, home=mesh.home)
+            assert code == 0, error
+        await eventually(lambda: _is_served(mesh), 30.0, "the model was not served")
+        provider.bodies.clear()
+        yield provider
+
+
+async def _is_served(mesh: MeshProcess) -> bool:
+    return (await _chat(mesh))[0] == 200
+
+
+async def _chat(mesh: MeshProcess, **fields: Any) -> tuple[int, Any, str | None]:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Count."}], **PERMIT, **fields}
+    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
+        return response.status, await response.json(), response.headers.get("Retry-After")
+
+
+def _sdk(mesh: MeshProcess) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(base_url=mesh.url, api_key="unused", max_retries=0)
+
+
+async def test_the_sdk_gets_text_and_the_usage_of_the_providers_cache(
+    mesh: MeshProcess, provider: MessagesProvider
+) -> None:
+    async with _sdk(mesh) as sdk:
+        message = await sdk.messages.create(
+            model=MODEL,
+            max_tokens=64,
+            system=[{"type": "text", "text": "Long.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+            messages=[{"role": "user", "content": "Count."}],
+            extra_body=PERMIT,
+        )
+    assert [block.type for block in message.content] == ["text"]
+    assert message.content[0].text == "one two three"  # type: ignore[union-attr]  # its type was compared
+    assert (message.stop_reason, message.model) == ("end_turn", MODEL)
+    usage = message.usage
+    assert (usage.input_tokens, usage.output_tokens) == (7, 15)
+    assert (usage.cache_creation_input_tokens, usage.cache_read_input_tokens) == (2_000, 30)
+    (body,) = provider.bodies
+    assert (body["model"], body["max_tokens"]) == ("large-4", 64)
+    assert body["system"] == [{"type": "text", "text": "Long.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
+    assert provider.headers[-1]["x-api-key"] == KEY
+    assert "authorization" not in provider.headers[-1]
+
+
+async def test_tools_thinking_and_marks_go_out_and_come_back_in_a_stream(
+    mesh: MeshProcess, provider: MessagesProvider
+) -> None:
+    call = tool_block("toolu_1", "look", '{"at":', '"it"}')
+    provider.replies.append(MessagesReply(blocks=(thinking_block("Hm. ", "Yes."), call), stop_reason="tool_use"))
+    question: Any = [{"role": "user", "content": "Look."}]
+    async with _sdk(mesh) as sdk:
+        async with sdk.messages.stream(
+            model=MODEL,
+            max_tokens=4_000,
+            messages=question,
+            tools=[TOOL],
+            thinking={"type": "enabled", "budget_tokens": 2_000},
+            extra_body=PERMIT,
+        ) as stream:
+            first = await stream.get_final_message()
+        assert [block.type for block in first.content] == ["thinking", "tool_use"]
+        assert first.content[0].thinking == "Hm. Yes."  # type: ignore[union-attr]  # its type was compared
+        assert first.content[1].input == {"at": "it"}  # type: ignore[union-attr]
+        assert first.stop_reason == "tool_use"
+
+        result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "seen"}
+        mark = {"cache_control": {"type": "ephemeral"}}
+        turns: Any = [
+            *question,
+            {"role": "assistant", "content": [block.model_dump() for block in first.content]},
+            {"role": "user", "content": [result | mark]},
+        ]
+        second = await sdk.messages.create(model=MODEL, max_tokens=64, messages=turns, tools=[TOOL], extra_body=PERMIT)
+    assert second.stop_reason == "end_turn"
+    asked, told = provider.bodies
+    assert asked["thinking"] == {"type": "enabled", "budget_tokens": 2_000}
+    assert asked["tools"] == [TOOL]
+    sent = told["messages"][2]["content"][0]
+    assert (sent["type"], sent["tool_use_id"], sent["cache_control"]) == (
+        "tool_result",
+        "toolu_1",
+        mark["cache_control"],
+    )
+
+
+async def test_openais_api_reaches_the_same_model(mesh: MeshProcess, provider: MessagesProvider) -> None:
+    provider.replies.append(MessagesReply(blocks=(text_block("one ", "two"),), stop_reason="max_tokens"))
+    status, body, _ = await _chat(mesh, max_tokens=5, temperature=0.5, seed=1)
+    assert status == 200
+    (choice,) = body["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("one two", "length")
+    assert body["usage"]["prompt_tokens"] == 2_037
+    assert "seed" not in provider.bodies[-1]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        MessagesReply(status=529, error_type="overloaded_error", headers={"Retry-After": "1"}),
+        MessagesReply(status=429, error_type="rate_limit_error", headers={"Retry-After": "1"}),
+        MessagesReply(breaks_with="overloaded_error", blocks=(text_block(),)),
+    ],
+    ids=["overloaded", "rate limited", "overloaded in the stream"],
+)
+async def test_a_busy_provider_is_asked_again_when_it_says_so(
+    mesh: MeshProcess, provider: MessagesProvider, reply: MessagesReply
+) -> None:
+    provider.replies.append(reply)
+    status, body, _ = await _chat(mesh)
+    assert (status, len(provider.bodies)) == (200, 2), body
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "code"),
+    [
+        (MessagesReply(status=401, error_type="authentication_error", error_message=KEY), 502, "backend_error"),
+        (MessagesReply(status=400, error_type="invalid_request_error"), 400, "backend_rejected"),
+        (MessagesReply(status=500), 502, "backend_error"),
+    ],
+    ids=["key", "request", "server"],
+)
+async def test_its_errors_are_those_of_every_provider(
+    mesh: MeshProcess, provider: MessagesProvider, reply: MessagesReply, status: int, code: str
+) -> None:
+    # A router tries again what another attempt may answer.
+    provider.replies.extend([reply] * 8)
+    found, body, _ = await _chat(mesh)
+    assert (found, body["error"]["code"]) == (status, code)
+    assert KEY not in str(body)
+    provider.replies.clear()

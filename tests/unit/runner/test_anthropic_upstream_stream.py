@@ -1,0 +1,139 @@
+"""Streams of Anthropic's Messages API as events."""
+
+import json
+from typing import Any
+
+import pytest
+
+from runner_svc.anthropic_upstream.stream import MessagesReader
+from runner_svc.openai_upstream.sse import ErrorPayload
+from weft.api.common.v1 import event_pb2, usage_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_testing.messages_provider import (
+    MessagesReply,
+    events_of,
+    text_block,
+    thinking_block,
+    tool_block,
+)
+
+
+def _payloads(reply: MessagesReply) -> list[bytes]:
+    return [json.dumps(event).encode() for event in events_of(reply, "m")]
+
+
+def _read(reply: MessagesReply, *, at_once: bool = False) -> list[event_pb2.InferenceEvent]:
+    reader, frames = MessagesReader(whole=False), []
+    parts = [_payloads(reply)] if at_once else [[payload] for payload in _payloads(reply)]
+    for part in parts:
+        frames += reader.read(part)
+    assert reader.ended
+    return [event for frame in frames for event in frame]
+
+
+def _texts(events: list[event_pb2.InferenceEvent], name: str = "text") -> str:
+    return "".join(getattr(event.delta, name) for event in events)
+
+
+def _finish(events: list[event_pb2.InferenceEvent]) -> int:
+    return next(event.delta.finish_reason for event in events if event.delta.finish_reason)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_text_and_usage_with_both_kinds_of_cached_tokens_come_through(at_once: bool) -> None:
+    events = _read(MessagesReply(), at_once=at_once)
+    assert _texts(events) == "one two three"
+    assert _finish(events) == event_pb2.FINISH_REASON_STOP
+    assert events[-2].usage == usage_pb2.Usage(
+        prompt_tokens=2_037, completion_tokens=15, cached_prompt_tokens=30, cache_write_prompt_tokens=2_000
+    )
+    assert events[-1].finished.receipt.usage == events[-2].usage
+
+
+def test_thinking_is_reasoning_and_its_signature_is_dropped() -> None:
+    events = _read(MessagesReply(blocks=(thinking_block("Let me ", "see."), text_block("Yes."))))
+    assert (_texts(events, "reasoning"), _texts(events)) == ("Let me see.", "Yes.")
+
+
+def test_tool_calls_are_numbered_in_order_and_one_without_arguments_has_an_empty_object() -> None:
+    blocks = (text_block("I look."), tool_block("t1", "look", '{"at":', ' "it"}'), tool_block("t2", "wait"))
+    events = _read(MessagesReply(blocks=blocks, stop_reason="tool_use"))
+    calls: dict[int, list[str]] = {}
+    for event in events:
+        for call in event.delta.tool_calls:
+            found = calls.setdefault(call.index, ["", "", ""])
+            found[0] += call.id
+            found[1] += call.name
+            found[2] += call.arguments_text
+    assert calls == {0: ["t1", "look", '{"at": "it"}'], 1: ["t2", "wait", "{}"]}
+    assert _finish(events) == event_pb2.FINISH_REASON_TOOL_CALLS
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("end_turn", event_pb2.FINISH_REASON_STOP),
+        ("stop_sequence", event_pb2.FINISH_REASON_STOP),
+        ("pause_turn", event_pb2.FINISH_REASON_STOP),
+        ("max_tokens", event_pb2.FINISH_REASON_LENGTH),
+        ("model_context_window_exceeded", event_pb2.FINISH_REASON_LENGTH),
+        ("refusal", event_pb2.FINISH_REASON_CONTENT_FILTER),
+    ],
+)
+def test_every_stop_reason_is_a_finish_reason(word: str, reason: int) -> None:
+    assert _finish(_read(MessagesReply(stop_reason=word))) == reason
+
+
+def test_an_unknown_stop_reason_and_a_cut_stream_are_faults_of_the_provider() -> None:
+    with pytest.raises(WeftError, match="moonshine") as unknown:
+        _read(MessagesReply(stop_reason="moonshine"))
+    reader = MessagesReader(whole=False)
+    for payload in _payloads(MessagesReply())[:-2]:
+        reader.read([payload])
+    with pytest.raises(WeftError) as cut:
+        reader.finish()
+    assert {unknown.value.reason, cut.value.reason} == {Reason.BACKEND_PROTOCOL_ERROR}
+
+
+@pytest.mark.parametrize(
+    ("kind", "begun", "reason"),
+    [
+        ("overloaded_error", False, Reason.BACKEND_NOT_READY),
+        ("rate_limit_error", False, Reason.BACKEND_NOT_READY),
+        ("overloaded_error", True, Reason.BACKEND_ERROR),
+        ("invalid_request_error", False, Reason.BACKEND_REJECTED),
+        ("api_error", False, Reason.BACKEND_ERROR),
+    ],
+)
+def test_an_error_in_the_stream_has_its_reason(kind: str, begun: bool, reason: Reason) -> None:
+    reader = MessagesReader(whole=False)
+    payloads = _payloads(MessagesReply(breaks_with=kind))
+    for payload in payloads[: -1 if begun else 2]:
+        reader.read([payload])
+    with pytest.raises(WeftError) as failure:
+        reader.read([ErrorPayload(payloads[-1])])
+    assert failure.value.reason is reason
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "content_block_delta", "index": 5, "delta": {"type": "input_json_delta", "partial_json": "{}"}},
+        {"type": 3},
+        [],
+        {"type": "message_delta", "usage": {"output_tokens": -1}},
+    ],
+)
+def test_an_event_of_a_wrong_shape_is_a_fault_of_the_provider(event: Any) -> None:
+    with pytest.raises(WeftError) as failure:
+        MessagesReader(whole=False).read([json.dumps(event).encode()])
+    assert failure.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+
+
+def test_events_that_are_newer_than_this_version_are_ignored() -> None:
+    reader = MessagesReader(whole=False)
+    payloads = _payloads(MessagesReply())
+    payloads.insert(2, b'{"type": "mood", "mood": "fine"}')
+    frames = [frame for payload in payloads for frame in reader.read([payload])]
+    assert _texts([event for frame in frames for event in frame]) == "one two three"
