@@ -22,6 +22,8 @@ REAL_CONTEXT_TOKENS = 16_384
 SHORT = "agent/short"
 """For clients that set no bound of their own. This model may go on until its context is full, and to an agent that is a
 failure, as it should be."""
+TOOL_TEMPLATE = Path(__file__).with_name("tool_template.jinja")
+"""The demo model's own template has no tools, and a model without tools refuses agents that bring some."""
 ANY_KEY = "local"
 """Where none is asked for."""
 
@@ -90,9 +92,18 @@ def key(mesh: MeshProcess) -> str:
 
 @pytest.fixture(scope="module")
 def real_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
-    """With a context that holds the first words of agents; `SHORT` says one sentence, whatever it is asked."""
+    """With a context that holds the first words of agents, and a template that has their tools.
+
+    `SHORT` says one sentence, whatever it is asked.
+    """
     folder = tmp_path_factory.mktemp("real")
-    model = {"name": DEMO_MODEL, "path": str(demo_model_path()), "slots": 1, "context_tokens": REAL_CONTEXT_TOKENS}
+    model = {
+        "name": DEMO_MODEL,
+        "path": str(demo_model_path()),
+        "chat_template_path": str(TOOL_TEMPLATE),
+        "slots": 1,
+        "context_tokens": REAL_CONTEXT_TOKENS,
+    }
     short = {"name": "short", "model": DEMO_MODEL, "default_params": {"temperature": 0, "stop": [".", "!", "?"]}}
     config = write_config(folder, {"name": "local", "models": [model], "agents": [short]})
     with running_mesh(folder / "home", "--config", str(config)) as mesh:
