@@ -17,12 +17,29 @@ from runner_svc.runtimes.settings import ModelSettings, Repetition, SleepingMode
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, require_runtime
 from runner_svc.tools.port import ToolSettings
 from weft.kernel.errors import FieldError
-from weft.kernel.settings import PUBLIC, Checked, Name, Pattern, Port, Seconds
+from weft.kernel.settings import PUBLIC, Checked, Name, Pattern, Port, Seconds, SizeText
+from weft.kernel.units import parse_size
 
 _CHAT = ChatSettings()
 _GRACES = StopGraces()
 _RESTART = RestartLimits()
 _TIMEOUTS = TimeoutProfile()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStoreSettings:
+    """Models that are pulled by name, which lie in `models` under the home."""
+
+    disk_limit: Annotated[SizeText, PUBLIC] | None = None
+    """Most disk that all of them may take, such as `200GiB`; a pull over it is refused before it begins. Default: no
+    limit but the disk, of which 256 MiB stay free."""
+    allow_http: bool = False
+    """Whether a pull may ask other machines without encryption."""
+
+    @property
+    def disk_limit_bytes(self) -> int | None:
+        """The limit in bytes; None: no limit but the disk."""
+        return None if self.disk_limit is None else parse_size(self.disk_limit, "model_store.disk_limit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Le
 
 from weft.kernel.errors import FieldError
 from weft.kernel.names import is_name
-from weft.kernel.units import Rate, parse_any_rate, parse_rate, parse_rates
+from weft.kernel.units import Rate, parse_any_rate, parse_rate, parse_rates, parse_size
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -119,6 +119,14 @@ def _read_rates(texts: tuple[str, ...]) -> tuple[Rate, ...]:
         raise _reason(error) from None
 
 
+def _check_size(text: str) -> str:
+    try:
+        parse_size(text, "size")
+    except FieldError as error:
+        raise _reason(error) from None
+    return text
+
+
 def off_for_false(value: Any) -> Any:
     """Returns the word `off` for false: YAML reads a bare `off` as false."""
     return "off" if value is False else value
@@ -131,6 +139,8 @@ Seconds = Annotated[float, Gt(0), Le(86_400 * 365)]
 Port = Annotated[int, Ge(0), Le(65_535)]
 PathText = Annotated[Path, Read(str, Path)]
 """A path; `~` is the home of the user, and is expanded where the file is read."""
+SizeText = Annotated[str, Checked(_check_size)]
+"""An amount of bytes with its unit, such as `200GiB`."""
 RequestRate = Annotated[Rate, Read(str, _read_rate)]
 """A rate of requests such as `100req/min`."""
 Rates = Annotated[tuple[Rate, ...], Read(tuple[Annotated[str, Checked(_check_any_rate)], ...], _read_rates)]

@@ -110,6 +110,11 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "weft_app.cli.operations:logs",
         "Show the output of a model's backend, or the answer of a task so far.",
     ),
+    "pull": CommandPlace(
+        "weft_app.cli.models:pull",
+        "Pull a model by name: from the Hugging Face hub, a URL, or a folder. No mesh needs to run.",
+    ),
+    "models": CommandPlace("weft_app.cli.models:app", "List and remove the models that were pulled."),
     "estimate": CommandPlace(
         "weft_app.cli.estimate:estimate",
         "Show what memory a model will take, and what the estimate comes from.",

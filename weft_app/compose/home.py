@@ -56,6 +56,11 @@ class WeftHome:
         return EnvironmentFolder(self.root / "runtimes")
 
     @property
+    def models(self) -> Path:
+        """Folder of the models that `weft pull` loads."""
+        return self.root / "models"
+
+    @property
     def up_file(self) -> Path:
         """File that describes the running mesh; absent when none runs."""
         return self.run / "up.json"

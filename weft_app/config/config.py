@@ -9,6 +9,7 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 from gateway.config import GatewaySettings
 from registry_svc.config import RegistrySettings
 from router_svc.settings import RelayLimits, RouterSettings
+from runner_svc.settings import ModelStoreSettings
 from weft.kernel.settings import PUBLIC, PathText, Port, Seconds
 from weft.kernel.tls import TlsFiles
 from weft_app.config.runners import STRICT, ConfiguredRunner, adapter_names, replica_names
@@ -168,6 +169,8 @@ class WeftConfig:
     """Runners and their heartbeats, declarations, VRAM ledger, operations and keys."""
     accelerators: AcceleratorSettings = field(default_factory=AcceleratorSettings)
     """The devices of this host whose memory is leased."""
+    model_store: ModelStoreSettings = field(default_factory=ModelStoreSettings)
+    """Models that are pulled by name."""
     addresses: AddressSettings = field(default_factory=AddressSettings)
     """Where services find each other when they run apart."""
     tls: TlsSettings = field(default_factory=TlsSettings)

@@ -1,0 +1,392 @@
+"""The transfer of one file over HTTP into a partial file: ranges, resumption, redirects, digests and bounds.
+
+huggingface_hub speaks the hub's protocol, but its own transfer begins anew in each process and compares sizes alone
+(docs/decisions/0041), so that transfers of the hub and of other servers are done here.
+"""
+
+import hashlib
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+from urllib.parse import urljoin, urlsplit
+
+from runner_svc.policy.model_source import LOOPBACK_HOSTS
+from weft.kernel.errors import WeftError
+from weft.kernel.file_replacement import replace_file
+from weft.kernel.reasons import Reason
+from weft.kernel.units import size_words
+
+if TYPE_CHECKING:
+    import httpx2
+
+CONNECT_SECONDS = 30.0
+READ_SECONDS = 60.0
+"""Longest time without a byte."""
+MAX_REDIRECTS = 5
+MAX_ATTEMPTS = 6
+"""Attempts in a row that bring no byte."""
+MAX_PAUSE_SECONDS = 30.0
+"""Longest pause between two attempts, also where the server demands a longer one."""
+CHUNK_BYTES = 1024**2
+MAX_STATE_BYTES = 8_192
+MAX_FILE_BYTES = 2**42
+"""Largest file, 4 TiB, where its size is not known before."""
+_REDIRECTS = (301, 302, 303, 307, 308)
+_UNAUTHENTICATED, _FORBIDDEN, _NOT_FOUND, _GONE = 401, 403, 404, 410
+_TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileOrder:
+    """One file that is to be loaded."""
+
+    name: str
+    """For people."""
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent to the URL's own server alone, not where it redirects to."""
+    partial: Path
+    """Where the content goes; what is there already is kept."""
+    size_bytes: int | None = None
+    """None: not known before."""
+    sha256: str = ""
+    git_digest: str = ""
+    """Digests to check, hex; empty: not known."""
+    known_etag: str = ""
+    """Validator of a content that is there: where the server still has it, nothing is loaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedFile:
+    """What was loaded."""
+
+    sha256: str
+    size_bytes: int
+    etag: str = ""
+    """Validator of the server; empty: it sends none that can be relied on."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TransferPorts:
+    """What a transfer needs of the world."""
+
+    client: "httpx2.Client"
+    on_bytes: Callable[[int], None]
+    """Called with the size of the content that is here, again and again."""
+    require_room: Callable[[int], None]
+    """Called with the number of bytes that are to come, before the first; raises where they do not fit."""
+    on_note: Callable[[str], None] = lambda _: None
+    """Called with what happened, such as a broken connection."""
+    sleep: Callable[[float], None] = time.sleep
+    allow_http: bool = False
+    """Whether servers other than this machine may be asked without encryption."""
+
+
+class _BrokenError(Exception):
+    """An attempt failed in a way that the next one may not."""
+
+    def __init__(self, why: str, pause_seconds: float = 0.0) -> None:
+        super().__init__(why)
+        self.pause_seconds = pause_seconds
+
+
+class _NotModifiedError(Exception):
+    """The server still has the content that is there."""
+
+
+def require_allowed_url(url: str, *, allow_http: bool) -> None:
+    """Checks that a server may be asked. Raises INVALID_ARGUMENT: http is for this machine, unless a setting allows it.
+
+    The message has the host alone: a query may be a credential.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "https" or (parts.scheme == "http" and (allow_http or parts.hostname in LOOPBACK_HOSTS)):
+        return
+    raise WeftError(
+        Reason.INVALID_ARGUMENT,
+        f"{parts.scheme}://{parts.netloc} is not asked without encryption; use https, or set model_store.allow_http",
+    )
+
+
+class FileTransfer:
+    """The transfer of one file."""
+
+    def __init__(self, order: FileOrder, ports: TransferPorts) -> None:
+        self._order = order
+        self._ports = ports
+        self._sha256 = hashlib.sha256()
+        self._git = hashlib.sha1(usedforsecurity=False)
+        self._size = 0
+        self._etag = ""
+
+    def run(self) -> LoadedFile | None:
+        """Loads the file and checks its digests; None: the server still has the content of `known_etag`.
+
+        Raises NOT_FOUND, PERMISSION_DENIED, SERVICE_UNAVAILABLE, INVALID_ARGUMENT (no room) or BACKEND_PROTOCOL_ERROR
+        (a wrong digest or size, after which the content is removed). After all others, and after Ctrl-C, the next run
+        goes on where this one ended.
+        """
+        self._order.partial.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        resumed = self._begin()
+        while True:
+            try:
+                self._load()
+                self._check()
+            except _NotModifiedError:
+                return None
+            except _WrongContentError as error:
+                self._discard()
+                if not resumed:
+                    raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, str(error)) from None
+                # What an earlier run has left may be at fault.
+                resumed = False
+                self._ports.on_note(f"{error}; it is loaded anew")
+                self._reset()
+                continue
+            self._state_file.unlink(missing_ok=True)
+            return LoadedFile(sha256=self._sha256.hexdigest(), size_bytes=self._size, etag=self._etag)
+
+    @property
+    def _state_file(self) -> Path:
+        return self._order.partial.with_name(f"{self._order.partial.name}.json")
+
+    def _begin(self) -> bool:
+        """Reads what an earlier run has left, and returns whether there is anything."""
+        try:
+            left = self._order.partial.stat().st_size
+        except FileNotFoundError:
+            return False
+        self._etag = self._saved_etag()
+        is_too_long = self._order.size_bytes is not None and left > self._order.size_bytes
+        if is_too_long or not (self._etag or self._has_digest):
+            self._discard()
+            return False
+        self._read_left()
+        return left > 0
+
+    @property
+    def _has_digest(self) -> bool:
+        return bool(self._order.sha256 or self._order.git_digest)
+
+    def _reset(self) -> None:
+        self._sha256, self._git, self._size = hashlib.sha256(), hashlib.sha1(usedforsecurity=False), 0
+        if self._order.git_digest:
+            self._git.update(f"blob {self._order.size_bytes or 0}\0".encode())
+        self._ports.on_bytes(0)
+
+    def _read_left(self) -> None:
+        self._reset()
+        with self._order.partial.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                self._note(chunk)
+
+    def _note(self, chunk: bytes) -> None:
+        self._sha256.update(chunk)
+        if self._order.git_digest:
+            self._git.update(chunk)
+        self._size += len(chunk)
+        self._ports.on_bytes(self._size)
+
+    def _load(self) -> None:
+        """Loads what is missing, over as many connections as it takes."""
+        fruitless = 0
+        if not self._size:
+            self._reset()
+        with self._order.partial.open("ab") as file:
+            while self._order.size_bytes is None or self._size < self._order.size_bytes:
+                before = self._size
+                try:
+                    self._attempt(file)
+                except _BrokenError as error:
+                    fruitless = 0 if self._size > before else fruitless + 1
+                    if fruitless >= MAX_ATTEMPTS:
+                        raise WeftError(
+                            Reason.SERVICE_UNAVAILABLE,
+                            f"{self._order.name}: {error}; {size_words(self._size)} are kept for the next pull",
+                        ) from None
+                    self._ports.on_note(f"{self._order.name}: {error}; it is tried again")
+                    backoff = random.uniform(0.5, 1.0) * 2**fruitless  # noqa: S311 - spreads attempts
+                    self._ports.sleep(min(MAX_PAUSE_SECONDS, max(error.pause_seconds, backoff)))
+                else:
+                    return
+                finally:
+                    file.flush()
+
+    def _attempt(self, file: BinaryIO) -> None:
+        """Loads over one connection; returns when the file is complete. Raises _BrokenError where it is not."""
+        import httpx2  # noqa: PLC0415 - no other command needs it
+
+        try:
+            with self._opened() as response:
+                total = self._total_of(response, file)
+                if total is not None and total > self._size:
+                    self._ports.require_room(total - self._size)
+                for chunk in response.iter_raw():
+                    if self._size + len(chunk) > (MAX_FILE_BYTES if total is None else total):
+                        raise _WrongContentError(f"{self._order.name} is longer than the server said")
+                    file.write(chunk)
+                    self._note(chunk)
+        except httpx2.HTTPError as error:
+            raise _BrokenError(_words_of(error)) from None
+        except OSError as error:
+            raise WeftError(
+                Reason.INVALID_ARGUMENT,
+                f"{self._order.name} cannot be written: {error.strerror}; {size_words(self._size)} are kept",
+            ) from error
+        if total is not None and self._size < total:
+            raise _BrokenError("the connection ended early")
+
+    @contextmanager
+    def _opened(self) -> "Iterator[httpx2.Response]":
+        """Asks for what is missing, following redirects, and yields the response with its content."""
+        import httpx2  # noqa: PLC0415
+
+        url, headers = self._order.url, {**self._order.headers, "Accept-Encoding": "identity"}
+        if self._size:
+            headers["Range"] = f"bytes={self._size}-"
+            if self._etag and not self._has_digest:
+                headers["If-Range"] = self._etag
+        elif self._order.known_etag:
+            headers["If-None-Match"] = self._order.known_etag
+        timeout = httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
+        for _ in range(MAX_REDIRECTS + 1):
+            require_allowed_url(url, allow_http=self._ports.allow_http)
+            with self._ports.client.stream(
+                "GET", url, headers=headers, timeout=timeout, follow_redirects=False
+            ) as response:
+                if response.status_code not in _REDIRECTS:
+                    yield response
+                    return
+                target = urljoin(url, response.headers.get("location", ""))
+            if _is_downgrade(url, target):
+                raise WeftError(
+                    Reason.PERMISSION_DENIED, f"{self._order.name}: the server redirects to one without encryption"
+                )
+            if _origin(target) != _origin(url):
+                headers = {name: value for name, value in headers.items() if name not in self._order.headers}
+            url = target
+        raise WeftError(
+            Reason.SERVICE_UNAVAILABLE, f"{self._order.name}: more than {MAX_REDIRECTS} redirects, one after the other"
+        )
+
+    def _total_of(self, response: "httpx2.Response", file: BinaryIO) -> int | None:
+        """Returns the size of the whole file by a response; what is here is dropped where the server begins anew."""
+        match response.status_code:
+            case 200:
+                if self._size:
+                    self._restart(file)
+                total = _number(response.headers.get("content-length"))
+            case 206:
+                start, total = _content_range(response.headers.get("content-range", ""))
+                if start != self._size:
+                    self._restart(file)
+                    raise _BrokenError("the server sent another part than was asked for")
+            case 304:
+                raise _NotModifiedError
+            case 416:
+                self._restart(file)
+                raise _BrokenError("the server has less than was loaded")
+            case _:
+                raise _error_of(response, self._order.name)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"{self._order.name}: the server sends it compressed")
+        self._follow_etag(response, file)
+        expected = self._order.size_bytes
+        if expected is not None and total is not None and total != expected:
+            raise _WrongContentError(
+                f"{self._order.name} has {total} bytes at the server, and its repository says {expected}"
+            )
+        return expected if total is None else total
+
+    def _follow_etag(self, response: "httpx2.Response", file: BinaryIO) -> None:
+        """Keeps the validator of the content; one that changed under a resumed transfer begins it anew."""
+        etag = str(response.headers.get("etag", ""))
+        etag = "" if etag.startswith("W/") or len(etag) > MAX_STATE_BYTES // 2 else etag
+        if self._size and not self._has_digest and etag != self._etag:
+            self._restart(file)
+            raise _BrokenError("the file has changed at the server")
+        if etag != self._etag or not self._state_file.exists():
+            self._etag = etag
+            replace_file(self._state_file, json.dumps({"etag": etag}).encode())
+
+    def _restart(self, file: BinaryIO) -> None:
+        file.truncate(0)
+        self._reset()
+
+    def _check(self) -> None:
+        """Raises _WrongContentError unless the content is what it should be."""
+        order = self._order
+        if order.size_bytes is not None and self._size != order.size_bytes:
+            raise _WrongContentError(f"{order.name} has {self._size} bytes instead of {order.size_bytes}")
+        if order.sha256 and self._sha256.hexdigest() != order.sha256:
+            raise _WrongContentError(
+                f"{order.name} has the SHA-256 {self._sha256.hexdigest()} instead of {order.sha256}: it was damaged on "
+                "the way, or is not what its source says; it was removed"
+            )
+        if order.git_digest and self._git.hexdigest() != order.git_digest:
+            raise _WrongContentError(f"{order.name} is not the file that its repository lists; it was removed")
+
+    def _saved_etag(self) -> str:
+        with suppress(OSError, ValueError, AttributeError), self._state_file.open("rb") as file:
+            return str(json.loads(file.read(MAX_STATE_BYTES)).get("etag", ""))
+        return ""
+
+    def _discard(self) -> None:
+        self._order.partial.unlink(missing_ok=True)
+        self._state_file.unlink(missing_ok=True)
+
+
+class _WrongContentError(Exception):
+    """The content is not what it should be."""
+
+
+def _error_of(response: "httpx2.Response", name: str) -> Exception:
+    """Returns what a refusal of a server means."""
+    code = response.status_code
+    if code in _TRANSIENT:
+        pause = _number(response.headers.get("retry-after")) or 0
+        return _BrokenError(f"the server answered {code}", pause)
+    if code == _UNAUTHENTICATED:
+        return WeftError(
+            Reason.PERMISSION_DENIED, f"{name}: the server wants to know who asks (401); set HF_TOKEN for the hub"
+        )
+    if code == _FORBIDDEN:
+        return WeftError(Reason.PERMISSION_DENIED, f"{name}: the server refuses it (403); the token may not read it")
+    if code in (_NOT_FOUND, _GONE):
+        return WeftError(Reason.NOT_FOUND, f"{name}: the server does not have it ({code})")
+    return WeftError(Reason.SERVICE_UNAVAILABLE, f"{name}: the server answered {code}")
+
+
+def _words_of(error: Exception) -> str:
+    import httpx2  # noqa: PLC0415
+
+    if isinstance(error, httpx2.ConnectTimeout | httpx2.ConnectError):
+        return "the server cannot be reached"
+    if isinstance(error, httpx2.TimeoutException):
+        return f"the server sent nothing for {READ_SECONDS:.0f} s"
+    return "the connection broke"
+
+
+def _is_downgrade(url: str, target: str) -> bool:
+    return urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https"
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 19 else None
+
+
+def _content_range(text: str) -> tuple[int | None, int | None]:
+    """Returns the first byte and the size of the whole in a text such as "bytes 5-9/10"."""
+    unit, _, rest = text.partition(" ")
+    span, _, total = rest.partition("/")
+    return (_number(span.partition("-")[0]) if unit == "bytes" else None), _number(total)

@@ -1,0 +1,349 @@
+"""The pull of a model: from a source to a stored model, with resumption, digests, bounds and progress."""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, assert_never
+
+from runner_svc.model_store.http_file import CHUNK_BYTES, FileOrder, FileTransfer, LoadedFile, TransferPorts
+from runner_svc.model_store.hub import Hub, Repository, require_hub_library
+from runner_svc.model_store.store import KEY_CHARS, ROLES, ModelStore, shown_source
+from runner_svc.policy.model_source import (
+    HubSource,
+    LmStudioSource,
+    ModelSource,
+    OllamaSource,
+    PathSource,
+    SourceScheme,
+    UrlSource,
+)
+from runner_svc.policy.repository_files import (
+    ChosenFile,
+    FileChoice,
+    FileRole,
+    ModelForm,
+    RepositoryFile,
+    choose_files,
+    quantization_of,
+)
+from weft import __version__
+from weft.api.runner.v1 import model_store_pb2 as pb
+from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.errors import invalid_field
+from weft.kernel.timestamps import stamp_of
+from weft.kernel.units import size_words
+
+if TYPE_CHECKING:
+    import httpx2
+
+FIELD = "source"
+PROGRESS_SECONDS = 0.25
+"""Shortest time between two reports of progress."""
+SPEED_SECONDS = 5.0
+"""Time over which the speed is measured."""
+
+Show = Callable[[pb.PullProgress], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullSettings:
+    """What a pull may do."""
+
+    disk_limit_bytes: int | None = None
+    """Most that all stored models may take; None: no limit but the disk."""
+    allow_http: bool = False
+    """Whether servers other than this machine may be asked without encryption."""
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+    """Environment variables: HF_ENDPOINT, HF_TOKEN, and those of proxies."""
+
+
+class Puller:
+    """Pulls models into one store. It blocks; Ctrl-C leaves what was loaded for the next pull."""
+
+    def __init__(
+        self,
+        store: ModelStore,
+        settings: PullSettings,
+        show: Show = lambda _: None,
+        clock: Clock | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._show = show
+        self._clock = clock or SystemClock()
+        self._sleep = sleep
+        self._hub = Hub(settings.environment, allow_http=settings.allow_http)
+
+    def pull(self, source: ModelSource, form: ModelForm | None = None) -> pb.StoredModel:
+        """Pulls a model, or what is missing of it, and returns it; one that is up to date is not loaded again.
+
+        `form` is what its engine loads; None: as the source has it, GGUF first. Raises as `FileTransfer.run`,
+        INVALID_ARGUMENT for a source that has no such model, or does not fit the disk or its limit.
+        """
+        self._store.create()
+        progress = _Progress(source, self._show, self._clock)
+        with self._store.explained(), self._store.pulling():
+            key = self._store.source_key(source)
+            with self._store.loading(key, progress.note_waiting):
+                model = self._pull(source, form, progress)
+        progress.done(model)
+        return model
+
+    def _pull(self, source: ModelSource, form: ModelForm | None, progress: "_Progress") -> pb.StoredModel:
+        match source:
+            case HubSource(scheme=SourceScheme.HUB):
+                return self._pull_repository(source, form, progress)
+            case UrlSource():
+                return self._pull_url(source, form, progress)
+            case PathSource():
+                return self._copy_path(source, form, progress)
+            case HubSource() | OllamaSource() | LmStudioSource():
+                raise invalid_field(FIELD, f"{source} is used where it lies; there is nothing to pull")
+        assert_never(source)
+
+    def _pull_repository(self, source: HubSource, form: ModelForm | None, progress: "_Progress") -> pb.StoredModel:
+        progress.show(pb.PULL_STAGE_LOOKING, detail=self._hub.endpoint)
+        repository = self._hub.look_up(source)
+        choice = choose_files(repository.files, source.wanted, form, FIELD)
+        stored = self._store.find(source, choice.form)
+        if stored is not None and stored.revision == repository.commit:
+            return stored
+        missing = [chosen.file for chosen in choice.files if not self._is_stored(chosen.file)]
+        needed = sum(file.size_bytes - self._partial_size(file) for file in missing)
+        self._store.require_room(needed, self._settings.disk_limit_bytes, str(source))
+        progress.begin(choice)
+        digests: dict[str, str] = {}
+        with self._client() as client:
+            for chosen in choice.files:
+                url = self._hub.file_url(source, chosen.file.path, repository.commit)
+                digests[chosen.file.path] = self._load_listed(chosen.file, url, repository, client, progress)
+        return self._publish(source, choice, digests, repository.commit)
+
+    def _load_listed(
+        self,
+        file: RepositoryFile,
+        url: str,
+        repository: Repository,
+        client: "httpx2.Client",
+        progress: "_Progress",
+    ) -> str:
+        """Loads a file of a repository, unless its content is there, and returns its SHA-256."""
+        if self._is_stored(file):
+            progress.end_file(file.size_bytes)
+            return file.sha256
+        partial = self._partial(file)
+        with self._store.loading(partial.name, progress.note_waiting):
+            if self._is_stored(file):
+                progress.end_file(file.size_bytes)
+                return file.sha256
+            order = FileOrder(
+                name=file.path,
+                url=url,
+                headers=repository.headers,
+                partial=partial,
+                size_bytes=file.size_bytes,
+                sha256=file.sha256,
+                git_digest=file.git_digest,
+            )
+            loaded = FileTransfer(order, self._ports(client, progress, order)).run()
+            assert loaded is not None, "no validator was given"
+            self._store.add_blob(partial, loaded.sha256)
+        progress.end_file(file.size_bytes)
+        return loaded.sha256
+
+    def _pull_url(self, source: UrlSource, form: ModelForm | None, progress: "_Progress") -> pb.StoredModel:
+        if form is ModelForm.FOLDER:
+            raise invalid_field(FIELD, "a URL is one GGUF file, and this engine loads a folder; use hf: or a path")
+        require_hub_library()  # it brings the HTTP client
+        stored = self._store.find(source, ModelForm.GGUF)
+        if stored is not None and source.sha256 == stored.files[0].sha256:
+            return stored
+        progress.show(pb.PULL_STAGE_LOOKING, detail=shown_source(source))
+        key = hashlib.sha256(str(source).encode()).hexdigest()[:KEY_CHARS]
+        order = FileOrder(
+            name=source.file_name,
+            url=source.url,
+            partial=self._store.partial / f"url-{key}",
+            sha256=source.sha256,
+            known_etag="" if stored is None else stored.revision,
+        )
+        progress.begin_file(source.file_name)
+        with self._client() as client:
+            loaded = FileTransfer(order, self._ports(client, progress, order)).run()
+        if loaded is None:
+            assert stored is not None, "its validator was given"
+            return stored
+        self._store.add_blob(order.partial, loaded.sha256)
+        return self._publish(
+            source, _one_file(source.file_name, loaded), {source.file_name: loaded.sha256}, loaded.etag
+        )
+
+    def _copy_path(self, source: PathSource, form: ModelForm | None, progress: "_Progress") -> pb.StoredModel:
+        """Copies a file or folder of this machine into the store."""
+        path = Path(source.path).expanduser().absolute()
+        if not path.exists():
+            raise invalid_field(FIELD, f"there is no file or folder {path}")
+        root, wanted = (path, "") if path.is_dir() else (path.parent, path.name)
+        listed = [
+            RepositoryFile(path=file.relative_to(root).as_posix(), size_bytes=file.stat().st_size)
+            for file in _files_of(root, wanted)
+        ]
+        choice = choose_files(listed, wanted, form, FIELD)
+        self._store.require_room(choice.size_bytes, self._settings.disk_limit_bytes, source.path)
+        progress.begin(choice)
+        digests = {}
+        for chosen in choice.files:
+            digests[chosen.file.path] = self._copy_file(root / chosen.file.path, chosen.file, progress)
+        return self._publish(PathSource(path=str(path)), choice, digests, "")
+
+    def _copy_file(self, origin: Path, file: RepositoryFile, progress: "_Progress") -> str:
+        digest = hashlib.sha256()
+        partial = self._store.partial / f"copy-{os.getpid()}"
+        progress.begin_file(file.path)
+        try:
+            with origin.open("rb") as content, partial.open("wb") as copy:
+                while chunk := content.read(CHUNK_BYTES):
+                    copy.write(chunk)
+                    digest.update(chunk)
+                    progress.note_bytes(content.tell())
+            if self._store.has_blob(digest.hexdigest(), partial.stat().st_size):
+                return digest.hexdigest()
+            self._store.add_blob(partial, digest.hexdigest())
+        finally:
+            partial.unlink(missing_ok=True)
+            progress.end_file(file.size_bytes)
+        return digest.hexdigest()
+
+    def _publish(
+        self, source: ModelSource, choice: FileChoice, digests: Mapping[str, str], revision: str
+    ) -> pb.StoredModel:
+        model = pb.StoredModel(
+            quantization=choice.quantization,
+            main_path=choice.main_path,
+            revision=revision,
+            pull_time=stamp_of(self._clock.utc_now()),
+            weft_version=__version__,
+            files=[
+                pb.StoredFile(
+                    path=chosen.file.path,
+                    size_bytes=self._store.blob(digests[chosen.file.path]).stat().st_size,
+                    sha256=digests[chosen.file.path],
+                    role=ROLES[chosen.role],
+                )
+                for chosen in choice.files
+            ],
+        )
+        return self._store.publish(source, choice.form, model)
+
+    def _is_stored(self, file: RepositoryFile) -> bool:
+        return bool(file.sha256) and self._store.has_blob(file.sha256, file.size_bytes)
+
+    def _partial(self, file: RepositoryFile) -> Path:
+        name = f"sha256-{file.sha256}" if file.sha256 else f"git-{file.git_digest}"
+        return self._store.partial / name
+
+    def _partial_size(self, file: RepositoryFile) -> int:
+        with suppress(OSError):
+            return min(self._partial(file).stat().st_size, file.size_bytes)
+        return 0
+
+    def _ports(self, client: "httpx2.Client", progress: "_Progress", order: FileOrder) -> TransferPorts:
+        progress.begin_file(order.name)
+
+        def require_room(missing_bytes: int) -> None:
+            progress.note_total(missing_bytes)
+            self._store.require_room(missing_bytes, self._settings.disk_limit_bytes, order.name)
+
+        return TransferPorts(
+            client=client,
+            on_bytes=progress.note_bytes,
+            require_room=require_room,
+            on_note=lambda text: progress.show(pb.PULL_STAGE_LOADING, detail=text),
+            sleep=self._sleep,
+            allow_http=self._settings.allow_http,
+        )
+
+    @contextmanager
+    def _client(self) -> "Iterator[httpx2.Client]":
+        import httpx2  # noqa: PLC0415 - no other command needs it
+
+        with httpx2.Client(headers={"User-Agent": f"weft/{__version__}"}) as client:
+            yield client
+
+
+class _Progress:
+    """The progress of one pull, reported at bounded rate."""
+
+    def __init__(self, source: ModelSource, show: Show, clock: Clock) -> None:
+        self._message = pb.PullProgress(source=shown_source(source))
+        self._show = show
+        self._clock = clock
+        self._before_file = 0
+        """Bytes of the files that are complete."""
+        self._shown_at = -PROGRESS_SECONDS
+        self._measured: tuple[float, int] | None = None
+        """Time and bytes at the begin of the speed's measurement."""
+
+    def begin(self, choice: FileChoice) -> None:
+        self._message.total_bytes = choice.size_bytes
+        chosen = f"{choice.quantization or choice.form}, {size_words(choice.size_bytes)} in {len(choice.files)} files"
+        self.show(pb.PULL_STAGE_LOADING, detail=chosen)
+
+    def begin_file(self, name: str) -> None:
+        self._message.file = name
+
+    def end_file(self, size_bytes: int) -> None:
+        self._before_file += size_bytes
+        self._message.done_bytes = self._before_file
+
+    def note_total(self, missing_bytes: int) -> None:
+        if not self._message.total_bytes:
+            self._message.total_bytes = self._message.done_bytes + missing_bytes
+
+    def note_bytes(self, file_bytes: int) -> None:
+        """Notes how much of the present file is here."""
+        self._message.done_bytes = self._before_file + file_bytes
+        now = self._clock.monotonic()
+        if self._measured is None or self._measured[1] > self._message.done_bytes:
+            self._measured = now, self._message.done_bytes
+        since, begun_bytes = self._measured
+        if now - since >= PROGRESS_SECONDS:
+            self._message.bytes_per_second = int((self._message.done_bytes - begun_bytes) / (now - since))
+        if now - since >= SPEED_SECONDS:
+            self._measured = now, self._message.done_bytes
+        if now - self._shown_at >= PROGRESS_SECONDS:
+            self.show(pb.PULL_STAGE_LOADING)
+
+    def note_waiting(self) -> None:
+        if self._message.stage != pb.PULL_STAGE_WAITING:
+            self.show(pb.PULL_STAGE_WAITING, detail="another process pulls it; its result is used")
+
+    def done(self, model: pb.StoredModel) -> None:
+        self._message.done_bytes = self._message.total_bytes = model.size_bytes
+        self._message.file, self._message.bytes_per_second = "", 0
+        self._message.model.CopyFrom(model)
+        self.show(pb.PULL_STAGE_DONE)
+
+    def show(self, stage: pb.PullStage.ValueType, detail: str = "") -> None:
+        self._shown_at = self._clock.monotonic()
+        self._message.stage, self._message.detail = stage, detail
+        shown = pb.PullProgress()
+        shown.CopyFrom(self._message)
+        self._show(shown)
+
+
+def _one_file(name: str, loaded: LoadedFile) -> FileChoice:
+    file = RepositoryFile(path=name, size_bytes=loaded.size_bytes, sha256=loaded.sha256)
+    chosen = ChosenFile(file=file, role=FileRole.WEIGHTS)
+    return FileChoice(form=ModelForm.GGUF, files=(chosen,), main_path=name, quantization=quantization_of(name))
+
+
+def _files_of(root: Path, wanted: str) -> list[Path]:
+    """Returns the files of a folder and one level below it, or those beside a file."""
+    found = [*root.iterdir()] if wanted else [*root.iterdir(), *root.glob("*/*")]
+    return sorted(file for file in found if file.is_file())

@@ -1,0 +1,392 @@
+"""The model store, `<home>/models`: content by its digest, and a manifest per source.
+
+    blobs/sha256-<hex>          content, never changed
+    snapshots/<id>/<path>       links with the names that engines look for, <id> by names and digests
+    manifests/<key>.json        what a source is: a `StoredModel`, written last and in one step
+    partial/<key>               content that is loaded now, or of which a pull was ended; `<key>.json`: its validator
+    locks/<key>                 locked while one process loads this; `store`: by pulls together, by removals alone
+
+A model is there once its manifest is. Whatever a process leaves that is killed before has no manifest: the next pull
+goes on with it, and `collect` removes it.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.json_format import MessageToJson, Parse, ParseError
+
+from runner_svc.policy.model_source import ModelSource, UrlSource
+from runner_svc.policy.repository_files import FileRole, ModelForm
+from weft.api.runner.v1 import model_store_pb2 as pb
+from weft.kernel.errors import WeftError
+from weft.kernel.file_replacement import replace_file
+from weft.kernel.reasons import Reason
+from weft.kernel.units import size_words
+
+SCHEMA_VERSION = 1
+MAX_MANIFEST_BYTES = 8 * 1024**2
+KEY_CHARS = 32
+MIN_FREE_BYTES = 256 * 1024**2
+"""Space of the disk that a pull leaves free: state and logs of the mesh usually lie on the same one."""
+STALE_PARTIAL_SECONDS = 7 * 86_400.0
+"""Age after which the rest of an ended pull is removed by `collect`."""
+LOCK_PAUSE_SECONDS = 0.1
+LOCK_ATTEMPTS = 20
+_STORE_LOCK = "store"
+_STATE_SUFFIX = ".json"
+"""Of the validator beside a partial file."""
+
+FORMS = {ModelForm.GGUF: pb.STORED_FORM_GGUF, ModelForm.FOLDER: pb.STORED_FORM_FOLDER}
+ROLES = {
+    FileRole.WEIGHTS: pb.STORED_FILE_ROLE_WEIGHTS,
+    FileRole.PROJECTOR: pb.STORED_FILE_ROLE_PROJECTOR,
+    FileRole.OTHER: pb.STORED_FILE_ROLE_OTHER,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What `collect` removed."""
+
+    blobs: int
+    partials: int
+    freed_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedManifest:
+    """A manifest that cannot be read."""
+
+    file: Path
+    why: str
+
+
+class ModelStore:
+    """The store in one folder. Its methods block: call them from a thread in a process with an event loop."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def partial(self) -> Path:
+        """Folder of what is being loaded."""
+        return self.root / "partial"
+
+    def blob(self, sha256: str) -> Path:
+        """Returns the path of a content, there or not."""
+        return self.root / "blobs" / f"sha256-{sha256}"
+
+    def has_blob(self, sha256: str, size_bytes: int) -> bool:
+        """Whether a content is there with the size that it should have."""
+        try:
+            return self.blob(sha256).stat().st_size == size_bytes
+        except OSError:
+            return False
+
+    def create(self) -> None:
+        """Makes the folders, readable by their owner only. Raises INVALID_ARGUMENT where that fails."""
+        with self.explained():
+            for name in ("blobs", "snapshots", "manifests", "partial", "locks"):
+                (self.root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turns an OSError of the block into INVALID_ARGUMENT with the folder and the next step."""
+        try:
+            yield
+        except OSError as error:
+            where = error.filename or self.root
+            raise WeftError(
+                Reason.INVALID_ARGUMENT,
+                f"the model store {self.root} cannot be used: {error.strerror} ({where}); make room, or choose another "
+                "home with --home",
+            ) from error
+
+    def find(self, source: ModelSource, form: ModelForm | None = None) -> pb.StoredModel | None:
+        """Returns the model of a source whose files are all there; None: it must be pulled.
+
+        `form`: None: whatever was pulled, GGUF first.
+        """
+        for known in (ModelForm.GGUF, ModelForm.FOLDER) if form is None else (form,):
+            with suppress(_UnreadableError):
+                found = self._read(self._manifest(source, known))
+                if found is not None and self.is_whole(found):
+                    return found
+        return None
+
+    def models(self) -> tuple[list[pb.StoredModel], list[DamagedManifest]]:
+        """Returns the stored models by source, and the manifests that cannot be read."""
+        found, damaged = [], []
+        folder = self.root / "manifests"
+        for file in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+            try:
+                model = self._read(file)
+            except _UnreadableError as error:
+                damaged.append(DamagedManifest(file=file, why=str(error)))
+            else:
+                if model is not None:
+                    found.append(model)
+        return sorted(found, key=lambda model: (model.source, model.form)), damaged
+
+    def is_whole(self, model: pb.StoredModel) -> bool:
+        """Whether all files of a model are there with their sizes, under their names."""
+        folder = self.root / "snapshots" / model.folder
+        return all(
+            self.has_blob(file.sha256, file.size_bytes) and (folder / file.path).exists() for file in model.files
+        )
+
+    def path_of(self, model: pb.StoredModel) -> Path:
+        """Returns what an engine is given: the main file, or the folder."""
+        folder = self.root.absolute() / "snapshots" / model.folder
+        return folder / model.main_path if model.main_path else folder
+
+    def projector_of(self, model: pb.StoredModel) -> Path | None:
+        """Returns the encoder of images or audio of a GGUF; None: it has none."""
+        folder = self.root.absolute() / "snapshots" / model.folder
+        found = (folder / file.path for file in model.files if file.role == pb.STORED_FILE_ROLE_PROJECTOR)
+        return next(found, None)
+
+    def add_blob(self, file: Path, sha256: str) -> None:
+        """Moves a checked file among the contents, on disk when this returns. Raises OSError."""
+        target = self.blob(sha256)
+        with file.open("rb") as content:
+            os.fsync(content.fileno())
+        file.chmod(0o400)
+        file.replace(target)
+        _sync_folder(target.parent)
+
+    def publish(self, source: ModelSource, form: ModelForm, model: pb.StoredModel) -> pb.StoredModel:
+        """Makes a model visible whose contents are there, in place of what the source was before. Raises OSError."""
+        model.schema_version = SCHEMA_VERSION
+        model.source, model.source_digest = shown_source(source), _digest_of(str(source))
+        model.form = FORMS[form]
+        model.size_bytes = sum(file.size_bytes for file in model.files)
+        model.digest = _content_digest(model.files)
+        model.folder = _names_digest(model.files)[:KEY_CHARS]
+        self._link_files(model)
+        replace_file(self._manifest(source, form), MessageToJson(model).encode())
+        return self._shown(model)
+
+    def remove(self, model: pb.StoredModel) -> int:
+        """Removes a model, with the contents that no other one has, and returns the bytes that were freed.
+
+        While a pull is under way its contents stay until `collect`. Raises INVALID_ARGUMENT where files cannot be
+        removed.
+        """
+        with self.explained(), self._alone() as alone:
+            for file in (self.root / "manifests").glob("*.json"):
+                with suppress(_UnreadableError):
+                    found = self._read(file)
+                    same = found is not None and found.source_digest == model.source_digest
+                    if found is not None and same and found.form == model.form:
+                        file.unlink()
+            models, damaged = self.models()
+            if not alone or damaged:
+                return 0
+            if all(other.folder != model.folder for other in models):
+                shutil.rmtree(self.root / "snapshots" / model.folder, ignore_errors=True)
+            kept = {file.sha256 for other in models for file in other.files}
+            return sum(_unlink(self.blob(file.sha256)) for file in model.files if file.sha256 not in kept)
+
+    def collect(self, now: float, *, all_partials: bool = False) -> Collected:
+        """Removes contents that no manifest names, and partial files that are stale, or all of them.
+
+        `now` is seconds since the epoch. Raises RESOURCE_IN_USE while a pull is under way, and INVALID_ARGUMENT where a
+        manifest cannot be read: its contents would be lost.
+        """
+        with self.explained(), self._alone() as alone:
+            if not alone:
+                raise WeftError(Reason.RESOURCE_IN_USE, "a pull is under way; wait until it has ended")
+            models, damaged = self.models()
+            if damaged:
+                raise WeftError(
+                    Reason.INVALID_ARGUMENT,
+                    f"nothing is removed, because {damaged[0].file} {damaged[0].why}; remove that file first",
+                )
+            freed = blobs = partials = 0
+            kept = {self.blob(file.sha256).name for model in models for file in model.files}
+            for blob in _entries(self.root / "blobs"):
+                if blob.name not in kept:
+                    freed, blobs = freed + _unlink(blob), blobs + 1
+            folders = {model.folder for model in models}
+            for folder in _entries(self.root / "snapshots"):
+                if folder.name not in folders:
+                    shutil.rmtree(folder, ignore_errors=True)
+            for file in _entries(self.partial):
+                if all_partials or _is_older(file, now - STALE_PARTIAL_SECONDS):
+                    partials += file.suffix != _STATE_SUFFIX
+                    freed += _unlink(file)
+            return Collected(blobs=blobs, partials=partials, freed_bytes=freed)
+
+    def used_bytes(self) -> int:
+        """Returns the size of all contents, partial ones included."""
+        sizes = 0
+        for folder in ("blobs", "partial"):
+            for file in _entries(self.root / folder):
+                with suppress(OSError):
+                    sizes += 0 if file.suffix == _STATE_SUFFIX else file.stat().st_size
+        return sizes
+
+    def require_room(self, needed_bytes: int, limit_bytes: int | None, what: str) -> None:
+        """Checks that this many further bytes fit the disk and the limit of the store.
+
+        Raises INVALID_ARGUMENT naming what is needed, what is free, and the limit.
+        """
+        if needed_bytes <= 0:
+            return
+        free = shutil.disk_usage(self.root).free
+        used = self.used_bytes()
+        limit = "no limit is set" if limit_bytes is None else f"the limit of stored models is {size_words(limit_bytes)}"
+        if limit_bytes is not None and used + needed_bytes > limit_bytes:
+            raise WeftError(
+                Reason.INVALID_ARGUMENT,
+                f"{what} needs {size_words(needed_bytes)} more, {size_words(used)} are stored, and {limit} "
+                "(model_store.disk_limit); remove models with weft models rm, or raise it",
+            )
+        if needed_bytes + MIN_FREE_BYTES > free:
+            raise WeftError(
+                Reason.INVALID_ARGUMENT,
+                f"{what} needs {size_words(needed_bytes)} more on {self.root}, {size_words(free)} are free, "
+                f"of which {size_words(MIN_FREE_BYTES)} stay free, and {limit}; make room, or choose another home with "
+                "--home",
+            )
+
+    @contextmanager
+    def pulling(self) -> Iterator[None]:
+        """Holds off removals for the block, as other pulls do. Raises RESOURCE_IN_USE while one is under way."""
+        with self.explained(), (self.root / "locks" / _STORE_LOCK).open("a") as lock:
+            if not any(_locks(lock.fileno(), fcntl.LOCK_SH) for _ in range(LOCK_ATTEMPTS)):
+                raise WeftError(Reason.RESOURCE_IN_USE, "stored models are being removed; try again")
+            yield
+
+    @contextmanager
+    def loading(self, key: str, on_waiting: Callable[[], None]) -> Iterator[bool]:
+        """Locks what has this key for one process, and yields whether another one had it meanwhile.
+
+        `on_waiting` is called again and again while another one has it.
+        """
+        with (self.root / "locks" / key).open("a") as lock:
+            waited = False
+            while not _locks(lock.fileno(), fcntl.LOCK_EX):
+                waited = True
+                on_waiting()
+            yield waited
+
+    def source_key(self, source: ModelSource) -> str:
+        """Returns the name of the lock of a source."""
+        return f"source-{_digest_of(str(source))[:KEY_CHARS]}"
+
+    @contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Locks the store against pulls; False: one is under way."""
+        self.create()
+        with (self.root / "locks" / _STORE_LOCK).open("a") as lock:
+            yield any(_locks(lock.fileno(), fcntl.LOCK_EX) for _ in range(LOCK_ATTEMPTS))
+
+    def _manifest(self, source: ModelSource, form: ModelForm) -> Path:
+        return self.root / "manifests" / f"{_digest_of(str(source))[:KEY_CHARS]}-{form}.json"
+
+    def _read(self, file: Path) -> pb.StoredModel | None:
+        """Returns a manifest; None: there is none. Raises _UnreadableError."""
+        try:
+            with file.open("rb") as opened:
+                text = opened.read(MAX_MANIFEST_BYTES).decode()
+            found = Parse(text, pb.StoredModel(), ignore_unknown_fields=True)
+        except FileNotFoundError:
+            return None
+        except (OSError, ParseError, UnicodeDecodeError) as error:
+            raise _UnreadableError("cannot be read") from error
+        if found.schema_version > SCHEMA_VERSION:
+            raise _UnreadableError("was written by a newer weft")
+        return self._shown(found)
+
+    def _shown(self, model: pb.StoredModel) -> pb.StoredModel:
+        model.path = str(self.path_of(model))
+        return model
+
+    def _link_files(self, model: pb.StoredModel) -> None:
+        """Makes the folder of a model's names, in one step."""
+        folder = self.root / "snapshots" / model.folder
+        temporary = folder.with_name(f".{model.folder}.{os.getpid()}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            for file in model.files:
+                link = temporary / file.path
+                link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                depth = file.path.count("/")
+                link.symlink_to(Path(*[".."] * (depth + 2), "blobs", self.blob(file.sha256).name))
+            if folder.exists() and not self.is_whole(model):
+                shutil.rmtree(folder)
+            if not folder.exists():
+                temporary.replace(folder)
+                _sync_folder(folder.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+class _UnreadableError(Exception):
+    """A manifest cannot be read; the text says why."""
+
+
+def shown_source(source: ModelSource) -> str:
+    """Returns a source as people may see it."""
+    return source.shown if isinstance(source, UrlSource) else str(source)
+
+
+def _digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _content_digest(files: Sequence[pb.StoredFile]) -> str:
+    """Returns the digest of a model: that of its file where it is one, else of names and digests."""
+    return f"sha256:{files[0].sha256 if len(files) == 1 else _names_digest(files)}"
+
+
+def _names_digest(files: Iterable[pb.StoredFile]) -> str:
+    return _digest_of(json.dumps(sorted((file.path, file.sha256) for file in files)))
+
+
+def _locks(file: int, mode: int) -> bool:
+    try:
+        fcntl.flock(file, mode | fcntl.LOCK_NB)
+    except OSError:
+        time.sleep(LOCK_PAUSE_SECONDS)
+        return False
+    return True
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _is_older(file: Path, than: float) -> bool:
+    try:
+        return file.lstat().st_mtime < than
+    except OSError:
+        return False
+
+
+def _unlink(file: Path) -> int:
+    """Removes a file and returns its size; 0: it was gone."""
+    try:
+        size = file.lstat().st_size
+        file.unlink()
+    except FileNotFoundError:
+        return 0
+    return size
+
+
+def _sync_folder(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

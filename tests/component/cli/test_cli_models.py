@@ -1,0 +1,166 @@
+"""`weft pull` and `weft models` as processes, against a hub on this machine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from weft_testing.model_hub import HubRepository, ModelHub
+
+WEFT = (sys.executable, "-m", "weft_app.cli.main")
+WEIGHTS = bytes(range(256)) * 2_000
+SOURCE = "hf:acme/tiny-GGUF:Q4_K_M"
+WAIT_SECONDS = 60.0
+
+
+class Stage:
+    """A home, a working directory, and a hub."""
+
+    def __init__(self, folder: Path, hub: ModelHub) -> None:
+        self.folder = folder
+        self.hub = hub
+        self.home = folder / "home"
+        self.environment = {
+            **os.environ,
+            "WEFT_HOME": str(self.home),
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(folder / "hf"),
+            "HF_TOKEN": "",
+        }
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*WEFT, *words],
+            env=self.environment,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*words)
+        out, err = process.communicate(timeout=WAIT_SECONDS)
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    hub = ModelHub()
+    hub.repositories["acme/tiny-GGUF"] = HubRepository(
+        files={"tiny-Q4_K_M.gguf": WEIGHTS, "tiny-Q8_0.gguf": WEIGHTS[::-1]}
+    )
+    with hub.running():
+        yield Stage(tmp_path, hub)
+
+
+def test_a_model_is_pulled_listed_and_removed_without_a_mesh(stage: Stage) -> None:
+    pulled = stage.run("pull", SOURCE)
+    assert pulled.returncode == 0, pulled.stderr
+    path = pulled.stdout.splitlines()[1]
+    assert Path(path).read_bytes() == WEIGHTS
+    assert "Q4_K_M, 500 KiB in 1 files" in pulled.stderr
+    listed = stage.run("models", "ls")
+    assert listed.stdout.splitlines()[1].split()[:4] == [SOURCE, "Q4_K_M", "500", "KiB"]
+    wide = json.loads(stage.run("models", "ls", "-o", "json").stdout)
+    assert wide["kind"] == "StoredModelList"
+    assert wide["items"][0]["path"] == path
+    removed = stage.run("models", "rm", SOURCE)
+    assert removed.stdout == f"{SOURCE} removed: 500 KiB freed\n"
+    assert stage.run("models", "ls").stdout.count("\n") == 1
+    gone = stage.run("models", "rm", SOURCE)
+    assert gone.returncode == 3
+    assert "is not stored; weft models ls shows what is" in gone.stderr
+
+
+def test_each_line_of_json_is_a_state_of_the_progress_and_the_last_has_the_model(stage: Stage) -> None:
+    lines = [json.loads(line) for line in stage.run("pull", SOURCE, "-o", "json").stdout.splitlines()]
+    assert [lines[0]["stage"], lines[-1]["stage"]] == ["looking", "done"]
+    assert all(line["source"] == SOURCE for line in lines)
+    assert lines[-1]["model"]["source"] == SOURCE
+    assert "model" not in lines[0]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_pull_says_how_to_go_on_and_does(stage: Stage, number: signal.Signals, code: int) -> None:
+    stage.hub.faults.chunk_seconds = 0.1
+    process = stage.start("pull", SOURCE)
+    _wait_for_bytes(stage, 100_000)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == code
+    assert "are kept; the same command goes on there" in err
+    assert "Traceback" not in err
+    assert stage.run("models", "ls").stdout.count("\n") == 1
+    stage.hub.faults.chunk_seconds = 0.0
+    sent = stage.hub.sent_bytes
+    assert stage.run("pull", SOURCE).returncode == 0
+    assert stage.hub.sent_bytes - sent < len(WEIGHTS) - 50_000
+
+
+def _wait_for_bytes(stage: Stage, count: int) -> None:
+    end = time.monotonic() + WAIT_SECONDS
+    while stage.hub.sent_bytes < count:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("pull", "acme/tiny-GGUF"), 2, "write hf:acme/tiny-GGUF for the hub's repository"),
+        (("pull", "hf:acme/tiny-GGUF:Q2_K"), 2, "there is: Q4_K_M, Q8_0"),
+        (("pull", "hf:acme/none"), 3, "the hub has no such repository, or it is private"),
+    ],
+)
+def test_what_cannot_be_pulled_ends_with_one_line_and_the_code_of_its_reason(
+    stage: Stage, words: tuple[str, ...], code: int, text: str
+) -> None:
+    ended = stage.run(*words)
+    assert ended.returncode == code
+    assert ended.stderr.count("weft: ") >= 1
+    assert text in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_limit_of_weft_yaml_is_told_before_the_pull(stage: Stage) -> None:
+    (stage.folder / "weft.yaml").write_text("model_store: {disk_limit: 100KiB}\n")
+    ended = stage.run("pull", SOURCE)
+    assert ended.returncode == 2
+    assert "the limit of stored models is 100 KiB" in ended.stderr
+    assert stage.hub.sent_bytes == 0
+    (stage.folder / "weft.yaml").write_text("model_store: {disk_limit: 5 apples}\n")
+    assert "model_store.disk_limit" in stage.run("pull", SOURCE).stderr
+
+
+def test_a_model_that_weft_yaml_uses_is_listed_as_such_and_not_removed_without_force(stage: Stage) -> None:
+    path = stage.run("pull", SOURCE).stdout.splitlines()[1]
+    (stage.folder / "weft.yaml").write_text(f"runners: [{{name: a, models: [{{name: tiny, path: {path}}}]}}]\n")
+    assert json.loads(stage.run("models", "ls", "-o", "json").stdout)["items"][0]["usedBy"] == ["tiny"]
+    refused = stage.run("models", "rm", SOURCE)
+    assert refused.returncode == 4
+    assert "is used by tiny of weft.yaml" in refused.stderr
+    assert stage.run("models", "rm", SOURCE, "--force").returncode == 0
+
+
+def test_gc_frees_rests_of_ended_pulls_when_it_is_told_to(stage: Stage) -> None:
+    stage.run("pull", SOURCE)
+    (stage.home / "models" / "partial" / "sha256-0").write_bytes(b"x" * 2048)
+    assert stage.run("models", "gc").stdout == "0 bytes freed: 0 files, 0 rests of pulls\n"
+    found = json.loads(stage.run("models", "gc", "--partial", "-o", "json").stdout)
+    assert found == {"kind": "ModelStoreCollection", "files": 0, "partialFiles": 1, "freedBytes": "2048"}
+
+
+def test_importing_the_hub_costs_the_start_of_no_command() -> None:
+    program = (
+        "import sys; import weft_app.cli.main, weft_app.cli.models, weft_app.cli.up, weft_app.compose.runner;"
+        "print([name for name in ('huggingface_hub', 'httpx2', 'tqdm') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

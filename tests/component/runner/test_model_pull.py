@@ -1,0 +1,496 @@
+"""Pulls from a hub that speaks the real protocol and fails on demand."""
+
+import hashlib
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runner_svc.model_store import store as store_module
+from runner_svc.model_store.http_file import MAX_ATTEMPTS, MAX_PAUSE_SECONDS
+from runner_svc.model_store.pull import Puller, PullSettings
+from runner_svc.model_store.store import STALE_PARTIAL_SECONDS, ModelStore
+from runner_svc.policy.model_source import parse_source
+from runner_svc.policy.repository_files import ModelForm
+from weft.api.runner.v1 import model_store_pb2 as pb
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_testing.model_hub import HubRepository, ModelHub
+
+WEIGHTS = bytes(range(256)) * 2_000
+PROJECTOR = b"projector" * 1_000
+SOURCE = "hf:acme/tiny-GGUF:Q4_K_M"
+FILES = {
+    "README.md": b"# tiny",
+    "tiny-Q4_K_M.gguf": WEIGHTS,
+    "tiny-Q8_0.gguf": WEIGHTS * 2,
+    "mmproj-F16.gguf": PROJECTOR,
+}
+MIB = 1024**2
+
+
+class Pulls:
+    """A store, a hub, and what a pull showed."""
+
+    def __init__(self, hub: ModelHub, root: Path) -> None:
+        self.hub = hub
+        self.store = ModelStore(root / "models")
+        self.shown: list[pb.PullProgress] = []
+        self.pauses: list[float] = []
+        self.limit: int | None = None
+
+    @property
+    def settings(self) -> PullSettings:
+        return PullSettings(disk_limit_bytes=self.limit, environment={"HF_ENDPOINT": self.hub.url})
+
+    def pull(self, source: str = SOURCE, form: ModelForm | None = None) -> pb.StoredModel:
+        puller = Puller(self.store, self.settings, self.shown.append, sleep=self.pauses.append)
+        return puller.pull(parse_source(source, "source"), form)
+
+    def refusal(self, source: str = SOURCE, form: ModelForm | None = None) -> WeftError:
+        with pytest.raises(WeftError) as raised:
+            self.pull(source, form)
+        return raised.value
+
+    def partials(self) -> list[Path]:
+        return [path for path in self.store.partial.iterdir() if path.suffix != ".json"]
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelHub]:
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    hub = ModelHub()
+    hub.repositories["acme/tiny-GGUF"] = HubRepository(files=dict(FILES))
+    with hub.running():
+        yield hub
+
+
+@pytest.fixture
+def pulls(hub: ModelHub, tmp_path: Path) -> Pulls:
+    return Pulls(hub, tmp_path)
+
+
+def _content(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+def test_a_quantization_and_its_projector_are_pulled_and_found_again(pulls: Pulls) -> None:
+    model = pulls.pull()
+    assert _content(model.path) == WEIGHTS
+    assert Path(model.path).name == "tiny-Q4_K_M.gguf"
+    projector = pulls.store.projector_of(model)
+    assert projector is not None
+    assert projector.read_bytes() == PROJECTOR
+    assert model.revision == pulls.hub.repositories["acme/tiny-GGUF"].commit
+    assert model.quantization == "Q4_K_M"
+    assert [file.sha256 for file in model.files] == [
+        hashlib.sha256(content).hexdigest() for content in (WEIGHTS, PROJECTOR)
+    ]
+    assert pulls.store.find(parse_source(SOURCE, "source")) == model
+    assert pulls.shown[-1].stage == pb.PULL_STAGE_DONE
+    assert pulls.shown[-1].done_bytes == pulls.shown[-1].total_bytes == len(WEIGHTS) + len(PROJECTOR)
+
+
+def test_a_pull_of_what_is_there_loads_nothing(pulls: Pulls) -> None:
+    first = pulls.pull()
+    sent = pulls.hub.sent_bytes
+    assert pulls.pull() == first
+    assert pulls.hub.sent_bytes == sent
+
+
+def test_a_pull_after_a_new_commit_loads_what_changed_and_replaces_the_model(pulls: Pulls) -> None:
+    first = pulls.pull()
+    pulls.hub.repositories["acme/tiny-GGUF"].files["tiny-Q4_K_M.gguf"] = WEIGHTS[::-1]
+    sent = pulls.hub.sent_bytes
+    second = pulls.pull()
+    assert second.revision != first.revision
+    assert _content(second.path) == WEIGHTS[::-1]
+    assert pulls.hub.sent_bytes - sent == len(WEIGHTS)
+    assert [model.source for model in pulls.store.models()[0]] == [SOURCE]
+
+
+def test_the_token_goes_to_the_hub_and_not_where_it_redirects_to(pulls: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    pulls.hub.tokens.add("hf_secret")
+    pulls.pull()
+    assert pulls.hub.requested("GET", "/resolve/")[0].headers["authorization"] == "Bearer hf_secret"
+    assert pulls.hub.requested("GET", "/cdn/")
+    assert not any("authorization" in request.headers for request in pulls.hub.requested("GET", "/cdn/"))
+
+
+@pytest.mark.parametrize("tenth", range(10))
+def test_a_pull_that_is_cut_goes_on_where_it_was_and_its_digest_is_right(pulls: Pulls, tenth: int) -> None:
+    cut = max(1, len(WEIGHTS) * tenth // 10)
+    pulls.hub.faults.cut_after_bytes = [cut]
+    model = pulls.pull()
+    assert _content(model.path) == WEIGHTS
+    assert pulls.hub.sent_bytes == len(WEIGHTS) + len(PROJECTOR)
+    assert pulls.hub.requested("GET", "/cdn/")[1].headers["range"] == f"bytes={cut}-"
+
+
+@pytest.mark.parametrize("tenth", range(10))
+def test_a_pull_that_gave_up_is_resumed_by_the_next_one(pulls: Pulls, tenth: int) -> None:
+    cut = max(1, len(WEIGHTS) * tenth // 10)
+    pulls.hub.faults.cut_after_bytes = [cut, *([0] * MAX_ATTEMPTS)]
+    error = pulls.refusal()
+    assert error.reason is Reason.SERVICE_UNAVAILABLE
+    assert "are kept for the next pull" in error.message
+    assert pulls.store.find(parse_source(SOURCE, "source")) is None
+    assert [path.stat().st_size for path in pulls.partials()] == [cut]
+    pulls.hub.faults.cut_after_bytes = []
+    assert _content(pulls.pull().path) == WEIGHTS
+    assert pulls.hub.sent_bytes == len(WEIGHTS) + len(PROJECTOR)
+    assert pulls.partials() == []
+
+
+def test_pauses_between_attempts_grow_and_obey_the_server_within_a_bound(pulls: Pulls) -> None:
+    pulls.hub.faults.statuses = [503] * (MAX_ATTEMPTS - 1)
+    pulls.pull()
+    assert len(pulls.pauses) == MAX_ATTEMPTS - 1
+    assert pulls.pauses[0] < pulls.pauses[-1] <= MAX_PAUSE_SECONDS
+
+
+def test_a_server_that_ignores_ranges_is_read_from_the_beginning(pulls: Pulls) -> None:
+    pulls.hub.faults.ignores_ranges = True
+    pulls.hub.faults.cut_after_bytes = [1000]
+    assert _content(pulls.pull().path) == WEIGHTS
+
+
+def test_a_wrong_digest_is_refused_and_its_content_removed(pulls: Pulls) -> None:
+    pulls.hub.repositories["acme/tiny-GGUF"].lies["tiny-Q4_K_M.gguf"] = WEIGHTS[::-1]
+    error = pulls.refusal()
+    assert error.reason is Reason.BACKEND_PROTOCOL_ERROR
+    assert hashlib.sha256(WEIGHTS).hexdigest() in error.message
+    assert "it was removed" in error.message
+    assert pulls.partials() == []
+    assert pulls.store.models() == ([], [])
+    assert pulls.store.used_bytes() == 0
+
+
+def test_a_small_file_that_is_not_the_one_of_the_repository_is_refused(pulls: Pulls) -> None:
+    repository = HubRepository(files={"config.json": b"{}", "model.safetensors": WEIGHTS})
+    repository.lies["config.json"] = b"[]"
+    pulls.hub.repositories["acme/folder"] = repository
+    error = pulls.refusal("hf:acme/folder", ModelForm.FOLDER)
+    assert error.reason is Reason.BACKEND_PROTOCOL_ERROR
+    assert "config.json is not the file that its repository lists" in error.message
+
+
+def test_content_that_is_longer_or_shorter_than_listed_is_refused(pulls: Pulls) -> None:
+    for lie in (WEIGHTS + b"more", WEIGHTS[:-1]):
+        pulls.hub.repositories["acme/tiny-GGUF"].lies["tiny-Q4_K_M.gguf"] = lie
+        assert pulls.refusal().reason is Reason.BACKEND_PROTOCOL_ERROR
+        assert pulls.partials() == []
+
+
+def test_a_rest_that_was_damaged_on_disk_is_loaded_anew(pulls: Pulls) -> None:
+    pulls.hub.faults.cut_after_bytes = [5000, *([0] * MAX_ATTEMPTS)]
+    pulls.refusal()
+    [partial] = pulls.partials()
+    partial.write_bytes(b"x" * 5000)
+    pulls.hub.faults.cut_after_bytes = []
+    assert _content(pulls.pull().path) == WEIGHTS
+
+
+def test_a_folder_for_other_engines_is_pulled_whole_beside_a_gguf_of_the_same_name(pulls: Pulls) -> None:
+    files = {"config.json": b"{}", "model.safetensors": WEIGHTS, "tokenizer.json": b"{}", "x-Q8_0.gguf": PROJECTOR}
+    pulls.hub.repositories["acme/both"] = HubRepository(files=files)
+    folder, gguf = pulls.pull("hf:acme/both", ModelForm.FOLDER), pulls.pull("hf:acme/both")
+    assert sorted(path.name for path in Path(folder.path).iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    assert _content(gguf.path) == PROJECTOR
+    assert {model.form for model in pulls.store.models()[0]} == {pb.STORED_FORM_FOLDER, pb.STORED_FORM_GGUF}
+
+
+def test_a_split_model_lies_in_one_folder_under_its_own_names(pulls: Pulls) -> None:
+    names = [f"Q8_0/big-Q8_0-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    files = {name: name.encode() * 100 for name in names}
+    pulls.hub.repositories["acme/big"] = HubRepository(files=files)
+    model = pulls.pull("hf:acme/big:Q8_0")
+    assert Path(model.path).name == "big-Q8_0-00001-of-00003.gguf"
+    assert sorted(path.name for path in Path(model.path).parent.iterdir()) == [Path(name).name for name in names]
+
+
+@pytest.mark.parametrize(
+    ("source", "reason", "words"),
+    [
+        ("hf:acme/none", Reason.NOT_FOUND, "no such repository, or it is private: log in with `hf auth login`"),
+        ("hf:acme/tiny-GGUF@v9", Reason.NOT_FOUND, "has no revision v9"),
+        ("hf:acme/tiny-GGUF:Q2_K", Reason.INVALID_ARGUMENT, "'Q2_K' is not in the repository; there is: Q4_K_M, Q8_0"),
+        ("hf:acme/gated", Reason.PERMISSION_DENIED, "set HF_TOKEN"),
+        ("hf:acme/private", Reason.NOT_FOUND, "or it is private"),
+        ("ollama:llama3.2", Reason.INVALID_ARGUMENT, "is used where it lies"),
+        ("/no/such/file.gguf", Reason.INVALID_ARGUMENT, "there is no file or folder /no/such/file.gguf"),
+    ],
+)
+def test_what_cannot_be_pulled_is_refused_with_the_next_step(
+    pulls: Pulls, source: str, reason: Reason, words: str
+) -> None:
+    pulls.hub.repositories["acme/gated"] = HubRepository(files={"x.gguf": b"x"}, gated=True)
+    pulls.hub.repositories["acme/private"] = HubRepository(files={"x.gguf": b"x"}, private=True)
+    error = pulls.refusal(source)
+    assert error.reason is reason
+    assert words in error.message
+
+
+def test_a_gated_model_is_pulled_with_a_token_and_a_wrong_token_is_named(
+    pulls: Pulls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulls.hub.repositories["acme/gated"] = HubRepository(files={"x.gguf": WEIGHTS}, gated=True)
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    error = pulls.refusal("hf:acme/gated")
+    assert error.reason is Reason.PERMISSION_DENIED
+    assert "refuses the token (401)" in error.message
+    assert "hf_wrong" not in error.message
+    pulls.hub.tokens.add("hf_right")
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    assert _content(pulls.pull("hf:acme/gated").path) == WEIGHTS
+
+
+def test_a_hub_that_is_down_is_said_to_be(pulls: Pulls) -> None:
+    settings = PullSettings(environment={"HF_ENDPOINT": "http://127.0.0.1:9"})
+    with pytest.raises(WeftError) as raised:
+        Puller(pulls.store, settings).pull(parse_source(SOURCE, "source"))
+    assert raised.value.reason is Reason.SERVICE_UNAVAILABLE
+    assert "http://127.0.0.1:9 cannot be reached" in raised.value.message
+
+
+def test_http_is_for_this_machine_unless_a_setting_allows_it(pulls: Pulls) -> None:
+    error = pulls.refusal("http://192.0.2.1/x.gguf?token=secret")
+    assert error.reason is Reason.INVALID_ARGUMENT
+    assert "model_store.allow_http" in error.message
+    assert "secret" not in error.message
+
+
+@pytest.mark.parametrize("hops", [5, 6])
+def test_redirects_are_bounded(pulls: Pulls, hops: int) -> None:
+    # The first redirect is the one from the hub to its other origin.
+    pulls.hub.faults.redirects = hops
+    if hops == 5:
+        assert _content(pulls.pull().path) == WEIGHTS
+    else:
+        assert "more than 5 redirects" in pulls.refusal().message
+
+
+def test_a_redirect_to_another_machine_without_encryption_is_not_followed(pulls: Pulls) -> None:
+    pulls.hub.faults.redirect_to = "http://192.0.2.1/x"
+    assert pulls.refusal().reason is Reason.INVALID_ARGUMENT
+
+
+def test_a_model_over_the_limit_is_refused_before_its_first_byte(pulls: Pulls) -> None:
+    pulls.limit = len(WEIGHTS)
+    error = pulls.refusal()
+    assert error.reason is Reason.INVALID_ARGUMENT
+    for part in ("needs 509 KiB more", "the limit of stored models is 500 KiB", "weft models rm"):
+        assert part in error.message
+    assert pulls.hub.sent_bytes == 0
+    pulls.limit = len(WEIGHTS) + len(PROJECTOR)
+    pulls.pull()
+
+
+def test_a_full_disk_is_told_before_the_first_byte(pulls: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(pulls.store.root.parent)
+    little = usage._replace(free=store_module.MIN_FREE_BYTES + 400_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: little)
+    error = pulls.refusal()
+    assert "needs 509 KiB more" in error.message
+    assert "256 MiB are free" in error.message
+    assert "no limit is set" in error.message
+    assert pulls.hub.sent_bytes == 0
+
+
+def test_what_was_loaded_already_does_not_count_against_the_room(pulls: Pulls) -> None:
+    pulls.hub.faults.cut_after_bytes = [400_000, *([0] * MAX_ATTEMPTS)]
+    pulls.refusal()
+    pulls.hub.faults.cut_after_bytes = []
+    pulls.limit = len(WEIGHTS) + len(PROJECTOR)
+    pulls.pull()
+
+
+def test_a_url_is_pulled_with_its_digest_and_asked_again_by_its_validator(pulls: Pulls) -> None:
+    pulls.hub.files["m-Q8_0.gguf"] = WEIGHTS
+    source = f"{pulls.hub.url}/files/m-Q8_0.gguf"
+    model = pulls.pull(source)
+    assert (_content(model.path), model.quantization) == (WEIGHTS, "Q8_0")
+    sent = pulls.hub.sent_bytes
+    assert pulls.pull(source) == model
+    assert pulls.hub.sent_bytes == sent
+    with_digest = f"{source}#sha256={hashlib.sha256(WEIGHTS).hexdigest()}"
+    assert _content(pulls.pull(with_digest).path) == WEIGHTS
+    error = pulls.refusal(f"{source}#sha256={'0' * 64}")
+    assert error.reason is Reason.BACKEND_PROTOCOL_ERROR
+
+
+def test_a_url_that_changed_between_two_connections_is_loaded_anew(pulls: Pulls) -> None:
+    pulls.hub.files["m.gguf"] = WEIGHTS
+    pulls.hub.faults.cut_after_bytes = [1000, *([0] * MAX_ATTEMPTS)]
+    pulls.refusal(f"{pulls.hub.url}/files/m.gguf")
+    pulls.hub.faults.cut_after_bytes = []
+    pulls.hub.files["m.gguf"] = WEIGHTS[::-1]
+    assert _content(pulls.pull(f"{pulls.hub.url}/files/m.gguf").path) == WEIGHTS[::-1]
+
+
+def test_a_url_without_validator_and_digest_is_never_resumed(pulls: Pulls) -> None:
+    pulls.hub.files["m.gguf"] = WEIGHTS
+    pulls.hub.faults.sends_no_etag = True
+    pulls.hub.faults.cut_after_bytes = [1000, *([0] * MAX_ATTEMPTS)]
+    pulls.refusal(f"{pulls.hub.url}/files/m.gguf")
+    pulls.hub.faults.cut_after_bytes = []
+    pulls.hub.requests.clear()
+    assert _content(pulls.pull(f"{pulls.hub.url}/files/m.gguf").path) == WEIGHTS
+    assert "range" not in pulls.hub.requested("GET", "m.gguf")[0].headers
+
+
+def test_a_url_of_unknown_length_is_pulled_within_the_bounds(pulls: Pulls) -> None:
+    pulls.hub.files["m.gguf"] = WEIGHTS
+    pulls.hub.faults.drops_lengths = True
+    assert _content(pulls.pull(f"{pulls.hub.url}/files/m.gguf").path) == WEIGHTS
+
+
+def test_a_file_and_a_folder_of_this_machine_are_copied_into_the_store(pulls: Pulls, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(b"{}")
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
+    (folder / "one-Q8_0.gguf").write_bytes(PROJECTOR)
+    gguf = pulls.pull(str(folder / "one-Q8_0.gguf"))
+    whole = pulls.pull(str(folder), ModelForm.FOLDER)
+    shutil.rmtree(folder)
+    assert _content(gguf.path) == PROJECTOR
+    assert (Path(whole.path) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_two_pulls_of_one_model_at_once_load_it_once(pulls: Pulls) -> None:
+    pulls.hub.faults.chunk_seconds = 0.01
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=_pull_in_process, args=(str(pulls.store.root), pulls.hub.url)) for _ in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert pulls.hub.sent_bytes == len(WEIGHTS) + len(PROJECTOR)
+    assert pulls.pull().size_bytes == len(WEIGHTS) + len(PROJECTOR)
+
+
+def _pull_in_process(root: str, endpoint: str) -> None:
+    settings = PullSettings(environment={"HF_ENDPOINT": endpoint})
+    Puller(ModelStore(Path(root)), settings).pull(parse_source(SOURCE, "source"))
+
+
+@pytest.mark.parametrize("stage", ["loading", "checked"])
+def test_kill_9_in_a_pull_leaves_nothing_half_visible_and_the_next_pull_goes_on(pulls: Pulls, stage: str) -> None:
+    pulls.hub.faults.chunk_seconds = 0.01
+    program = (
+        "import sys; from pathlib import Path; from runner_svc.model_store.pull import *;"
+        "from runner_svc.model_store.store import ModelStore; from runner_svc.policy.model_source import parse_source;"
+        "import runner_svc.model_store.store as s;"
+        "s.ModelStore.publish = (lambda *a: (print('publish', flush=True), __import__('time').sleep(60)))"
+        " if sys.argv[3] == 'checked' else s.ModelStore.publish;"
+        "Puller(ModelStore(Path(sys.argv[1])), PullSettings(environment={'HF_ENDPOINT': sys.argv[2]}))"
+        f".pull(parse_source({SOURCE!r}, 'source'))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(pulls.store.root), pulls.hub.url, stage], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    if stage == "checked":
+        assert process.stdout.readline() == b"publish\n"
+    else:
+        _wait_until(lambda: pulls.hub.sent_bytes > 50_000)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert pulls.store.models() == ([], [])
+    assert pulls.store.find(parse_source(SOURCE, "source")) is None
+    pulls.hub.faults.chunk_seconds = 0.0
+    before = pulls.hub.sent_bytes
+    assert _content(pulls.pull().path) == WEIGHTS
+    assert pulls.hub.sent_bytes - before < len(WEIGHTS)
+
+
+def _wait_until(is_so: object) -> None:
+    assert callable(is_so)
+    end = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_removal_frees_what_no_other_model_has(pulls: Pulls) -> None:
+    small, big = pulls.pull(), pulls.pull("hf:acme/tiny-GGUF:Q8_0")
+    assert pulls.store.remove(small) == len(WEIGHTS)
+    assert [model.source for model in pulls.store.models()[0]] == ["hf:acme/tiny-GGUF:Q8_0"]
+    assert pulls.store.is_whole(big)
+    assert pulls.store.remove(big) == 2 * len(WEIGHTS) + len(PROJECTOR)
+    assert pulls.store.used_bytes() == 0
+
+
+def test_collection_removes_what_no_model_names_and_old_rests(pulls: Pulls) -> None:
+    pulls.pull()
+    orphan = pulls.store.blob("0" * 64)
+    orphan.write_bytes(b"x" * 100)
+    rest = pulls.store.partial / "sha256-abc"
+    rest.write_bytes(b"y" * 10)
+    now = time.time()
+    assert pulls.store.collect(now).freed_bytes == 100
+    assert rest.exists()
+    os.utime(rest, (now - STALE_PARTIAL_SECONDS - 1,) * 2)
+    collected = pulls.store.collect(now)
+    assert (collected.partials, collected.freed_bytes) == (1, 10)
+    assert pulls.store.find(parse_source(SOURCE, "source")) is not None
+
+
+def test_nothing_is_collected_while_a_pull_is_under_way(pulls: Pulls) -> None:
+    pulls.hub.faults.chunk_seconds = 0.2
+    thread = threading.Thread(target=pulls.pull)
+    thread.start()
+    _wait_until(lambda: pulls.hub.sent_bytes > 0)
+    with pytest.raises(WeftError) as raised:
+        pulls.store.collect(time.time(), all_partials=True)
+    pulls.hub.faults.chunk_seconds = 0.0
+    thread.join()
+    assert raised.value.reason is Reason.RESOURCE_IN_USE
+    assert pulls.store.find(parse_source(SOURCE, "source")) is not None
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"schemaVersion": 99}', '{"source": 5}', "\xff"])
+def test_a_damaged_manifest_is_named_hides_no_other_model_and_keeps_its_contents(pulls: Pulls, text: str) -> None:
+    model = pulls.pull()
+    damaged = pulls.store.root / "manifests" / "bad.json"
+    damaged.write_text(text, "latin-1")
+    models, found = pulls.store.models()
+    assert models == [model]
+    assert [manifest.file for manifest in found] == [damaged]
+    with pytest.raises(WeftError, match="nothing is removed"):
+        pulls.store.collect(time.time())
+
+
+def test_a_model_with_a_file_that_was_cut_short_on_disk_is_pulled_again(pulls: Pulls) -> None:
+    model = pulls.pull()
+    blob = pulls.store.blob(model.files[0].sha256)
+    blob.chmod(0o600)
+    blob.write_bytes(b"cut")
+    assert pulls.store.find(parse_source(SOURCE, "source")) is None
+    assert _content(pulls.pull().path) == WEIGHTS
+
+
+def test_a_store_that_cannot_be_written_is_explained(pulls: Pulls) -> None:
+    pulls.store.root.write_text("a file in its place")
+    error = pulls.refusal()
+    assert error.reason is Reason.INVALID_ARGUMENT
+    assert "the model store" in error.message

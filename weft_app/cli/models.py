@@ -1,0 +1,253 @@
+"""`weft pull` and `weft models`: models by name, kept under the home. No mesh needs to run."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from runner_svc.model_store.pull import Puller, PullSettings
+from runner_svc.model_store.store import ModelStore
+from runner_svc.policy.model_source import parse_source
+from runner_svc.policy.repository_files import ModelForm
+from runner_svc.runtimes.settings import FileModelSettings
+from weft.api.runner.v1 import model_store_pb2 as pb
+from weft.documents.codec import document_of, word_of
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.units import size_words
+from weft_app.cli.options import (
+    DEFAULT_HOME,
+    EXIT_INTERRUPTED,
+    ConfigOption,
+    HomeOption,
+    OutputFormat,
+    OutputOption,
+    WideFormat,
+    WideOutputOption,
+    note,
+)
+from weft_app.cli.output import Column, Listing, json_line, print_document, safe_text, say
+from weft_app.cli.progress import ProgressStyle, Show, shown_progress
+from weft_app.compose.home import WeftHome
+from weft_app.config.config import WeftConfig
+from weft_app.config.loader import load_config
+
+SOURCE = "SOURCE"
+_TERMINATED = 128
+"""Base of the exit code after a signal, as shells have it."""
+_TENTHS = 10
+"""Number of lines about the loaded share where there is no terminal."""
+
+app = typer.Typer(
+    help="List and remove the models that were pulled.",
+    epilog="Example: weft models ls",
+    no_args_is_help=True,
+)
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar=SOURCE,
+        help="hf:OWNER/REPO[:QUANTIZATION or FILE][@REVISION], https://HOST/FILE.gguf[#sha256=DIGEST], or a path.",
+    ),
+]
+
+_COLUMNS = (
+    Column("SOURCE", "{source}"),
+    Column("QUANT", "[{quantization}|{form}]"),
+    Column("SIZE", "[{size_bytes:size}]"),
+    Column("PULLED", "{pull_time:ago}"),
+    Column("USED BY", "[{used_by}]"),
+)
+_MODELS = Listing(
+    columns=_COLUMNS,
+    wide=(*_COLUMNS, Column("DIGEST", "{digest}"), Column("REVISION", "[{revision}]"), Column("PATH", "{path}")),
+    kind="StoredModelList",
+    document=document_of,
+)
+
+
+def _stage_line(progress: pb.PullProgress) -> str:
+    """Returns the line of a progress: few are different, so that few are printed."""
+    stage, detail = word_of(progress, "stage"), f": {progress.detail}" if progress.detail else ""
+    if progress.stage == pb.PULL_STAGE_LOADING and not detail and progress.total_bytes:
+        tenths = progress.done_bytes * _TENTHS // progress.total_bytes
+        return f"{stage}: {tenths * 100 // _TENTHS} % of {size_words(progress.total_bytes)}"
+    return safe_text(f"{stage}{detail}")
+
+
+_PROGRESS = ProgressStyle(
+    line=_stage_line,
+    columns=lambda: (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=30),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    ),
+    bar=lambda progress: {
+        "total": progress.total_bytes or None,
+        "completed": progress.done_bytes,
+        "description": safe_text(progress.file or progress.detail or word_of(progress, "stage")),
+    },
+)
+
+
+def pull(
+    source: SourceArgument,
+    form: Annotated[
+        ModelForm | None,
+        typer.Option("--form", help="gguf, or folder for engines such as vLLM. Default: GGUF where there is one."),
+    ] = None,
+    home: HomeOption = DEFAULT_HOME,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Pull a model by name: from the Hugging Face hub, a URL, or a folder. No mesh needs to run.
+
+    What was loaded before an interruption is kept, and the same command goes on there. A token for gated models is
+    taken from HF_TOKEN or `hf auth login`. With -o json, each line is one state of the progress.
+
+    Example: weft pull hf:Qwen/Qwen3-8B-GGUF:Q4_K_M
+    """
+    wanted, settings = parse_source(source, SOURCE), load_config(config).model_store
+    store = _store(home)
+    limits = PullSettings(disk_limit_bytes=settings.disk_limit_bytes, allow_http=settings.allow_http)
+    last = pb.PullProgress()
+    with shown_progress(_PROGRESS, is_shown=output is OutputFormat.TABLE) as show, _explained_stop(last):
+
+        def report(progress: pb.PullProgress) -> None:
+            last.CopyFrom(progress)
+            _report(progress, show, output)
+
+        model = Puller(store, limits, report).pull(wanted, form)
+    if output is OutputFormat.TABLE:
+        say(f"{model.source}: {size_words(model.size_bytes)}, {model.digest}\n{model.path}\n")
+    elif output is OutputFormat.YAML:
+        print_document(document_of(model), output)
+
+
+@app.command("ls")
+def list_models(
+    home: HomeOption = DEFAULT_HOME, config: ConfigOption = None, output: WideOutputOption = WideFormat.TABLE
+) -> None:
+    """List the models that were pulled: their size, when, and which models of weft.yaml use them.
+
+    Example: weft models ls -o wide
+    """
+    store = _store(home)
+    models, damaged = store.models()
+    configured = load_config(config)
+    for model in models:
+        model.used_by.extend(_users(model, store, configured))
+    for manifest in damaged:
+        note(f"{manifest.file} {manifest.why}")
+    _MODELS.print(models, output)
+
+
+@app.command("rm")
+def remove(
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="As `weft models ls` shows it.")],
+    force: Annotated[bool, typer.Option("--force", help="Also what a model of weft.yaml uses.")] = False,
+    home: HomeOption = DEFAULT_HOME,
+    config: ConfigOption = None,
+) -> None:
+    """Remove pulled models, with the files that no other one has. What a model of weft.yaml uses is refused.
+
+    Example: weft models rm hf:Qwen/Qwen3-8B-GGUF:Q4_K_M
+    """
+    store = _store(home)
+    models, _ = store.models()
+    chosen = [model for source in sources for model in _named(models, source)]
+    configured = None if force else load_config(config)
+    for model in chosen:
+        users = [] if configured is None else _users(model, store, configured)
+        if users:
+            raise WeftError(
+                Reason.RESOURCE_IN_USE,
+                f"{model.source} is used by {', '.join(users)} of weft.yaml; remove it with --force",
+            )
+    for model in chosen:
+        freed = store.remove(model)
+        left = "" if freed else "; its files are kept for other models, or until weft models gc"
+        say(f"{model.source} removed: {size_words(freed)} freed{left}\n")
+
+
+@app.command("gc")
+def collect(
+    everything: Annotated[
+        bool, typer.Option("--partial", help="Also rests of ended pulls that are less than 7 days old.")
+    ] = False,
+    home: HomeOption = DEFAULT_HOME,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Remove files that belong to no model, and rests of pulls that ended 7 days ago or earlier.
+
+    Example: weft models gc --partial
+    """
+    collected = _store(home).collect(time.time(), all_partials=everything)
+    if output is OutputFormat.TABLE:
+        say(
+            f"{size_words(collected.freed_bytes)} freed: {collected.blobs} files, {collected.partials} rests of pulls\n"
+        )
+        return
+    facts = {"files": collected.blobs, "partialFiles": collected.partials, "freedBytes": str(collected.freed_bytes)}
+    print_document({"kind": "ModelStoreCollection", **facts}, output)
+
+
+def _store(home: Path) -> ModelStore:
+    return ModelStore(WeftHome(home.expanduser().absolute()).models)
+
+
+def _named(models: list[pb.StoredModel], source: str) -> list[pb.StoredModel]:
+    """Returns the stored models of a source. Raises NOT_FOUND where there is none."""
+    found = [model for model in models if model.source == source] or [
+        model for model in models if model.source == str(parse_source(source, SOURCE))
+    ]
+    if not found:
+        raise WeftError(Reason.NOT_FOUND, f"{source} is not stored; weft models ls shows what is")
+    return found
+
+
+def _users(model: pb.StoredModel, store: ModelStore, config: WeftConfig) -> list[str]:
+    """Returns the names of the configured models that use a stored model."""
+    folder = store.path_of(model)
+    if model.main_path:
+        folder = store.root.absolute() / "snapshots" / model.folder
+    return [
+        configured.name
+        for runner in config.runners or ()
+        for configured in runner.models
+        if isinstance(configured, FileModelSettings) and configured.file.absolute().is_relative_to(folder)
+    ]
+
+
+def _report(progress: pb.PullProgress, show: Show, output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
+        say(json_line(document_of(progress)))
+    else:
+        show(progress)
+
+
+@contextmanager
+def _explained_stop(last: pb.PullProgress) -> Iterator[None]:
+    """Ends the command with what was kept when Ctrl-C, SIGTERM or SIGHUP ends the pull."""
+    received: list[int] = []
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = f"{size_words(last.done_bytes)} are kept; " if last.done_bytes else ""
+        note(f"stopped; {kept}the same command goes on there")
+        raise typer.Exit(_TERMINATED + received[0] if received else EXIT_INTERRUPTED) from None
