@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from random import SystemRandom
 
@@ -79,6 +80,8 @@ class RunnerService(Service):
         self._leaving: set[asyncio.Task[None]] = set()
         """Instances that serve no further requests, until those that they have have ended."""
         self._caches = CacheManager.over(self._instances.values(), config.session_file.parent)
+        for instance in self._instances.values():
+            instance.on_adopted = partial(self._note_adopted, instance)
         self._gate = TicketGate(runner=config.name, incarnation=incarnation)
         self._permits = PermitGate(runner=config.name, incarnation=incarnation)
         self._report = RunnerReport(
@@ -94,6 +97,7 @@ class RunnerService(Service):
         )
         self._registry: grpc.aio.Channel | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._digesting: asyncio.Task[None] | None = None
 
     @override
     @property
@@ -205,9 +209,8 @@ class RunnerService(Service):
         """Stop: refuse new requests, let running ones finish, end the backends, release leases, close the session."""
         self._control.end_tails()
         await self._drain(grace_seconds)
-        if self._reading is not None:
-            await stop_tasks([self._reading])
-            self._reading = None
+        await stop_tasks([task for task in (self._reading, self._digesting) if task is not None])
+        self._reading = self._digesting = None
         await self._caches.close()
         await stop_tasks(self._leaving)
         ends = await asyncio.gather(*(instance.stop() for instance in self._instances.values()), return_exceptions=True)
@@ -290,11 +293,21 @@ class RunnerService(Service):
         for instance in self._instances.values():
             await self._foresee(instance)
         self._note_change()
+        await self._read_digests()
+
+    async def _read_digests(self) -> None:
         memory = self._config.session_file.with_name("digests.json")
         for instance in self._instances.values():
-            instance.digest = await _digest(instance.model, instance.model_path, memory)
+            instance.digest = instance.digest or await _digest(instance.model, instance.model_path, memory)
             for adapter in instance.config.adapters:
                 instance.adapter_digests[adapter.name] = await _digest(adapter.name, adapter.file, memory)
+
+    def _note_adopted(self, instance: Instance) -> None:
+        """Use the files of a model that were pulled: its cache, its digest."""
+        self._caches.adopt(instance)
+        if self._digesting is None or self._digesting.done():
+            self._digesting = start_task(self._read_digests(), name="model-digests")
+        self._note_change()
 
     async def _foresee(self, instance: Instance) -> None:
         """Forecast the memory of a model before its first load."""

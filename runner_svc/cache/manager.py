@@ -125,6 +125,10 @@ class CacheManager:
     def _cache(self, name: str) -> ModelCache:
         return self._caches[self._model_of.get(name, name)]
 
+    def adopt(self, model: CachedModel) -> None:
+        """Use the present backend of a model: it has another one once its files were pulled."""
+        self._caches[model.model].backend = model.backend
+
     async def close(self) -> None:
         """End the background tasks."""
         for cache in self._caches.values():

@@ -69,7 +69,7 @@ class ModelCache:
         self.figures = runner_service_pb2.CacheFigures()
         """Hits, misses and tokens of answered requests, by the engine's own figures."""
         self.token_size = token_size
-        self._backend = backend
+        self.backend = backend
         self._salts = salts or SaltStore(None)
         self._incarnation: tuple[int | None, int] = (None, 0)
         self._directory: CacheDirectory | None = None
@@ -123,13 +123,13 @@ class ModelCache:
 
         Raises UNSUPPORTED_OPERATION where the engine shares its cache among all callers.
         """
-        isolation = self._backend.cache_isolation
+        isolation = self.backend.cache_isolation
         if isolation is CacheIsolation.SALT:
             self._salts.forget(tenant, tag)
             # Nothing under an old salt is used again; erasing it only makes room, where the engine can.
             with suppress(WeftError):
                 if (tenant, tag) == (None, None):
-                    return await self._backend.erase_cache()
+                    return await self.backend.erase_cache()
             return ErasedCache(entry_count=0)
         directory = self._present_directory()
         if directory is None:
@@ -148,7 +148,7 @@ class ModelCache:
     def _present_directory(self) -> CacheDirectory | None:
         """Returns the directory of the engine's present incarnation; None: the engine has no slots to isolate."""
         count = self._slot_count()
-        life = (self._backend.process_id, count)
+        life = (self.backend.process_id, count)
         if not count:
             return None
         if self._directory is None or life != self._incarnation:
@@ -156,16 +156,16 @@ class ModelCache:
         return self._directory
 
     def _slot_count(self) -> int:
-        match self._backend.cache_isolation:
+        match self.backend.cache_isolation:
             case CacheIsolation.WHOLE:
-                return 1 if self._backend.process_id is not None else 0
+                return 1 if self.backend.process_id is not None else 0
             case CacheIsolation.SLOTS:
-                return self._backend.slot_count
+                return self.backend.slot_count
             case _:
                 return 0
 
     def _unplaced(self, partition: Partition | None) -> RunningTurn:
-        if self._backend.cache_isolation is CacheIsolation.SALT:
+        if self.backend.cache_isolation is CacheIsolation.SALT:
             return RunningTurn(CacheUse(salt=self._salts.salt_of(partition)))
         return RunningTurn(CacheUse(fresh=partition is None), [_cannot_isolate()] if partition is None else [])
 
@@ -179,7 +179,7 @@ class ModelCache:
             yield turn
             # The slots of a cancelled turn are unknown: the engine may still work on it.
             if before:
-                touched = _changed(before, await self._backend.slot_snapshots())
+                touched = _changed(before, await self.backend.slot_snapshots())
         finally:
             erasures = directory.end(begun, worked=turn.worked, touched=touched)
             if erasures and not self._is_closed and len(self._erasing) < MAX_ERASING_TASKS:
@@ -190,7 +190,7 @@ class ModelCache:
     async def _note_empty_slots(self, directory: CacheDirectory) -> Sequence[SlotSnapshot]:
         """Returns the engine's slots, after empty ones were noted in the directory."""
         states = directory.states()
-        snapshots = await self._backend.slot_snapshots()
+        snapshots = await self.backend.slot_snapshots()
         empty = {snapshot.number for snapshot in snapshots if snapshot.is_empty}
         directory.emptied([state for state in states if state.slot in empty])
         directory.note_snapshot()
@@ -199,7 +199,7 @@ class ModelCache:
     async def _erase(self, directory: CacheDirectory, erasures: Sequence[SlotState]) -> ErasedCache:
         if not erasures:
             return ErasedCache(entry_count=0, token_count=0)
-        erased = await self._backend.erase_cache([erasure.slot for erasure in erasures])
+        erased = await self.backend.erase_cache([erasure.slot for erasure in erasures])
         directory.emptied(erasures)
         return erased
 

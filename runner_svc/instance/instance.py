@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,9 @@ class Instance:
         self._lifecycle = LifecycleLoop(config, backend, self.records, self.memory, clock, on_change, run_recipe)
         self.loader = self._lifecycle.loader
         self.loader.on_slots = self._resize_slots
+        self.loader.on_fetched = self._adopt
+        self.on_adopted: Callable[[], None] = lambda: None
+        """Called when the model has another backend, since its files were pulled."""
         self.idle_timer = self._lifecycle.idle_timer
         self.restart_log = self._lifecycle.restart_log
         self._waiters = _WakeWaiters(self._lifecycle, config, self.memory, clock)
@@ -102,7 +106,7 @@ class Instance:
     @property
     def detail(self) -> str:
         """Why it is in this phase, as text."""
-        return self._lifecycle.state.detail
+        return self.loader.fetch_stage or self._lifecycle.state.detail
 
     @property
     def restart_count(self) -> int:
@@ -112,7 +116,9 @@ class Instance:
     @property
     def load_progress(self) -> float | None:
         """Share of loading done, 0 to 1; None: unknown, or it is not loading."""
-        return self.backend.load_progress() if self.phase is Phase.LOADING else None
+        if self.phase is not Phase.LOADING:
+            return None
+        return self.loader.fetch_share if self.loader.fetches else self.backend.load_progress()
 
     @property
     def load_stage(self) -> str:
@@ -316,6 +322,16 @@ class Instance:
         self._lifecycle.request_sleep(ends_process=ends_process)
         await self._waiters.bounded(self._lifecycle.asleep.wait(), Reason.BACKEND_NOT_READY)
 
+    def _adopt(self, fetched: ServedModel) -> None:
+        """Serve the model with the files that were pulled, by a backend that knows them."""
+        self.backend.log.end_followers()
+        self.config = replace(fetched, hibernation=self.config.hibernation)
+        self.backend = fetched.make_backend()
+        self.memory.adopt(self.backend, fetched.forecast)
+        self._lifecycle.adopt(self.config, self.backend)
+        self._waiters.adopt(self.config)
+        self.on_adopted()
+
     def _resize_slots(self, in_force: int) -> None:
         slots = in_force or self.config.slots
         self.slots.resize(min(slots, self.config.target_inflight or slots))
@@ -336,6 +352,10 @@ class _WakeWaiters:
         self._count = 0
         self._begun_by_load = False
         """Whether the present wake was requested by `Instance.load` alone."""
+
+    def adopt(self, config: ServedModel) -> None:
+        """Use the model with its pulled files."""
+        self._config = config
 
     def request(self, *, by_load: bool, priority: Priority) -> Coroutine[Any, Any, None]:
         """Request a wake and return its outcome, to be awaited by `wait`. Raises WAKE_FAILED in a crash pause."""

@@ -117,6 +117,11 @@ class LifecycleLoop:
         self.asleep = SharedOutcome()
         """Outcome of the next attempt to go to sleep."""
 
+    def adopt(self, config: ServedModel, backend: Backend) -> None:
+        """Serve the model with its pulled files by another backend; the present one was never started."""
+        self._config, self._backend = config, backend
+        self.loader.adopt(config, backend)
+
     def request_sleep(self, *, ends_process: bool = False) -> None:
         """Request that the backend is put to sleep as soon as possible. `ends_process`: not in its process."""
         if ends_process:
@@ -270,7 +275,7 @@ class LifecycleLoop:
                 return SleepAsked()
             loading.result()
         except WeftError as error:
-            return LoadFailed(error.reason, error.message, self.loader.is_otherwise)
+            return LoadFailed(error.reason, error.message, self.loader.is_otherwise, self.loader.fetches)
         finally:
             await end_tasks(loading, unloaded)
         return Loaded()

@@ -27,6 +27,7 @@ MAX_CRASH_LINES = 2000
 MAX_CRASH_BYTES = 64 * 1024
 """Output of a backend that is kept from its last crash."""
 
+PULLING = "pulling"
 WAITING_FOR_MEMORY = "waiting for memory"
 STARTING = "starting"
 LOADING = "loading"
@@ -53,6 +54,14 @@ class Loader:
         """Whether the present attempt has begun to start the backend."""
         self.waits = False
         """Whether it waits for memory."""
+        self.on_fetched: Callable[[ServedModel], None] = lambda _: None
+        """Called with the model as it is served once its files were pulled, before its engine is started."""
+        self.fetches = False
+        """Whether the files of the model are being pulled, or the last attempt to do that failed."""
+        self.fetch_stage = ""
+        """What the pull of its files does, for people; empty: nothing is pulled."""
+        self.fetch_share: float | None = None
+        """Share of a pull that is done; None: not known, or nothing is pulled."""
         self.context_tokens = 0
         self._engine_abilities = UNKNOWN
         self._engine_quantization = ""
@@ -87,6 +96,8 @@ class Loader:
         """The present stage of a load, for people; empty: none."""
         if self._began is None:
             return ""
+        if self.fetch_stage:
+            return self.fetch_stage
         if self.waits:
             return WAITING_FOR_MEMORY
         return STARTING if self._backend.load_progress() is None else LOADING
@@ -104,9 +115,14 @@ class Loader:
         return median(self._times) if self._times else None
 
     async def start(self, on_waiting: OnWaiting) -> None:
-        """Return once the backend is ready. Raises as Backend.start and MemoryLedger.acquire, and LEASE_LOST."""
-        self._began, self.waits = self._clock.monotonic(), True
+        """Return once the backend is ready.
+
+        Raises as Backend.start, MemoryLedger.acquire and FetchModel, and LEASE_LOST.
+        """
+        self._began = self._clock.monotonic()
         try:
+            await self._fetch()
+            self.waits = True
             plan = self.plan
             order = await self._memory.take(plan, on_waiting)
             order = replace(order, model_path=self._config.quantizations.get(plan.quantization))
@@ -119,6 +135,27 @@ class Loader:
         finally:
             self._began = self._engine_began = None
             self.waits = False
+
+    def adopt(self, config: ServedModel, backend: Backend) -> None:
+        """Serve the model with its pulled files by another backend; the present one was never started."""
+        self._config, self._backend = config, backend
+        self._log_mark, self._known_abilities = 0, None
+
+    async def _fetch(self) -> None:
+        """Pull the files of the model, where they are not here yet."""
+        self.fetches = False
+        if self._config.fetch is None:
+            return
+        self.fetches, self.fetch_stage = True, PULLING
+        try:
+            fetched = await self._config.fetch(self._note_fetch)
+        finally:
+            self.fetch_stage, self.fetch_share = "", None
+        self.on_fetched(fetched)
+        self.fetches = False
+
+    def _note_fetch(self, stage: str, share: float | None) -> None:
+        self.fetch_stage, self.fetch_share = stage or PULLING, share
 
     def note_lease_lost(self) -> None:
         """Interrupt a start that is under way."""

@@ -15,6 +15,10 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
 from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS
 
+NoteFetch = Callable[[str, float | None], None]
+"""Called with what a pull does, in words, and its share that is done; None: not known."""
+FetchModel = Callable[[NoteFetch], Awaitable["ServedModel"]]
+"""Pulls the files of a model and returns it as it is served with them. Raises WeftError."""
 RunRecipe = Callable[[wake_pb2.WakeRecipe, float], Awaitable[None]]
 """Runs a recipe within a number of seconds. Raises WAKE_FAILED."""
 
@@ -139,6 +143,8 @@ class ServedModel(ModelEngine):
     """Concurrent requests that it admits; None: as many as its slots."""
     adapters: tuple[ServedAdapter, ...] = ()
     """Adapters of the model: models of their own, which its instance serves as well."""
+    fetch: FetchModel | None = field(default=None, repr=False)
+    """Pulls its files before the first load; None: they are there."""
     wake_by_mesh: wake_pb2.WakeRecipe | None = field(default=None, repr=False)
     """Wake recipe that routers run to wake the host; it is published. The runner's own recipe is not."""
 

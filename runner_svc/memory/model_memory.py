@@ -74,6 +74,10 @@ class ModelMemory(MemoryUser):
             return 0
         return leased_bytes(self.grant) if self.seen_bytes is None else self.seen_bytes
 
+    def adopt(self, backend: Backend, forecast: MemoryForecast) -> None:
+        """Forecast and observe another backend: that of the model with its pulled files."""
+        self._backend, self._forecast, self.expected = backend, forecast, None
+
     async def foresee(self, plan: LoadPlan) -> MemoryEstimate | None:
         """Forecast a load and keep the result in `expected`; None: unknown."""
         self.expected = await self._forecast.expect(plan)

@@ -280,6 +280,10 @@ class ModelStore:
                 on_waiting()
             yield waited
 
+    def is_of(self, model: pb.StoredModel, source: ModelSource) -> bool:
+        """Whether a stored model was pulled from a source."""
+        return model.source_digest == _digest_of(str(source))
+
     def source_key(self, source: ModelSource) -> str:
         """Returns the name of the lock of a source."""
         return f"source-{_digest_of(str(source))[:KEY_CHARS]}"

@@ -79,6 +79,8 @@ class LoadFailed:
     how: str
     otherwise: bool = False
     """Whether its load plan differs from the configuration."""
+    unfetched: bool = False
+    """Whether the model's files could not be pulled, so that nothing was started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,9 +286,10 @@ def needs_restart(reason: Reason, *, attached: bool) -> bool:
 def is_given_up(event: LoadFailed) -> bool:
     """Whether a failed load of an own backend is not retried before the next call.
 
-    The failure of special load options says nothing about the configured model.
+    The failure of special load options says nothing about the configured model, and a failed pull nothing about its
+    engine.
     """
-    return event.reason in UNMET or (event.otherwise and event.reason in _HOPELESS)
+    return event.unfetched or event.reason in UNMET or (event.otherwise and event.reason in _HOPELESS)
 
 
 def with_last_lines(state: LifeState, lines: tuple[str, ...]) -> LifeState:

@@ -137,6 +137,11 @@ def choose_files(files: Sequence[RepositoryFile], wanted: str, form: ModelForm |
             assert_never(unknown)
 
 
+def whole_models(files: Sequence[RepositoryFile]) -> list[str]:
+    """Returns the file of each GGUF model of a repository, the first part of a split one."""
+    return [model.path for model in _gguf_models(files)]
+
+
 def _form_of(models: Sequence[_Weights], files: Sequence[RepositoryFile], wanted: str) -> ModelForm:
     if models or wanted or not any(_is_weight(file.path) for file in files):
         return ModelForm.GGUF

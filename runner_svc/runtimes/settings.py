@@ -6,16 +6,21 @@ one member of the union that the `runtime` of a runner selects: a setting of ano
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from annotated_types import Ge, Le, MaxLen
 from typing_extensions import override
 
+from runner_svc.policy.model_source import MAX_SOURCE_CHARS, parse_source
+from runner_svc.policy.repository_files import ModelForm
+from weft.kernel.errors import FieldError
 from weft.kernel.request import Operation, OperationName
-from weft.kernel.settings import PUBLIC, SECRET, Before, Name, PathText, Pattern, Seconds, off_for_false
+from weft.kernel.settings import PUBLIC, SECRET, Before, Checked, Name, PathText, Pattern, Seconds, off_for_false
 
+NOT_PULLED = Path("/dev/null/not-pulled")
+"""A path that cannot exist, of a model whose source was not pulled yet."""
 DEFAULT_CONTEXT_TOKENS = 2048
 """Context of one slot of an engine that weft starts."""
 
@@ -28,6 +33,18 @@ Repetition = Annotated[Literal["off", "warn", "kill"], Before(off_for_false)]
 """What happens to an answer that repeats itself over and over."""
 Url = Annotated[str, MaxLen(2048), SECRET]
 Arguments = tuple[str, ...]
+
+
+def _check_source(text: str) -> str:
+    try:
+        parse_source(text, "source")
+    except FieldError as error:
+        raise ValueError(error.message.removeprefix("source: ")) from None
+    return text
+
+
+SourceText = Annotated[str, MaxLen(MAX_SOURCE_CHARS), Checked(_check_source)]
+"""The source of a model, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`."""
 VariableName = Annotated[str, Pattern(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 VariableValue = Annotated[str, MaxLen(4096), Pattern(r"^[^\x00]*$")]
 
@@ -240,8 +257,11 @@ class HostedModelSettings(StartedModelSettings):
 class FileModelSettings(HostedModelSettings):
     """Adds what can be said about a model in a file, whose memory is estimated from that file."""
 
-    path: Annotated[PathText, PUBLIC]
-    """The GGUF file; `~` is your home folder."""
+    path: Annotated[PathText, PUBLIC] | None = None
+    """The GGUF file; `~` is your home folder. Required without `source`."""
+    source: Annotated[SourceText, PUBLIC] | None = None
+    """What it is pulled from at its first load, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`, in place of `path`
+    (docs/models.md)."""
     quantizations: Annotated[Mapping[Name, PathText], MaxLen(16)] = field(default_factory=dict)
     """Further files of the same model by quantization, such as `q8_0: ~/models/qwen-q8_0.gguf`, for `weft load`."""
     memory_mb: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
@@ -251,11 +271,23 @@ class FileModelSettings(HostedModelSettings):
     chat_template_path: PathText | None = None
     """A chat template (Jinja) to use instead of the model file's own."""
 
+    form: ClassVar[ModelForm] = ModelForm.GGUF
+    """The form of its files."""
+
+    def __post_init__(self) -> None:
+        if self.path is not None and self.source is not None:
+            raise ValueError(f"model {self.name} has a path and a source; leave one of them out")
+
     @property
     @override
     def file(self) -> Path:
-        """The model file, by its whole path."""
-        return self.path.expanduser()
+        """The model file, by its whole path; NOT_PULLED for a source that was not pulled yet."""
+        return NOT_PULLED if self.path is None else self.path.expanduser()
+
+    def pulled(self, path: Path, projector: Path | None) -> Self:
+        """Returns the settings with the files that were pulled from its source."""
+        del projector
+        return replace(self, path=path, source=None)
 
     def weights_of(self, path: Path) -> Path:
         """Returns the file with the weights of a model that is configured by this path."""
@@ -284,8 +316,8 @@ class FileModelSettings(HostedModelSettings):
 
     @property
     def location(self) -> str:
-        """The file."""
-        return str(self.path)
+        """The file, or the source."""
+        return str(self.path) if self.path is not None else self.source or ""
 
 
 # Without slots: it is mixed into settings that have them.

@@ -230,7 +230,7 @@ def _progress(instance: Instance, redact: Callable[[str], str]) -> pb.LoadProgre
     stage = instance.load_stage or instance.phase.name.lower()
     progress = pb.LoadProgress(
         stage=stage,
-        detail=redact(instance.detail).removeprefix(f"{stage}: "),
+        detail="" if instance.detail == stage else redact(instance.detail).removeprefix(f"{stage}: "),
         progress=instance.load_progress,
     )
     eta_seconds = instance.load_eta_seconds

@@ -11,8 +11,9 @@ from typing import Annotated, NoReturn
 import typer
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from runner_svc.model_store.found import found_models, program_folders
 from runner_svc.model_store.pull import Puller, PullSettings
-from runner_svc.model_store.store import ModelStore
+from runner_svc.model_store.store import FORMS, ModelStore
 from runner_svc.policy.model_source import parse_source
 from runner_svc.policy.repository_files import ModelForm
 from runner_svc.runtimes.settings import FileModelSettings
@@ -68,6 +69,19 @@ _MODELS = Listing(
     columns=_COLUMNS,
     wide=(*_COLUMNS, Column("DIGEST", "{digest}"), Column("REVISION", "[{revision}]"), Column("PATH", "{path}")),
     kind="StoredModelList",
+    document=document_of,
+)
+
+
+_FOUND_COLUMNS = (
+    Column("SOURCE", "{source}"),
+    Column("QUANT", "[{quantization}|{form}]"),
+    Column("SIZE", "[{size_bytes:size}]"),
+)
+_FOUND = Listing(
+    columns=_FOUND_COLUMNS,
+    wide=(*_FOUND_COLUMNS, Column("PROJECTOR", "[{projector_path}]"), Column("PATH", "{path}")),
+    kind="FoundModelList",
     document=document_of,
 )
 
@@ -134,12 +148,21 @@ def pull(
 
 @app.command("ls")
 def list_models(
-    home: HomeOption = DEFAULT_HOME, config: ConfigOption = None, output: WideOutputOption = WideFormat.TABLE
+    found: Annotated[
+        bool,
+        typer.Option("--found", help="Those of Ollama, LM Studio and the hub's cache instead, as `source` names them."),
+    ] = False,
+    home: HomeOption = DEFAULT_HOME,
+    config: ConfigOption = None,
+    output: WideOutputOption = WideFormat.TABLE,
 ) -> None:
     """List the models that were pulled: their size, when, and which models of weft.yaml use them.
 
-    Example: weft models ls -o wide
+    Example: weft models ls --found
     """
+    if found:
+        _FOUND.print(found_models(program_folders()), output)
+        return
     store = _store(home)
     models, damaged = store.models()
     configured = load_config(config)
@@ -223,7 +246,12 @@ def _users(model: pb.StoredModel, store: ModelStore, config: WeftConfig) -> list
         configured.name
         for runner in config.runners or ()
         for configured in runner.models
-        if isinstance(configured, FileModelSettings) and configured.file.absolute().is_relative_to(folder)
+        if isinstance(configured, FileModelSettings)
+        if (
+            configured.file.absolute().is_relative_to(folder)
+            if configured.source is None
+            else store.is_of(model, parse_source(configured.source, SOURCE)) and FORMS[configured.form] == model.form
+        )
     ]
 
 

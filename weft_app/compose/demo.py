@@ -52,7 +52,9 @@ def configured_runners(config: WeftConfig) -> tuple[ConfiguredRunner, ...]:
         return (demo_runner(),)
     for runner in config.runners:
         for model in runner.models:
-            if isinstance(model, FileModelSettings) and not model.weights_of(model.file).is_file():
+            if not isinstance(model, FileModelSettings) or model.path is None:
+                continue  # pulled with its first load
+            if not model.weights_of(model.file).is_file():
                 missing = model.weights_of(model.path)
                 raise invalid_field(f"runners.{runner.name}.models.{model.name}.path", f"there is no file {missing}")
     return config.runners

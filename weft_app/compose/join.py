@@ -142,6 +142,7 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
             published=partial(_is_published, plan.published),
             drain_seconds=config.drain_seconds,
             accelerators=config.accelerators,
+            model_store=config.model_store,
         )
         # Its socket is private: the relay announces its own address instead.
         runner = runner_svc.service.build(replace(settings, address="", conceals_local_addresses=True))

@@ -9,11 +9,13 @@ from typing import Protocol
 import runner_svc.service
 from runner_svc.backend.engine_process import EnginePorts, parse_port_range
 from runner_svc.config import RunnerConfig
+from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.estimate import MemoryEstimator
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
+from runner_svc.model_store.store import ModelStore
 from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.service import RunnerService
-from runner_svc.settings import RunnerSettings
+from runner_svc.settings import ModelStoreSettings, RunnerSettings
 from runner_svc.supervise.leftovers import Leftovers
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import invalid_field
@@ -21,6 +23,7 @@ from weft.kernel.service import Service
 from weft_app.compose.accelerators import host_observer
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.home import WeftHome
+from weft_app.compose.model_sources import ModelSources
 from weft_app.compose.published_agents import published_agents
 from weft_app.compose.security import channel_security, key_check, key_followers, new_host
 from weft_app.compose.served_models import runner_context, served_model
@@ -45,7 +48,7 @@ MakeHttpApi = Callable[[RunnerService, RunnerConfig], HttpApi]
 """Makes the HTTP API of a runner. A parameter, because this module must not import the web stack."""
 
 
-def runner_config(
+def runner_config(  # noqa: PLR0913 - what the file says about this host, by its sections
     section: RunnerSettings,
     home: WeftHome,
     *,
@@ -54,12 +57,13 @@ def runner_config(
     published: Callable[[ModelSettings], bool] | None = None,
     drain_seconds: float = DEFAULT_DRAIN_SECONDS,
     accelerators: AcceleratorSettings | None = None,
+    model_store: ModelStoreSettings | None = None,
 ) -> RunnerConfig:
     """Returns the configuration of a runner that others reach at `address`, a gRPC target.
 
     `published` selects the models that are served at all; None: those without `publish: false`.
     `drain_seconds` is how long an unload waits for running requests. `accelerators` are the devices of this host whose
-    memory is leased; None: memory is not leased.
+    memory is leased; None: memory is not leased. `model_store`: how models with a `source` are pulled.
     """
     models = section.published_models
     if published is not None:
@@ -76,6 +80,11 @@ def runner_config(
         ports=None if section.port_range is None else _ports(section),
         estimator=MemoryEstimator(LearnedMemory(learned_file(state, section.name))),
     )
+    sources = ModelSources(ModelStore(home.models), model_store or ModelStoreSettings())
+
+    def build(model: ModelSettings) -> ServedModel:
+        return served_model(section, model, drain_seconds, context)
+
     return RunnerConfig(
         name=section.name,
         runtime=section.runtime,
@@ -84,7 +93,7 @@ def runner_config(
         registry_address=registry_address,
         session_file=state / f"{section.name}.session",
         leftovers=leftovers,
-        models=tuple(served_model(section, model, drain_seconds, context) for model in with_replicas(section, models)),
+        models=tuple(sources.served(model, build) for model in with_replicas(section, models)),
         observer=None if accelerators is None else host_observer(accelerators),
         device_indexes=section.devices,
         memory_wait_seconds=section.memory_wait_seconds,
@@ -115,6 +124,7 @@ async def serve_runner(
         registry_address=registry,
         drain_seconds=config.drain_seconds,
         accelerators=config.accelerators,
+        model_store=config.model_store,
     )
     built = replace(built, security=channel_security(config))
     service = runner_svc.service.build(built)

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le, MaxLen
 from typing_extensions import override
 
+from runner_svc.policy.repository_files import ModelForm
 from runner_svc.runtimes.settings import FileModelSettings
 from weft.kernel.settings import PUBLIC, Name, PathText
 
@@ -31,9 +32,10 @@ ComputeType = Literal[
 class CTranslate2Model(FileModelSettings):
     """A model that CTranslate2 generates with, converted by `ct2-transformers-converter`."""
 
-    path: Annotated[PathText, PUBLIC]
+    form: ClassVar[ModelForm] = ModelForm.FOLDER
+    path: Annotated[PathText, PUBLIC] | None = None
     """The folder of the converted model, with `tokenizer.json`, `tokenizer_config.json` and, where the model has one,
-    `chat_template.jinja`."""
+    `chat_template.jinja`. Required without `source`."""
     quantizations: Annotated[Mapping[Name, PathText], MaxLen(16)] = field(default_factory=dict)
     """Further folders of the same model by quantization, for `weft load`."""
     slots: Annotated[int, Ge(1), Le(1024)] = 1

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le, MaxLen
 from typing_extensions import override
 
+from runner_svc.policy.repository_files import ModelForm
 from runner_svc.runtimes.settings import FileModelSettings
 from weft.kernel.settings import PUBLIC, Before, Name, PathText, Pattern
 
@@ -32,8 +33,9 @@ CacheBits = Annotated[str, Pattern(r"^[2-8](,[2-8])?$"), Before(_text_of_number)
 class ExllamaV3Model(FileModelSettings):
     """A model in the format EXL3 that ExLlamaV3 generates with, on CUDA devices."""
 
-    path: Annotated[PathText, PUBLIC]
-    """The folder of the model: `config.json`, safetensors and the tokenizer's files."""
+    form: ClassVar[ModelForm] = ModelForm.FOLDER
+    path: Annotated[PathText, PUBLIC] | None = None
+    """The folder of the model: `config.json`, safetensors and the tokenizer's files. Required without `source`."""
     quantizations: Annotated[Mapping[Name, PathText], MaxLen(16)] = field(default_factory=dict)
     """Further folders of the same model by quantization, for `weft load`."""
     slots: Annotated[int, Ge(1), Le(256), PUBLIC] = 4

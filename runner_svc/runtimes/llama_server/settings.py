@@ -1,8 +1,8 @@
 """The settings of a model of llama.cpp's server in `weft.yaml`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from annotated_types import Ge, Gt, Le, MaxLen
 from typing_extensions import override
@@ -71,6 +71,14 @@ class LlamaServerModel(FileModelSettings):
     @override
     def projector_file(self) -> Path | None:
         return None if self.mmproj_path is None else self.mmproj_path.expanduser()
+
+    @override
+    def pulled(self, path: Path, projector: Path | None) -> Self:
+        own = {"--mmproj", "-mm", "--mmproj-url", "-mmu", "--no-mmproj"}
+        takes = projector is not None and self.mmproj_path is None and own.isdisjoint(self.extra_arguments)
+        # Not by super(): a dataclass with slots is another class than the one that methods close over.
+        pulled = FileModelSettings.pulled(self, path, projector)
+        return replace(pulled, mmproj_path=projector) if takes else pulled
 
     @property
     @override

@@ -1,0 +1,69 @@
+"""A pull in a process of its own, for a process with an event loop."""
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from google.protobuf.json_format import ParseDict, ParseError
+
+from runner_svc.environments.child_program import run_program
+from runner_svc.model_store.program import ERROR, MESSAGE, REASON
+from runner_svc.model_store.pull import PullSettings
+from runner_svc.model_store.store import ModelStore
+from runner_svc.policy.model_source import ModelSource
+from runner_svc.policy.repository_files import ModelForm
+from weft.api.runner.v1 import model_store_pb2 as pb
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+PROGRAM = "runner_svc.model_store.program"
+MAX_SAID_CHARS = 300
+
+
+async def pull_in_background(
+    source: ModelSource,
+    form: ModelForm | None,
+    store: ModelStore,
+    settings: PullSettings,
+    on_progress: Callable[[pb.PullProgress], None],
+) -> pb.StoredModel:
+    """Pulls a model and returns it; it ends with this process, and when the call is cancelled.
+
+    Raises as `Puller.pull`, and BACKEND_ERROR where the program fails without saying why.
+    """
+    store.create()
+    output = _Output(on_progress)
+    command = [sys.executable, "-m", PROGRAM, str(source), "--store", str(store.root)]
+    command += [] if form is None else ["--form", form]
+    command += [] if settings.disk_limit_bytes is None else ["--limit", str(settings.disk_limit_bytes)]
+    command += ["--allow-http"] if settings.allow_http else []
+    status = await run_program(command, output.read, variables={}, folder=store.root)
+    if output.error is not None:
+        raise output.error
+    found = store.find(source, form)
+    if status or found is None:
+        raise WeftError(Reason.BACKEND_ERROR, f"{source} was not pulled: {output.last or f'exit status {status}'}")
+    return found
+
+
+class _Output:
+    """Reads the lines of the program."""
+
+    def __init__(self, on_progress: Callable[[pb.PullProgress], None]) -> None:
+        self._on_progress = on_progress
+        self.error: WeftError | None = None
+        self.last = ""
+        """The last line that is no message."""
+
+    def read(self, line: str) -> None:
+        """Reads one line."""
+        with suppress(ValueError, ParseError, KeyError, TypeError):
+            document = json.loads(line)
+            if ERROR in document:
+                said = document[ERROR]
+                self.error = WeftError(Reason[said[REASON]], str(said[MESSAGE]))
+            else:
+                self._on_progress(ParseDict(document, pb.PullProgress(), ignore_unknown_fields=True))
+            return
+        self.last = line.strip()[:MAX_SAID_CHARS] or self.last

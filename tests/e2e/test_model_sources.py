@@ -1,0 +1,127 @@
+"""A model of weft.yaml with a `source`: pulled with its first load, on an empty home, to a real answer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+
+from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft_app.compose.demo import demo_model_path
+from weft_testing.model_hub import HubRepository, ModelHub
+
+SOURCE = "hf:acme/tiny-GGUF:Q4_1"
+WEIGHTS = bytes(range(256)) * 2_000
+NAME = "tiny"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelHub]:
+    hub = ModelHub()
+    hub.repositories["acme/tiny-GGUF"] = HubRepository(
+        files={"tiny-Q4_1.gguf": WEIGHTS, "mmproj-F16.gguf": WEIGHTS[:1000]}
+    )
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    with hub.running():
+        yield hub
+
+
+def _config(folder: Path, source: str = SOURCE, **model: Any) -> str:
+    runner = fake_runner("a")
+    del runner["models"][0]["path"]
+    runner["models"][0].update(name=NAME, source=source, **model)
+    return str(write_config(folder, runner))
+
+
+def _chat(url: str, model: str = NAME, **options: Any) -> str:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=90) as client:
+        answer = client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "Say one sentence about the sea."}], **options
+        )
+    return answer.choices[0].message.content or ""
+
+
+async def _instance(mesh: MeshProcess) -> InstanceState | None:
+    """The only instance, as the registry knows it."""
+    runners = await mesh.runners()
+    instances = runners[0].capability.instances if runners else ()
+    return instances[0] if instances else None
+
+
+@pytest.mark.real
+def test_the_demo_model_is_pulled_from_a_hub_onto_an_empty_home_and_answers(hub: ModelHub, tmp_path: Path) -> None:
+    hub.repositories["acme/smol-GGUF"] = HubRepository(files={"smol-Q4_1.gguf": demo_model_path().read_bytes()})
+    model = {"name": "smol", "source": "hf:acme/smol-GGUF", "context_tokens": 512, "slots": 1}
+    config = str(write_config(tmp_path, {"name": "real", "models": [model]}))
+    with running_mesh(tmp_path / "home", "--config", config) as mesh:
+        assert len(_chat(mesh.url, "smol", max_tokens=16, temperature=0).split()) >= 3
+
+
+async def test_a_pull_is_the_progress_of_the_load_and_its_files_are_used(hub: ModelHub, tmp_path: Path) -> None:
+    hub.faults.chunk_seconds = 0.1
+    with running_mesh(tmp_path / "home", "--config", _config(tmp_path)) as mesh:
+
+        async def pulling() -> InstanceState | None:
+            instance = await _instance(mesh)
+            return instance if instance is not None and instance.detail.startswith("pulling ") else None
+
+        seen = await eventually(pulling, 30, "no load shows a pull")
+        assert "of 501 KiB" in seen.detail
+        assert 0 <= seen.load_progress < 1
+        hub.faults.chunk_seconds = 0.0
+        assert _chat(mesh.url)
+        lines = "\n".join((await mesh.describe("a", log_lines=100)).log_lines)
+        listed = await run_weft("models", "ls", "--config", _config(tmp_path), home=mesh.home)
+    assert listed[0] == 0
+    assert listed[1].splitlines()[1].split()[0] == SOURCE
+    assert listed[1].splitlines()[1].split()[-1] == NAME
+    assert lines
+
+
+def test_a_model_that_was_pulled_is_served_without_the_hub_at_the_next_start(hub: ModelHub, tmp_path: Path) -> None:
+    with running_mesh(tmp_path / "home", "--config", _config(tmp_path)) as mesh:
+        assert _chat(mesh.url)
+    hub.requests.clear()
+    with running_mesh(tmp_path / "home", "--config", _config(tmp_path)) as mesh:
+        assert _chat(mesh.url)
+    assert hub.requests == []
+
+
+def test_two_models_of_one_source_pull_it_once(hub: ModelHub, tmp_path: Path) -> None:
+    hub.faults.chunk_seconds = 0.02
+    with running_mesh(tmp_path / "home", "--config", _config(tmp_path, replicas=2)) as mesh:
+        assert _chat(mesh.url, NAME)
+        assert _chat(mesh.url, f"{NAME}-2")
+    assert hub.sent_bytes == len(WEIGHTS) + 1000
+
+
+async def test_a_failed_pull_is_said_is_no_crash_loop_and_the_next_request_tries_again(
+    hub: ModelHub, tmp_path: Path
+) -> None:
+    files = hub.repositories.pop("acme/tiny-GGUF")
+    with running_mesh(tmp_path / "home", "--config", _config(tmp_path)) as mesh:
+
+        async def failed() -> InstanceState | None:
+            instance = await _instance(mesh)
+            return instance if instance is not None and "no such repository" in instance.detail else None
+
+        assert (await eventually(failed, 30, "the failure is not said")).fault_count == 0
+        with pytest.raises(openai.APIStatusError, match="no such repository"):
+            _chat(mesh.url)
+        hub.repositories["acme/tiny-GGUF"] = files
+        assert _chat(mesh.url)
+
+
+async def test_an_unload_ends_a_pull_and_the_next_load_goes_on_with_it(hub: ModelHub, tmp_path: Path) -> None:
+    hub.faults.chunk_seconds = 0.1
+    with running_mesh(tmp_path / "home", "--config", _config(tmp_path)) as mesh:
+        await eventually(lambda: hub.sent_bytes > 100_000, 30, "nothing is pulled")
+        assert (await run_weft("unload", NAME, home=mesh.home))[0] == 0
+        hub.faults.chunk_seconds = 0.0
+        sent = hub.sent_bytes
+        assert _chat(mesh.url)
+    assert hub.sent_bytes - sent < len(WEIGHTS)

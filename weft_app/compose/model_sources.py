@@ -1,0 +1,98 @@
+"""Models of weft.yaml with a `source`: what is here already is served from its path, the rest is pulled first."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runner_svc.instance.settings import NoteFetch, ServedModel
+from runner_svc.memory.port import MemoryForecast
+from runner_svc.model_store.background_pull import pull_in_background
+from runner_svc.model_store.found import FoundFiles, locate, program_folders
+from runner_svc.model_store.pull import PullSettings
+from runner_svc.model_store.store import ModelStore
+from runner_svc.policy.model_source import (
+    HubSource,
+    LmStudioSource,
+    ModelSource,
+    OllamaSource,
+    PathSource,
+    SourceScheme,
+    parse_source,
+)
+from runner_svc.policy.repository_files import ModelForm
+from runner_svc.runtimes.settings import FileModelSettings, ModelSettings
+from runner_svc.settings import ModelStoreSettings
+from weft.api.runner.v1 import model_store_pb2 as pb
+from weft.kernel.abilities import UNKNOWN
+from weft.kernel.errors import WeftError
+from weft.kernel.units import size_words
+
+Build = Callable[[ModelSettings], ServedModel]
+"""Builds a model as it is served. Raises INVALID_ARGUMENT naming a setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSources:
+    """The models that were pulled to one store, and how others are."""
+
+    store: ModelStore
+    settings: ModelStoreSettings
+
+    def served(self, model: ModelSettings, build: Build) -> ServedModel:
+        """Returns a model as it is served; one whose source was not pulled yet is pulled with its first load."""
+        if not isinstance(model, FileModelSettings) or model.source is None:
+            return build(model)
+        source = parse_source(model.source, f"{model.name}.source")
+        with suppress(WeftError):
+            here = self._files_here(source, model.form)
+            if here is not None:
+                return build(model.pulled(here.path, here.projector))
+        # Nothing is known of its files, so that nothing is said of them either.
+        return replace(
+            build(model),
+            abilities=UNKNOWN,
+            forecast=MemoryForecast(),
+            model_path=None,
+            fetch=lambda note: self._fetch(model, source, build, note),
+        )
+
+    async def _fetch(self, model: FileModelSettings, source: ModelSource, build: Build, note: NoteFetch) -> ServedModel:
+        limits = PullSettings(disk_limit_bytes=self.settings.disk_limit_bytes, allow_http=self.settings.allow_http)
+
+        def show(progress: pb.PullProgress) -> None:
+            note(_words(progress), _share(progress))
+
+        here = await asyncio.to_thread(self._files_here, source, model.form)
+        if here is None:
+            here = self._stored_files(await pull_in_background(source, model.form, self.store, limits, show))
+        return await asyncio.to_thread(build, model.pulled(here.path, here.projector))
+
+    def _files_here(self, source: ModelSource, form: ModelForm) -> FoundFiles | None:
+        """Returns the files of a source that are on this machine; None: they must be pulled.
+
+        Raises NOT_FOUND and INVALID_ARGUMENT for a source that is used where it lies, and is not there.
+        """
+        match source:
+            case PathSource():
+                return FoundFiles(path=Path(source.path).expanduser())
+            case OllamaSource() | LmStudioSource() | HubSource(scheme=SourceScheme.HUB_CACHE):
+                return locate(source, form, program_folders())
+        stored = self.store.find(source, form)
+        return None if stored is None else self._stored_files(stored)
+
+    def _stored_files(self, stored: pb.StoredModel) -> FoundFiles:
+        return FoundFiles(path=self.store.path_of(stored), projector=self.store.projector_of(stored))
+
+
+def _words(progress: pb.PullProgress) -> str:
+    if progress.stage == pb.PULL_STAGE_WAITING:
+        return "waiting for another pull of it"
+    if not progress.total_bytes:
+        return "pulling"
+    return f"pulling {size_words(progress.done_bytes)} of {size_words(progress.total_bytes)}"
+
+
+def _share(progress: pb.PullProgress) -> float | None:
+    return progress.done_bytes / progress.total_bytes if progress.total_bytes else None
