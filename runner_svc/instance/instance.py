@@ -69,6 +69,7 @@ class Instance:
         self.loader = self._lifecycle.loader
         self.loader.on_slots = self._resize_slots
         self.loader.on_fetched = self._adopt
+        self.loader.on_fetch_progress = on_change
         self.on_adopted: Callable[[], None] = lambda: None
         """Called when the model has another backend, since its files were pulled."""
         self.idle_timer = self._lifecycle.idle_timer

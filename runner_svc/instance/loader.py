@@ -28,6 +28,8 @@ MAX_CRASH_BYTES = 64 * 1024
 """Output of a backend that is kept from its last crash."""
 
 PULLING = "pulling"
+FETCH_STEPS = 10
+"""How often the progress of a pull is reported at once; other reports have it too."""
 WAITING_FOR_MEMORY = "waiting for memory"
 STARTING = "starting"
 LOADING = "loading"
@@ -56,6 +58,8 @@ class Loader:
         """Whether it waits for memory."""
         self.on_fetched: Callable[[ServedModel], None] = lambda _: None
         """Called with the model as it is served once its files were pulled, before its engine is started."""
+        self.on_fetch_progress: Callable[[], None] = lambda: None
+        """Called a few times during a pull, when routers should learn how far it is."""
         self.fetches = False
         """Whether the files of the model are being pulled, or the last attempt to do that failed."""
         self.fetch_stage = ""
@@ -155,7 +159,9 @@ class Loader:
         self.fetches = False
 
     def _note_fetch(self, stage: str, share: float | None) -> None:
-        self.fetch_stage, self.fetch_share = stage or PULLING, share
+        before, self.fetch_stage, self.fetch_share = self.fetch_share, stage or PULLING, share
+        if _step_of(before) != _step_of(share):
+            self.on_fetch_progress()
 
     def note_lease_lost(self) -> None:
         """Interrupt a start that is under way."""
@@ -198,3 +204,7 @@ class Loader:
         self._memory.note_filled()
         seconds = round(now - self._engine_began, 2)
         log.info("backend ready", model=self._config.name, pid=self._backend.process_id, load_seconds=seconds)
+
+
+def _step_of(share: float | None) -> int:
+    return -1 if share is None else int(share * FETCH_STEPS)

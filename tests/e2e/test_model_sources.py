@@ -1,5 +1,6 @@
 """A model of weft.yaml with a `source`: pulled with its first load, on an empty home, to a real answer."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,10 @@ def test_the_demo_model_is_pulled_from_a_hub_onto_an_empty_home_and_answers(hub:
 
 
 async def test_a_pull_is_the_progress_of_the_load_and_its_files_are_used(hub: ModelHub, tmp_path: Path) -> None:
-    hub.faults.chunk_seconds = 0.1
-    with running_mesh(tmp_path / "home", "--config", _config(tmp_path)) as mesh:
+    hub.faults.chunk_seconds = 0.3
+    with running_mesh(tmp_path / "home", "--config", _config(tmp_path, start_asleep=True)) as mesh:
+        assert hub.sent_bytes == 0
+        answer = asyncio.create_task(asyncio.to_thread(_chat, mesh.url))
 
         async def pulling() -> InstanceState | None:
             instance = await _instance(mesh)
@@ -73,7 +76,7 @@ async def test_a_pull_is_the_progress_of_the_load_and_its_files_are_used(hub: Mo
         assert "of 501 KiB" in seen.detail
         assert 0 <= seen.load_progress < 1
         hub.faults.chunk_seconds = 0.0
-        assert _chat(mesh.url)
+        assert await answer
         lines = "\n".join((await mesh.describe("a", log_lines=100)).log_lines)
         listed = await run_weft("models", "ls", "--config", _config(tmp_path), home=mesh.home)
     assert listed[0] == 0
