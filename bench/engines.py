@@ -1,10 +1,11 @@
 """What the mesh costs over each engine asked directly: the same engine, the same prompt, in turns."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +25,8 @@ from bench.scenarios import Options
 from runner_svc.runtimes.ctranslate2.arguments import HOST_PROGRAM
 from runner_svc.runtimes.hosted_engine import host_command
 from runner_svc.runtimes.llama_server.runtime import llama_command
+from runner_svc.runtimes.vllm.arguments import ENGINE_SEPARATOR
+from runner_svc.runtimes.vllm.arguments import HOST_PROGRAM as VLLM_PROGRAM
 from weft_app.compose.demo import demo_model_path
 
 MODEL = "engine"
@@ -33,6 +36,7 @@ CONTEXT_TOKENS = 512
 THREADS = 1
 """Of the engine: the mesh and what asks it need a core too."""
 START_SECONDS = 600.0
+STOP_SECONDS = 30.0
 FIRST_TOKENS = 4
 WARM_TOKENS = 16
 MESSAGES = [
@@ -46,7 +50,10 @@ ENVIRONMENTS = ".venv-runtimes"
 """Folder in the repository with the engines that `make test-runtimes` installs."""
 ATTACHED_KEY = "WEFT_BENCH_ENGINE_KEY"
 KEY = "sk-bench-0123456789abcdefghij"
-BACKEND_MARKERS = (*("xllamacpp_launcher", "xllamacpp_server", "llama-server", "/bin/vllm", HOST_PROGRAM),)
+BACKEND_MARKERS = (
+    *("xllamacpp_launcher", "xllamacpp_server", "llama-server", "/bin/vllm"),
+    *(HOST_PROGRAM, VLLM_PROGRAM),
+)
 
 
 ENGINE = Contender(name="engine", command=(), model=MODEL, main_role=BACKEND_ROLE)
@@ -286,7 +293,7 @@ def _vllm_runner(root: Path) -> Mapping[str, Any]:
     program = root / ENVIRONMENTS / "vllm" / "runtimes" / "vllm" / "bin" / "vllm"
     model = {
         **_shared(),
-        "model": str(_installed(root / ENVIRONMENTS / "vllm" / "smollm2", program)),
+        "model": str(_installed(_vllm_model(root), program)),
         "dtype": "bfloat16",
         "enforce_eager": True,
         "threads": THREADS,
@@ -300,6 +307,25 @@ def _vllm_direct(mesh: MeshUnderTest, stack: ExitStack) -> Side:
     words = engine.cmdline()
     socket, key = words[words.index("--uds") + 1], engine.environ()["VLLM_API_KEY"]
     return LoadSide(root=mesh.options.root, job=_job(socket=socket, key=key))
+
+
+def _library_runner(root: Path) -> Mapping[str, Any]:
+    served = _vllm_runner(root)
+    python = Path(served["command"][0]).with_name("python")
+    return {**served, "runtime": "vllm", "command": list(host_command(VLLM_PROGRAM, str(python)))}
+
+
+def _library_direct(mesh: MeshUnderTest, stack: ExitStack) -> Side:
+    """Starts the library with the very flags and variables of the mesh's own engine."""
+    engine = mesh.engine()
+    words = engine.cmdline()
+    script = Path(__file__).with_name("plain_vllm.py")
+    command = [words[0], str(script), *words[words.index(ENGINE_SEPARATOR) + 1 :]]
+    return _plain_loop(mesh, stack, command, engine.environ(), _prompt(_vllm_model(mesh.options.root)))
+
+
+def _vllm_model(root: Path) -> Path:
+    return root / ENVIRONMENTS / "vllm" / "smollm2"
 
 
 def _ctranslate2_runner(root: Path) -> Mapping[str, Any]:
@@ -318,15 +344,45 @@ def _ctranslate2_direct(mesh: MeshUnderTest, stack: ExitStack) -> Side:
     root = mesh.options.root
     script = Path(__file__).with_name("plain_ctranslate2.py")
     command = [str(_ctranslate2_python(root)), str(script), str(_ctranslate2_model(root)), str(SLOTS), str(THREADS)]
-    process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-    stack.callback(process.kill)
+    return _plain_loop(mesh, stack, command, {}, _prompt(_ctranslate2_model(root)))
+
+
+def _plain_loop(
+    mesh: MeshUnderTest, stack: ExitStack, command: Sequence[str], environment: Mapping[str, str], prompt: str
+) -> Side:
+    """Starts a plain loop over a library; it ends with its stdin."""
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stack.enter_context((mesh.folder / "plain.log").open("wb")),
+        text=True,
+    )
+    stack.callback(_end, process)
     mesh.engines.append(psutil.Process(process.pid))
-    template = (_ctranslate2_model(root) / "chat_template.jinja").read_text("utf-8")
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    prompt = environment.from_string(template).render(messages=MESSAGES, add_generation_prompt=True)
     side = LibrarySide(process=process, prompt=prompt)
     side.until_loaded()
     return side
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """Ends a plain loop and all that it has started."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    assert process.stdin is not None
+    process.stdin.close()
+    _, alive = psutil.wait_procs(family, STOP_SECONDS)
+    for member in alive:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()
+
+
+def _prompt(folder: Path) -> str:
+    """Returns the rendered conversation, by the chat template of a model."""
+    template = (folder / "chat_template.jinja").read_text("utf-8")
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(template).render(messages=MESSAGES, add_generation_prompt=True)
 
 
 def _ctranslate2_python(root: Path) -> Path:
@@ -374,6 +430,7 @@ def _installed(model: Path, program: Path) -> Path:
 ENGINES: Mapping[str, EngineUnderTest] = {
     "llama_server": EngineUnderTest(runner=_llama_runner, direct=_llama_direct),
     "vllm_serve": EngineUnderTest(runner=_vllm_runner, direct=_vllm_direct),
+    "vllm": EngineUnderTest(runner=_library_runner, direct=_library_direct),
     "ctranslate2": EngineUnderTest(runner=_ctranslate2_runner, direct=_ctranslate2_direct),
     "openai_http": EngineUnderTest(runner=_attached_runner, direct=_attached_direct, attached=True),
 }
