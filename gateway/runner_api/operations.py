@@ -87,7 +87,7 @@ class LoadBody(_Body):
     """POST /v1/models/load."""
 
     model_id: ModelId
-    """A model of this runner, by its name in the mesh."""
+    """A model of this runner, by its name in the mesh, its source or its path."""
     quantization: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
     """One of the model's declared variants."""
     max_context_length: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
@@ -104,7 +104,7 @@ class UnloadBody(_Body):
     """POST /v1/models/unload."""
 
     model_id: ModelId
-    """A model of this runner, by its name in the mesh."""
+    """A model of this runner, by its name in the mesh, its source or its path."""
 
 
 class FlushBody(_Body):
@@ -285,9 +285,13 @@ DoneBody = Callable[[operation_pb2.Operation], dict[str, object]]
 async def load_model(deps: RunnerApiDeps, request: Request) -> Response:
     """Begins to load a model, or to reload it with other options; 202 with the id of the operation."""
     body = await _body_of(request, deps, LoadBody)
-    _require_model(deps, body.model_id)
-    if body.evict_model is not None and body.evict_model not in _models(deps):
-        raise invalid_field("evictModel", "must be a model of this runner")
+    named = {"model_id": _name_of(deps, body.model_id)}
+    if body.evict_model is not None:
+        found = _find_name(deps, body.evict_model)
+        if found is None:
+            raise invalid_field("evictModel", "must be a model of this runner")
+        named["evict_model"] = found
+    body = body.model_copy(update=named)
     operation = await _create(request, deps, body, load_action(body))
     return json_response(begun_body(operation), 202)
 
@@ -295,8 +299,8 @@ async def load_model(deps: RunnerApiDeps, request: Request) -> Response:
 async def unload_model(deps: RunnerApiDeps, request: Request) -> Response:
     """Unloads a model; 200 when that is done, 202 with the id of the operation when it takes too long."""
     body = await _body_of(request, deps, UnloadBody)
-    _require_model(deps, body.model_id)
-    return await _run(request, deps, body, operation_actions.unload_action(body.model_id), unloaded_body)
+    action = operation_actions.unload_action(_name_of(deps, body.model_id))
+    return await _run(request, deps, body, action, unloaded_body)
 
 
 async def flush_cache(deps: RunnerApiDeps, request: Request) -> Response:
@@ -304,7 +308,8 @@ async def flush_cache(deps: RunnerApiDeps, request: Request) -> Response:
     body = await _body_of(request, deps, FlushBody)
     action = flush_action(body, deps.runner.facts().name)
     if body.model_id is not None:
-        _require_model(deps, body.model_id)
+        named = body.model_copy(update={"model_id": _name_of(deps, body.model_id)})
+        action = flush_action(named, deps.runner.facts().name)
     return await _run(request, deps, body, action, flushed_body)
 
 
@@ -385,11 +390,24 @@ def _models(deps: RunnerApiDeps) -> frozenset[str]:
     return frozenset(model.name for model in deps.runner.facts().models)
 
 
-def _require_model(deps: RunnerApiDeps, name: str) -> None:
-    if name not in _models(deps):
+def _find_name(deps: RunnerApiDeps, model_id: str) -> str | None:
+    """Returns the name in the mesh of a model that is called by it, by its source or by its path; None: it is not here.
+
+    Of several with one source the first is meant: they are replicas.
+    """
+    if model_id in _models(deps):
+        return model_id
+    return next((model.name for model in deps.runner.facts().models if model_id in model.called), None)
+
+
+def _name_of(deps: RunnerApiDeps, model_id: str) -> str:
+    """As `_find_name`. Raises MODEL_NOT_FOUND."""
+    found = _find_name(deps, model_id)
+    if found is None:
         raise WeftError(
-            Reason.MODEL_NOT_FOUND, f"this runner has no model {name[:_SHOWN_CHARS]}", metadata={"field": "modelId"}
+            Reason.MODEL_NOT_FOUND, f"this runner has no model {model_id[:_SHOWN_CHARS]}", metadata={"field": "modelId"}
         )
+    return found
 
 
 def _request_id(request: Request, body: Body) -> str:

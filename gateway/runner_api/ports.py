@@ -56,6 +56,8 @@ class ModelFacts:
     state: InstanceState
     description: runner_service_pb2.InstanceDescription
     takes_chats: bool = False
+    called: frozenset[str] = frozenset()
+    """What else it is called by: its source, with and without `hf:`, or its path, as configured."""
 
     @property
     def name(self) -> str:

@@ -26,6 +26,7 @@ def model_facts(
     memory_bytes: int | None = None,
     quantization: str = "",
     cache: pb.CacheFigures | None = None,
+    called: frozenset[str] = frozenset(),
     **state: Any,
 ) -> ModelFacts:
     """A model of a runner, as the runner would describe it."""
@@ -39,4 +40,4 @@ def model_facts(
     found = InstanceState(model=name, phase=PHASES[stage], **state)
     if memory_bytes is not None:
         found.memory.measured_bytes = memory_bytes
-    return ModelFacts(found, description, takes_chats)
+    return ModelFacts(found, description, takes_chats, called)

@@ -3,8 +3,9 @@
 Only the `weft serve runner` command imports it, and only for a runner with an HTTP API: others need no web stack.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import grpc
 from typing_extensions import override
@@ -18,6 +19,8 @@ from gateway.runner_api.state import RunnerApiConfig
 from router_svc.service import RouterService
 from runner_svc.config import RunnerConfig
 from runner_svc.memory.lease_manager import Observer
+from runner_svc.policy.model_source import SourceScheme
+from runner_svc.runtimes.settings import FileModelSettings, ModelSettings
 from runner_svc.service import RunnerService
 from runner_svc.settings import RunnerSettings
 from weft.api.runner.v1 import runner_service_pb2 as pb
@@ -35,8 +38,22 @@ from weft_app.compose.security import channel_security, key_check
 from weft_app.config.config import WeftConfig
 
 
-def runner_facts(description: pb.DescribeResponse, stage: RunnerStage, chat_models: Collection[str]) -> RunnerFacts:
-    """Returns the facts in a runner's description; `chat_models` are the models for chats."""
+def other_names(models: Iterable[ModelSettings]) -> dict[str, frozenset[str]]:
+    """Returns what models are called by besides their names: source, with and without `hf:`, or path."""
+    return {
+        model.name: frozenset({model.location, model.location.removeprefix(f"{SourceScheme.HUB}:")})
+        for model in models
+        if isinstance(model, FileModelSettings)
+    }
+
+
+def runner_facts(
+    description: pb.DescribeResponse,
+    stage: RunnerStage,
+    chat_models: Collection[str],
+    called: Mapping[str, frozenset[str]] = MappingProxyType({}),
+) -> RunnerFacts:
+    """Returns the facts in a runner's description; `chat_models` are those for chats, `called` as `other_names`."""
     runner = description.runner
     described = {instance.model: instance for instance in description.instances}
     return RunnerFacts(
@@ -44,7 +61,12 @@ def runner_facts(description: pb.DescribeResponse, stage: RunnerStage, chat_mode
         kind=f"{runner.runtime}-weft-{runner.version}",
         stage=RunnerStage.STOPPING if runner.capability.draining else stage,
         models=tuple(
-            ModelFacts(state, described.get(state.model) or pb.InstanceDescription(), state.model in chat_models)
+            ModelFacts(
+                state,
+                described.get(state.model) or pb.InstanceDescription(),
+                state.model in chat_models,
+                called.get(state.model, frozenset()),
+            )
             for state in runner.capability.instances
         ),
     )
@@ -84,8 +106,10 @@ class LocalRunner:
         *,
         devices: Sequence[int],
         clock: Clock,
+        called: Mapping[str, frozenset[str]] = MappingProxyType({}),
     ) -> None:
-        """`devices` are the numbers of the usable devices; empty: all of the host's."""
+        """`devices` are the numbers of the usable devices; empty: all of the host's. `called`: see `other_names`."""
+        self._called = called
         self._runner = runner
         self._router = router
         self._observer = observer
@@ -112,7 +136,7 @@ class LocalRunner:
         if known is not None and known.active and known.incarnation == description.runner.incarnation:
             self._stage = RunnerStage.SERVING
         chats = [model.name for model in view.models.values() if Operation.CHAT in model.operations]
-        return runner_facts(description, self._stage, chats)
+        return runner_facts(description, self._stage, chats, self._called)
 
 
 class RunnerHttp(Service):
@@ -135,6 +159,7 @@ class RunnerHttp(Service):
             self._router,
             settings.observer or host_observer(plan.config.accelerators),
             devices=plan.section.devices,
+            called=other_names(plan.section.models),
             clock=clock,
         )
         self._api = gateway.runner_service.build(

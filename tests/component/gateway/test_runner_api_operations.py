@@ -5,9 +5,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from runner_api_stage import Operation, RunnerApiStage, ScriptedOperations, edge, runner_api
+from kit.runner_facts import model_facts
+from runner_api_stage import Operation, RunnerApiStage, ScriptedOperations, edge, facts, runner_api
 from test_gateway_keys import Keys, bearer, ring_of, verifier
 
+from gateway.runner_api.ports import RunnerStage
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -126,6 +128,24 @@ async def test_a_model_of_another_runner_is_not_found(path: str) -> None:
         answer = await stage.post(path, {"modelId": "meta-llama/Llama-3.1-8B"})
     assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "modelId")
     assert stage.operations.asked == []
+
+
+@pytest.mark.parametrize("called", ["acme/tiny-GGUF:Q4_K_M", "/models/old.gguf"])
+@pytest.mark.parametrize("path", ["/v1/models/load", "/v1/models/unload"])
+async def test_a_model_is_found_by_its_id_on_the_hub_or_its_path_too(path: str, called: str) -> None:
+    async with runner_api() as stage:
+        stage.operations.ends = done()
+        stage.runner.told = facts(
+            RunnerStage.SERVING,
+            model_facts("tiny", called=frozenset({"hf:acme/tiny-GGUF:Q4_K_M", "acme/tiny-GGUF:Q4_K_M"})),
+            model_facts("old", called=frozenset({"/models/old.gguf"})),
+        )
+        answer = await stage.post(path, {"modelId": called})
+    assert answer.status in (200, 202)
+    (asked,) = stage.operations.asked
+    kind = asked.action.WhichOneof("kind")
+    assert kind is not None
+    assert getattr(asked.action, kind).model == ("old" if called.startswith("/") else "tiny")
 
 
 async def test_a_model_to_evict_must_be_here_too() -> None:
