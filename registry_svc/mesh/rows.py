@@ -193,6 +193,13 @@ def model_row(model: model_pb2.Model) -> Values:
     }
 
 
+def declared_model_row(model: model_pb2.Model) -> Values:
+    """A row of `declared_models`."""
+    manifest = model.manifest
+    provider = manifest.provider.SerializeToString() if manifest.HasField("provider") else None
+    return {**model_row(model), "provider": provider}
+
+
 def declared_agent_row(agent: agent_pb2.Agent) -> Values:
     """A row of `declared_agents`."""
     manifest = agent.manifest
@@ -259,7 +266,10 @@ def publication_of(row: Row[Any]) -> model_pb2.Model:
 def declared_model_of(row: Row[Any]) -> model_pb2.Model:
     """Read a row of `declared_models`."""
     kind, created = model_pb2.Model.KIND_PUBLIC, stamp_of(row.created_at)
-    return model_pb2.Model(manifest=_manifest(row), declared_runner=row.runner, kind=kind, create_time=created)
+    manifest = _manifest(row)
+    if row.provider is not None:
+        manifest.provider.ParseFromString(bytes(row.provider))
+    return model_pb2.Model(manifest=manifest, declared_runner=row.runner, kind=kind, create_time=created)
 
 
 def agent_publication_of(row: Row[Any]) -> agent_pb2.Agent:

@@ -20,6 +20,7 @@ from registry_svc.mesh.rows import (
     declared_agent_of,
     declared_agent_row,
     declared_model_of,
+    declared_model_row,
     declared_route_of,
     declared_route_row,
     join_token_of,
@@ -190,7 +191,7 @@ class SqlStore(RegistryDatabase, Store):
             await delete_rows(connection, declared_models.c.name, [each.manifest.name for each in models])
             await delete_rows(connection, declared_agents.c.name, [each.manifest.name for each in agents])
             await delete_rows(connection, declared_routes.c.name, [each.manifest.name for each in routes])
-            await _insert(connection, declared_models, [model_row(each) for each in models])
+            await _insert(connection, declared_models, [declared_model_row(each) for each in models])
             await _insert(connection, declared_agents, [declared_agent_row(each) for each in agents])
             await _insert(connection, declared_routes, [declared_route_row(each) for each in routes])
 

@@ -120,7 +120,12 @@ agents = Table("agents", metadata, *_agent_columns(), _publisher_column())
 
 # A declaration outlives runners and may name one that does not exist yet: text, not a foreign key.
 declared_models = Table(
-    "declared_models", metadata, *_manifest_columns(), Column("runner", String(MAX_NAME_CHARS), nullable=False)
+    "declared_models",
+    metadata,
+    *_manifest_columns(),
+    Column("runner", String(MAX_NAME_CHARS), nullable=False),
+    # The provider of a central model, a serialized ModelProvider.
+    Column("provider", LargeBinary, nullable=True),
 )
 declared_agents = Table("declared_agents", metadata, *_agent_columns())
 # Candidates of a route have no foreign key either: a pool has no row, and published models come and go.
@@ -290,6 +295,6 @@ SCHEMA = Schema(
     owner="registry",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0008",
+    newest="0009",
     version_table="alembic_version",
 )
