@@ -45,6 +45,8 @@ class Generate(msgspec.Struct, tag="generate", kw_only=True):
     """Whether the cache of the earlier prompt must not be used."""
     cache_salt: str = ""
     """Requests with different ones must not use each other's cached prompts, where the backend's isolation is SALT."""
+    adapter: str = ""
+    """The adapter that answers, by its name; empty: the model itself, or the one of all its requests."""
     ends_loops: bool = False
     """Whether an answer in which the engine detects a loop ends, as REPEATED_LINE_LOOP."""
 

@@ -256,6 +256,7 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
             yield prepared.warnings
         reader, request = AnswerReader(), prepared.request
         request.fresh, request.cache_salt, request.ends_loops = call.cache.fresh, call.cache.salt, call.ends_loops
+        request.adapter = call.adapter
         async with self._free:
             request.id = channel.next_id()
             async with aclosing(self._answers(channel, request)) as arrivals:

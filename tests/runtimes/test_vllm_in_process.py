@@ -8,12 +8,14 @@ import subprocess
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import psutil
 import pytest
 from kit.engine_settings import engine_settings
+from kit.peft_folder import write_peft_adapter
 from mesh_process import WEFT, MeshProcess, alive, eventually, running_mesh, user_environment, write_config
 from native_builds import built_vllm
 
@@ -25,6 +27,7 @@ from runner_svc.runtimes.vllm.arguments import HOST_PROGRAM, host_arguments
 from runner_svc.runtimes.vllm.backend import VllmBackend
 from runner_svc.runtimes.vllm.settings import VllmLibraryModel
 from runner_svc.runtimes.vllm_engine.arguments import CACHE_BLOCK_TOKENS
+from runner_svc.runtimes.vllm_engine.settings import VllmAdapter
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, json_value_pb2, sampling_pb2, tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, has_content
@@ -312,6 +315,29 @@ async def test_a_model_for_embeddings_gives_vectors() -> None:
         assert len(one) == len(other) == 576
         assert one != other
         assert result.usage.prompt_tokens > 0
+
+
+async def test_adapters_answer_by_their_own_names_and_find_no_prefix_of_each_other(tmp_path: Path) -> None:
+    adapters = tuple(
+        VllmAdapter(name=name, path=str(write_peft_adapter(tmp_path / name, strength=strength)))
+        for name, strength in (("nonsense", 0.5), ("mute", 0.0))
+    )
+    async with _running(adapters=adapters, context_tokens=1024, slots=2) as (backend, _):
+
+        async def ask(adapter: str) -> tuple[str, int]:
+            payload = chat(text=CACHED_PROMPT + "What is the capital of France?", max_tokens=16)
+            frames = await _collect(backend, payload, adapter=adapter)
+            return _text(frames), _cached(frames)
+
+        plain, cached = await ask("")
+        assert cached == 0
+        assert (await ask(""))[1] > 0
+        odd, cached = await ask("nonsense")
+        assert cached == 0, "the prompt as the model without an adapter computed it is of no use"
+        assert odd != plain
+        assert (await ask("nonsense"))[1] > 0
+        same, cached = await ask("mute")
+        assert (same, cached) == (plain, 0)
 
 
 @pytest.fixture(scope="module")

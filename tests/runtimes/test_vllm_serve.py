@@ -23,9 +23,10 @@ from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo
 from runner_svc.memory.estimate import read_model_facts
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.runtimes.vllm_engine.arguments import CACHE_BLOCK_TOKENS
+from runner_svc.runtimes.vllm_engine.settings import VllmAdapter
 from runner_svc.runtimes.vllm_serve.arguments import server_arguments
 from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend
-from runner_svc.runtimes.vllm_serve.settings import VllmAdapter, VllmServeModel
+from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
 from weft.api.common.v1 import tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, has_content

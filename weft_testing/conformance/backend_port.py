@@ -213,6 +213,7 @@ class Call:
     on_token: Callable[[], None] = _nothing
     on_prefill: Callable[[], None] = _nothing
     cache: CacheUse = field(default_factory=CacheUse)
+    adapter: str = ""
     answer_by: float | None = None
     whole: bool = False
     ends_loops: bool = False

@@ -15,6 +15,7 @@ from runner_svc.runtimes.vllm_engine.arguments import (
     model_location,
     sleeps_in_place,
 )
+from runner_svc.runtimes.vllm_engine.settings import local_or_id
 
 HOST_PROGRAM = "runner_svc.runtimes.vllm.host"
 ENGINE_SEPARATOR = "--"
@@ -38,9 +39,10 @@ def host_arguments(
     `shape` is that of the model's files; None: unknown.
     """
     own = ["--socket", str(socket)]
-    if model.lora_path is not None:
-        adapter = Path(model.lora_path).expanduser()
-        own += ["--adapter", str(adapter if adapter.is_dir() else model.lora_path)]
+    # Under the empty name: it answers every request.
+    modules = {"": model.lora_path} if model.lora_path is not None else {}
+    for name, path in {**modules, **{adapter.name: adapter.path for adapter in model.adapters}}.items():
+        own += ["--adapter", f"{name}={local_or_id(path)}"]
     if sleeps_in_place(model, order):
         own += ["--sleep-level", str(model.sleep_level)]
     return [

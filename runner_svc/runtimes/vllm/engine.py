@@ -10,10 +10,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from concurrent.futures import CancelledError
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -47,7 +47,7 @@ RESET_TRIES = 10
 RESET_PAUSE_SECONDS = 0.2
 """The cache is emptied only while no request uses it; what an ended request used is freed a little later."""
 LEVEL_WITHOUT_WEIGHTS = 2
-ADAPTER_ID = 1
+FIRST_ADAPTER_ID = 1
 TOOL_USE = "tool_use"
 _STRUCTURED = "structured_outputs"
 _TRUNCATED = "truncate_prompt_tokens"
@@ -81,8 +81,8 @@ class Libraries:
 class EngineOptions:
     """Options of a load beside vLLM's own."""
 
-    adapter: str = ""
-    """LoRA adapter of every request; empty: none."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """LoRA adapters by name; that of requests which name none has the empty name."""
     sleep_level: int = 1
 
 
@@ -116,9 +116,10 @@ class VllmEngine:
         """Sampling parameters of the model's own, where a request has none."""
         self._tokenizer = self._engine.get_tokenizer()
         self._token_bytes: TokenBytes | None = None
-        self._adapter = None
-        if options.adapter:
-            self._adapter = libraries.lora.LoRARequest("adapter", ADAPTER_ID, options.adapter)
+        self._adapters = {
+            name: libraries.lora.LoRARequest(name or "adapter", number, path)
+            for number, (name, path) in enumerate(options.adapters.items(), FIRST_ADAPTER_ID)
+        }
         self._model = str(arguments.model)
         self._watching = asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
 
@@ -208,9 +209,10 @@ class VllmEngine:
         given: dict[str, Any] = {"prompt_token_ids": prompt}
         if request.cache_salt:
             given["cache_salt"] = request.cache_salt
+        adapter = self._adapters.get(request.adapter)
         first = place * request.choice_count
         cached = 0
-        outputs = self._engine.generate(given, sampling, self._next_id(), lora_request=self._adapter)
+        outputs = self._engine.generate(given, sampling, self._next_id(), lora_request=adapter)
         try:
             async with aclosing(outputs):
                 async for output in outputs:

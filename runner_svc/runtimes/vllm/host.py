@@ -19,7 +19,9 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     place = argv.index(SEPARATOR) if SEPARATOR in argv else len(argv)
     parser = argparse.ArgumentParser(prog="vllm_host", description=__doc__)
     parser.add_argument("--socket", required=True, help="Unix socket on which the runner listens")
-    parser.add_argument("--adapter", default="", help="LoRA adapter of every request")
+    parser.add_argument(
+        "--adapter", action="append", default=[], help="NAME=PATH of a LoRA; without name: of every request"
+    )
     parser.add_argument("--sleep-level", type=int, default=1, help="2: a sleeping engine drops its weights")
     return parser.parse_args(argv[:place]), argv[place + 1 :]
 
@@ -43,7 +45,8 @@ def load(options: argparse.Namespace, engine_flags: list[str], send: Send) -> Vl
     found = libraries()
     parser = found.arguments.AsyncEngineArgs.add_cli_args(found.parser.FlexibleArgumentParser(prog="vllm"))
     given: Any = found.arguments.AsyncEngineArgs.from_cli_args(parser.parse_args(engine_flags))
-    return VllmEngine(found, given, EngineOptions(adapter=options.adapter, sleep_level=options.sleep_level), send)
+    adapters = dict(adapter.split("=", 1) for adapter in options.adapter)
+    return VllmEngine(found, given, EngineOptions(adapters=adapters, sleep_level=options.sleep_level), send)
 
 
 def main() -> None:

@@ -29,9 +29,11 @@ def _build(model: VllmLibraryModel, context: "ModelContext") -> "ModelEngine":
     from runner_svc.runtimes.model_engine import known_templates, text_abilities  # noqa: PLC0415
     from runner_svc.runtimes.vllm.arguments import OWN_FLAGS  # noqa: PLC0415
     from runner_svc.runtimes.vllm.backend import VllmBackend  # noqa: PLC0415
+    from runner_svc.runtimes.vllm_engine.adapters import check_adapters  # noqa: PLC0415
     from runner_svc.runtimes.vllm_engine.model import check_model, model_engine, with_environment  # noqa: PLC0415
 
     check_model(model, context, OWN_FLAGS)
+    check_adapters(model, context)
     for setting, value in (
         ("limit_mm_per_prompt", any(model.limit_mm_per_prompt.values())),
         ("mm_processor_kwargs", model.mm_processor_kwargs),

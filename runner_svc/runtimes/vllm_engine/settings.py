@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, MaxLen
 from typing_extensions import override
 
-from runner_svc.runtimes.settings import HostedModelSettings
+from runner_svc.runtimes.settings import MAX_ADAPTERS, AdapterSettings, HostedModelSettings
 from weft.kernel.settings import PUBLIC, PathText, Pattern
 
 ModelId = Annotated[str, MaxLen(1024), Pattern(r"^[^-\s\x00][^\x00]*$")]
@@ -17,6 +17,34 @@ Word = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 """A word of vLLM's own lists, which differ by version."""
 Modality = Literal["image", "video", "audio"]
 DEFAULT_SLEEP_LEVEL = 1
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmAdapter(AdapterSettings):
+    """An adapter of a model of vLLM's: a model of its own, which shares the engine of that model."""
+
+    path: Annotated[ModelId, PUBLIC]
+    """A folder with `adapter_config.json` and `adapter_model.safetensors`, as PEFT writes it, or an id of the hub."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder, by its whole path; None: it is not on this machine, or in the cache of the hub."""
+        path = Path(self.path).expanduser()
+        return path if path.is_dir() else None
+
+    @property
+    @override
+    def digested_file(self) -> Path | None:
+        folder = self.folder
+        return None if folder is None else folder / ADAPTER_WEIGHTS
+
+
+def local_or_id(path: str) -> str:
+    """Returns the whole path of a folder, or the id of the hub as it is."""
+    folder = Path(path).expanduser()
+    return str(folder) if folder.is_dir() else path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +106,9 @@ class VllmModel(HostedModelSettings):
     """A chat template (Jinja) to use instead of the model's own."""
     lora_path: Annotated[ModelId, PUBLIC] | None = None
     """A LoRA adapter, a folder or an id of the hub, with which every request of this model is answered."""
+    adapters: Annotated[tuple[VllmAdapter, ...], MaxLen(MAX_ADAPTERS)] = ()
+    """Adapters (LoRA) of this model, each a model of its own with a name of its own. They share its process, slots and
+    memory, and are loaded and unloaded with it. `lora_path` instead answers every request with one adapter."""
     max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 16
     """The largest rank of the adapter."""
     enforce_eager: bool = False
@@ -90,6 +121,11 @@ class VllmModel(HostedModelSettings):
     process. Needs `sleep_level`."""
     start_timeout_seconds: Annotated[float, Ge(1), Le(86_400)] | None = None
     """Longest time from the start until it answers. Default: as long as it makes progress (`load_stall_seconds`)."""
+
+    @property
+    @override
+    def served_adapters(self) -> tuple[AdapterSettings, ...]:
+        return self.adapters
 
     @property
     def folder(self) -> Path | None:

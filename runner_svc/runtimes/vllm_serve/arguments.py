@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.memory_estimate import ModelShape
 from runner_svc.runtimes.vllm_engine.arguments import ENGINE_FLAGS, engine_arguments, engine_variables, model_location
-from runner_svc.runtimes.vllm_serve.settings import VllmServeModel, local_or_id
+from runner_svc.runtimes.vllm_engine.settings import local_or_id
+from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
 
 OWN_FLAGS: Mapping[str, str] = {
     "--host": "it is weft's",

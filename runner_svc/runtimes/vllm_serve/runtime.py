@@ -30,8 +30,8 @@ def _build(model: VllmServeModel, context: "ModelContext") -> "ModelEngine":
     from dataclasses import replace  # noqa: PLC0415
 
     from runner_svc.memory.estimate import ModelFacts, read_model_facts  # noqa: PLC0415
+    from runner_svc.runtimes.vllm_engine.adapters import check_adapters  # noqa: PLC0415
     from runner_svc.runtimes.vllm_engine.model import check_model, model_engine, with_environment  # noqa: PLC0415
-    from runner_svc.runtimes.vllm_serve.adapters import check_adapters  # noqa: PLC0415
     from runner_svc.runtimes.vllm_serve.arguments import OWN_FLAGS  # noqa: PLC0415
     from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend  # noqa: PLC0415
     from weft.kernel.abilities import Abilities  # noqa: PLC0415

@@ -33,6 +33,7 @@ from runner_svc.runtimes.hosted_engine import host_command
 from runner_svc.runtimes.vllm.arguments import HOST_PROGRAM
 from runner_svc.runtimes.vllm.backend import VllmBackend
 from runner_svc.runtimes.vllm.settings import VllmLibraryModel
+from runner_svc.runtimes.vllm_engine.settings import VllmAdapter
 from weft.api.common.v1 import (
     chat_pb2,
     completion_pb2,
@@ -564,7 +565,21 @@ async def test_an_adapter_answers_every_request(model: Path) -> None:
     async with _running(model, lora_path="org/adapter", max_lora_rank=8) as (backend, _):
         assert _arguments(backend)["enable_lora"] is True
         assert await reply(backend, chat())
-        assert "adapter: org/adapter" in backend.log_lines(100)
+        assert "adapter 1: org/adapter" in backend.log_lines(100)
+
+
+async def test_each_adapter_answers_the_requests_for_it_and_the_model_itself_the_others(model: Path) -> None:
+    adapters = tuple(VllmAdapter(name=name, path=f"org/{name}") for name in ("a", "b"))
+    async with _running(model, adapters=adapters, slots=4) as (backend, _):
+        given = _arguments(backend)
+        assert (given["enable_lora"], given["max_loras"]) == (True, "2")
+        for adapter, line in (("b", "adapter 2: org/b"), ("a", "adapter 1: org/a")):
+            call = CallInfo(request_id="r1", traceparent="", adapter=adapter)
+            assert await reply(backend, chat(), call)
+            assert backend.log_lines(10_000).count(line) == 1
+        assert await reply(backend, chat())
+        told = [each for each in backend.log_lines(10_000) if each.startswith("adapter ")]
+        assert len(told) == 2, "the model itself has none"
 
 
 async def test_without_the_library_a_load_is_refused_with_the_command_that_installs_it(tmp_path: Path) -> None:

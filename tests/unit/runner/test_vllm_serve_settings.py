@@ -18,11 +18,12 @@ from runner_svc.runtimes.metrics_page import MAX_COUNT
 from runner_svc.runtimes.vllm_engine.arguments import configured_parameters, load_parameters, operations_of
 from runner_svc.runtimes.vllm_engine.forecast import VllmForecast
 from runner_svc.runtimes.vllm_engine.load_stages import LoadStages, Stage
+from runner_svc.runtimes.vllm_engine.settings import VllmAdapter
 from runner_svc.runtimes.vllm_serve.arguments import adapter_bodies, server_arguments, server_environment
 from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend
 from runner_svc.runtimes.vllm_serve.metrics import read_load
 from runner_svc.runtimes.vllm_serve.runtime import RUNTIME
-from runner_svc.runtimes.vllm_serve.settings import VllmAdapter, VllmServeModel
+from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Operation, Skill

@@ -33,14 +33,14 @@ def _model(**settings: Any) -> VllmLibraryModel:
 def test_the_program_gets_its_own_flags_and_vllm_the_engines_after_them() -> None:
     model = _model(name="smol", lora_path="org/adapter", sleep_level=2, extra_arguments=("--block-size", "32"))
     own, engine = parse_arguments(host_arguments(model, SOCKET, ON_A_DEVICE, SHAPE))
-    assert (own.socket, own.adapter, own.sleep_level) == (str(SOCKET), "org/adapter", 2)
+    assert (own.socket, own.adapter, own.sleep_level) == (str(SOCKET), ["=org/adapter"], 2)
     assert engine[:2] == ["--model", "org/model"]
     assert engine[-2:] == ["--block-size", "32"]
     assert "--language-model-only" in engine
     wanted = engine_arguments(model, ON_A_DEVICE, SHAPE)
     assert [*engine[5:-2]] == wanted
     plain, _ = parse_arguments(host_arguments(_model(sleep_level=2), SOCKET, LoadOrder()))
-    assert (plain.adapter, plain.sleep_level) == ("", 1), "it does not sleep without devices"
+    assert (plain.adapter, plain.sleep_level) == ([], 1), "it does not sleep without devices"
 
 
 def test_a_process_of_the_engine_is_spawned_unless_the_runner_says_otherwise() -> None:

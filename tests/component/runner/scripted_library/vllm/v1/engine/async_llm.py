@@ -113,7 +113,8 @@ class AsyncLLM:
         assert set(prompt) <= {"prompt_token_ids", "cache_salt"}
         assert sampling_params.output_kind is RequestOutputKind.DELTA
         if lora_request is not None:
-            say(f"adapter: {lora_request.lora_path}")
+            assert self.args.enable_lora
+            say(f"adapter {lora_request.lora_int_id}: {lora_request.lora_path}")
         structured = sampling_params.structured_outputs
         if structured is not None and structured.grammar is not None and "root" not in structured.grammar:
             raise VLLMValidationError("Invalid grammar specification.")

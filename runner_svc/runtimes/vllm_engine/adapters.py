@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from runner_svc.runtimes.model_engine import ModelContext
-from runner_svc.runtimes.vllm_serve.settings import ADAPTER_CONFIG, ADAPTER_WEIGHTS, VllmAdapter, VllmServeModel
+from runner_svc.runtimes.vllm_engine.settings import ADAPTER_CONFIG, ADAPTER_WEIGHTS, VllmAdapter, VllmModel
 
 MAX_CONFIG_BYTES = 1024 * 1024
 _LOCAL = ("/", "~", ".")
@@ -16,7 +16,7 @@ class _Config(msgspec.Struct):
     r: int
 
 
-def check_adapters(model: VllmServeModel, context: ModelContext) -> None:
+def check_adapters(model: VllmModel, context: ModelContext) -> None:
     """Raise INVALID_ARGUMENT naming the setting for adapters that vLLM could not load."""
     if not model.adapters:
         return
