@@ -145,6 +145,7 @@ def _models(facts: RunnerFacts) -> Iterable[Metric]:
 _ENGINE_GAUGES = (
     ("running_count", "weft_runner_engine_requests_running", "Requests that the engine computes."),
     ("waiting_count", "weft_runner_engine_requests_waiting", "Requests that wait for room in the engine's KV cache."),
+    ("other_count", "weft_runner_engine_requests_of_others", "Requests in the engine that its runner has not sent."),
     ("kv_cache_share", "weft_runner_kv_cache_share", "Share of the KV cache that is in use, 0 to 1."),
     ("kv_cache_tokens", "weft_runner_kv_cache_tokens", "Capacity of the KV cache."),
 )

@@ -5,14 +5,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from runner_svc.openai_upstream.client import OpenAiHttp
 from runner_svc.runtimes.metrics_page import MAX_PAGE_BYTES
 from weft.api.registry.v1 import runner_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.service import start_task, stop_tasks
+
+if TYPE_CHECKING:
+    from runner_svc.openai_upstream.client import OpenAiHttp
 
 SAMPLE_SECONDS = 5.0
 """Interval of the samples."""
@@ -48,7 +51,7 @@ class FigureSampler:
         """The last figures; None: unknown."""
         self._sampling: asyncio.Task[None] | None = None
 
-    def begin(self, http: OpenAiHttp, page: MetricsPage | None) -> None:
+    def begin(self, http: "OpenAiHttp", page: MetricsPage | None) -> None:
         """Begin to sample; without a page nothing is sampled."""
         if page is not None:
             self._sampling = start_task(self._sample(http, page), name="engine-figures")
@@ -59,7 +62,7 @@ class FigureSampler:
         if sampling is not None:
             await stop_tasks([sampling])
 
-    async def _sample(self, http: OpenAiHttp, page: MetricsPage) -> None:
+    async def _sample(self, http: "OpenAiHttp", page: MetricsPage) -> None:
         """Sample until the server says that it has no such page."""
         failures = 0
         while True:
@@ -85,7 +88,7 @@ def _counted(page: MetricsPage, text: str, own: int) -> runner_pb2.EngineLoad:
     return load
 
 
-async def _page(http: OpenAiHttp, path: str) -> tuple[int | None, str | None]:
+async def _page(http: "OpenAiHttp", path: str) -> tuple[int | None, str | None]:
     """Returns the status and the text of a page; None: there is no answer, or it is not usable."""
     with suppress(WeftError):
         status, body = await http.call_route("GET", path, PAGE_SECONDS)

@@ -6,6 +6,7 @@ its sandbox; the engine receives rendered prompts only.
 
 import asyncio
 import sys
+import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -39,6 +40,7 @@ from runner_svc.engine_host.messages import (
 from runner_svc.engine_host.request import AnswerReader, PreparedRequest, prepare
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.policy.parameters import EngineParameters
+from runner_svc.runtimes.engine_figures import with_sample_time
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile, text_abilities
 from runner_svc.runtimes.settings import HostedModelSettings
 from runner_svc.supervise.process_time import GpuTime
@@ -140,7 +142,8 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
     @override
     def engine_load(self) -> runner_pb2.EngineLoad | None:
         figures = None if self._channel is None or self._asleep else self._channel.figures
-        return None if figures is None else engine_load_of(figures)
+        # The program sends them whenever they change, so that the last ones are those of now.
+        return None if figures is None else with_sample_time(engine_load_of(figures), time.time())
 
     @property
     @override

@@ -429,6 +429,7 @@ async def test_the_engine_tells_its_figures_while_it_works(model: Path) -> None:
                 assert load.kv_cache_tokens == 1024 * 16
                 assert load.prefix_query_tokens == len("<[user]hi[assistant]")
                 assert 0 < load.kv_cache_share < 0.1
+                assert load.HasField("sample_time"), "routers count what has a time"
                 waiting.cancel()
                 await asyncio.wait({waiting})
         await _until_load(backend, running_count=0, waiting_count=0, kv_cache_share=0.0)

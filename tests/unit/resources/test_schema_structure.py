@@ -31,6 +31,8 @@ CHANGED = {
     # Adapters of models are new.
     "InstanceStatus.properties.baseModel",
     "CandidateDocument.properties.engineLoad",
+    # The API of the provider that serves a model is new.
+    "ModelDocument.properties.provider",
     # The times of a request as a whole, and at its engine, are new.
     "ReceiptDocument.properties.engineTimings",
     "ReceiptDocument.properties.totalSeconds",
