@@ -10,6 +10,7 @@ from runner_svc.backend.port import CallInfo
 from runner_svc.chat.offer import CallKind, Offer, json_object, make_offer, require_local
 from runner_svc.chat.receipt import AnswerReceipt, warning
 from runner_svc.chat.request import ChatEngine, ChatRequest, ChatSetup
+from runner_svc.chat.settings import ChatSettings
 from runner_svc.chat.turn import (
     CallCollector,
     FunctionCall,
@@ -28,6 +29,7 @@ from runner_svc.tools.schemas import ArgumentCheck
 from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import chat_pb2, event_pb2, json_value_pb2, signal_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
+from weft.dispatch.parameter_checks import fill_defaults
 from weft.kernel.errors import PROMPT_TOKENS, WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
@@ -47,7 +49,7 @@ def converse(work: ChatEngine, request: ChatRequest, setup: ChatSetup) -> AsyncG
     Raises, beside the engine's own errors: INVALID_ARGUMENT and TOOL_UNAVAILABLE before anything is generated,
     TOOL_CALL_INVALID for a call that cannot be executed, REPEATED_LINE_LOOP where the policy is to kill.
     """
-    request = _with_default_maximum(request, setup.settings.default_max_tokens)
+    request = _with_defaults(request, setup.settings)
     if kills_repetition(request.behaviour, setup.settings):
         request = replace(request, call=replace(request.call, ends_loops=True))
     if not isinstance(request.payload, chat_pb2.ChatPayload):
@@ -67,13 +69,17 @@ def converse(work: ChatEngine, request: ChatRequest, setup: ChatSetup) -> AsyncG
     return _single_turn(work, payload, request.call, watch)
 
 
-def _with_default_maximum(request: ChatRequest, default_max_tokens: int | None) -> ChatRequest:
-    """Returns the request with the model's default maximum of tokens, where it sets none itself."""
-    if default_max_tokens is None or request.payload.sampling.HasField("max_tokens"):
+def _with_defaults(request: ChatRequest, settings: ChatSettings) -> ChatRequest:
+    """Returns the request with the model's sampling parameters and maximum of tokens, where it sets none itself."""
+    needs_maximum = settings.default_max_tokens is not None and not request.payload.sampling.HasField("max_tokens")
+    if not needs_maximum and settings.default_params is None:
         return request
     payload = type(request.payload)()
     payload.CopyFrom(request.payload)  # type: ignore[arg-type]  # the same type
-    payload.sampling.max_tokens = default_max_tokens
+    if settings.default_params is not None:
+        fill_defaults(payload.sampling, settings.default_params)
+    if needs_maximum and settings.default_max_tokens is not None:
+        payload.sampling.max_tokens = settings.default_max_tokens
     return replace(request, payload=payload)
 
 

@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import tzinfo
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from runner_svc.policy.repetition import RepetitionLimits
 from runner_svc.policy.signals import SignalDescription, signal_catalogue
+
+if TYPE_CHECKING:
+    from weft.api.common.v1 import sampling_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,8 @@ class ChatSettings:
     repetition_limits: RepetitionLimits = field(default_factory=RepetitionLimits)
     default_max_tokens: int | None = None
     """Maximum of an answer where neither the request nor its agent sets one; None: the rest of the context."""
+    default_params: "sampling_pb2.SamplingParams | None" = None
+    """Sampling parameters of requests that leave them out, also in their agent; None: the engine's own."""
     signals: Mapping[str, SignalDescription] = field(default_factory=signal_catalogue, repr=False)
     """Signals that an agent may list, by name. Read-only."""
     max_tool_iterations: int = 8

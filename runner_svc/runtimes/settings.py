@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Le, MaxLen
 from typing_extensions import override
@@ -129,6 +129,9 @@ class ModelSettings:
 
     name: Annotated[Name, PUBLIC]
     """Unique in the mesh."""
+    enabled: Annotated[bool, PUBLIC] = True
+    """Whether it is there at all. Of one that is not, only the form of its settings is checked; `weft.local.yaml` may
+    enable it on one machine."""
     pool: Annotated[Name, PUBLIC] | None = None
     """Models of one pool answer for each other."""
     skills: Annotated[tuple[Skill, ...], MaxLen(8)] = ()
@@ -171,6 +174,9 @@ class ModelSettings:
     default_max_tokens: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
     """Maximum tokens of an answer where neither the request nor its agent names one; the answer then ends with
     `length`. Default: until the context ends. The demo model has 512."""
+    default_params: Annotated[Mapping[str, Any], MaxLen(64), PUBLIC] = field(default_factory=dict)
+    """Sampling parameters of requests that leave them out, also in their agent, such as `temperature: 0.2`; for the
+    maximum of tokens there is `default_max_tokens`. Default: the engine's own."""
     repetition: Repetition = "kill"
     """What happens to an answer that repeats a line or a piece of text over and over: it goes on unread (off), goes on
     with a warning (warn), or ends with `repeated_line_loop` (kill)."""

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2
 from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.fleet import FleetSource, FleetView, ModelView, abilities_in
+from weft.dispatch.parameter_checks import fill_defaults
 from weft.dispatch.payload_description import (
     Payload,
     names_languages,
@@ -116,19 +117,6 @@ def with_agent(payload: chat_pb2.ChatPayload, agent: agent_pb2.AgentManifest) ->
         prepared.messages.extend(payload.messages)
     fill_defaults(prepared.sampling, agent.default_params)
     return prepared
-
-
-def fill_defaults(params: sampling_pb2.SamplingParams, defaults: sampling_pb2.SamplingParams) -> None:
-    """Sets defaults for unset parameters. Set ones stay, including 0; an empty list counts as unset."""
-    filled = sampling_pb2.SamplingParams()
-    filled.CopyFrom(defaults)
-    # Merging would concatenate lists and maps; the request's replace the agent's instead.
-    if params.stop:
-        filled.ClearField("stop")
-    if params.logit_bias:
-        filled.ClearField("logit_bias")
-    filled.MergeFrom(params)
-    params.CopyFrom(filled)
 
 
 def _require_agent(view: FleetView, name: str) -> agent_pb2.Agent:

@@ -1,4 +1,4 @@
-"""Bounds and checks of request parameters that HTTP, gRPC and declarations share.
+"""Bounds, checks and defaults of request parameters that HTTP, gRPC and declarations share.
 
 Unknown parameters, sizes of rerank, image and audio calls, and the options of a request (cache, keep-alive, priority,
 client, session) as messages. The numbers are those of the proto comments; OpenAI's own where it has one.
@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
-from weft.api.common.v1 import json_value_pb2
+from weft.api.common.v1 import json_value_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import serve_options_pb2
 from weft.kernel.errors import invalid_field
@@ -146,3 +146,16 @@ def cache_tag(text: str, field: str) -> str:
 def _seconds(duration: Duration) -> float:
     # Beyond what a Duration may hold, its own arithmetic fails; here such a length is only too long.
     return duration.seconds + duration.nanos / _NANOSECONDS
+
+
+def fill_defaults(params: sampling_pb2.SamplingParams, defaults: sampling_pb2.SamplingParams) -> None:
+    """Sets defaults for unset parameters. Set ones stay, including 0; an empty list counts as unset."""
+    filled = sampling_pb2.SamplingParams()
+    filled.CopyFrom(defaults)
+    # Merging would concatenate lists and maps; those of the request replace the defaults instead.
+    if params.stop:
+        filled.ClearField("stop")
+    if params.logit_bias:
+        filled.ClearField("logit_bias")
+    filled.MergeFrom(params)
+    params.CopyFrom(filled)

@@ -23,7 +23,7 @@ def _agent(agent: AgentSettings, where: str) -> agent_pb2.AgentManifest:
         name=agent.name,
         description=agent.description,
         system_prompt=agent.system_prompt,
-        default_params=_sampling(agent.default_params, f"{where}.default_params"),
+        default_params=sampling_of(agent.default_params, f"{where}.default_params"),
         behaviour=_behaviour(agent, where),
     )
     if agent.pool is not None:
@@ -52,7 +52,8 @@ def _behaviour(agent: AgentSettings, where: str) -> agent_behaviour_pb2.AgentBeh
     return behaviour if behaviour.ListFields() else None
 
 
-def _sampling(params: Mapping[str, Any], where: str) -> sampling_pb2.SamplingParams:
+def sampling_of(params: Mapping[str, Any], where: str) -> sampling_pb2.SamplingParams:
+    """Returns the sampling parameters of an agent's or a model's settings. Raises INVALID_ARGUMENT naming the field."""
     sampling = sampling_pb2.SamplingParams()
     # One by one, because the parser's own message does not name the invalid parameter.
     for name, value in params.items():

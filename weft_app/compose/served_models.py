@@ -21,9 +21,11 @@ from runner_svc.runtimes.settings import (
 )
 from runner_svc.settings import RunnerSettings, SignalSettings
 from runner_svc.tools.schemas import object_schema
+from weft.api.common.v1 import sampling_pb2
 from weft.api.registry.v1 import wake_pb2
 from weft.kernel.abilities import ThinkingMode, complete_list
 from weft.kernel.errors import invalid_field
+from weft.kernel.field_rules import check_message
 from weft.kernel.request import Skill
 from weft.kernel.units import keep_alive_seconds
 from weft.wake.recipes import (
@@ -31,6 +33,7 @@ from weft.wake.recipes import (
     MAX_WAIT_SECONDS,
     is_mac_address,
 )
+from weft_app.compose.published_agents import sampling_of
 
 MAX_ARGUMENT_CHARS = 4096
 
@@ -185,12 +188,24 @@ def chat_settings(section: RunnerSettings, model: ModelSettings) -> ChatSettings
         repetition=model.repetition,
         repetition_limits=RepetitionLimits().scaled(model.repetition_lines, model.repetition_characters),
         default_max_tokens=model.default_max_tokens,
+        default_params=_default_params(model, f"{where}.models.{model.name}.default_params"),
         signals=signal_catalogue(_signals(section.signals, f"{where}.signals")),
         max_tool_iterations=section.max_tool_iterations,
         max_tool_calls_per_turn=section.max_tool_calls_per_turn,
         zone=_zone(section.time_zone, f"{where}.time_zone"),
         platform_context=section.platform_context,
     )
+
+
+def _default_params(model: ModelSettings, where: str) -> sampling_pb2.SamplingParams | None:
+    """Returns the sampling parameters of requests that leave them out; None: there are none."""
+    if "max_tokens" in model.default_params:
+        raise invalid_field(f"{where}.max_tokens", "is not taken here; use default_max_tokens")
+    if not model.default_params:
+        return None
+    found = sampling_of(model.default_params, where)
+    check_message(found, where)
+    return found
 
 
 def _is_offered(section: RunnerSettings, name: str) -> bool:

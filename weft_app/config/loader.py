@@ -5,7 +5,7 @@ Every limit has a name with its unit. Unknown names are refused: a typo must not
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -62,7 +62,25 @@ def load_with_sources(
 
 def parse_config(document: Mapping[str, Any], path: Path | None = None) -> WeftConfig:
     """Returns the configuration that a document holds. Raises INVALID_ARGUMENT naming the field, and its place."""
-    return parse_section(WeftConfig, document, path)
+    return _with_enabled_models(parse_section(WeftConfig, document, path))
+
+
+def _with_enabled_models(config: WeftConfig) -> WeftConfig:
+    """Returns the configuration without disabled models. Raises INVALID_ARGUMENT for a runner that has no other."""
+    runners = config.runners or ()
+    if all(model.enabled for runner in runners for model in runner.models):
+        return config
+    for runner in runners:
+        if not any(model.enabled for model in runner.models):
+            raise invalid_field(
+                f"runners.{runner.name}.models", "none is enabled; enable one (enabled: true), or take the runner out"
+            )
+    return replace(
+        config,
+        runners=tuple(
+            replace(runner, models=tuple(model for model in runner.models if model.enabled)) for runner in runners
+        ),
+    )
 
 
 def parse_section(kind: type[Section], document: Mapping[str, Any], path: Path | None = None) -> Section:

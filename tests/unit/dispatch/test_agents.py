@@ -8,8 +8,9 @@ from kit.messages import changed
 
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2
-from weft.dispatch.agents import agent_name_of, fill_defaults, members_of, require_model_name, resolve, with_agent
+from weft.dispatch.agents import agent_name_of, members_of, require_model_name, resolve, with_agent
 from weft.dispatch.fleet import FleetView, ModelView
+from weft.dispatch.parameter_checks import fill_defaults
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

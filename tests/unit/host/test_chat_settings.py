@@ -7,6 +7,7 @@ import pytest
 
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.signals import reason_only
+from weft.api.common.v1 import sampling_pb2
 from weft.kernel.errors import FieldError
 from weft_app.compose.served_models import chat_settings
 from weft_app.config.loader import parse_section
@@ -27,6 +28,11 @@ def _settings(model: dict[str, Any] | None = None, **fields: Any) -> ChatSetting
 
 def test_a_section_that_says_nothing_gives_the_defaults() -> None:
     assert _settings() == ChatSettings()
+
+
+def test_the_sampling_parameters_of_a_model_arrive() -> None:
+    found = _settings({"default_params": {"temperature": 0.2, "stop": ["END"]}}).default_params
+    assert found == sampling_pb2.SamplingParams(temperature=0.2, stop=["END"])
 
 
 def test_everything_that_is_said_arrives() -> None:
@@ -57,6 +63,9 @@ def test_everything_that_is_said_arrives() -> None:
         ({"tools": ["word_count", "files"]}, {"tools": TOOLS}, "runners.r1.models.m1.tools[1]"),
         ({"tools": ["word_count.x"]}, {"tools": TOOLS}, "runners.r1.models.m1.tools[0]"),
         ({}, {"time_zone": "Mars/Olympus"}, "runners.r1.time_zone"),
+        ({"default_params": {"temprature": 1}}, {}, "runners.r1.models.m1.default_params.temprature"),
+        ({"default_params": {"temperature": 3}}, {}, "runners.r1.models.m1.default_params.temperature"),
+        ({"default_params": {"max_tokens": 3}}, {}, "runners.r1.models.m1.default_params.max_tokens"),
         ({}, {"time_zone": "../../etc/passwd"}, "runners.r1.time_zone"),
         ({}, {"time_zone": "Europe"}, "runners.r1.time_zone"),
         ({}, {"signals": [LEGAL, LEGAL]}, "runners.r1.signals.NEEDS_LEGAL"),

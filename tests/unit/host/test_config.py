@@ -1,6 +1,7 @@
 """The configuration file: layers, limits, and a reference that is true."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,80 @@ def test_the_local_file_can_change_one_model_and_leaves_the_others_as_they_are(t
     left, right = load_config(path).runners or ()
     assert next((model.name, model.location, model.slots) for model in left.models) == ("a", "/home/me/a.gguf", 4)
     assert [model.name for model in (*left.models, *right.models)] == ["a", "b", "c"]
+
+
+_OVERLAID = """
+runners:
+  - name: left
+    models:
+      - {name: a, path: /m/a.gguf, slots: 2, default_max_tokens: 64, default_params: {temperature: 0.2, top_k: 5}}
+      - {name: b, path: /m/b.gguf, enabled: false}
+"""
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("path", "/elsewhere/a.gguf"),
+        ("slots", 8),
+        ("context_tokens", 4096),
+        ("default_max_tokens", 512),
+        ("keep_alive", "5m"),
+        ("replicas", 2),
+        ("threads", 3),
+        ("pin", True),
+        ("thinking", False),
+        ("pool", "writers"),
+        ("repetition", "warn"),
+        ("start_asleep", True),
+    ],
+)
+def test_the_local_file_changes_one_field_of_one_model_and_nothing_else(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    path = _write(tmp_path, "weft.yaml", _OVERLAID)
+    (before,) = load_config(path).runners or ()
+    _write(
+        tmp_path,
+        "weft.local.yaml",
+        json.dumps({"runners": [{"name": "left", "models": [{"name": "a", field: value}]}]}),
+    )
+    (after,) = load_config(path).runners or ()
+    (old,), (new,) = before.models, after.models
+    wanted: Any = Path(str(value)) if field == "path" else value
+    assert getattr(new, field) == wanted
+    assert new == replace(old, **{field: wanted})
+
+
+def test_the_local_file_changes_one_sampling_parameter_of_one_model(tmp_path: Path) -> None:
+    path = _write(tmp_path, "weft.yaml", _OVERLAID)
+    _write(
+        tmp_path, "weft.local.yaml", "runners: [{name: left, models: [{name: a, default_params: {temperature: 1}}]}]"
+    )
+    (left,) = load_config(path).runners or ()
+    assert left.models[0].default_params == {"temperature": 1, "top_k": 5}
+
+
+def test_a_model_that_is_not_enabled_is_as_if_it_were_not_there_until_the_local_file_enables_it(tmp_path: Path) -> None:
+    path = _write(tmp_path, "weft.yaml", _OVERLAID)
+    (left,) = load_config(path).runners or ()
+    assert [model.name for model in left.models] == ["a"]
+    _write(tmp_path, "weft.local.yaml", "runners: [{name: left, models: [{name: b, enabled: true}]}]")
+    (left,) = load_config(path).runners or ()
+    assert [model.name for model in left.models] == ["a", "b"]
+
+
+def test_a_runner_whose_models_are_all_disabled_is_refused_by_name(tmp_path: Path) -> None:
+    path = _write(tmp_path, "weft.yaml", _OVERLAID)
+    _write(tmp_path, "weft.local.yaml", "runners: [{name: left, models: [{name: a, enabled: false}]}]")
+    with pytest.raises(FieldError) as refused:
+        load_config(path)
+    assert refused.value.field == "runners.left.models"
+    assert "enabled: true" in refused.value.message
+
+
+def test_the_form_of_a_disabled_models_settings_is_checked_all_the_same(tmp_path: Path) -> None:
+    path = _write(tmp_path, "weft.yaml", _OVERLAID.replace("enabled: false", "enabled: false, slots: 0"))
+    with pytest.raises(FieldError) as refused:
+        load_config(path)
+    assert "slots" in refused.value.field

@@ -30,7 +30,7 @@ from chat_stage import (
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.chat.conversation import converse
-from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, event_pb2, warning_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, event_pb2, sampling_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import COMPLETION_TOKENS, WeftError
 from weft.kernel.reasons import Reason
@@ -187,6 +187,16 @@ async def test_a_model_has_a_maximum_for_those_who_name_none(
         payload.sampling.max_tokens = named
     await events_of(work, request(payload, tools=tools), setup(default_max_tokens=512))
     assert work.payloads[0].sampling.max_tokens == sent
+
+
+async def test_a_model_has_sampling_parameters_for_those_who_leave_them_out() -> None:
+    payload, work = _payload(), _work()
+    payload.sampling.temperature = 0.0
+    defaults = sampling_pb2.SamplingParams(temperature=0.7, top_p=0.9, stop=["END"])
+    await events_of(work, request(payload), setup(default_params=defaults, default_max_tokens=5))
+    sent = work.payloads[0].sampling
+    assert (sent.temperature, sent.top_p, list(sent.stop), sent.max_tokens) == (0.0, 0.9, ["END"], 5)
+    assert not payload.sampling.HasField("top_p"), "the request itself stays as it is"
 
 
 async def test_a_completion_has_the_models_maximum_too_and_without_one_nothing_is_sent() -> None:

@@ -1,0 +1,90 @@
+"""The table of an LLM pool's settings names each of them, and only settings that exist here."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).parents[3] / "docs"
+SETTINGS = frozenset(
+    {
+        *(
+            "LLM_POOL_SETTINGS_PATH",
+            "LLM_POOL_LOCAL_SETTINGS_PATH",
+            "service.host",
+            "service.port",
+            "service.log_level",
+        ),
+        *("engine.backend", "engine.decoding", "engine.models", "decoding.beam_size"),
+        *("model_path", "backend", "prompt_format", "enable_thinking", "enabled", "replicas", "replica_max"),
+        *("target_inflight", "modalities", "device", "compute_type"),
+        *(f"exllama_{name}" for name in ("cache_size", "cache_quant", "gpu_split", "tensor_parallel", "tp_backend")),
+        *(f"exllama_max_{name}" for name in ("batch_size", "chunk_size", "q_size", "rq_tokens")),
+        *(f"gguf_{name}" for name in ("n_gpu_layers", "n_ctx", "flash_attn", "type_k", "type_v")),
+        *(f"llama_server_{name}" for name in ("binary", "host", "port", "library_path", "n_ctx", "n_gpu_layers")),
+        *(f"llama_server_{name}" for name in ("flash_attn", "mmproj_path", "image_max_tokens", "draft_model_path")),
+        *(f"llama_server_spec_{name}" for name in ("type", "draft_n_max", "draft_p_min", "draft_ngl")),
+        *("llama_server_reasoning", "llama_server_extra_args", "vllm_model", "vllm_dtype"),
+        *(f"vllm_{name}" for name in ("gpu_memory_utilization", "kv_cache_memory_bytes", "kv_cache_dtype")),
+        *(f"vllm_{name}" for name in ("max_model_len", "tensor_parallel_size", "limit_mm_per_prompt", "max_pixels")),
+        *(f"vllm_{name}" for name in ("mm_processor_kwargs", "trust_remote_code", "num_speculative_tokens")),
+        *(f"vllm_speculative_{name}" for name in ("method", "model", "moe_backend", "attention_backend")),
+        *(f"vllm_serve_{name}" for name in ("binary", "host", "port", "library_path", "env", "api_key", "extra_args")),
+        "vllm_serve_start_timeout_s",
+        *(f"remote_{name}" for name in ("api_kind", "base_url", "api_key_env", "model", "timeout_s", "health_check")),
+        *("remote_max_retries", "remote_thinking"),
+    }
+)
+"""The settings of such a pool: those of its file, its environment, its models and its backends."""
+MODELS = {
+    "ctranslate2": "CTranslate2Model",
+    "exllamav3": "ExllamaV3Model",
+    "llama_cpp_python": "LlamaCppPythonModel",
+    "llama_server": "LlamaServerModel",
+    "openai_remote": "OpenAiRemoteModel",
+    "vllm": "VllmLibraryModel",
+    "vllm_serve": "VllmServeModel",
+}
+"""The part of the published schema by runtime."""
+_ROW = re.compile(r"^\| `([^`]+)` \| (?:`([^`]+)`|-) \|(.*)\|$", re.MULTILINE)
+
+
+def _rows() -> list[tuple[str, str, str]]:
+    return _ROW.findall((DOCS / "llm-pool.md").read_text())
+
+
+def _exists(name: str, schema: dict[str, Any]) -> bool:
+    place, _, field = name.partition(".")
+    parts: dict[str, Any] = schema["$defs"]
+    if place == "file":
+        found: Any = schema
+        for step in field.split("."):
+            found = parts[found["$ref"].rpartition("/")[2]] if "$ref" in found else found
+            found = found["properties"].get(step)
+            if found is None:
+                return False
+        return True
+    if place == "runner":
+        return field in parts["ConfiguredRunner"]["properties"]
+    kinds = MODELS.values() if place == "model" else [MODELS[place]]
+    return all(field in parts[kind]["properties"] for kind in kinds)
+
+
+def test_each_setting_of_such_a_pool_has_one_row() -> None:
+    named = [name for name, _, _ in _rows()]
+    assert len(named) == len(set(named))
+    assert set(named) == SETTINGS
+
+
+def test_a_row_names_a_setting_that_exists_or_says_why_there_is_none() -> None:
+    schema = json.loads((DOCS / "config.schema.json").read_text())
+    for name, here, note in _rows():
+        assert _exists(here, schema) if here else note.strip(), name
+
+
+@pytest.mark.parametrize("name", ["model.path", "runner.nothing", "file.log.nothing", "vllm.gguf_n_ctx"])
+def test_a_name_that_is_no_setting_is_found(name: str) -> None:
+    """The control."""
+    assert not _exists(name, json.loads((DOCS / "config.schema.json").read_text()))
