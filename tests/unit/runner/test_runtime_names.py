@@ -16,6 +16,7 @@ ALLOWED = {
     "runner_svc/runtimes/unmanaged_server.py": "`server` is the word of messages for a server that runs already",
     "runner_svc/runtimes/vllm_serve/runtime.py": "`vllm` is the program that it starts",
     "weft_testing/fake_backend/vllm_routes.py": "`vllm` owns the models that its server lists",
+    "weft_app/compose/central.py": "models that operators declare are those of `openai_remote`",
     "weft_app/cli/doctor.py": "`server` is a check of `weft doctor`",
 }
 """Modules that may name a runtime, with the reason."""
