@@ -78,7 +78,7 @@ class UnreadAnswers:
         self._closed = False
 
     async def put(self, answer: Answer) -> None:
-        """Add an answer once there is room for it; whoever waits here does not read the engine's further messages."""
+        """Add an answer once there is room for it. The engine's further messages are not read meanwhile."""
         while len(self._answers) >= MAX_UNREAD_ANSWERS and not self._closed:
             self._room.clear()
             await self._room.wait()

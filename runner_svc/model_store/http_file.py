@@ -1,7 +1,7 @@
 """The transfer of one file over HTTP into a partial file: ranges, resumption, redirects, digests and bounds.
 
 huggingface_hub speaks the hub's protocol, but its own transfer begins anew in each process and compares sizes alone
-(docs/decisions/0041), so that transfers of the hub and of other servers are done here.
+(docs/decisions/0044), so that transfers of the hub and of other servers are done here.
 """
 
 import hashlib
@@ -275,7 +275,7 @@ class FileTransfer:
         )
 
     def _total_of(self, response: "httpx2.Response", file: BinaryIO) -> int | None:
-        """Returns the size of the whole file by a response; what is here is dropped where the server begins anew."""
+        """Returns the size of the whole file by a response. Drops the partial file where the response is the whole."""
         match response.status_code:
             case 200:
                 if self._size:
@@ -304,7 +304,7 @@ class FileTransfer:
         return expected if total is None else total
 
     def _follow_etag(self, response: "httpx2.Response", file: BinaryIO) -> None:
-        """Keeps the validator of the content; one that changed under a resumed transfer begins it anew."""
+        """Keep the validator (ETag) of the content. Drops the partial file where the validator has changed."""
         etag = str(response.headers.get("etag", ""))
         etag = "" if etag.startswith("W/") or len(etag) > MAX_STATE_BYTES // 2 else etag
         if self._size and not self._has_digest and etag != self._etag:

@@ -48,7 +48,7 @@ async def test_engines_that_swap_under_mixed_load_never_share_memory_and_every_r
     assert {len(lease.shares) for lease in stage.checker.granted(NARROW)} == {1}
 
 
-@pytest.mark.parametrize(("runner", "model"), [(SERVED, WIDE), (QUANTIZED, NARROW)])
+@pytest.mark.parametrize(("runner", "model"), [(SERVED, WIDE), (QUANTIZED, NARROW)], ids=[SERVED, QUANTIZED])
 async def test_the_lease_of_a_killed_runner_ends_when_its_engine_has_and_not_before(
     mesh: MeshProcess, runner: str, model: str
 ) -> None:

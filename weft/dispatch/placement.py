@@ -123,14 +123,14 @@ MAX_CANCELLER_CHARS = 256
 
 
 def request_cancelled(cancelled_by: str) -> WeftError:
-    """CANCELLED for the caller of a request that somebody else cancelled, or the caller itself by another call."""
+    """Returns the error CANCELLED of a request that a separate call cancelled, with the name of its caller."""
     return WeftError(
         Reason.CANCELLED, f"the request was cancelled by {cancelled_by}", metadata={CANCELLED_BY: cancelled_by}
     )
 
 
 def canceller_of(error: BaseException | None) -> str:
-    """Returns who cancelled the request that ended with an error; empty: nobody did."""
+    """Returns the name of the caller who cancelled the request that ended with an error; empty: not cancelled so."""
     return error.metadata.get(CANCELLED_BY, "") if isinstance(error, WeftError) else ""
 
 
