@@ -17,7 +17,10 @@ CALL_TIMEOUT_SECONDS = 0.25
 """Of each call; a completion makes at most three and must be there within a second even on a slow host."""
 MAX_OFFERED = 1000
 TASKS = "tasks"
-REMEMBERED = ("clients", "requests", TASKS)
+REQUESTS = "requests"
+CANCELLED_KINDS = (REQUESTS, TASKS)
+"""Plurals of what `weft cancel` takes."""
+REMEMBERED = ("clients", REQUESTS, TASKS)
 """Plurals of what a router stores; their names are not completed, since they change constantly."""
 AGENT_PREFIX = "agent/"
 ROUTE_PREFIX = "route/"
@@ -57,9 +60,9 @@ def complete_with_tasks(ctx: typer.Context, incomplete: str) -> list[str]:
     return [*complete_resource(ctx, incomplete), *([] if words else _offer([TASKS], incomplete))]
 
 
-def complete_tasks(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes `tasks`."""
-    return [] if ctx.params.get("tasks") else _offer([TASKS], incomplete)
+def complete_cancelled_kind(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completes the kinds of what can be cancelled."""
+    return [] if ctx.params.get("words") else _offer(CANCELLED_KINDS, incomplete)
 
 
 def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -20,7 +20,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.reasons import Reason
 from weft_app.cli.chat import shown
-from weft_app.cli.completion import complete_tasks
+from weft_app.cli.completion import complete_cancelled_kind
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_FAILED,
@@ -307,7 +307,7 @@ def cancel(
         typer.Argument(
             metavar="KIND ID...",
             help="task or request, and ids; or task/ID... (an id of a request may contain slashes)",
-            autocompletion=complete_tasks,
+            autocompletion=complete_cancelled_kind,
         ),
     ],
     tenant: Annotated[str, typer.Option(help="Only requests of this tenant: two may use one id.")] = "",

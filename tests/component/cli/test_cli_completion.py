@@ -38,7 +38,7 @@ def _offered(home: Path, line: str) -> list[str]:
         ("weft wait ", ["models", "agents", "runners", "pools", "routes", "tasks"]),
         ("weft describe ta", ["tasks"]),
         ("weft delete task ", []),
-        ("weft cancel ", ["tasks"]),
+        ("weft cancel ", ["requests", "tasks"]),
         ("weft cancel tasks ", []),
         ("weft batch r", ["results"]),
         ("weft get req", ["requests"]),
