@@ -132,7 +132,8 @@ async def test_images_for_a_text_only_pool_are_the_callers_and_hurt_nobody_else(
 
 async def test_an_answer_that_loops_is_ended_with_its_usage_on_every_surface(single: MeshProcess) -> None:
     """Found by trying: it ran to the end of the context, and one that was ended had no usage."""
-    await _configure(single, "a", repeat_line="I will now look at the file again.\n")
+    # Slow enough that it is ended in mid-answer: at full speed the whole answer may be there before it is read.
+    await _configure(single, "a", repeat_line="I will now look at the file again.\n", tokens_per_second=500.0)
     async with aiohttp.ClientSession(headers={"X-Request-Id": "loop-whole"}) as http:
         status, answer = await _ask(http, single, max_tokens=1500)
     assert (status, answer["error"]["code"]) == (502, "repeated_line_loop")

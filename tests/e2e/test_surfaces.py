@@ -112,7 +112,7 @@ async def test_trace_and_request_id_reach_the_backend_and_the_log(mesh: MeshProc
 
 async def test_a_full_queue_is_503_with_retry_after_and_a_waiting_stream_gets_comments(mesh: MeshProcess) -> None:
     async with await mesh.backend("a") as backend:
-        await backend.set_behaviour(prefill_seconds=4.0)
+        await backend.set_behaviour(prefill_seconds=1.5)
     url = f"{mesh.url}/v1/chat/completions"
     async with aiohttp.ClientSession() as http, await mesh.backend("a") as backend:
         running = asyncio.create_task(_status(http, url, _body()))

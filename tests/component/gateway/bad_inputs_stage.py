@@ -119,6 +119,7 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/models/route/{route}", "read"),
     Endpoint("GET", "/v1/requests", "read"),
     Endpoint("GET", "/v1/requests/{id:path}", "read"),
+    Endpoint("POST", "/v1/requests/{id:path}/cancel", "action"),
     Endpoint("GET", "/v1/clients", "read"),
     Endpoint("GET", "/v1/admin/models", "read"),
     Endpoint("GET", "/v1/admin/models/{name}", "read"),
