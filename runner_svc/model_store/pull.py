@@ -291,7 +291,9 @@ class _Progress:
 
     def begin(self, choice: FileChoice) -> None:
         self._message.total_bytes = choice.size_bytes
-        chosen = f"{choice.quantization or choice.form}, {size_words(choice.size_bytes)} in {len(choice.files)} files"
+        count = len(choice.files)
+        files = "1 file" if count == 1 else f"{count} files"
+        chosen = f"{choice.quantization or choice.form}, {size_words(choice.size_bytes)} in {files}"
         self.show(pb.PULL_STAGE_LOADING, detail=chosen)
 
     def begin_file(self, name: str) -> None:

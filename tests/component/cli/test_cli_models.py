@@ -65,7 +65,7 @@ def test_a_model_is_pulled_listed_and_removed_without_a_mesh(stage: Stage) -> No
     assert pulled.returncode == 0, pulled.stderr
     path = pulled.stdout.splitlines()[1]
     assert Path(path).read_bytes() == WEIGHTS
-    assert "Q4_K_M, 500 KiB in 1 files" in pulled.stderr
+    assert "Q4_K_M, 500 KiB in 1 file\n" in pulled.stderr
     listed = stage.run("models", "ls")
     assert listed.stdout.splitlines()[1].split()[:4] == [SOURCE, "Q4_K_M", "500", "KiB"]
     wide = json.loads(stage.run("models", "ls", "-o", "json").stdout)
