@@ -8,8 +8,6 @@ from mesh_process import MeshProcess, running_mesh, write_config
 from native_builds import built_vllm
 from two_devices import (
     MODELS,
-    NARROW,
-    QUANTIZED,
     SECTIONS,
     SERVED,
     WIDE,
@@ -48,10 +46,8 @@ async def test_engines_that_swap_under_mixed_load_never_share_memory_and_every_r
     assert {tuple(lease.shares) for lease in stage.checker.granted(WIDE)} == {(0, 1)}, "it is split over both"
 
 
-@pytest.mark.parametrize(("runner", "model"), [(SERVED, WIDE), (QUANTIZED, NARROW)], ids=[SERVED, QUANTIZED])
-async def test_the_lease_of_a_killed_runner_ends_when_its_engine_has_and_not_before(
-    mesh: MeshProcess, runner: str, model: str
-) -> None:
+async def test_the_lease_of_a_killed_runner_of_vllm_ends_when_its_engine_has_and_not_before(mesh: MeshProcess) -> None:
+    """The runner of llama.cpp is killed in tests/e2e/test_two_devices.py, with the same real server."""
     async with watched(mesh) as stage:
-        await stage.kill_under_load(runner, model, REQUESTS)
+        await stage.kill_under_load(SERVED, WIDE, REQUESTS)
         assert stage.outcomes.answered.keys() == set(MODELS), "all models answer after it"
