@@ -116,23 +116,33 @@ class AdmittedRequest:
         self._on_failure = on_failure
 
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        """Run one generating turn, as Backend.generate. Keeps the request's record up to date."""
+        """Run one generating turn, as Backend.generate. Keeps the request's record up to date.
+
+        The last frame comes once the turn has ended: the caller's next request finds the cached prefix free.
+        """
         record = self.record
+        last: Frame = []
         async with self._caching(payload) as turn:
             if warnings := [*turn.warnings, *_effort_warning(payload, self._abilities)]:
                 yield warnings
             try:
                 async with aclosing(self._backend.generate(payload, self._begin(call, turn))) as frames:
                     async for frame in frames:
+                        turn.worked = turn.worked or (bool(frame) and not frame[0].HasField("warning"))
                         if frame and frame[-1].WhichOneof("event") == "finished":
                             self._measure(frame[-1].finished.receipt)
-                        turn.worked = turn.worked or (bool(frame) and not frame[0].HasField("warning"))
+                            last = frame
+                            continue
                         record.with_caller = True
                         yield frame
                         record.with_caller = False
             except WeftError as error:
                 self._judge(error)
                 raise
+        if last:
+            record.with_caller = True
+            yield last
+            record.with_caller = False
 
     async def run(self, operation: Operation, payload: Any, call: CallInfo) -> Any:
         """Run a unary operation, as the backend's method of `ENGINE_METHODS`.
