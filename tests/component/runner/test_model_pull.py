@@ -1,7 +1,6 @@
 """Pulls from a hub that speaks the real protocol and fails on demand."""
 
 import hashlib
-import multiprocessing
 import os
 import shutil
 import signal
@@ -374,22 +373,18 @@ def test_a_file_and_a_folder_of_this_machine_are_copied_into_the_store(pulls: Pu
 
 def test_two_pulls_of_one_model_at_once_load_it_once(pulls: Pulls) -> None:
     pulls.hub.faults.chunk_seconds = 0.01
-    context = multiprocessing.get_context("spawn")
-    processes = [
-        context.Process(target=_pull_in_process, args=(str(pulls.store.root), pulls.hub.url)) for _ in range(2)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0, 0]
+    program = (
+        "import sys; from pathlib import Path; from runner_svc.model_store.pull import *;"
+        "from runner_svc.model_store.store import ModelStore; from runner_svc.policy.model_source import parse_source;"
+        "Puller(ModelStore(Path(sys.argv[1])), PullSettings(environment={'HF_ENDPOINT': sys.argv[2]}))"
+        f".pull(parse_source({SOURCE!r}, 'source'))"
+    )
+    # Not multiprocessing: its resource tracker would stay a child of the test session.
+    command = [sys.executable, "-c", program, str(pulls.store.root), pulls.hub.url]
+    processes = [subprocess.Popen(command) for _ in range(2)]
+    assert [process.wait(60) for process in processes] == [0, 0]
     assert pulls.hub.sent_bytes == len(WEIGHTS) + len(PROJECTOR)
     assert pulls.pull().size_bytes == len(WEIGHTS) + len(PROJECTOR)
-
-
-def _pull_in_process(root: str, endpoint: str) -> None:
-    settings = PullSettings(environment={"HF_ENDPOINT": endpoint})
-    Puller(ModelStore(Path(root)), settings).pull(parse_source(SOURCE, "source"))
 
 
 @pytest.mark.parametrize("stage", ["loading", "checked"])
