@@ -14,6 +14,8 @@ from typing_extensions import override
 
 from runner_svc.memory.port import MemoryLedger, MemoryUser, OnWaiting, leased_bytes
 from runner_svc.policy.backoff import retry_pause_seconds
+from runner_svc.policy.memory_estimate import MEBIBYTE
+from runner_svc.policy.model_sizing import DeviceMemory
 from runner_svc.waiting import event_within, within
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2 as pb
@@ -40,6 +42,8 @@ LAST_SNAPSHOTS = 2
 """Snapshots that are reported at a stop: the answer to the first lists the processes that the second must cover."""
 DEFAULT_RENEW_SECONDS = 5.0
 DEFAULT_TIME_TO_LIVE_SECONDS = 30.0
+DEFAULT_MARGIN_BYTES = 512 * MEBIBYTE
+"""The default of the ledger's `device_margin_mb`."""
 MIN_RENEW_SECONDS = 0.05
 LOOK_FOR_DEVICES_SECONDS = 60.0
 """Interval of looking for devices on a host that has none; each load looks by itself."""
@@ -142,6 +146,27 @@ class LeaseManager(MemoryLedger):
     def held_bytes(self) -> int:
         """Bytes that this runner has leased."""
         return sum(leased_bytes(held.grant) for held in self._held.values())
+
+    async def device_memory(self) -> tuple[DeviceMemory, ...]:
+        """Returns the devices that its models may use, with what the ledger can never lease of them. Never raises.
+
+        That is the ledger's margin, and what processes without a lease hold. Where the ledger does not know the devices
+        yet, it is DEFAULT_MARGIN_BYTES each.
+        """
+        snapshot = await self._observer.look()
+        accounts: dict[int, pb.DeviceMemory] = {}
+        if snapshot.devices:
+            with contextlib.suppress(WeftError):
+                known = await self._calls.host_memory(snapshot.host)
+                accounts = {account.device.index: account for account in known}
+        wanted = self._config.device_indexes
+        return tuple(
+            DeviceMemory(
+                name=device.name, total_bytes=device.total_bytes, reserved_bytes=_reserved(accounts.get(device.index))
+            )
+            for device in snapshot.devices
+            if not wanted or device.index in wanted
+        )
 
     async def start(self, registry: "grpc.aio.Channel") -> None:
         """Start renewals, which also report the host's devices. Orphans of earlier incarnations must be gone."""
@@ -476,6 +501,14 @@ class LeaseClient:
         async with _errors():
             await self._require_stub().ReleaseLease(request, timeout=CALL_TIMEOUT_SECONDS)
 
+    async def host_memory(self, host: str) -> list[pb.DeviceMemory]:
+        """Returns the accounts of a host's devices; none where the ledger does not know the host."""
+        async with _errors():
+            request = pb.ListHostMemoryRequest(host=host)
+            response = await self._require_stub().ListHostMemory(request, timeout=CALL_TIMEOUT_SECONDS)
+            return [device for known in response.hosts if known.host == host for device in known.devices]
+        raise AssertionError("an error has been raised")
+
     async def release_earlier_incarnations(self) -> int:
         """Release the leases of earlier incarnations of this runner; returns their number."""
         request = pb.ReleaseEarlierLivesRequest(holder=self._holder(), session_id=self._require_session())
@@ -499,6 +532,11 @@ class LeaseClient:
         if self._stub is None:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the runner has not started")
         return self._stub
+
+
+def _reserved(account: pb.DeviceMemory | None) -> int:
+    """Returns the memory of a device that no lease can have."""
+    return DEFAULT_MARGIN_BYTES if account is None else account.margin_bytes + account.foreign_bytes
 
 
 @contextlib.asynccontextmanager

@@ -11,6 +11,7 @@ from scripted_leases import GIB, Holder, SeenHost, keeping, until, wish
 
 from runner_svc.memory.lease_manager import (
     AWAY,
+    DEFAULT_MARGIN_BYTES,
     LOOK_FOR_DEVICES_SECONDS,
     MAX_CONCURRENT_REQUESTS,
     NO_REGISTRY,
@@ -18,7 +19,9 @@ from runner_svc.memory.lease_manager import (
     OWN_QUEUE,
     LeaseManager,
 )
+from runner_svc.memory.machine_memory import machine_memory
 from runner_svc.memory.port import leased_bytes
+from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.api.registry.v1.lease_pb2 import Lease
 from weft.gpu.snapshot import ProcessId, Source
 from weft.kernel.clock import SystemClock
@@ -59,6 +62,28 @@ async def test_a_lease_is_asked_for_in_the_runners_name_and_renewed_before_it_is
         assert (use.fencing_number, use.active_requests, use.pinned, use.filled) == (1, 2, True, False)
         assert keeper.is_good(grant)
         assert (leased_bytes(grant), keeper.hides_devices) == (GIB, True)
+
+
+async def test_what_the_ledger_can_lease_is_known_without_its_margin_and_what_others_hold(tmp_path: Path) -> None:
+    host = SeenHost(8 * GIB, 6 * GIB)
+    async with keeping(tmp_path, host, SystemClock()) as (keeper, leases, _):
+        leases.hosts = [pb.HostMemory(host=(await host.look()).host), pb.HostMemory(host="another")]
+        for index, foreign in enumerate((GIB, None)):
+            account = leases.hosts[0].devices.add(margin_bytes=GIB // 4, booked_bytes=5 * GIB, free_bytes=0)
+            account.device.index = index
+            if foreign is not None:
+                account.foreign_bytes = foreign
+        sizes = [(device.total_bytes, device.reserved_bytes) for device in await keeper.device_memory()]
+        assert sizes == [(8 * GIB, GIB + GIB // 4), (6 * GIB, GIB // 4)], "leases can be evicted, and do not count"
+        leases.hosts.clear()
+        assert {device.reserved_bytes for device in await keeper.device_memory()} == {DEFAULT_MARGIN_BYTES}
+
+
+async def test_a_runner_is_sized_by_its_own_devices_alone(tmp_path: Path) -> None:
+    async with keeping(tmp_path, SeenHost(8 * GIB, 6 * GIB), SystemClock(), devices=(1,)) as (keeper, _, _):
+        assert [device.total_bytes for device in await keeper.device_memory()] == [6 * GIB]
+        memory = await machine_memory(keeper)
+        assert (memory.all_devices_bytes, memory.host_bytes is None) == (6 * GIB - DEFAULT_MARGIN_BYTES, False)
 
 
 async def test_declared_devices_are_not_hidden_from_an_engine(tmp_path: Path) -> None:

@@ -1,0 +1,316 @@
+"""The size of a model that nobody configured: context, slots and place follow from its file and the memory there is."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from kit.examples import examples, given
+
+from runner_svc.policy.memory_estimate import (
+    GIBIBYTE,
+    MEBIBYTE,
+    FileKind,
+    KnownModel,
+    ModelShape,
+    estimate_memory,
+    settings_for,
+)
+from runner_svc.policy.model_sizing import (
+    GOOD_CONTEXT_TOKENS,
+    MAX_CHOSEN_CONTEXT_TOKENS,
+    MAX_HOST_CONTEXT_TOKENS,
+    MIN_CHOSEN_CONTEXT_TOKENS,
+    AskedSize,
+    ChosenSize,
+    DeviceMemory,
+    EnginePlaces,
+    MachineMemory,
+    Place,
+    SizedModel,
+    Variant,
+    choose_size,
+)
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+# Qwen3-8B at Q4_K_M: 36 layers, 8 heads of keys and values of 128 numbers: 144 KiB of cache per token.
+EIGHT_B = SizedModel(
+    known=KnownModel(
+        name="hf:Qwen/Qwen3-8B-GGUF:Q4_K_M",
+        shape=ModelShape(
+            weight_bytes=5_027_000_000,
+            keys_per_token=36 * 8 * 128,
+            values_per_token=36 * 8 * 128,
+            layers=36,
+            heads=32,
+            embedding_length=4096,
+            vocabulary=151_936,
+        ),
+        file_bytes=5_027_783_488,
+        file_kind=FileKind.GGUF,
+    ),
+    trained_context_tokens=40_960,
+)
+SMALL = replace(
+    EIGHT_B,
+    known=KnownModel(
+        name="smollm2-135m",
+        shape=ModelShape(
+            weight_bytes=96_576_768,
+            keys_per_token=30 * 3 * 64,
+            values_per_token=30 * 3 * 64,
+            layers=30,
+            heads=9,
+            embedding_length=576,
+            vocabulary=49_152,
+        ),
+        file_bytes=100 * MEBIBYTE,
+        file_kind=FileKind.GGUF,
+    ),
+    trained_context_tokens=8_192,
+)
+
+
+def machine(*gpus: float, host: float | None = 30, reserve: float = 0.5) -> MachineMemory:
+    """Returns a machine by the GiB of its accelerators and of its host."""
+    return MachineMemory(
+        devices=tuple(
+            DeviceMemory(name=f"GPU {index}", total_bytes=int(gib * GIBIBYTE), reserved_bytes=int(reserve * GIBIBYTE))
+            for index, gib in enumerate(gpus)
+        ),
+        host_bytes=None if host is None else int(host * GIBIBYTE),
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "memory", "expected"),
+    [
+        # Small enough for anything: all that it was trained for.
+        (SMALL, machine(24), (8192, 4, Place.ACCELERATORS, -1)),
+        (SMALL, machine(), (8192, 2, Place.HOST, 0)),
+        (SMALL, machine(host=None), (8192, 2, Place.HOST, 0)),
+        # The cap, four slots, in less than half of the memory beside the weights.
+        (EIGHT_B, machine(80), (MAX_CHOSEN_CONTEXT_TOKENS, 4, Place.ACCELERATORS, -1)),
+        # Half of what the weights leave bounds the context.
+        (EIGHT_B, machine(24), (16_384, 4, Place.ACCELERATORS, -1)),
+        # Fewer slots before a context that is not good.
+        (EIGHT_B, machine(12), (11_264, 2, Place.ACCELERATORS, -1)),
+        # The whole of the memory before a context that is not good.
+        (EIGHT_B, machine(7.5), (8_192, 1, Place.ACCELERATORS, -1)),
+        # A short context before a part of it computes on processors.
+        (EIGHT_B, machine(6.5), (6_144, 1, Place.ACCELERATORS, -1)),
+        # What one device cannot take is spread over two.
+        (EIGHT_B, machine(4, 4), (8_192, 1, Place.ACCELERATORS, -1)),
+        # Then as many layers as fit.
+        (EIGHT_B, machine(4), (8_192, 1, Place.SPLIT, 19)),
+        # No layer at all fits.
+        (EIGHT_B, machine(0.8), (8_192, 2, Place.HOST, 0)),
+        (EIGHT_B, machine(host=8), (8_192, 1, Place.HOST, 0)),
+        (EIGHT_B, machine(host=5.9), (6_144, 1, Place.HOST, 0)),
+    ],
+)
+def test_a_size_follows_from_the_model_and_the_memory(
+    model: SizedModel, memory: MachineMemory, expected: tuple[int, int, Place, int]
+) -> None:
+    chosen = choose_size(model, memory)
+    assert (chosen.context_tokens, chosen.slots, chosen.place, chosen.gpu_layers) == expected
+    require_within(chosen, model, memory)
+
+
+def require_within(chosen: ChosenSize, model: SizedModel, memory: MachineMemory) -> None:
+    """The checker: what was chosen takes no more than there is, by the estimate of a load with these settings."""
+    load = settings_for(chosen.context_tokens, chosen.slots, {}, model.habits)
+    whole = estimate_memory(model.known, load)
+    on_devices = estimate_memory(model.known, replace(load, gpu_layers=chosen.gpu_layers))
+    assert whole is not None
+    assert on_devices is not None
+    assert chosen.device_bytes == on_devices.bytes
+    assert on_devices.bytes <= memory.all_devices_bytes
+    if memory.host_bytes is not None and chosen.place is not Place.ACCELERATORS:
+        assert whole.bytes - on_devices.bytes <= memory.host_bytes
+    if chosen.place is Place.ACCELERATORS:
+        assert chosen.gpu_layers == -1
+
+
+def size_or_refusal(model: SizedModel, memory: MachineMemory, asked: AskedSize) -> ChosenSize | WeftError:
+    try:
+        return choose_size(model, memory, asked)
+    except WeftError as error:
+        return error
+
+
+SHAPES = st.builds(
+    ModelShape,
+    weight_bytes=st.integers(MEBIBYTE, 400 * GIBIBYTE),
+    keys_per_token=st.integers(0, 200_000),
+    values_per_token=st.integers(0, 200_000),
+    layers=st.integers(1, 130),
+    heads=st.integers(1, 128),
+    embedding_length=st.integers(64, 16_384),
+    vocabulary=st.integers(100, 260_000),
+)
+MODELS = st.builds(
+    lambda shape, file_bytes, trained, projector, places: SizedModel(
+        known=KnownModel(
+            name="any", shape=shape, file_bytes=file_bytes, file_kind=FileKind.GGUF, projector_bytes=projector
+        ),
+        trained_context_tokens=trained,
+        places=places,
+    ),
+    st.none() | SHAPES,
+    st.integers(MEBIBYTE, 400 * GIBIBYTE),
+    st.integers(0, 2_000_000),
+    st.integers(0, 2 * GIBIBYTE),
+    st.builds(EnginePlaces, on_host=st.booleans(), in_layers=st.booleans()),
+)
+MACHINES = st.builds(
+    lambda gpus, host, reserve: machine(*gpus, host=host, reserve=reserve),
+    st.lists(st.floats(0.1, 200), max_size=4),
+    st.none() | st.floats(0, 600),
+    st.floats(0, 2),
+)
+ASKED = st.builds(
+    AskedSize,
+    context_tokens=st.none() | st.integers(16, 300_000),
+    slots=st.none() | st.integers(1, 64),
+)
+
+
+@settings(max_examples=examples(500))
+@given(model=MODELS, memory=MACHINES, asked=ASKED)
+def test_what_is_chosen_never_takes_more_than_there_is_and_keeps_what_is_asked_for(
+    model: SizedModel, memory: MachineMemory, asked: AskedSize
+) -> None:
+    chosen = size_or_refusal(model, memory, asked)
+    if isinstance(chosen, WeftError):
+        assert chosen.reason is Reason.INSUFFICIENT_MEMORY
+        return
+    require_within(chosen, model, memory)
+    assert asked.context_tokens in (None, chosen.context_tokens)
+    assert asked.slots in (None, chosen.slots)
+    assert chosen.context_tokens <= (asked.context_tokens or MAX_CHOSEN_CONTEXT_TOKENS)
+    assert chosen.place is not Place.HOST or model.places.on_host
+    assert chosen.place is not Place.SPLIT or model.places.in_layers
+    assert len(chosen.reasons) == 3
+
+
+@pytest.mark.parametrize("memory", [machine(12), machine(7.5), machine(4), machine(host=6.2)])
+def test_the_checker_finds_a_size_that_is_too_large(memory: MachineMemory) -> None:
+    chosen = choose_size(EIGHT_B, memory)
+    larger = replace(chosen, slots=chosen.slots * 4)
+    whole = estimate_memory(EIGHT_B.known, settings_for(larger.context_tokens, larger.slots, {}, EIGHT_B.habits))
+    assert whole is not None
+    with pytest.raises(AssertionError):
+        require_within(replace(larger, device_bytes=whole.bytes), EIGHT_B, memory)
+
+
+@pytest.mark.parametrize(
+    ("memory", "sentences"),
+    [
+        (
+            machine(80),
+            (
+                "context 32768 of 40960: the longest that is chosen unasked; 18 GiB of KV cache",
+                "4 slots: the usual number on accelerators",
+                "all layers on accelerators: about 23.1 GiB in 79.5 GiB of GPU 0",
+            ),
+        ),
+        (
+            machine(12),
+            (
+                (
+                    "context 11264 of 40960: 3.1 GiB of KV cache are at most half of what 4.7 GiB of weights leave of "
+                    "11.5 GiB of GPU 0"
+                ),
+                "2 slots: with more, each would have a context of less than 8192 tokens",
+                "all layers on accelerators: about 8.1 GiB in 11.5 GiB of GPU 0",
+            ),
+        ),
+        (
+            machine(6.5),
+            (
+                "context 6144 of 40960: 864 MiB of KV cache fit beside 4.7 GiB of weights in 6 GiB of GPU 0",
+                "1 slot: with more, each would have a context of less than 8192 tokens",
+                "all layers on accelerators: about 5.9 GiB in 6 GiB of GPU 0",
+            ),
+        ),
+        (
+            machine(4),
+            (
+                "context 8192 of 40960: 1.1 GiB of KV cache; a longer one would leave fewer layers on accelerators",
+                "1 slot: more would leave fewer layers on accelerators",
+                (
+                    "19 of 36 layers on accelerators: 3.3 GiB in 3.5 GiB of GPU 0; the other 2.8 GiB are in the host's "
+                    "memory"
+                ),
+            ),
+        ),
+        (
+            machine(),
+            (
+                "context 8192 of 40960: the longest that is chosen on processors; 2.2 GiB of KV cache",
+                "2 slots: the usual number on processors",
+                "in the host's memory, without an accelerator: about 7.3 GiB in 30 GiB of the host's memory",
+            ),
+        ),
+    ],
+)
+def test_each_choice_has_a_sentence(memory: MachineMemory, sentences: tuple[str, ...]) -> None:
+    assert choose_size(EIGHT_B, memory).reasons == sentences
+
+
+def test_what_is_asked_for_is_taken_and_a_context_beyond_the_training_is_named() -> None:
+    chosen = choose_size(SMALL, machine(24), AskedSize(context_tokens=16_384, slots=3))
+    assert (chosen.context_tokens, chosen.slots) == (16_384, 3)
+    assert chosen.reasons[:2] == ("context 16384: as asked; the model was trained for 8192", "3 slots: as asked")
+
+
+def test_a_model_without_a_header_gets_one_slot_and_a_short_context() -> None:
+    blind = replace(EIGHT_B, known=replace(EIGHT_B.known, shape=None))
+    chosen = choose_size(blind, machine(24))
+    assert (chosen.context_tokens, chosen.slots, chosen.place) == (4096, 1, Place.ACCELERATORS)
+    assert chosen.reasons[0] == "context 4096 of 40960: the file's header does not show what its KV cache takes"
+
+
+def test_an_engine_that_needs_an_accelerator_is_not_put_on_processors() -> None:
+    for_gpus = replace(EIGHT_B, places=EnginePlaces(on_host=False, in_layers=False))
+    with pytest.raises(WeftError, match=r"there are no accelerators, which its engine needs"):
+        choose_size(for_gpus, machine())
+    with pytest.raises(WeftError, match=r"there are 2.5 GiB on accelerators, which its engine needs"):
+        choose_size(for_gpus, machine(3))
+
+
+def test_a_model_that_fits_nowhere_is_refused_with_what_it_needs_and_a_quantization_that_fits() -> None:
+    known = replace(
+        EIGHT_B,
+        variants=(
+            Variant(source="hf:Qwen/Qwen3-8B-GGUF:Q8_0", file_bytes=8 * GIBIBYTE),
+            Variant(source="hf:Qwen/Qwen3-8B-GGUF:Q3_K_M", file_bytes=4 * GIBIBYTE),
+            Variant(source="hf:Qwen/Qwen3-8B-GGUF:Q2_K", file_bytes=3 * GIBIBYTE),
+        ),
+    )
+    with pytest.raises(WeftError) as refused:
+        choose_size(known, machine(host=4))
+    assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
+    assert refused.value.message == (
+        "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M needs 5.3 GiB for 1 x 2048 tokens (weights 4.7 GiB, context 288 MiB, "
+        "compute 365 MiB), and there are 4 GiB in the host's memory, no accelerators; "
+        "hf:Qwen/Qwen3-8B-GGUF:Q2_K (3 GiB) would fit"
+    )
+    assert refused.value.metadata["memory_bytes"] == str(4 * GIBIBYTE)
+    with pytest.raises(WeftError, match="none of its smaller quantizations fits either"):
+        choose_size(known, machine(host=1))
+
+
+def test_an_asked_size_that_does_not_fit_is_refused_with_the_size_that_does() -> None:
+    with pytest.raises(WeftError, match=r"; a context of 6144 tokens in 1 slot fits$"):
+        choose_size(EIGHT_B, machine(6.5, host=1), AskedSize(context_tokens=40_000))
+
+
+def test_the_context_on_processors_is_shorter_than_on_accelerators_and_never_too_short_to_use() -> None:
+    on_host = choose_size(EIGHT_B, machine(host=600))
+    assert on_host.context_tokens == MAX_HOST_CONTEXT_TOKENS
+    for gib in range(55, 120):
+        context = choose_size(EIGHT_B, machine(host=gib / 10)).context_tokens
+        assert MIN_CHOSEN_CONTEXT_TOKENS <= context <= GOOD_CONTEXT_TOKENS
