@@ -174,6 +174,9 @@ class RunnerSettings:
     """Tool calls that one turn of a model may hold."""
     time_zone: Annotated[str, MaxLen(64)] | None = None
     """Zone of the date and time in the platform prompt, such as `Europe/Berlin`. Default: the machine's."""
+    platform_prompt: bool = _CHAT.platform_prompt
+    """Begin every chat with its models with the platform's own prompt, as if each agent asked for it; a model may say
+    otherwise. Translations and models that do not chat get none."""
     platform_context: Annotated[str, MaxLen(8192)] = _CHAT.platform_context
     """What the platform prompt says about your mesh, for the model to read."""
 

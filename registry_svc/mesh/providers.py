@@ -47,6 +47,8 @@ def to_canonical_provider(declaration_runner: str, manifest: model_pb2.ModelMani
     if not offered.issuperset(manifest.operations):
         words = sorted(model_pb2.ModelOperation.Name(each).removeprefix("MODEL_OPERATION_").lower() for each in offered)
         raise invalid_field(f"{field}.operations", f"of a model with this provider may be {', '.join(words)}")
+    if provider.platform_prompt and _CHAT not in manifest.operations:
+        raise invalid_field(f"{where}.platform_prompt", "is for models that chat, and this one does not; leave it out")
     manifest.remote = True
     return CENTRAL_RUNNER
 

@@ -15,6 +15,7 @@ from runner_svc.tools.port import ToolDescription
 from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import agent_behaviour_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.payload_description import names_languages
 from weft.kernel.clock import Clock
 
 
@@ -57,8 +58,12 @@ class ChatSetup:
     """The mesh's time of day."""
 
     def prompt(self, request: ChatRequest, offer: Offer, *, iterations_left: int, text_calls: bool) -> str:
-        """Returns the platform prompt as of now; empty unless the agent enables it."""
-        if not request.behaviour.platform_prompt:
+        """Returns the platform prompt as of now; empty where neither the agent nor the model enables it.
+
+        A translation gets none by the model's setting: templates that translate take no instructions.
+        """
+        by_model = self.settings.platform_prompt and not names_languages(request.payload)
+        if not request.behaviour.platform_prompt and not by_model:
             return ""
         facts = PromptFacts(
             now=self._local_now(),

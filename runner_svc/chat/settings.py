@@ -35,5 +35,7 @@ class ChatSettings:
     """Maximum number of calls in one turn."""
     zone: tzinfo | None = None
     """Time zone of the platform prompt; None: the machine's."""
+    platform_prompt: bool = False
+    """Whether every chat begins with the platform prompt, also where its agent does not ask for it."""
     platform_context: str = ""
     """The operator's text about the mesh in the platform prompt."""

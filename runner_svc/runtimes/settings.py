@@ -169,6 +169,11 @@ class ModelSettings:
     """Languages that it translates into; as above."""
     system_messages: Literal["joined", "separate"] = "joined"
     """How several system prompts reach the model: as one message, which every template takes, or one each."""
+    platform_prompt: bool | None = None
+    """Begin every chat with the platform's own prompt: the mesh, date and time, tool budget, how to signal. It stands
+    before the agent's system prompt and the caller's. Default: the runner's `platform_prompt`."""
+    platform_context: Annotated[str, MaxLen(8192)] | None = None
+    """What the platform prompt of this model says about your mesh. Default: the runner's `platform_context`."""
     tools: Annotated[tuple[Name, ...], MaxLen(64)] = ()
     """Tools that the mesh runs for every chat with this model, from the runner's `tools`."""
     default_max_tokens: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None

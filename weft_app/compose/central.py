@@ -138,6 +138,7 @@ def model_settings(manifest: model_pb2.ModelManifest) -> OpenAiRemoteModel:
         context_tokens=manifest.context_tokens or None,
         max_retries=provider.max_retries,
         thinking=provider.thinking if provider.HasField("thinking") else None,
+        platform_prompt=provider.platform_prompt or None,
     )
     if provider.slots:
         settings = replace(settings, slots=provider.slots)

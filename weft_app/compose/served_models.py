@@ -26,7 +26,7 @@ from weft.api.registry.v1 import wake_pb2
 from weft.kernel.abilities import ThinkingMode, complete_list
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
-from weft.kernel.request import Skill
+from weft.kernel.request import Operation, Skill
 from weft.kernel.units import keep_alive_seconds
 from weft.wake.recipes import (
     DEFAULT_MAX_WAIT_SECONDS,
@@ -65,6 +65,8 @@ def served_model(
     if isinstance(model, StartedModelSettings):
         context = replace(context, environment=engine_environment(model, context))
     engine = section.engine.build(model, context)
+    if model.platform_prompt and Operation.CHAT not in engine.operations:
+        raise invalid_field(f"{where}.platform_prompt", "is for models that chat, and this one does not; leave it out")
     return ServedModel(
         name=model.name,
         pool=model.pool or "",
@@ -193,7 +195,8 @@ def chat_settings(section: RunnerSettings, model: ModelSettings) -> ChatSettings
         max_tool_iterations=section.max_tool_iterations,
         max_tool_calls_per_turn=section.max_tool_calls_per_turn,
         zone=_zone(section.time_zone, f"{where}.time_zone"),
-        platform_context=section.platform_context,
+        platform_prompt=section.platform_prompt if model.platform_prompt is None else model.platform_prompt,
+        platform_context=section.platform_context if model.platform_context is None else model.platform_context,
     )
 
 

@@ -23,6 +23,7 @@ from weft.api.registry.v1.declaration_service_pb2 import Declaration, ModelDecla
 from weft.kernel.names import CENTRAL_RUNNER
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server
+from weft_app.compose.central import model_settings
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.central_model_service_pb2_grpc import CentralModelServiceAsyncStub
@@ -88,6 +89,19 @@ async def test_the_declaration_is_stored_in_one_form_and_survives_a_restart(tmp_
         watch = _watch(mesh.channel)
         assert _seen(await watch.read()) == {"frontier": (VALUE, False)}
         watch.cancel()
+
+
+async def test_a_platform_prompt_is_told_and_refused_of_a_model_that_does_not_chat(tmp_path: Path) -> None:
+    silent = _declared(platform_prompt=True)
+    silent.model.manifest.operations[:] = [model_pb2.MODEL_OPERATION_EMBEDDING]
+    async with _registry(tmp_path) as (mesh, _):
+        with refused(Reason.INVALID_ARGUMENT):
+            await mesh.apply(silent)
+        await mesh.apply(_declared(platform_prompt=True))
+        watch = _watch(mesh.channel)
+        (told,) = (await watch.read()).models
+        watch.cancel()
+    assert model_settings(told.manifest).platform_prompt
 
 
 async def test_keys_are_not_told_over_a_port_that_everybody_on_the_machine_can_reach(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Options of requests, flushes and figures of the prefix cache, over a runner's gRPC."""
 
 import time
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -9,12 +10,13 @@ from kit.engine_settings import engine_settings
 from restart_stage import LONG
 from runner_harness import TICKET_KEY, RunningRunner, events_of, refusal, running_runner
 
+from runner_svc.chat.settings import ChatSettings
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
-from weft.api.common.v1 import chat_pb2, sampling_pb2
+from weft.api.common.v1 import chat_pb2, sampling_pb2, usage_pb2
 from weft.api.runner.v1 import generation_service_pb2, serve_options_pb2, ticket_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.tickets import Action, sign
@@ -27,7 +29,7 @@ TAGGED = serve_options_pb2.ServeOptions(cache_tag="draft")
 _numbers = count(1)
 
 
-def _model(**switches: object) -> ServedModel:
+def _model(chat: ChatSettings | None = None, **switches: object) -> ServedModel:
     config = engine_settings(
         LlamaServerModel,
         command=tuple(fake_backend_command(**switches)),
@@ -37,7 +39,8 @@ def _model(**switches: object) -> ServedModel:
         context_tokens=2048,
         graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
     )
-    return ServedModel(name="m", slots=4, make_backend=lambda: LlamaServerBackend(*config))
+    make = partial(LlamaServerBackend, *config)
+    return ServedModel(name="m", slots=4, make_backend=make, chat=chat or ChatSettings())
 
 
 def _request(
@@ -60,6 +63,12 @@ def _request(
     return generation_service_pb2.GenerateRequest(
         ticket=ticket_pb2.Ticket(claims=raw, mac=sign(raw, TICKET_KEY)), chat=payload, options=options
     )
+
+
+async def _usage(runner: RunningRunner, tenant: str) -> usage_pb2.Usage:
+    events = await events_of(runner.generation.Generate(_request(runner, tenant)))
+    usage: usage_pb2.Usage = events[-1].finished.receipt.usage
+    return usage
 
 
 async def _cached(runner: RunningRunner, tenant: str, options: serve_options_pb2.ServeOptions | None = None) -> int:
@@ -88,6 +97,23 @@ async def test_the_tenant_of_the_ticket_decides_whose_prefix_is_used(tmp_path: P
         assert await _cached(runner, "a") > 20
         assert await _cached(runner, "b") > 20
         assert await _cached(runner, "a", TAGGED) > 20
+
+
+async def test_the_platform_prompt_of_a_model_counts_as_prompt_and_as_cached_and_for_its_tenant_alone(
+    tmp_path: Path,
+) -> None:
+    said = "house " * 200
+    async with running_runner(tmp_path, [_model()]) as runner:
+        await runner.until(Phase.READY)
+        plain = (await _usage(runner, "a")).prompt_tokens
+    prompted = _model(ChatSettings(platform_prompt=True, platform_context=said))
+    async with running_runner(tmp_path, [prompted]) as runner:
+        await runner.until(Phase.READY)
+        first, again, other = [await _usage(runner, tenant) for tenant in ("a", "a", "b")]
+    assert first.prompt_tokens >= plain + 200
+    # The minute, which comes after the operator's text, may have changed in between.
+    assert (first.cached_prompt_tokens, other.cached_prompt_tokens) == (0, 0)
+    assert again.cached_prompt_tokens >= 200
 
 
 async def test_a_flush_of_a_tenant_leaves_the_others_warm_and_says_what_was_forgotten(tmp_path: Path) -> None:

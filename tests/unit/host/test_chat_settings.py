@@ -57,6 +57,20 @@ def test_everything_that_is_said_arrives() -> None:
 
 
 @pytest.mark.parametrize(
+    ("runner", "model", "begins"), [(True, None, True), (True, False, False), (False, True, True), (False, None, False)]
+)
+def test_a_model_overrides_the_platform_prompt_of_its_runner(runner: bool, model: bool | None, begins: bool) -> None:
+    given = {} if model is None else {"platform_prompt": model}
+    assert _settings(given, platform_prompt=runner).platform_prompt is begins
+
+
+def test_a_model_overrides_what_the_platform_prompt_of_its_runner_says() -> None:
+    assert _settings({}, platform_context="An office.").platform_context == "An office."
+    assert _settings({"platform_context": "A lab."}, platform_context="An office.").platform_context == "A lab."
+    assert _settings({"platform_context": ""}, platform_context="An office.").platform_context == ""
+
+
+@pytest.mark.parametrize(
     ("model", "fields", "field"),
     [
         ({"tools": ["weather"]}, {"tools": TOOLS}, "runners.r1.models.m1.tools[0]"),

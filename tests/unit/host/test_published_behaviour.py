@@ -17,6 +17,7 @@ from weft.kernel.errors import FieldError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.published_agents import published_agents
 from weft_app.compose.runner import runner_config
+from weft_app.compose.served_models import chat_settings
 from weft_app.config.loader import load_config, parse_section
 from weft_app.config.runners import ConfiguredRunner
 
@@ -119,13 +120,25 @@ runners:
 
 def test_the_two_examples_of_the_page_are_good_and_mean_the_same(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "agents.md").read_text("utf-8")
-    file, document = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    file, document, _ = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "weft.yaml").write_text(file)
     runner = only_runner(tmp_path / "weft.yaml")
     config = runner_config(runner, WeftHome(tmp_path), address="unix:/r", registry_address="unix:/g")
     (read,) = read_documents(document, "agents.md")
     (published,) = RunnerReport(config, "life-1", []).agents()
     assert to_declaration(read.document).agent == published
+
+
+def test_the_example_of_platform_prompts_of_models_means_what_the_page_says(
+    tmp_path: Path,
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "agents.md").read_text("utf-8")
+    (tmp_path / "weft.yaml").write_text(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[2])
+    runner = only_runner(tmp_path / "weft.yaml")
+    chats = {model.name: chat_settings(runner, model) for model in runner.models}
+    assert {name: chat.platform_prompt for name, chat in chats.items()} == {"qwen3": True, "coder": False, "lab": True}
+    assert "Ghent" in chats["qwen3"].platform_context
+    assert "laboratory" in chats["lab"].platform_context
 
 
 def test_the_page_names_everything_that_can_be_asked_for_and_every_warning() -> None:

@@ -54,6 +54,13 @@ def test_a_model_with_no_more_than_a_place_and_a_key_has_the_documented_defaults
     assert (timeouts.headers_seconds, timeouts.first_token_seconds) == (None, 240.0)
 
 
+def test_a_platform_prompt_of_a_model_that_does_not_chat_is_refused_by_its_field() -> None:
+    with pytest.raises(FieldError, match="is for models that chat") as raised:
+        _served(operations=["embedding"], platform_prompt=True)
+    assert raised.value.field == "runners.cloud.models.m.platform_prompt"
+    assert _served(platform_prompt=True).chat.platform_prompt
+
+
 def test_what_is_said_is_heeded() -> None:
     backend = _backend(
         upstream_model="frontier",

@@ -33,6 +33,7 @@ from runner_svc.chat.conversation import converse
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, event_pb2, sampling_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import COMPLETION_TOKENS, WeftError
+from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
@@ -66,6 +67,29 @@ async def test_the_platform_prompt_stands_before_the_agents_and_the_callers() ->
     assert "the agent clerk" in spoken[0].content[0].text
     assert "An office." in spoken[0].content[0].text
     assert spoken[1].content[0].text == "Be brief."
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["agent", "no_agent"])
+async def test_the_platform_prompt_of_a_model_stands_once_before_the_agents_and_the_callers(asks: bool) -> None:
+    work = _work()
+    asked = request(_payload(SYSTEM, DEVELOPER), platform_prompt=asks)
+    await events_of(work, asked, setup(platform_prompt=True, platform_context="An office."))
+    (told,) = system_texts(work.payloads[0])
+    assert told.count("An office.") == 1
+    assert told.index("An office.") < told.index("Be brief.") < told.index("Be kind.")
+
+
+async def test_a_translation_gets_no_platform_prompt_of_its_model() -> None:
+    work = _work()
+    payload = _payload(extra_parameters=to_json_object({"target_lang_code": "nl"}, "extra_parameters"))
+    await events_of(work, request(payload), setup(platform_prompt=True))
+    assert system_texts(work.payloads[0]) == []
+
+
+async def test_a_text_completion_gets_no_platform_prompt() -> None:
+    payload, work = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="Once")]), _work()
+    await events_of(work, request(payload), setup(platform_prompt=True))
+    assert work.payloads == [payload]
 
 
 async def test_several_system_prompts_become_one_with_delimiters() -> None:

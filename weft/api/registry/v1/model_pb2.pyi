@@ -216,6 +216,7 @@ class ModelProvider(google.protobuf.message.Message):
     MAX_RETRIES_FIELD_NUMBER: builtins.int
     TOKEN_LIMIT_NAME_FIELD_NUMBER: builtins.int
     THINKING_FIELD_NUMBER: builtins.int
+    PLATFORM_PROMPT_FIELD_NUMBER: builtins.int
     url: builtins.str
     """Its base URL with its version, such as "https://api.example.com/v1": https, or http on loopback."""
     api: global___ModelProvider.Api.ValueType
@@ -232,6 +233,10 @@ class ModelProvider(google.protobuf.message.Message):
     """What an OpenAI-compatible provider calls the limit of an answer's length. Empty: "max_tokens"."""
     thinking: builtins.bool
     """Whether it thinks where a request does not say. Not set: as the provider does."""
+    platform_prompt: builtins.bool
+    """Whether every chat begins with the platform's own system prompt: the mesh, date and time, and how to signal. It
+    stands before the agent's and the caller's, and is sent to the provider.
+    """
     @property
     def timeout(self) -> google.protobuf.duration_pb2.Duration:
         """Longest wait until an answer begins, retries and their pauses included. Not set: 120 s."""
@@ -248,9 +253,10 @@ class ModelProvider(google.protobuf.message.Message):
         max_retries: builtins.int = ...,
         token_limit_name: builtins.str = ...,
         thinking: builtins.bool | None = ...,
+        platform_prompt: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_thinking", b"_thinking", "thinking", b"thinking", "timeout", b"timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_thinking", b"_thinking", "api", b"api", "api_key_ref", b"api_key_ref", "max_retries", b"max_retries", "slots", b"slots", "thinking", b"thinking", "timeout", b"timeout", "token_limit_name", b"token_limit_name", "upstream_model", b"upstream_model", "url", b"url"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_thinking", b"_thinking", "api", b"api", "api_key_ref", b"api_key_ref", "max_retries", b"max_retries", "platform_prompt", b"platform_prompt", "slots", b"slots", "thinking", b"thinking", "timeout", b"timeout", "token_limit_name", b"token_limit_name", "upstream_model", b"upstream_model", "url", b"url"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_thinking", b"_thinking"]) -> typing.Literal["thinking"] | None: ...
 
 global___ModelProvider = ModelProvider
