@@ -170,3 +170,6 @@ def traits(reason: Reason) -> ReasonTraits:
 
 MODEL_NOT_LISTED = "the server has no model "
 """A server that weft did not start lists other models than the one that it is attached for."""
+PULLING = "pulling"
+WAITING_FOR_PULL = "waiting for another pull"
+"""How the detail of an instance begins while the files of its model are pulled."""

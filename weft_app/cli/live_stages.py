@@ -49,7 +49,7 @@ class LiveStages:
     def _render(self) -> RenderableType:
         rows = Table.grid(padding=(0, 1))
         for stage in self._stages.values():
-            rows.add_row(self._mark(stage), f"{stage.name}: {stage.detail}")
+            rows.add_row(self._mark(stage), stage.text)
         done = sum(stage.done for stage in self._stages.values())
         foot = Table.grid(padding=(0, 1))
         seconds = f"{time.monotonic() - self._began:.1f} s"

@@ -171,6 +171,8 @@ def list_models(
     for manifest in damaged:
         note(f"{manifest.file} {manifest.why}")
     _MODELS.print(models, output)
+    if not models and output in (WideFormat.TABLE, WideFormat.WIDE):
+        note("no model was pulled yet; pull one: weft pull hf:Qwen/Qwen3-0.6B-GGUF, or see weft models ls --found")
 
 
 @app.command("rm")

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from weft_app.compose.up import Stage
 
 
+_TENTHS = 10
+
+
 class StageDisplay:
     """Stages as spinners that turn into ticks over a bar on a terminal, one plain line each elsewhere."""
 
@@ -18,6 +21,8 @@ class StageDisplay:
         """`total` is the number of stages."""
         self._stages: dict[str, Stage] = {}
         self._live: LiveStages | None = None
+        self._tenths: dict[str, int] = {}
+        """The share that was printed last of each stage, where there is no terminal."""
         # rich is imported for terminals alone; it heeds these variables as well.
         if sys.stdout.isatty() or os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE"):
             from weft_app.cli.live_stages import live_stages  # noqa: PLC0415
@@ -40,8 +45,17 @@ class StageDisplay:
     def show(self, stage: "Stage") -> None:
         """Shows that a stage began, progressed, or finished."""
         self._stages[stage.name] = stage
-        if self._live is None:
-            say(f"{_word(stage)} {stage.name}: {stage.detail}\n")
+        if self._live is None and self._is_news(stage):
+            say(f"{_word(stage)} {stage.text}\n")
+
+    def _is_news(self, stage: "Stage") -> bool:
+        """Whether a stage gets a line: of shares one in ten percent."""
+        if stage.progress is None:
+            return True
+        tenth = int(stage.progress * _TENTHS)
+        is_news = self._tenths.get(stage.name) != tenth
+        self._tenths[stage.name] = tenth
+        return is_news
 
 
 def _word(stage: "Stage") -> str:

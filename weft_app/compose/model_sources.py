@@ -27,6 +27,7 @@ from runner_svc.settings import ModelStoreSettings
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.abilities import UNKNOWN
 from weft.kernel.errors import WeftError
+from weft.kernel.reasons import PULLING, WAITING_FOR_PULL
 from weft.kernel.units import size_words
 
 Build = Callable[[ModelSettings], ServedModel]
@@ -88,10 +89,10 @@ class ModelSources:
 
 def _words(progress: pb.PullProgress) -> str:
     if progress.stage == pb.PULL_STAGE_WAITING:
-        return "waiting for another pull of it"
+        return f"{WAITING_FOR_PULL} of it"
     if not progress.total_bytes:
-        return "pulling"
-    return f"pulling {size_words(progress.done_bytes)} of {size_words(progress.total_bytes)}"
+        return PULLING
+    return f"{PULLING} {size_words(progress.done_bytes)} of {size_words(progress.total_bytes)}"
 
 
 def _share(progress: pb.PullProgress) -> float | None:

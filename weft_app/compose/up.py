@@ -37,7 +37,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.names import CENTRAL_RUNNER
-from weft.kernel.reasons import MODEL_NOT_LISTED, Reason
+from weft.kernel.reasons import MODEL_NOT_LISTED, PULLING, WAITING_FOR_PULL, Reason
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
 from weft_app.compose.demo import configured_runners
@@ -68,6 +68,14 @@ class Stage:
     done: bool = False
     is_warning: bool = False
     """Whether it ended with the warning in `detail`."""
+    progress: float | None = None
+    """Share that is done, 0 to 1; None: unknown."""
+
+    @property
+    def text(self) -> str:
+        """The step in words, such as "qwen: pulling on laptop (40 %)"."""
+        share = "" if self.progress is None else f" ({round(self.progress * 100)} %)"
+        return f"{self.name}: {self.detail}{share}"
 
 
 ShowProgress = Callable[[Stage], None]
@@ -282,12 +290,18 @@ class UpHost:
 
     async def _until_models_are_ready(self, fleet: FleetWatcher, show: ShowProgress) -> None:
         waiting = {model.name: runner.name for runner in self._runners for model in runner.published_models}
+        pulled: dict[str, Stage] = {}
         for model, runner in waiting.items():
             show(Stage(name=model, detail=f"loading on {runner}"))
         while waiting:
             for model, runner in list(waiting.items()):
                 settled = self._settled(fleet.view, model, runner)
-                if settled is not None:
+                if settled is None:
+                    pulling = pulling_stage(fleet.view, model, runner)
+                    if pulling is not None and pulled.get(model) != pulling:
+                        pulled[model] = pulling
+                        show(pulling)
+                else:
                     del waiting[model]
                     is_warning = settled.startswith(MODEL_NOT_LISTED)
                     show(Stage(name=model, detail=settled, done=True, is_warning=is_warning))
@@ -328,6 +342,16 @@ class UpHost:
             "pids": {"host": os.getpid(), "runners": {child.name: child.pid for child in self._children}},
             "startTime": datetime.now(UTC).isoformat(timespec="seconds"),
         }
+
+
+def pulling_stage(view: FleetView, model: str, runner_name: str) -> Stage | None:
+    """Returns the stage of a model whose files are pulled; None: they are not, or it is not known."""
+    runner = view.runners.get(runner_name)
+    instance = runner.instances.get(model) if runner is not None and runner.active else None
+    if instance is None or not instance.detail.startswith((PULLING, WAITING_FOR_PULL)):
+        return None
+    share = instance.load_progress if instance.HasField("load_progress") else None
+    return Stage(name=model, detail=f"{instance.detail} on {runner_name}", progress=share)
 
 
 def expected_mesh(runners: Iterable[RunnerSettings]) -> ExpectedMesh:

@@ -73,7 +73,10 @@ def test_a_model_is_pulled_listed_and_removed_without_a_mesh(stage: Stage) -> No
     assert wide["items"][0]["path"] == path
     removed = stage.run("models", "rm", SOURCE)
     assert removed.stdout == f"{SOURCE} removed: 500 KiB freed\n"
-    assert stage.run("models", "ls").stdout.count("\n") == 1
+    empty = stage.run("models", "ls")
+    assert empty.stdout.count("\n") == 1
+    assert "weft: no model was pulled yet; pull one: weft pull " in empty.stderr
+    assert stage.run("models", "ls", "-o", "json").stderr == ""
     gone = stage.run("models", "rm", SOURCE)
     assert gone.returncode == 3
     assert "is not stored; weft models ls shows what is" in gone.stderr
