@@ -47,6 +47,7 @@ from gateway.errors import (
     internal_error,
     shutting_down,
 )
+from gateway.http.cors import CrossOrigin
 from gateway.http.event_watches import EventWatches
 from gateway.intake.headers import request_id_of, validate_head
 from gateway.media import MediaSource, NoMediaSource
@@ -198,6 +199,7 @@ class EdgeMiddleware:
     ) -> None:
         self._app = app
         self._gate = gate
+        self._cors = CrossOrigin(config.cors)
         self._config = config
         self._metrics = metrics
         self._clock = clock
@@ -211,7 +213,7 @@ class EdgeMiddleware:
         dialect = dialect_of(scope["path"], headers)
         facts = RequestFacts(request_id_of(headers), self._clock.monotonic(), dialect=dialect)
         scope[FACTS_KEY] = facts
-        sender = _IdentifyingSender(send, facts)
+        sender = _IdentifyingSender(self._cors.sender(headers, send), facts)
         try:
             await self._serve(scope, receive, sender, facts)
         finally:
@@ -221,6 +223,10 @@ class EdgeMiddleware:
     async def _serve(self, scope: Scope, receive: Receive, sender: "_IdentifyingSender", facts: RequestFacts) -> None:
         try:
             validate_head(scope, self._config)
+            preflight = self._cors.preflight(scope)
+            if preflight is not None:
+                await preflight(scope, receive, sender)
+                return
             facts.principal = self._gate.admit(scope)
             await self._app(scope, receive, sender)
         except ClientGoneError as error:

@@ -1,5 +1,6 @@
 """The settings of the HTTP edge: the section `gateway` of weft.yaml, and what the composition adds to it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -31,6 +32,42 @@ def _host_pattern(text: str) -> str:
 
 
 HostPattern = Annotated[str, Checked(_host_pattern)]
+
+
+_ORIGIN = re.compile(
+    r"[a-z][a-z0-9+.-]{0,31}://"
+    r"(?:\*|(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9_])?|\[[0-9a-f:.]{2,45}\])"
+    r"(?::(?:\*|[0-9]{1,5}))?"
+)
+_WEB_SCHEMES = ("http://", "https://")
+_FIELD_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
+
+
+def _origin(text: str) -> str:
+    origin = text.lower().removesuffix("/")
+    if _ORIGIN.fullmatch(origin) is None:
+        raise ValueError(
+            "must be an origin such as https://app.example.org, https://*.example.org, http://localhost:* or "
+            "app://obsidian.md; '*' and 'null' are no origins: name those that may call"
+        )
+    if origin.startswith(_WEB_SCHEMES) and origin.partition("://")[2].partition(":")[0] == "*":
+        raise ValueError("names every page of the web: name the hosts, such as https://*.example.org")
+    return origin
+
+
+def _field_name(text: str) -> str:
+    name = text.lower()
+    if _FIELD_NAME.fullmatch(name) is None or name == "*":
+        raise ValueError("must be the name of a header, such as x-my-app")
+    return name
+
+
+Origin = Annotated[str, MinLen(1), MaxLen(320), Checked(_origin)]
+HeaderName = Annotated[str, MinLen(1), MaxLen(64), Checked(_field_name)]
+LOOPBACK_ORIGINS = tuple(
+    f"{scheme}://{host}:*" for scheme in ("http", "https") for host in ("localhost", "127.0.0.1", "[::1]")
+)
+"""Pages that this machine serves, on any port."""
 
 
 class KeepResponses(StrEnum):
@@ -260,6 +297,20 @@ class Exposure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CorsConfig:
+    """Web pages of other origins that may call the gateway (CORS). They never send cookies; a key is a header."""
+
+    allowed_origins: Annotated[tuple[Origin, ...], MaxLen(256), PUBLIC] = LOOPBACK_ORIGINS
+    """Origins such as `https://app.example.org`, `https://*.example.org`, `http://localhost:*` (any port) or
+    `app://obsidian.md`. Default: pages of this machine. `[]`: none. A list replaces the default. Changes of resources
+    stay refused for pages where callers need no key."""
+    allowed_headers: Annotated[tuple[HeaderName, ...], MaxLen(64)] = ()
+    """Request headers that pages may send besides those that the APIs and their SDKs use."""
+    max_age_seconds: Annotated[int, Ge(0), Le(86_400)] = 600
+    """How long a browser may keep the answer to a preflight request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
     """The HTTP gateway."""
 
@@ -300,6 +351,8 @@ class GatewaySettings:
     """Names and addresses, without port, by which callers may reach the gateway, besides `host` and loopback: the
     allowed values of Host and Origin headers. A web page that reaches this address by DNS rebinding sends its own
     name."""
+    cors: CorsConfig = field(default_factory=CorsConfig)
+    """Web pages of other origins."""
     tls: EdgeTls = field(default_factory=EdgeTls)
     """HTTPS."""
     tls_terminated_elsewhere: Annotated[bool, PUBLIC] = False

@@ -15,6 +15,7 @@ from starlette.types import Scope
 from gateway.auth.authentication import require_once
 from gateway.config import GatewayConfig
 from gateway.errors import EdgeError
+from gateway.http.cors import is_allowed_origin
 from gateway.intake.request_model import HandledRequest
 from gateway.request_facts import Headers, RequestFacts, facts_of, headers_of
 from weft.dispatch.agents import require_model_name
@@ -111,7 +112,8 @@ def _name_in(host: bytes) -> str | None:
 
 
 def _require_own_origin(origin: bytes, config: GatewayConfig) -> None:
-    if not _is_own(_host_name(origin.decode("latin-1")), config):
+    text = origin.decode("latin-1")
+    if not _is_own(_host_name(text), config) and not is_allowed_origin(text, config.cors):
         raise WeftError(Reason.PERMISSION_DENIED, "pages of another origin may not call this gateway")
 
 

@@ -1,0 +1,113 @@
+"""Cross-origin requests of web pages (CORS): which origins may read answers, and the answers to preflight requests.
+
+Starlette's middleware makes the headers. It is not wrapped around the application: errors are answered outside of it,
+and an origin that is not allowed gets no header at all. No answer allows credentials: a page sends its key as a header.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache, partial
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.config import CorsConfig
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
+"""Methods that pages may use: those of the table of endpoints."""
+REQUEST_HEADERS = (
+    "accept", "anthropic-beta", "anthropic-dangerous-direct-browser-access", "anthropic-version", "authorization",
+    "content-type", "idempotency-key", "last-event-id", "openai-beta", "openai-organization", "openai-project",
+    "traceparent", "tracestate", "user-agent", "x-api-key", "x-cache-mode", "x-cache-tag", "x-client-id", "x-priority",
+    "x-request-id", "x-request-timeout-seconds", "x-requested-with", "x-session-affinity", "x-session-id",
+    "x-stainless-arch", "x-stainless-async", "x-stainless-custom-poll-interval", "x-stainless-helper",
+    "x-stainless-helper-method", "x-stainless-lang", "x-stainless-os", "x-stainless-package-version",
+    "x-stainless-poll-helper", "x-stainless-retry-count", "x-stainless-runtime", "x-stainless-runtime-version",
+    "x-stainless-timeout", "x-tenant-id",
+)  # fmt: skip
+"""Headers that pages may send: those that the APIs read, and those that their SDKs add."""
+EXPOSED_HEADERS = (
+    "location", "request-id", "retry-after", "x-cache-hit", "x-cache-tokens-reused", "x-gpu-time-ms", "x-left-premises",
+    "x-load-wait-ms", "x-queue-wait-ms", "x-request-id", "x-should-retry", "x-weft-task-id", "x-weft-warnings",
+)  # fmt: skip
+"""Headers of answers that pages may read."""
+_ORIGIN = b"origin"
+_WANTED_METHOD = b"access-control-request-method"
+
+
+@lru_cache(maxsize=64)
+def _pattern(origins: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(_expression, origins)) or r"(?!)")
+
+
+def _expression(origin: str) -> str:
+    """Returns the regular expression of one origin: `*.` is one or more labels, a port `*` any port or none."""
+    scheme, _, rest = origin.partition("://")
+    host, port = (rest.removesuffix(":*"), r"(?::[0-9]{1,5})?") if rest.endswith(":*") else (rest, "")
+    if host == "*":
+        name = r"[A-Za-z0-9_.-]+"
+    elif host.startswith("*."):
+        name = r"(?:[A-Za-z0-9_-]+\.)+" + re.escape(host.removeprefix("*."))
+    else:
+        name = re.escape(host)
+    return f"{re.escape(scheme)}://{name}{port}"
+
+
+def is_allowed_origin(origin: str, config: CorsConfig) -> bool:
+    """Whether pages of an origin, as the header Origin names it, may call."""
+    return _pattern(config.allowed_origins).fullmatch(origin) is not None
+
+
+class CrossOrigin:
+    """The CORS headers of one gateway."""
+
+    def __init__(self, config: CorsConfig) -> None:
+        self._config = config
+        self._headers = CORSMiddleware(
+            _no_app,
+            allow_origin_regex=_pattern(config.allowed_origins).pattern,
+            allow_methods=METHODS,
+            allow_headers=(*REQUEST_HEADERS, *config.allowed_headers),
+            # A page of the internet that an operator allows reaches a gateway on the caller's own network.
+            allow_private_network=True,
+            expose_headers=EXPOSED_HEADERS,
+            max_age=config.max_age_seconds,
+        )
+
+    def sender(self, headers: Mapping[bytes, bytes], send: Send) -> Send:
+        """Returns a `send` that adds the headers for the caller's page; `send` itself for any other caller."""
+        origin = headers.get(_ORIGIN)
+        if origin is None or not is_allowed_origin(origin.decode("latin-1"), self._config):
+            return send
+        return partial(self._headers.send, send=send, request_headers=Headers(raw=[(_ORIGIN, origin)]))
+
+    def preflight(self, scope: Scope) -> Response | None:
+        """Returns the answer to a preflight request, which has no key; None: the request is not one.
+
+        Raises PERMISSION_DENIED for a method or a header that pages may not use.
+        """
+        if scope["method"] != "OPTIONS":
+            return None
+        headers = dict(scope["headers"])
+        origin = headers.get(_ORIGIN, b"").decode("latin-1")
+        if _WANTED_METHOD not in headers or not is_allowed_origin(origin, self._config):
+            return None
+        answer = self._headers.preflight_response(Headers(scope=scope))
+        if answer.status_code >= 400:
+            raise WeftError(
+                Reason.PERMISSION_DENIED,
+                f"pages may use {', '.join(METHODS)} and known headers only: allow others with "
+                "`gateway.cors.allowed_headers`",
+            )
+        # The sender adds the origin.
+        answer.headers["vary"] = "Access-Control-Request-Method, Access-Control-Request-Headers"
+        return answer
+
+
+async def _no_app(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    """Is never called: the middleware makes headers only."""
+    raise NotImplementedError

@@ -1,0 +1,210 @@
+"""Web pages of other origins: which may call, what their browsers are told, and what stays refused."""
+
+import asyncio
+import json
+
+import pytest
+from gateway_script import RawResponse, ScriptedDispatcher, delta, serving
+from messages_script import body as message
+from pydantic import TypeAdapter, ValidationError
+from test_gateway_keys import Keys, bearer
+
+from gateway.config import CorsConfig, GatewayConfig
+from gateway.endpoints import GATEWAY_GROUPS, endpoints_of
+from gateway.http.cors import EXPOSED_HEADERS, METHODS
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+PAGE = "https://app.example.org"
+CONFIG = GatewayConfig(port=0, cors=CorsConfig(allowed_origins=(PAGE, "https://*.example.net", "app://obsidian.md")))
+CHAT = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}).encode()
+STREAM = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
+WANTED = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+
+
+def cors_headers(answer: RawResponse) -> dict[str, str]:
+    return {name: value for name, value in answer.headers.items() if name.startswith("access-control-")}
+
+
+def require_readable(answer: RawResponse, origin: str = PAGE) -> None:
+    """The page may read this answer, with the headers that are told; and no cookie takes part."""
+    found = cors_headers(answer)
+    assert found["access-control-allow-origin"] == origin
+    assert "access-control-allow-credentials" not in found
+    assert set(found["access-control-expose-headers"].split(", ")) == set(EXPOSED_HEADERS)
+    assert "Origin" in answer.headers["vary"].split(", ")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/models", "/api/v1/models", "/nowhere"])
+async def test_a_preflight_is_answered_without_a_key(path: str) -> None:
+    async with serving(config=CONFIG, keys=Keys()) as gateway:
+        answer = await gateway.request("OPTIONS", path, headers={"Origin": PAGE, **WANTED})
+    assert answer.status == 200
+    found = cors_headers(answer)
+    assert found["access-control-allow-origin"] == PAGE
+    assert set(found["access-control-allow-methods"].split(", ")) == set(METHODS)
+    allowed = {name.lower() for name in found["access-control-allow-headers"].split(", ")}
+    assert {"authorization", "content-type", "x-api-key", "x-tenant-id", "anthropic-version"} <= allowed
+    assert found["access-control-max-age"] == "600"
+    assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"Access-Control-Request-Method": "TRACE"},
+        {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-unheard-of"},
+    ],
+)
+async def test_a_preflight_for_what_pages_may_not_use_is_refused_in_the_envelope(wanted: dict[str, str]) -> None:
+    async with serving(config=CONFIG) as gateway:
+        answer = await gateway.request("OPTIONS", "/v1/models", headers={"Origin": PAGE, **wanted})
+    error = json.loads(answer.body)["error"]
+    assert (answer.status, error["code"]) == (403, "permission_denied")
+    assert "gateway.cors.allowed_headers" in error["message"]
+    assert "access-control-allow-methods" not in answer.headers
+
+
+async def test_a_further_header_is_allowed_by_its_name() -> None:
+    cors = CorsConfig(allowed_origins=(PAGE,), allowed_headers=("x-my-app",), max_age_seconds=5)
+    wanted = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "X-My-App"}
+    async with serving(config=GatewayConfig(port=0, cors=cors)) as gateway:
+        answer = await gateway.request("OPTIONS", "/v1/models", headers={"Origin": PAGE, **wanted})
+    assert (answer.status, answer.headers["access-control-max-age"]) == (200, "5")
+
+
+async def test_a_page_of_the_internet_may_ask_for_a_private_network() -> None:
+    wanted = {**WANTED, "Access-Control-Request-Private-Network": "true"}
+    async with serving(config=CONFIG) as gateway:
+        answer = await gateway.request("OPTIONS", "/v1/models", headers={"Origin": PAGE, **wanted})
+    assert answer.headers["access-control-allow-private-network"] == "true"
+
+
+async def test_an_answer_is_readable_with_its_receipt() -> None:
+    async with serving(config=CONFIG) as gateway:
+        answer = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": PAGE})
+    assert answer.status == 200
+    require_readable(answer)
+    told = {name for name in answer.headers if name.startswith("x-")}
+    assert told <= set(EXPOSED_HEADERS)
+    assert {"x-request-id", "x-queue-wait-ms", "x-cache-hit"} <= told
+
+
+@pytest.mark.parametrize(
+    ("path", "raw"),
+    [("/v1/chat/completions", STREAM), ("/v1/messages", message(stream=True))],
+    ids=["chat", "messages"],
+)
+async def test_a_stream_is_readable_from_its_first_byte(path: str, raw: bytes) -> None:
+    script = ScriptedDispatcher([[delta("Hel")], asyncio.Event()])
+    async with serving(script, config=CONFIG) as gateway, gateway.connection() as (reader, writer):
+        writer.write(gateway.post(path, raw).replace(b"\r\n\r\n", f"\r\nOrigin: {PAGE}\r\n\r\n".encode(), 1))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"Hel" in await reader.readuntil(b"Hel")
+    answer = RawResponse.parse(head)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    require_readable(answer)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "raw", "status"),
+    [
+        ("POST", "/v1/chat/completions", b"{", 400),
+        ("GET", "/v1/models/nope", b"", 404),
+        ("GET", "/nowhere", b"", 404),
+        ("TRACE", "/v1/models", b"", 405),
+    ],
+)
+async def test_an_error_is_readable_too(method: str, path: str, raw: bytes, status: int) -> None:
+    async with serving(config=CONFIG) as gateway:
+        answer = await gateway.request(method, path, raw, {"Origin": PAGE})
+    assert answer.status == status
+    assert json.loads(answer.body)["error"]
+    require_readable(answer)
+
+
+async def test_a_missing_key_and_a_full_queue_are_told_to_the_page() -> None:
+    full = ScriptedDispatcher([WeftError(Reason.QUEUE_FULL, "full", retry_after_seconds=3)])
+    async with serving(full, config=CONFIG, keys=Keys()) as gateway:
+        keyless = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": PAGE})
+        busy = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": PAGE, **bearer()})
+    assert (keyless.status, busy.status, busy.headers["retry-after"]) == (401, 503, "3")
+    require_readable(keyless)
+    require_readable(busy)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "https://evil.example",
+        "null",
+        "http://app.example.org",
+        "https://app.example.org:8443",
+        "https://app.example.org.evil.example",
+        "https://evilapp.example.org",
+        "https://example.net",
+        "https://evil.example/.example.net",
+        "https://x.example.net@evil.example",
+    ],
+)
+@pytest.mark.parametrize("method", ["OPTIONS", "POST"])
+async def test_any_other_origin_is_refused_and_gets_no_header(method: str, origin: str) -> None:
+    async with serving(config=CONFIG) as gateway:
+        answer = await gateway.request(method, "/v1/chat/completions", CHAT, {"Origin": origin, **WANTED})
+        assert gateway.dispatcher.calls == []
+    assert answer.status == 403
+    assert cors_headers(answer) == {}
+
+
+@pytest.mark.parametrize("origin", ["https://a.example.net", "https://a.b.example.net", "app://obsidian.md"])
+async def test_a_wildcard_is_any_name_below_and_applications_have_schemes_of_their_own(origin: str) -> None:
+    async with serving(config=CONFIG) as gateway:
+        answer = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": origin})
+    assert answer.status == 200
+    require_readable(answer, origin)
+
+
+@pytest.mark.parametrize("origin", ["http://localhost", "http://localhost:5173", "https://[::1]:3000"])
+async def test_pages_of_this_machine_may_call_unless_the_list_says_otherwise(origin: str) -> None:
+    async with serving() as gateway:
+        answer = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": origin})
+    require_readable(answer, origin)
+    off = GatewayConfig(port=0, cors=CorsConfig(allowed_origins=()))
+    async with serving(config=off) as gateway:
+        preflight = await gateway.request("OPTIONS", "/v1/chat/completions", headers={"Origin": origin, **WANTED})
+        plain = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": origin})
+    assert (preflight.status, cors_headers(preflight)) == (405, {})
+    assert cors_headers(plain) == {}
+
+
+async def test_a_caller_that_is_no_page_gets_no_header() -> None:
+    async with serving() as gateway:
+        answer = await gateway.request("POST", "/v1/chat/completions", CHAT)
+        options = await gateway.request("OPTIONS", "/v1/chat/completions", headers=WANTED)
+    assert cors_headers(answer) == cors_headers(options) == {}
+    assert options.status == 405
+
+
+async def test_an_allowed_page_still_changes_nothing_where_callers_need_no_key() -> None:
+    async with serving(config=CONFIG) as gateway:
+        answer = await gateway.request("DELETE", "/api/v1/models/tiny", headers={"Origin": PAGE})
+    assert answer.status == 403
+    require_readable(answer)
+
+
+def test_every_method_of_an_endpoint_is_one_that_pages_may_use() -> None:
+    assert {method for row in endpoints_of(GATEWAY_GROUPS) for method in row.methods} == set(METHODS)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["*", "null", "https://*", "http://*:8080", "app.example.org", "https://a/b", "https://a b", "https://*.*", "://a"],
+)
+def test_a_list_names_origins_and_never_the_whole_web(origin: str) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(CorsConfig).validate_python({"allowed_origins": [origin]})
+
+
+def test_origins_are_compared_as_browsers_write_them() -> None:
+    config = TypeAdapter(CorsConfig).validate_python({"allowed_origins": ["HTTPS://App.Example.org/"]})
+    assert config.allowed_origins == (PAGE,)
