@@ -211,7 +211,7 @@ def _reads(kind: ResourceKind) -> tuple[Endpoint[GatewayDeps], ...]:
             f"{_API}/{plural}",
             access,
             partial(resources.list_resources, kind),
-            answers(page_schema(kind), query=resources.PAGE_PARAMETERS),
+            answers(page_schema(kind), query=resources.list_parameters(kind)),
             summary=f"Get {plural}",
             operation_id=f"get_{plural}",
         ),

@@ -19,6 +19,20 @@ class ResourcePage:
     """Empty on the last page."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Author:
+    """Who declares resources."""
+
+    name: str = ""
+    """The name that becomes the owner of what is created; empty: it owns nothing."""
+    own_only: bool = False
+    """Whether it may only change the owner of what it owns, and own what it creates."""
+
+
+NOBODY = Author()
+"""Author of what callers without a key declare."""
+
+
 class RegistryPort(Protocol):
     """The registry's resources; see `gateway.resources.registry_client.RegistryClient`.
 
@@ -26,7 +40,7 @@ class RegistryPort(Protocol):
     DEADLINE_EXCEEDED when it does not answer in time.
     """
 
-    async def list_page(self, kind: ResourceKind, page_size: int, page_token: str) -> ResourcePage:
+    async def list_page(self, kind: ResourceKind, page_size: int, page_token: str, labels: str = "") -> ResourcePage:
         """Returns a page of the resources of a kind; `page_size` 0 means the registry's default."""
         ...
 
@@ -48,7 +62,9 @@ class RegistryPort(Protocol):
         """Yields new events until it is closed."""
         ...
 
-    async def apply(self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool) -> Sequence[ApplyResult]:
+    async def apply(
+        self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool, author: Author = NOBODY
+    ) -> Sequence[ApplyResult]:
         """Brings all resources to their declared state, or none."""
         ...
 

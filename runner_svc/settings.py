@@ -13,7 +13,16 @@ from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.runtimes.runtime import Runtime
-from runner_svc.runtimes.settings import ModelSettings, Repetition, SleepingModelSettings
+from runner_svc.runtimes.settings import (
+    MAX_LABELS,
+    LabelKey,
+    LabelValue,
+    ModelSettings,
+    Owner,
+    Repetition,
+    SleepingModelSettings,
+    Tier,
+)
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, require_runtime
 from runner_svc.tools.port import ToolSettings
 from weft.kernel.errors import FieldError
@@ -54,6 +63,12 @@ class AgentSettings:
     """... or the pool that answers."""
     description: Annotated[str, MaxLen(1024), PUBLIC] = ""
     """For people."""
+    tier: Annotated[Tier, PUBLIC] | None = None
+    """How it ranks, as of a model."""
+    labels: Annotated[Mapping[LabelKey, LabelValue], MaxLen(MAX_LABELS), PUBLIC] = field(default_factory=dict)
+    """Labels by which commands select it."""
+    owner: Annotated[Owner, PUBLIC] | None = None
+    """Who answers for it."""
     system_prompt: Annotated[str, MaxLen(65_536), PUBLIC] = ""
     """Put before the conversation."""
     default_params: Annotated[Mapping[str, Any], MaxLen(64), PUBLIC] = field(default_factory=dict)

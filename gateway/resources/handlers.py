@@ -14,6 +14,7 @@ from gateway.intake.body import read_json_or_yaml_body, read_model
 from gateway.intake.headers import require_local_caller
 from gateway.intake.json_guard import parse, parse_json
 from gateway.intake.query import Query, begin_read
+from gateway.ports import Author
 from gateway.request_facts import facts_of
 from gateway.resources.documents import (
     ApplyRequest,
@@ -29,11 +30,12 @@ from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.documents.codec import document_of, word_of
 from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import AnyDocument, ModelDocument, kind_number, plain
+from weft.documents.selectors import parse_selector
 from weft.documents.yaml_documents import SourcedDocument, parse_document, read_documents, refuse_repeats
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import require_name
-from weft.kernel.principal import USE_SECRETS
+from weft.kernel.principal import EDIT_MODELS, USE_SECRETS
 from weft.kernel.reasons import Reason
 
 API = "/api/v1"
@@ -41,6 +43,8 @@ SURFACE = "api"
 MAX_PAGE_SIZE = 1000
 
 PAGE_PARAMETERS = ("pageSize", "pageToken")
+LABELLED_KINDS = frozenset({ResourceKind.MODEL, ResourceKind.AGENT})
+"""Kinds of resources that have labels."""
 DELETE_PARAMETERS = ("force",)
 
 log = get_logger("weft.gateway")
@@ -53,9 +57,15 @@ def name_of(request: Request) -> str:
 
 async def list_resources(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
     """Lists resources by name, in pages."""
-    query = begin_read(request, SURFACE, PAGE_PARAMETERS)
-    size, token = query.count("pageSize", MAX_PAGE_SIZE), query.text("pageToken")
-    return json_response(page_body(kind, await deps.registry.list_page(kind, size, token)))
+    query = begin_read(request, SURFACE, list_parameters(kind))
+    size, token, labels = query.count("pageSize", MAX_PAGE_SIZE), query.text("pageToken"), query.text("labels")
+    parse_selector(labels, "labels")
+    return json_response(page_body(kind, await deps.registry.list_page(kind, size, token, labels)))
+
+
+def list_parameters(kind: ResourceKind) -> tuple[str, ...]:
+    """Returns the parameters of a list of resources."""
+    return (*PAGE_PARAMETERS, "labels") if kind in LABELLED_KINDS else PAGE_PARAMETERS
 
 
 async def get_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
@@ -182,7 +192,7 @@ async def _apply(
     if any(isinstance(each, ModelDocument) and each.manifest.provider.api_key_ref for each in documents):
         # The registry sees only the gateway's own key.
         facts_of(request.scope).principal.require(USE_SECRETS)
-    results = await deps.registry.apply(documents, dry_run=dry_run, adopt=adopt)
+    results = await deps.registry.apply(documents, dry_run=dry_run, adopt=adopt, author=_author(request))
     changed = [
         f"{word_of(result, 'kind')}/{result.name}"
         for result in results
@@ -192,6 +202,13 @@ async def _apply(
         request_id = facts_of(request.scope).request_id
         log.info("resources applied", request_id=request_id, count=len(changed), first=changed[0])
     return results
+
+
+def _author(request: Request) -> Author:
+    """Returns who declares: the key of the request; callers without one own nothing."""
+    principal = facts_of(request.scope).principal
+    name = "" if principal.names_tenants else principal.name
+    return Author(name=name, own_only=not principal.may(EDIT_MODELS))
 
 
 _SOURCE = "body"

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 from typing_extensions import override
 
-from gateway.ports import RegistryPort, ResourcePage
+from gateway.ports import NOBODY, Author, RegistryPort, ResourcePage
 from weft.api.registry.v1 import (
     declaration_service_pb2,
     declaration_service_pb2_grpc,
@@ -98,9 +98,11 @@ class RegistryClient(RegistryPort):
         self._calls = RegistryCalls(_callers_field, timeout_seconds=timeout_seconds)
 
     @override
-    async def list_page(self, kind: ResourceKind, page_size: int, page_token: str) -> ResourcePage:
+    async def list_page(self, kind: ResourceKind, page_size: int, page_token: str, labels: str = "") -> ResourcePage:
         noun = kind.value.capitalize()
         request = getattr(registry_service_pb2, f"List{noun}sRequest")(page_size=page_size, page_token=page_token)
+        if labels:
+            request.labels = labels
         found = await self._calls.call(getattr(self._resources, f"List{noun}s"), request)
         documents = [self._document(kind, message) for message in getattr(found, kind.plural)]
         return ResourcePage(documents=documents, next_page_token=found.next_page_token)
@@ -137,9 +139,15 @@ class RegistryClient(RegistryPort):
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
 
     @override
-    async def apply(self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool) -> Sequence[ApplyResult]:
+    async def apply(
+        self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool, author: Author = NOBODY
+    ) -> Sequence[ApplyResult]:
         request = declaration_service_pb2.ApplyRequest(
-            declarations=[to_declaration(document) for document in documents], dry_run=dry_run, adopt=adopt
+            declarations=[to_declaration(document) for document in documents],
+            dry_run=dry_run,
+            adopt=adopt,
+            requested_by=author.name,
+            own_only=author.own_only,
         )
         answer = await self._calls.call(self._declarations.Apply, request)
         return [_known(result) for result in answer.results]

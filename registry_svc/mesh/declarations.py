@@ -21,6 +21,7 @@ from registry_svc.mesh.policy.declarations import (
 from registry_svc.mesh.policy.events import events_for
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import require_free
+from registry_svc.mesh.policy.ownership import Author, settled_owner
 from registry_svc.mesh.providers import secret_of
 from registry_svc.mesh.records import is_loaded, kind_number, name_of, pool_name_of, to_kind
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, route_pb2
@@ -45,12 +46,17 @@ _EVENT_REASONS: dict[int, EventReason] = {
 }
 
 
+NOBODY = Author()
+"""The author of what the machine or a service declares for itself."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Plan:
     """The effects of an Apply, planned completely before any is carried out."""
 
     now: Timestamp
     adopt: bool
+    author: Author
     arriving: dict[str, str]
     """The models of the batch, and the pool of each."""
     results: list[ApplyResult] = field(default_factory=list)
@@ -83,9 +89,9 @@ class Declarations:
         self._has_secret = has_secret
         self._bell = bell or Bell()
 
-    async def apply(self, request: ApplyRequest) -> list[ApplyResult]:
-        """One result per declaration, in order; see DeclarationService.Apply."""
-        return await self._core.write(lambda: self._apply(request))
+    async def apply(self, request: ApplyRequest, author: Author = NOBODY) -> list[ApplyResult]:
+        """One result per declaration, in order; see DeclarationService.Apply. `author` declares them."""
+        return await self._core.write(lambda: self._apply(request, author))
 
     async def delete(self, kind: Kind, name: str, *, force: bool = False, requested_by: str = "") -> None:
         """Delete a resource, also one of a runner; see DeclarationService.Delete.
@@ -100,8 +106,8 @@ class Declarations:
                 await self._unloader.unload(model, requested_by)
         await self._core.write(lambda: self._delete(kind, name, force=force))
 
-    async def _apply(self, request: ApplyRequest) -> list[ApplyResult]:
-        plan = self._planned(request)
+    async def _apply(self, request: ApplyRequest, author: Author) -> list[ApplyResult]:
+        plan = self._planned(request, author)
         counts = {"models": len(plan.models), "agents": len(plan.agents), "routes": len(plan.routes)}
         if request.dry_run or not any(counts.values()):
             return plan.results
@@ -112,11 +118,12 @@ class Declarations:
         log.info("declarations applied", **counts, adopt=request.adopt)
         return plan.results
 
-    def _planned(self, request: ApplyRequest) -> _Plan:
+    def _planned(self, request: ApplyRequest, author: Author) -> _Plan:
         models = [each.model.manifest for each in request.declarations if each.HasField("model")]
         plan = _Plan(
             now=stamp_of(self._core.clock.utc_now()),
             adopt=request.adopt,
+            author=author,
             arriving={manifest.name: pool_name_of(manifest) for manifest in models},
         )
         for index, declaration in enumerate(request.declarations):
@@ -133,8 +140,12 @@ class Declarations:
         match given.WhichOneof("resource"):
             case "model":
                 self._require_secret(given.model.manifest, f"{field_}.model.manifest.provider.api_key_ref")
+                _settle_owner(
+                    plan, given.model.manifest, self._core.mesh.model(name_of(given)), f"{field_}.model.manifest"
+                )
                 kind, (outcome, before) = Kind.MODEL, self._plan_model(plan, given.model)
             case "agent":
+                _settle_owner(plan, given.agent, self._core.mesh.agent(name_of(given)), f"{field_}.agent")
                 kind, (outcome, before) = Kind.AGENT, self._plan_agent(plan, given.agent)
             case "route":
                 kind, (outcome, before) = Kind.ROUTE, self._plan_route(plan, given.route)
@@ -341,6 +352,19 @@ class Declarations:
             if leaving.issuperset(mesh.pools.members(pool)):
                 found |= mesh.targets.of_pool(pool)
         return found
+
+
+def _settle_owner(
+    plan: _Plan,
+    manifest: model_pb2.ModelManifest | agent_pb2.AgentManifest,
+    view: model_pb2.Model | agent_pb2.Agent | None,
+    field_: str,
+) -> None:
+    """Set the owner in a declaration that is planned; raises PERMISSION_DENIED naming the field."""
+    earlier = None if view is None else view.manifest.tags.owner
+    owner = settled_owner(manifest.tags.owner, plan.author, earlier=earlier, field=f"{field_}.tags.owner")
+    if owner:
+        manifest.tags.owner = owner
 
 
 def _events_of(plan: _Plan) -> list[EventDraft]:

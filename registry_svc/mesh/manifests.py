@@ -13,6 +13,7 @@ from registry_svc.mesh.records import name_of
 from registry_svc.wire_values import require_at_most
 from weft.api.common.v1 import agent_behaviour_pb2
 from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, route_pb2, wake_pb2
+from weft.documents.selectors import require_labels
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.timestamps import duration_of
@@ -29,6 +30,7 @@ def valid_model(manifest: model_pb2.ModelManifest, field: str, *, published: boo
     if manifest.HasField("wake"):
         _check_wake(manifest.wake, f"{field}.wake", published=published)
         set_defaults(manifest.wake)
+    _valid_tags(manifest, field)
     if manifest.HasField("provider") and published:
         raise invalid_field(f"{field}.provider", "a runner publishes no provider; an operator declares it with apply")
     return manifest
@@ -43,7 +45,15 @@ def valid_agent(manifest: agent_pb2.AgentManifest, field: str) -> agent_pb2.Agen
     _drop_defaults(manifest.behaviour)
     if not manifest.behaviour.ByteSize():
         manifest.ClearField("behaviour")
+    _valid_tags(manifest, field)
     return manifest
+
+
+def _valid_tags(manifest: model_pb2.ModelManifest | agent_pb2.AgentManifest, field: str) -> None:
+    """Clear tags that say nothing. Raise INVALID_ARGUMENT for a label that selectors would take for a field."""
+    require_labels(manifest.tags, f"{field}.tags.labels")
+    if not manifest.tags.ByteSize():
+        manifest.ClearField("tags")
 
 
 def _drop_defaults(behaviour: agent_behaviour_pb2.AgentBehaviour) -> None:

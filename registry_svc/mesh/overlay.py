@@ -14,6 +14,9 @@ from weft.api.registry.v1 import (
     route_pb2,
     runner_pb2,
 )
+from weft.kernel.field_rules import enum_words
+
+_API_WORDS = enum_words(model_pb2.ModelProvider.Api.DESCRIPTOR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,12 @@ def combined(declared: model_pb2.ModelManifest, published: model_pb2.ModelManife
     manifest.remote = declared.remote or published.remote
     manifest.context_tokens = declared.context_tokens or published.context_tokens
     manifest.digest = declared.digest or published.digest
+    manifest.upstream = declared.upstream or published.upstream
+    if published.HasField("tags"):
+        manifest.tags.tier = declared.tags.tier or published.tags.tier
+        manifest.tags.owner = declared.tags.owner or published.tags.owner
+        if not declared.tags.labels:
+            manifest.tags.labels.update(published.tags.labels)
     if not declared.skills:
         manifest.skills.extend(published.skills)
     return manifest
@@ -98,7 +107,10 @@ def virtual_model(publication: Held[model_pb2.Model], publisher: Publisher) -> m
 
 def _of_publisher(model: model_pb2.Model, publisher: Publisher | None) -> model_pb2.Model:
     model.status = model_pb2.Model.Status.ValueType(model_status(model.manifest, publisher))
+    provider = model.manifest.provider
+    model.type = _API_WORDS.get(provider.api, "") if model.manifest.HasField("provider") else ""
     if publisher is not None:
+        model.type = model.type or publisher.profile.runtime
         model.runner = publisher.profile.name
         _set_times(model, publisher)
     return model

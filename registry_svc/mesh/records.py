@@ -128,14 +128,14 @@ def compact(message: P) -> P:
 class Held(Generic[P]):
     """A message that is kept for long and read rarely, as its bytes: a third to a tenth of the memory of the message.
 
-    Equal messages without maps and unknown fields have equal bytes.
+    Equal messages without unknown fields have equal bytes.
     """
 
     __slots__ = ("_kind", "_wire")
 
     def __init__(self, message: P) -> None:
         self._kind = type(message)
-        self._wire = message.SerializeToString()
+        self._wire = message.SerializeToString(deterministic=True)
 
     def message(self) -> P:
         """Return the message; each call makes a new one, which the caller may change."""
@@ -201,14 +201,15 @@ def manifest_bytes(manifest: Manifest) -> int:
             recipe = manifest.wake.by_mesh
             headers = recipe.http.headers
             texts = [manifest.name, manifest.pool_name, manifest.digest, recipe.http.url, *headers, *headers.values()]
-            texts += recipe.command.argv
+            texts += [*recipe.command.argv, manifest.upstream]
         case agent_pb2.AgentManifest():
             texts = [manifest.name, target_of(manifest)[0], manifest.description, manifest.system_prompt]
             texts += [*manifest.behaviour.tools, *manifest.behaviour.signals]
         case route_pb2.RouteManifest():
             texts = [manifest.name, manifest.description, *manifest.candidates]
+    tags = 0 if isinstance(manifest, route_pb2.RouteManifest) else manifest.tags.ByteSize()
     params = manifest.default_params.ByteSize() if isinstance(manifest, agent_pb2.AgentManifest) else 0
-    return BASE_BYTES + params + _utf8_bytes(texts)
+    return BASE_BYTES + params + tags + _utf8_bytes(texts)
 
 
 def detail_bytes(report: runner_pb2.Capability) -> int:

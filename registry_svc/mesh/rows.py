@@ -12,7 +12,7 @@ from sqlalchemy import Row
 from registry_svc.mesh.domain import JoinToken, Session, Standing
 from registry_svc.mesh.records import compact, moment_of
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
-from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, runner_pb2, settings_pb2, wake_pb2
+from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, runner_pb2, settings_pb2, tags_pb2, wake_pb2
 from weft.dispatch.agents import target_of
 from weft.kernel.log import get_logger
 from weft.kernel.request import Operation, Skill
@@ -189,8 +189,14 @@ def model_row(model: model_pb2.Model) -> Values:
         "remote": manifest.remote,
         "wake": plan_to_json(manifest.wake) if manifest.HasField("wake") else None,
         "skills": ",".join(Skill(number).name.lower() for number in manifest.skills) or None,
+        "tags": _tags_column(manifest),
+        "upstream": manifest.upstream or None,
         "created_at": moment_of(model),
     }
+
+
+def _tags_column(manifest: model_pb2.ModelManifest | agent_pb2.AgentManifest) -> bytes | None:
+    return manifest.tags.SerializeToString(deterministic=True) if manifest.HasField("tags") else None
 
 
 def declared_model_row(model: model_pb2.Model) -> Values:
@@ -213,6 +219,7 @@ def declared_agent_row(agent: agent_pb2.Agent) -> Values:
         "system_prompt": manifest.system_prompt,
         "default_params": json.dumps(params, sort_keys=True, separators=(",", ":")),
         "behaviour": behaviour_to_json(manifest.behaviour),
+        "tags": _tags_column(manifest),
         "created_at": moment_of(agent),
     }
 
@@ -355,7 +362,13 @@ def _manifest(row: Row[Any]) -> model_pb2.ModelManifest:
         remote=row.remote,
         wake=None if row.wake is None else _wake_plan(row),
         skills=[Skill[name.upper()].value for name in (row.skills or "").split(",") if name],  # type: ignore[misc]  # same numbers
+        tags=_tags(row),
+        upstream=row.upstream or "",
     )
+
+
+def _tags(row: Row[Any]) -> tags_pb2.Tags | None:
+    return None if row.tags is None else tags_pb2.Tags.FromString(bytes(row.tags))
 
 
 def _wake_plan(row: Row[Any]) -> wake_pb2.Wake | None:
@@ -374,6 +387,7 @@ def _agent_manifest(row: Row[Any]) -> agent_pb2.AgentManifest:
         system_prompt=row.system_prompt,
         default_params=_default_params(row),
         behaviour=_behaviour(row),
+        tags=_tags(row),
     )
     if row.targets_pool:
         manifest.pool = row.target

@@ -14,6 +14,7 @@ from registry_svc.mesh.domain import Kind
 from registry_svc.mesh.expiry import Retirements
 from registry_svc.mesh.manifests import valid_batch
 from registry_svc.mesh.mesh_state import Mesh
+from registry_svc.mesh.policy.ownership import Author
 from registry_svc.mesh.records import to_kind
 from registry_svc.mesh.requests import (
     PageRequest,
@@ -28,9 +29,11 @@ from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.watch import Snapshot, Watcher, change_message, concerns
 from registry_svc.wire_values import to_actor
 from weft.api.registry.v1 import (
+    agent_pb2,
     declaration_service_pb2,
     declaration_service_pb2_grpc,
     event_pb2,
+    model_pb2,
     pool_pb2,
     registry_service_pb2,
     registry_service_pb2_grpc,
@@ -40,9 +43,10 @@ from weft.api.registry.v1 import (
     settings_service_pb2,
     settings_service_pb2_grpc,
 )
+from weft.documents.selectors import parse_selector, selects
 from weft.kernel.errors import WeftError
 from weft.kernel.names import require_name
-from weft.kernel.principal import MESH_ACCESS, USE_SECRETS, Access, Resource, Role
+from weft.kernel.principal import EDIT_MODELS, MESH_ACCESS, USE_SECRETS, Access, Resource, Role
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
@@ -96,6 +100,21 @@ class Listing(Generic[M]):
         found = [each for name in names[:size] if (each := self._find(mesh, name)) is not None]
         return found, page_token(names[size - 1]) if len(names) > size else ""
 
+    def selected_page(self, request: PageRequest, is_wanted: Callable[[M], bool]) -> tuple[list[M], str]:
+        """A page of those that are wanted; as `page`. The page ends with the last one that it holds."""
+        after, size = page_of(request)
+        self._core.require_open()
+        mesh = self._core.mesh
+        found: list[tuple[str, M]] = []
+        for name in sorted(name for name in self._names(mesh) if name > after):
+            each = self._find(mesh, name)
+            if each is None or not is_wanted(each):
+                continue
+            if len(found) == size:
+                return [one for _, one in found], page_token(found[-1][0])
+            found.append((name, each))
+        return [one for _, one in found], ""
+
 
 def _runner(mesh: Mesh, name: str) -> runner_pb2.Runner | None:
     state = mesh.of_runner(name)
@@ -137,6 +156,19 @@ class Catalogue:
         return self._core.events.subscribe()
 
 
+L = TypeVar("L", model_pb2.Model, agent_pb2.Agent)
+
+
+def _labelled_page(
+    listing: Listing[L], request: registry_service_pb2.ListModelsRequest | registry_service_pb2.ListAgentsRequest
+) -> tuple[list[L], str]:
+    """Return a page of those with the labels of the request; raises INVALID_ARGUMENT naming the field."""
+    selector = parse_selector(request.labels, "labels")
+    if not selector:
+        return listing.page(request)
+    return listing.selected_page(request, lambda each: selects(selector, each.manifest.tags))
+
+
 _ALSO_WATCHED = (Access(Resource.RUNNERS, Role.VIEW), Access(Resource.SETTINGS, Role.VIEW))
 
 
@@ -151,7 +183,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.ListModelsRequest, context: Context
     ) -> registry_service_pb2.ListModelsResponse:
         async with answering(context):
-            models, token = self._catalogue.models.page(request)
+            models, token = _labelled_page(self._catalogue.models, request)
             return registry_service_pb2.ListModelsResponse(models=models, next_page_token=token)
 
     @override
@@ -188,7 +220,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.ListAgentsRequest, context: Context
     ) -> registry_service_pb2.ListAgentsResponse:
         async with answering(context):
-            agents, token = self._catalogue.agents.page(request)
+            agents, token = _labelled_page(self._catalogue.agents, request)
             return registry_service_pb2.ListAgentsResponse(agents=agents, next_page_token=token)
 
     @override
@@ -328,6 +360,14 @@ class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionService
             )
 
 
+def author_of(request: declaration_service_pb2.ApplyRequest) -> Author:
+    """Return who declares: the caller, or for one that may act for others whom it names."""
+    known = caller()
+    if known.names_tenants:
+        return Author(name=request.requested_by, own_only=request.own_only)
+    return Author(name=known.name, own_only=not known.may(EDIT_MODELS))
+
+
 class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceServicer):
     """See DeclarationService in the contract."""
 
@@ -344,7 +384,7 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
             if any(each.model.manifest.provider.api_key_ref for each in batch.declarations if each.HasField("model")):
                 # Otherwise whoever may declare models could have any secret sent anywhere.
                 caller().require(USE_SECRETS)
-            results = await self._declarations.apply(batch)
+            results = await self._declarations.apply(batch, author_of(request))
             return declaration_service_pb2.ApplyResponse(results=results)
 
     @override

@@ -93,6 +93,9 @@ def _manifest_columns() -> list[Column[Any]]:
         Column("remote", Boolean, nullable=False),
         Column("wake", Text, nullable=True),
         Column("skills", String(64), nullable=True),
+        # Tier, labels and owner, a serialized Tags.
+        Column("tags", LargeBinary, nullable=True),
+        Column("upstream", Text, nullable=True),
         Column("created_at", UtcDateTime, nullable=False),
     ]
 
@@ -107,6 +110,7 @@ def _agent_columns() -> list[Column[Any]]:
         Column("system_prompt", Text, nullable=False),
         Column("default_params", Text, nullable=False),
         Column("behaviour", Text, nullable=True),
+        Column("tags", LargeBinary, nullable=True),
         Column("created_at", UtcDateTime, nullable=False),
     ]
 
@@ -295,6 +299,6 @@ SCHEMA = Schema(
     owner="registry",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0009",
+    newest="0010",
     version_table="alembic_version",
 )

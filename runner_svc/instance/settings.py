@@ -8,7 +8,7 @@ from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.keep_alive import DEFAULT_CATEGORY, KeepAliveSettings
 from runner_svc.runtimes.model_engine import ModelEngine
-from weft.api.registry.v1 import wake_pb2
+from weft.api.registry.v1 import tags_pb2, wake_pb2
 from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -132,6 +132,10 @@ class ServedModel(ModelEngine):
     slots: int = 4
     pool: str = ""
     """Models of one pool are interchangeable; empty: a pool of its own."""
+    tags: tags_pb2.Tags = field(default_factory=tags_pb2.Tags)
+    """Its tier, labels and owner; those of its adapters too."""
+    upstream_name: str = ""
+    """The name of its file or folder, or what its server has for it; empty: not known."""
     chat: ChatSettings = field(default_factory=ChatSettings)
     hibernation: HibernationSettings = field(default_factory=HibernationSettings)
     restart: RestartLimits = field(default_factory=RestartLimits)

@@ -45,6 +45,11 @@ def _check_source(text: str) -> str:
 
 SourceText = Annotated[str, MaxLen(MAX_SOURCE_CHARS), Checked(_check_source)]
 """The source of a model, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`."""
+Tier = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,31}$")]
+LabelKey = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$")]
+LabelValue = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,127}$")]
+Owner = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,127}$")]
+MAX_LABELS = 16
 VariableName = Annotated[str, Pattern(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 VariableValue = Annotated[str, MaxLen(4096), Pattern(r"^[^\x00]*$")]
 
@@ -134,6 +139,12 @@ class ModelSettings:
     enable it on one machine."""
     pool: Annotated[Name, PUBLIC] | None = None
     """Models of one pool answer for each other."""
+    tier: Annotated[Tier, PUBLIC] | None = None
+    """How it ranks among the models of the mesh, such as `fast` or `heavy`, for people and selectors."""
+    labels: Annotated[Mapping[LabelKey, LabelValue], MaxLen(MAX_LABELS), PUBLIC] = field(default_factory=dict)
+    """Labels by which commands select it, such as `team: a` for `weft get models -l team=a`."""
+    owner: Annotated[Owner, PUBLIC] | None = None
+    """Who answers for it."""
     skills: Annotated[tuple[Skill, ...], MaxLen(8)] = ()
     """What it can do beyond text, `text` itself included, such as `[text, image, tools]`; a request for anything else
     goes to other models. Default: as its files and its engine show; what they do not show is tried."""
@@ -193,6 +204,11 @@ class ModelSettings:
     @property
     def location(self) -> str:
         """Where the model is, for `weft doctor`: a file, or what serves it."""
+        return ""
+
+    @property
+    def upstream_name(self) -> str:
+        """The name of its file or folder, or what its server has for it, as the mesh shows it; empty: not known."""
         return ""
 
     @property
@@ -330,6 +346,11 @@ class FileModelSettings(HostedModelSettings):
         """The file, or the source."""
         return str(self.path) if self.path is not None else self.source or ""
 
+    @property
+    @override
+    def upstream_name(self) -> str:
+        return self.path.name if self.path is not None else self.source or ""
+
 
 # Without slots: it is mixed into settings that have them.
 @dataclass(frozen=True, kw_only=True)
@@ -351,6 +372,11 @@ class UpstreamSettings(ModelSettings):
     def server_model(self) -> str:
         """The server's own name of the model."""
         return self.upstream_model or self.name
+
+    @property
+    @override
+    def upstream_name(self) -> str:
+        return self.server_model
 
 
 def default_threads() -> int:

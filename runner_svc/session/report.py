@@ -160,6 +160,8 @@ def _manifest(model: ServedModel, adapter: ServedAdapter | None, memory_wait_sec
         context_tokens=model.context_tokens,
         remote=model.remote,
         skills=[skill.value for skill in sorted(skills)],  # type: ignore[misc]  # same numbers
+        tags=model.tags if model.tags.ByteSize() else None,
+        upstream=model.upstream_name,
     )
     hibernation = model.hibernation
     if hibernation.can_wake or model.wake_by_mesh is not None:

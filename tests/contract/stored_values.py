@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from registry_svc.mesh.domain import JoinToken, Session, Standing
 from registry_svc.mesh.rows import StoredPulse, StoredSession
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
-from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, runner_pb2, settings_pb2
+from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, runner_pb2, settings_pb2, tags_pb2
 from weft.api.registry.v1.wake_pb2 import CommandAction, HttpAction, Wake, WakeRecipe
 from weft.kernel.timestamps import duration_of, stamp_of
 
@@ -26,6 +26,9 @@ BEHAVIOUR = agent_behaviour_pb2.AgentBehaviour(
 )
 
 
+TAGS = tags_pb2.Tags(tier="fast", labels={"team": "a", "zone.b": "x/y=1"}, owner="key:3k9x0a7bq2mz")
+
+
 def manifest(name: str, wake: Wake | None = None) -> model_pb2.ModelManifest:
     return model_pb2.ModelManifest(
         name=name,
@@ -36,6 +39,8 @@ def manifest(name: str, wake: Wake | None = None) -> model_pb2.ModelManifest:
         remote=True,
         wake=wake,
         skills=[model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_IMAGE, model_pb2.MODEL_SKILL_TOOLS],
+        tags=TAGS,
+        upstream="qwen-é.gguf",
     )
 
 
@@ -52,6 +57,7 @@ def agent_manifest(name: str, target: str = "m1") -> agent_pb2.AgentManifest:
         system_prompt=WORDS,
         default_params=sampling_pb2.SamplingParams(temperature=0.2),
         behaviour=BEHAVIOUR,
+        tags=TAGS,
     )
 
 

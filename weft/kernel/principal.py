@@ -74,6 +74,8 @@ class Access:
 
 _EVERYTHING = frozenset(Access(resource, role) for resource in Resource for role in Role)
 MESH_ACCESS = Access(Resource.MESH, Role.CREATE)
+EDIT_MODELS = Access(Resource.MODELS, Role.EDIT)
+"""Scope that declaring and deleting models, agents and routes needs."""
 USE_SECRETS = Access(Resource.SECRETS, Role.CREATE)
 """Scope that declaring a model with a secret needs: the secret is sent to the address that the declaration names."""
 MAY_LEAVE = Access(Resource.REMOTE, Role.CREATE)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.api.registry.v1.tags_pb2 import Tags
 from weft.documents.codec import document_of, word_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ModelDocument, plain
@@ -19,17 +20,35 @@ def _state_of(model: ModelDocument) -> str:
     return phase if model.state == "active" and phase in _USELESS else model.state
 
 
+def upstream_of(model: ModelDocument) -> str:
+    """Returns what a model is outside the mesh: its file, or the name that its server or provider has for it."""
+    manifest = model.manifest
+    own_name = manifest.name if manifest.HasField("provider") else ""
+    return manifest.provider.upstream_model or manifest.upstream or own_name
+
+
+def labels_text(tags: Tags) -> str:
+    """Returns labels as selectors have them: `team=a,zone=b`."""
+    return ",".join(f"{key}={value}" for key, value in sorted(tags.labels.items()))
+
+
 _MODEL = (
     Column("NAME", "{name}"),
     Column("POOL", "{manifest.pool_name}"),
     Column("KIND", "{observed.kind}"),
     Column("STATUS", _state_of),
+    Column("TYPE", "{observed.type}"),
+    Column("TIER", "{manifest.tags.tier}"),
     Column("RUNNER", "{observed.runner}"),
     Column("OPERATIONS", "{manifest.operations:commas}"),
     Column("CONTEXT", "[{manifest.context_tokens}|{instance.context_tokens}]"),
 )
 _MODEL_WIDE = (
     *_MODEL,
+    Column("MODEL", upstream_of),
+    Column("KEY", "{manifest.provider.api_key_ref}"),
+    Column("OWNER", "{manifest.tags.owner}"),
+    Column("LABELS", lambda model: labels_text(model.manifest.tags)),
     Column("PHASE", "[{instance.phase}]"),
     Column("ADAPTS", lambda model: model.instance.base_model if model.instance else ""),
     Column("SLOTS", lambda model: slots([model.instance] if model.instance else [])),
@@ -49,6 +68,9 @@ _AGENT = (
 )
 _AGENT_WIDE = (
     *_AGENT[:-1],
+    Column("TIER", "{declared.tags.tier}"),
+    Column("OWNER", "{declared.tags.owner}"),
+    Column("LABELS", lambda agent: labels_text(agent.declared.tags)),
     Column("RUNNER", "{observed.runner}"),
     Column("TOOLS", "[{declared.behaviour.tools:commas}]"),
     Column("SIGNALS", "[{declared.behaviour.signals:commas}]"),

@@ -1,5 +1,6 @@
 """`weft create` and `weft rotate`: resources that are made by options instead of a document."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from weft.documents.field_names import declared_field
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import applied_document
 from weft.documents.yaml_documents import parse_document
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, naming_fields
@@ -43,6 +44,9 @@ _OPTIONS = {
     "provider.timeoutSeconds": "--timeout",
     "provider.maxRetries": "--max-retries",
     "contextTokens": "--context-tokens",
+    "tier": "--tier",
+    "labels": "--label",
+    "owner": "--owner",
     "skills": "--skill",
     "operations": "--embeddings",
 }
@@ -66,6 +70,11 @@ def create_model(
         list[str] | None,
         typer.Option("--skill", help="text, image, audio or tools; repeatable. Default: unknown."),
     ] = None,
+    tier: Annotated[str, typer.Option("--tier", help="How it ranks, such as fast or heavy.")] = "",
+    labels: Annotated[
+        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Label to select it by; repeatable.")
+    ] = None,
+    owner: Annotated[str, typer.Option("--owner", help="Who answers for it. Default: the caller's key.")] = "",
     context_tokens: Annotated[int, typer.Option("--context-tokens", min=0, help="Context; 0: unknown.")] = 0,
     slots: Annotated[int, typer.Option("--slots", min=0, help="Requests that are sent at once; 0: 4.")] = 0,
     timeout_seconds: Annotated[
@@ -93,7 +102,14 @@ def create_model(
     provider |= {field: value for field, value in options.items() if value}
     document: dict[str, Any] = {"kind": "model", "name": name, "provider": provider}
     document["operations"] = ["chat", "embedding"] if embeddings else ["chat"]
-    given = {"poolName": pool, "skills": skills, "contextTokens": context_tokens}
+    given: dict[str, Any] = {
+        "poolName": pool,
+        "skills": skills,
+        "contextTokens": context_tokens,
+        "tier": tier,
+        "owner": owner,
+    }
+    given["labels"] = labels_of(labels or (), "--label")
     document |= {field: value for field, value in given.items() if value}
     with naming_fields(_option_of):
         made = parse_document(document, ResourceKind.MODEL)
@@ -118,4 +134,17 @@ def _option_of(field: str) -> str:
     """Returns the option for a field of the document, or of the declaration that the registry refuses."""
     found = declared_field(field)
     name = field if found is None else found[1]
-    return _OPTIONS.get(name, name)
+    return _OPTIONS.get(name, "--label" if name.startswith("labels") else name)
+
+
+def labels_of(words: Iterable[str], option: str) -> dict[str, str]:
+    """Returns labels given as KEY=VALUE. Raises INVALID_ARGUMENT for another form and a key that is given twice."""
+    found: dict[str, str] = {}
+    for word in words:
+        key, separator, value = word.partition("=")
+        if not separator or not key or not value:
+            raise invalid_field(option, f"{word[:64]!r} must be KEY=VALUE, such as team=a")
+        if key in found:
+            raise invalid_field(option, f"{key[:64]!r} is given twice")
+        found[key] = value
+    return found

@@ -28,9 +28,19 @@ from weft_app.cli.completion import complete_with_tasks
 from weft_app.cli.options import DEFAULT_HOME, EXIT_USAGE, HomeOption, exit_code, note, reporting
 from weft_app.cli.output import json_text, say
 from weft_app.cli.secrets import delete_secrets, is_about_secrets
-from weft_app.cli.targets import Target, is_missing, parse_targets, with_suggestion
+from weft_app.cli.targets import (
+    SelectorOption,
+    Target,
+    is_missing,
+    parse_targets,
+    selected,
+    selector_of,
+    with_suggestion,
+)
 from weft_app.cli.tasks import delete_tasks, is_about_tasks
 
+MAX_SELECTED = 100
+"""Most resources that one selector deletes."""
 STDIN = "-"
 FILE_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 EXIT_DIFFERENT = 1
@@ -190,6 +200,7 @@ def delete(
         list[Path] | None,
         typer.Option("--file", "-f", help="The resources that a file declares; - for standard input.", metavar="FILE"),
     ] = None,
+    selector: SelectorOption = "",
     ignore_not_found: Annotated[
         bool, typer.Option("--ignore-not-found", help="A resource that does not exist counts as deleted.")
     ] = False,
@@ -203,20 +214,38 @@ def delete(
 
     A model that a live runner has loaded is not deleted: unload it first, or use --force.
 
-    Example: weft delete agent reviewer
+    Example: weft delete agent reviewer; weft delete models -l team=a
     """
+    if selector and (files or not resources or is_about_tasks(resources) or is_about_secrets(resources)):
+        raise invalid_field("--selector", "goes with a kind alone: models or agents")
     if resources and not files and is_about_tasks(resources):
         delete_tasks(resources, home, ignore_not_found=ignore_not_found)
         return
     if resources and not files and is_about_secrets(resources):
         delete_secrets(resources, home, ignore_not_found=ignore_not_found, force=force)
         return
-    targets = _targets(resources or [], files or [])
+    targets = [] if selector else _targets(resources or [], files or [])
     with connect_registry(home=home) as registry:
+        targets = _selected(registry, resources or [], selector) if selector else targets
         failures = [_delete(registry, target, ignore_not_found, force=force) for target in targets]
     codes = [code for code in failures if code]
     if codes:
         raise typer.Exit(codes[0])
+
+
+def _selected(registry: Registry, words: list[str], selector: str) -> list[Target]:
+    """Returns the resources of a kind that a selector selects. Raises INVALID_ARGUMENT for names, and for too many."""
+    kind, named = parse_targets(words)
+    if named:
+        raise invalid_field("--selector", "goes with a kind alone; leave the names out")
+    found = selected(registry.documents(kind), selector_of(selector, kind))
+    if len(found) > MAX_SELECTED:
+        raise invalid_field(
+            "--selector", f"selects {len(found)} {kind.plural}; at most {MAX_SELECTED} are deleted at once"
+        )
+    if not found:
+        note(f"no {kind.plural} have such labels")
+    return [Target(kind, document.name) for document in found]
 
 
 def _targets(words: list[str], files: list[Path]) -> list[Target]:

@@ -26,7 +26,7 @@ from weft.documents.resources import (
     plain,
 )
 from weft.kernel.abilities import mode_words, skill_words
-from weft_app.cli.columns import who_wakes
+from weft_app.cli.columns import labels_text, upstream_of, who_wakes
 from weft_app.cli.output import INDENT, Column, block, page, safe_text, table_block
 from weft_app.cli.templates import filled, seconds_ago
 
@@ -203,6 +203,12 @@ _MODEL = (
     Column("Kind", "{observed.kind} model"),
     Column("Status", "{state}"),
     Column("Runner", "[{observed.runner}|none]"),
+    Column("Type", "{observed.type}"),
+    Column("Model", upstream_of),
+    Column("Tier", "{manifest.tags.tier}"),
+    Column("Labels", lambda model: labels_text(model.manifest.tags)),
+    Column("Owner", "{manifest.tags.owner}"),
+    Column("Key", "{manifest.provider.api_key_ref}"),
     Column("Adapter of", lambda model: model.instance.base_model if model.instance else ""),
     Column("Pinned to", "{declared.runner}"),
     Column("Operations", "[{manifest.operations}|none]"),

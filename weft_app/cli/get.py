@@ -13,6 +13,7 @@ from weft.documents.codec import document_of
 from weft.documents.mesh_state import Key, MeshState
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, declared, plain
+from weft.documents.selectors import Selector
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.columns import RESOURCES
@@ -29,7 +30,16 @@ from weft_app.cli.options import (
 )
 from weft_app.cli.output import Column, Feed, Listing, json_line, say
 from weft_app.cli.secrets import is_about_secrets, show_secrets
-from weft_app.cli.targets import CLIENT_WORDS, REQUEST_WORDS, Target, find, parse_targets
+from weft_app.cli.targets import (
+    CLIENT_WORDS,
+    REQUEST_WORDS,
+    SelectorOption,
+    Target,
+    find,
+    parse_targets,
+    selected,
+    selector_of,
+)
 from weft_app.cli.tasks import is_about_tasks, show_tasks
 
 MAX_SHOWN = 1_000
@@ -130,6 +140,7 @@ def get(
     resources: ShownArgument,
     output: ResourceOutputOption = ResourceFormat.TABLE,
     watch: WatchOption = False,
+    selector: SelectorOption = "",
     states: Annotated[
         list[str] | None,
         typer.Option(
@@ -143,6 +154,8 @@ def get(
     Example: weft get models -o wide
     """
     with reporting(interrupted=EXIT_OK if watch else 130):
+        if selector and (is_about_tasks(resources) or is_about_secrets(resources) or is_about_requests(resources)):
+            raise invalid_field("--selector", "goes with models and agents")
         if is_about_tasks(resources):
             if watch:
                 raise invalid_field("--watch", "goes with resources; `weft logs task/ID -f` follows one task")
@@ -160,23 +173,33 @@ def get(
                 raise invalid_field("--watch", "goes with resources; a request's own stream says how it fares")
             show_requests(resources, output, home)
             return
-        kind, targets = parse_targets(resources)
-        if any(target.kind is not kind for target in targets):
-            raise invalid_field("KIND", "resources of one kind can be shown at a time")
-        if watch:
-            ResourceWatch(kind, targets, output).run(home)
-            return
-        with connect_registry(home=home) as registry:
-            found = [find(registry, target) for target in targets] if targets else registry.documents(kind)
-        # One that was named is printed without a list around it.
-        RESOURCES[kind].print(found, output, (lambda: plain(found[0])) if len(targets) == 1 else None)
+        _show_resources(resources, selector, output, home, watch=watch)
+
+
+def _show_resources(words: list[str], selector: str, output: ResourceFormat, home: Path, *, watch: bool) -> None:
+    """Prints the resources that `words` name, or those of a kind that the selector selects."""
+    kind, targets = parse_targets(words)
+    wanted = selector_of(selector, kind)
+    if any(target.kind is not kind for target in targets):
+        raise invalid_field("KIND", "resources of one kind can be shown at a time")
+    if watch:
+        ResourceWatch(kind, targets, output, wanted).run(home)
+        return
+    with connect_registry(home=home) as registry:
+        found = [find(registry, target) for target in targets] if targets else registry.documents(kind)
+    found = selected(found, wanted)
+    # One that was named is printed without a list around it.
+    RESOURCES[kind].print(found, output, (lambda: plain(found[0])) if len(targets) == 1 else None)
 
 
 class ResourceWatch:
     """Prints resources of one kind, then each one that changes."""
 
-    def __init__(self, kind: ResourceKind, targets: tuple[Target, ...], output: ResourceFormat) -> None:
+    def __init__(
+        self, kind: ResourceKind, targets: tuple[Target, ...], output: ResourceFormat, selector: Selector = ()
+    ) -> None:
         self._kind = kind
+        self._selector = selector
         self._names = frozenset(target.name for target in targets)
         self._output = output
         self._feed = Feed(RESOURCES[kind], output)
@@ -195,6 +218,7 @@ class ResourceWatch:
         missing = self._names - {document.name for document in documents}
         if missing:
             raise WeftError(Reason.NOT_FOUND, f"there is no {self._kind.value}/{min(missing)}")
+        documents = selected(documents, self._selector)
         self._shown = {document.name: self._fingerprint(document) for document in documents}
         say(self._feed.first(documents))
 
@@ -202,7 +226,7 @@ class ResourceWatch:
         """Prints those of `changed` whose row differs from the last one printed."""
         for name in sorted(name for kind, name in changed if kind is self._kind and self._is_wanted(name)):
             document = state.document((self._kind, name))
-            if document is None:
+            if document is None or not selected([document], self._selector):
                 if self._shown.pop(name, None) is not None:
                     say(self._farewell(name))
                 continue

@@ -1,9 +1,13 @@
 """Targets of a command: `KIND [NAME...]` or `KIND/NAME...`."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from weft.api.registry.v1.tags_pb2 import Tags
 from weft.documents.resource_kinds import ResourceKind, parse_kind
+from weft.documents.selectors import Selector, parse_selector, selects
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import close_names, require_name
 from weft.kernel.reasons import Reason
@@ -18,6 +22,12 @@ TASK_WORDS = frozenset({"task", "tasks", "inference-task", "inference-tasks"})
 """Names of what a router stores, which are no kinds of resources."""
 SECRET_WORDS = frozenset({"secret", "secrets"})
 """Names of what the registry keeps, and which is never declared."""
+LABELLED = frozenset({ResourceKind.MODEL, ResourceKind.AGENT})
+"""Kinds of resources that have labels."""
+SelectorOption = Annotated[
+    str,
+    typer.Option("--selector", "-l", metavar="SELECTOR", help="Models or agents with such labels: tier=fast,team=a."),
+]
 _NOT_FOUND = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
 
 
@@ -70,6 +80,25 @@ def with_suggestion(registry: "Registry", target: Target, error: WeftError) -> W
         close = ""
     meant = close or f"`weft get {target.kind.plural}` lists them"
     return WeftError(error.reason, f"there is no {target}; {meant}", metadata=error.metadata)
+
+
+def selector_of(text: str, kind: ResourceKind) -> Selector:
+    """Returns the selector of `-l`. Raises INVALID_ARGUMENT for a wrong one, and for a kind without labels."""
+    if text and kind not in LABELLED:
+        raise invalid_field("--selector", f"goes with models and agents; {kind.plural} have no labels")
+    return parse_selector(text, "--selector")
+
+
+def selected(documents: "list[AnyDocument]", selector: Selector) -> "list[AnyDocument]":
+    """Returns the documents of a kind with labels that a selector selects."""
+    return [document for document in documents if selects(selector, tags_of(document))] if selector else documents
+
+
+def tags_of(document: "AnyDocument") -> Tags:
+    """Returns tier, labels and owner of a model or an agent."""
+    declared: Any = document.declared
+    tags: Tags = declared.manifest.tags if document.kind is ResourceKind.MODEL else declared.tags
+    return tags
 
 
 def is_missing(error: WeftError) -> bool:

@@ -103,7 +103,7 @@ class CentralModelsFollower(Service):
             del self._served[name]
             log.info("central model withdrawn", model=name)
         for name, model in wanted.items():
-            wire = model.manifest.SerializeToString(deterministic=True)
+            wire = _served_bytes(model.manifest)
             if self._served.get(name) != wire:
                 await self._serve(model.manifest)
                 self._served[name] = wire
@@ -122,6 +122,14 @@ class CentralModelsFollower(Service):
     def _served_model(self, manifest: model_pb2.ModelManifest) -> "ServedModel":
         context = replace(runner_context(self._section), environment=self._keys)
         return served_model(self._section, model_settings(manifest), self._drain_seconds, context)
+
+
+def _served_bytes(manifest: model_pb2.ModelManifest) -> bytes:
+    """Returns what of a manifest its engine depends on: a change of its labels interrupts no request."""
+    served = model_pb2.ModelManifest()
+    served.CopyFrom(manifest)
+    served.ClearField("tags")
+    return served.SerializeToString(deterministic=True)
 
 
 def model_settings(manifest: model_pb2.ModelManifest) -> OpenAiRemoteModel:

@@ -6,9 +6,11 @@ from typing import Any
 
 from google.protobuf import json_format
 
+from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.settings import AgentSettings, RunnerSettings
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
-from weft.api.registry.v1 import agent_pb2
+from weft.api.registry.v1 import agent_pb2, tags_pb2
+from weft.documents.selectors import require_labels
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
 
@@ -26,11 +28,21 @@ def _agent(agent: AgentSettings, where: str) -> agent_pb2.AgentManifest:
         default_params=sampling_of(agent.default_params, f"{where}.default_params"),
         behaviour=_behaviour(agent, where),
     )
+    tags = tags_of(agent, where)
+    if tags.ByteSize():
+        manifest.tags.CopyFrom(tags)
     if agent.pool is not None:
         manifest.pool = agent.pool
     else:
         manifest.model = agent.model or ""
     return manifest
+
+
+def tags_of(settings: AgentSettings | ModelSettings, where: str) -> tags_pb2.Tags:
+    """Returns tier, labels and owner of a model or an agent; empty where it has none. Raises INVALID_ARGUMENT."""
+    tags = tags_pb2.Tags(tier=settings.tier or "", labels=settings.labels, owner=settings.owner or "")
+    require_labels(tags, f"{where}.labels")
+    return tags
 
 
 def _behaviour(agent: AgentSettings, where: str) -> agent_behaviour_pb2.AgentBehaviour | None:

@@ -33,7 +33,7 @@ from weft.wake.recipes import (
     MAX_WAIT_SECONDS,
     is_mac_address,
 )
-from weft_app.compose.published_agents import sampling_of
+from weft_app.compose.published_agents import sampling_of, tags_of
 
 MAX_ARGUMENT_CHARS = 4096
 
@@ -70,6 +70,8 @@ def served_model(
     return ServedModel(
         name=model.name,
         pool=model.pool or "",
+        tags=tags_of(model, where),
+        upstream_name=model.upstream_name,
         make_backend=engine.make_backend,
         operations=engine.operations,
         slots=engine.slots,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Ge, Le, MaxLen, MinLen
+from typing_extensions import override
 
 from runner_svc.runtimes.server.placeholders import check_placeholders
 from runner_svc.runtimes.server.presets import PresetName
@@ -98,3 +99,10 @@ class ServerModel(StartedModelSettings):
     def location(self) -> str:
         """What the program is to load."""
         return self.model
+
+    @property
+    @override
+    def upstream_name(self) -> str:
+        """The name of the folder or file, or the program's own name of the model."""
+        path = Path(self.weights)
+        return path.name if path.is_absolute() else self.model or self.upstream_model or ""

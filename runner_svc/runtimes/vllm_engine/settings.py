@@ -150,3 +150,9 @@ class VllmModel(HostedModelSettings):
     def location(self) -> str:
         """The folder or the id of the model."""
         return self.model
+
+    @property
+    @override
+    def upstream_name(self) -> str:
+        """The name of the folder, or the id."""
+        return self.model if self.folder is None else self.folder.name

@@ -3,7 +3,16 @@
 from datetime import UTC, datetime
 
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
-from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, resource_kind_pb2, route_pb2, runner_pb2, wake_pb2
+from weft.api.registry.v1 import (
+    agent_pb2,
+    event_pb2,
+    model_pb2,
+    resource_kind_pb2,
+    route_pb2,
+    runner_pb2,
+    tags_pb2,
+    wake_pb2,
+)
 from weft.kernel.address import relayed_address
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -14,8 +23,15 @@ def some_model(name: str = "qwen", pool: str = "big", status: str = "ACTIVE") ->
     wake.max_wait.FromSeconds(60)
     model = model_pb2.Model(
         manifest=model_pb2.ModelManifest(
-            name=name, pool_name=pool, operations=[model_pb2.MODEL_OPERATION_CHAT], context_tokens=4096, wake=wake
+            name=name,
+            pool_name=pool,
+            operations=[model_pb2.MODEL_OPERATION_CHAT],
+            context_tokens=4096,
+            wake=wake,
+            tags=tags_pb2.Tags(tier="fast", labels={"team": "a", "zone": "x"}, owner="ann"),
+            upstream="qwen.gguf",
         ),
+        type="llama_server",
         runner="r1",
         status=model_pb2.Model.Status.Value(f"STATUS_{status}"),
         kind=model_pb2.Model.KIND_VIRTUAL,

@@ -145,6 +145,27 @@ def test_delete_takes_names_and_files_and_agents_first(mesh: ScriptedMesh, tmp_p
     assert mesh.run("delete", "model/solo", "model/qwen-2").stdout == "model/solo deleted\nmodel/qwen-2 deleted\n"
 
 
+def test_delete_takes_a_kind_and_a_selector_and_no_names_beside_it(mesh: ScriptedMesh) -> None:
+    assert mesh.run("delete", "models", "-l", "tier=heavy").stdout == ""
+    for wrong in (
+        ("models", "solo", "-l", "tier=fast"),
+        ("routes", "-l", "a=b"),
+        ("task", "t1", "-l", "a=b"),
+        ("-l", "a"),
+    ):
+        result = mesh.run("delete", *wrong)
+        assert result.exit_code == 2
+        assert "--selector" in result.stderr
+    heavy = some_model("heavy")
+    heavy.manifest.tags.tier = "heavy"
+    mesh.add(heavy)
+    assert mesh.run("delete", "models", "-l", "tier=heavy").stdout == "model/heavy deleted\n"
+    mesh.add(*(some_model(f"many-{number}") for number in range(100)))
+    result = mesh.run("delete", "models", "-l", "tier=fast")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "at most 100" in result.stderr
+
+
 def test_delete_of_what_is_loaded_is_a_conflict_and_force_unloads_it(mesh: ScriptedMesh) -> None:
     mesh.loaded.add("solo")
     refused = mesh.run("delete", "model", "solo")

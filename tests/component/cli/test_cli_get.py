@@ -28,11 +28,11 @@ OVER = WeftError(Reason.INTERNAL, "the script is over")
 
 def test_models_are_a_table_over_all_pages(mesh: ScriptedMesh) -> None:
     lines = mesh.run("get", "models").stdout.splitlines()
-    assert lines[0].split() == ["NAME", "POOL", "KIND", "STATUS", "RUNNER", "OPERATIONS", "CONTEXT"]
-    assert [line.split()[:5] for line in lines[1:]] == [
-        ["qwen", "big", "virtual", "active", "r1"],
-        ["qwen-2", "big", "virtual", "active", "r1"],
-        ["solo", "-", "virtual", "active", "r1"],
+    assert lines[0].split() == ["NAME", "POOL", "KIND", "STATUS", "TYPE", "TIER", "RUNNER", "OPERATIONS", "CONTEXT"]
+    assert [line.split()[:7] for line in lines[1:]] == [
+        ["qwen", "big", "virtual", "active", "llama_server", "fast", "r1"],
+        ["qwen-2", "big", "virtual", "active", "llama_server", "fast", "r1"],
+        ["solo", "-", "virtual", "active", "llama_server", "fast", "r1"],
     ]
 
 
@@ -85,6 +85,47 @@ def test_wide_shows_more(mesh: ScriptedMesh) -> None:
     header, row = mesh.run("get", "agents", "-o", "wide").stdout.splitlines()
     assert header.index("TOOLS") == row.index("files.read")
     assert header.index("SIGNALS") == row.index("NEEDS_HIGHER_REASONER")
+
+
+def test_wide_models_name_their_file_their_key_and_who_answers_for_them(mesh: ScriptedMesh) -> None:
+    central = some_model("frontier", pool="")
+    central.manifest.provider.url = "https://api.example.com/v1"
+    central.manifest.provider.api_key_ref = "secret/example-key"
+    central.manifest.provider.upstream_model = "big-1"
+    mesh.add(central)
+    header, first, second = mesh.run("get", "models", "frontier", "qwen", "-o", "wide").stdout.splitlines()
+    for title, text in (("MODEL", "big-1"), ("KEY", "secret/example-key")):
+        assert first[header.index(f" {title} ") + 1 :].startswith(text)
+    for title, text in (("MODEL", "qwen.gguf"), ("KEY", "-"), ("OWNER", "ann"), ("LABELS", "team=a,zone=x")):
+        assert second[header.index(f" {title} ") + 1 :].startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (("models", "-l", "tier=heavy"), ["model/heavy"]),
+        (("models", "--selector", "team=a,tier!=heavy"), ["model/qwen", "model/qwen-2", "model/solo"]),
+        (("model", "qwen", "heavy", "-l", "tier=heavy"), ["model/heavy"]),
+        (("agents", "-l", "tier=heavy"), []),
+        (("agents", "-l", "!tier"), ["agent/coder"]),
+    ],
+)
+def test_a_selector_shows_those_with_such_labels(
+    mesh: ScriptedMesh, arguments: tuple[str, ...], names: list[str]
+) -> None:
+    heavy = some_model("heavy")
+    heavy.manifest.tags.tier = "heavy"
+    mesh.add(heavy)
+    assert mesh.run("get", *arguments, "-o", "name").stdout.split() == names
+
+
+@pytest.mark.parametrize("arguments", [("runners", "-l", "a=b"), ("tasks", "-l", "a=b"), ("models", "-l", "a=b c")])
+def test_a_selector_that_selects_nothing_that_is_listed_is_refused(
+    mesh: ScriptedMesh, arguments: tuple[str, ...]
+) -> None:
+    result = mesh.run("get", *arguments)
+    assert result.exit_code == 2
+    assert "--selector" in result.stderr
 
 
 def test_an_agent_that_asks_for_nothing_is_described_without_it(mesh: ScriptedMesh) -> None:

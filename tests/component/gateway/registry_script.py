@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gateway.ports import ResourcePage
+from gateway.ports import NOBODY, Author, ResourcePage
 from weft.api.registry.v1 import resource_kind_pb2
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.event_pb2 import Event, EventReason
@@ -64,10 +64,12 @@ class ScriptedRegistry:
     allow_cloud_fallback: bool = True
     failure: WeftError | None = None
     asked: list[tuple[object, ...]] = field(default_factory=list)
+    authors: list[Author] = field(default_factory=list)
+    """Who declared, of each apply."""
     was_closed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def list_page(self, kind: ResourceKind, page_size: int, page_token: str) -> ResourcePage:
-        self._note("list", kind, page_size, page_token)
+    async def list_page(self, kind: ResourceKind, page_size: int, page_token: str, labels: str = "") -> ResourcePage:
+        self._note("list", kind, page_size, page_token, *([labels] if labels else []))
         found = [entry for entry in self.documents if entry.kind is kind and entry.name > page_token]
         found.sort(key=lambda entry: entry.name)
         page = found[: page_size or len(found)]
@@ -102,7 +104,10 @@ class ScriptedRegistry:
         finally:
             self.was_closed.set()
 
-    async def apply(self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool) -> Sequence[ApplyResult]:
+    async def apply(
+        self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool, author: Author = NOBODY
+    ) -> Sequence[ApplyResult]:
+        self.authors.append(author)
         self._note("apply", [f"{entry.kind}/{entry.name}" for entry in documents], dry_run, adopt)
         return [self._applied(entry) for entry in documents]
 

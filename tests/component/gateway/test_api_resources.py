@@ -91,9 +91,23 @@ async def test_a_list_is_read_page_by_page() -> None:
     assert registry.asked[0] == ("list", ResourceKind.MODEL, 1, "")
 
 
+async def test_a_list_of_models_or_agents_takes_a_selector() -> None:
+    registry = ScriptedRegistry()
+    async with serving(registry=registry) as gateway:
+        for plural in ("models", "agents"):
+            await gateway.request("GET", f"/api/v1/{plural}?labels=tier%3Dfast,team%3Da")
+        error = error_of(await gateway.request("GET", "/api/v1/routes?labels=a"), 400)
+    assert error["param"] == "labels", "routes have no labels"
+    kinds = (ResourceKind.MODEL, ResourceKind.AGENT)
+    assert registry.asked == [("list", kind, 0, "", "tier=fast,team=a") for kind in kinds]
+
+
 @pytest.mark.parametrize(
     ("query", "param"),
     [
+        ("labels=a%3D", "labels"),
+        ("labels=a,,b", "labels"),
+        ("labels=" + "a," * 17, "labels"),
         ("pageSize=0", "pageSize"),
         ("pageSize=-1", "pageSize"),
         ("pageSize=1001", "pageSize"),

@@ -33,6 +33,14 @@ CHANGED = {
     "CandidateDocument.properties.engineLoad",
     # The API of the provider that serves a model is new.
     "ModelDocument.properties.provider",
+    # Tier, labels and owner, and what serves a model, are new.
+    *(
+        f"{kind}.properties.{name}"
+        for kind in ("ModelDocument", "AgentDocument")
+        for name in ("tier", "labels", "owner")
+    ),
+    "ModelDocument.properties.upstream",
+    "ModelStatus.properties.type",
     # The times of a request as a whole, and at its engine, are new.
     "ReceiptDocument.properties.engineTimings",
     "ReceiptDocument.properties.totalSeconds",

@@ -12,6 +12,7 @@ import sys
 import typing
 import weft.api.common.v1.agent_behaviour_pb2
 import weft.api.common.v1.sampling_pb2
+import weft.api.registry.v1.tags_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -33,6 +34,7 @@ class AgentManifest(google.protobuf.message.Message):
     SYSTEM_PROMPT_FIELD_NUMBER: builtins.int
     DEFAULT_PARAMS_FIELD_NUMBER: builtins.int
     BEHAVIOUR_FIELD_NUMBER: builtins.int
+    TAGS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique name in the mesh; same form as a model's name."""
     model: builtins.str
@@ -51,6 +53,10 @@ class AgentManifest(google.protobuf.message.Message):
     def behaviour(self) -> weft.api.common.v1.agent_behaviour_pb2.AgentBehaviour:
         """What the mesh does around its chats. Not set: nothing."""
 
+    @property
+    def tags(self) -> weft.api.registry.v1.tags_pb2.Tags:
+        """Its tier, labels and owner. Not set: it has none."""
+
     def __init__(
         self,
         *,
@@ -61,9 +67,10 @@ class AgentManifest(google.protobuf.message.Message):
         system_prompt: builtins.str = ...,
         default_params: weft.api.common.v1.sampling_pb2.SamplingParams | None = ...,
         behaviour: weft.api.common.v1.agent_behaviour_pb2.AgentBehaviour | None = ...,
+        tags: weft.api.registry.v1.tags_pb2.Tags | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["behaviour", b"behaviour", "default_params", b"default_params", "model", b"model", "pool", b"pool", "target", b"target"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["behaviour", b"behaviour", "default_params", b"default_params", "description", b"description", "model", b"model", "name", b"name", "pool", b"pool", "system_prompt", b"system_prompt", "target", b"target"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["behaviour", b"behaviour", "default_params", b"default_params", "model", b"model", "pool", b"pool", "tags", b"tags", "target", b"target"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["behaviour", b"behaviour", "default_params", b"default_params", "description", b"description", "model", b"model", "name", b"name", "pool", b"pool", "system_prompt", b"system_prompt", "tags", b"tags", "target", b"target"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["target", b"target"]) -> typing.Literal["model", "pool"] | None: ...
 
 global___AgentManifest = AgentManifest

@@ -149,10 +149,20 @@ class ApplyRequest(google.protobuf.message.Message):
     DECLARATIONS_FIELD_NUMBER: builtins.int
     DRY_RUN_FIELD_NUMBER: builtins.int
     ADOPT_FIELD_NUMBER: builtins.int
+    REQUESTED_BY_FIELD_NUMBER: builtins.int
+    OWN_ONLY_FIELD_NUMBER: builtins.int
     dry_run: builtins.bool
     """Answer as if it were done, and change nothing."""
     adopt: builtins.bool
     """Take over what runners published: virtual rows that are named here become public, and may differ."""
+    requested_by: builtins.str
+    """Who asks, which becomes the owner of what is created without one. Believed where the caller may act for others;
+    of any other caller it is the caller's own name.
+    """
+    own_only: builtins.bool
+    """Whether who asks may only change the owner of what it owns, and own what it creates. Of a caller that may not act
+    for others this follows from its scopes.
+    """
     @property
     def declarations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Declaration]:
         """The resources; at most 1,000, no two of one name."""
@@ -163,8 +173,10 @@ class ApplyRequest(google.protobuf.message.Message):
         declarations: collections.abc.Iterable[global___Declaration] | None = ...,
         dry_run: builtins.bool = ...,
         adopt: builtins.bool = ...,
+        requested_by: builtins.str = ...,
+        own_only: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "declarations", b"declarations", "dry_run", b"dry_run"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "declarations", b"declarations", "dry_run", b"dry_run", "own_only", b"own_only", "requested_by", b"requested_by"]) -> None: ...
 
 global___ApplyRequest = ApplyRequest
 

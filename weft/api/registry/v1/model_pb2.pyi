@@ -13,6 +13,7 @@ import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import sys
 import typing
+import weft.api.registry.v1.tags_pb2
 import weft.api.registry.v1.wake_pb2
 
 if sys.version_info >= (3, 10):
@@ -276,6 +277,8 @@ class ModelManifest(google.protobuf.message.Message):
     WAKE_FIELD_NUMBER: builtins.int
     SKILLS_FIELD_NUMBER: builtins.int
     PROVIDER_FIELD_NUMBER: builtins.int
+    TAGS_FIELD_NUMBER: builtins.int
+    UPSTREAM_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique name in the mesh: letters, digits, '.', '_', '-' and ':', starting with a letter or digit, at most 128
     characters.
@@ -288,6 +291,10 @@ class ModelManifest(google.protobuf.message.Message):
     """Digest of the model file, "sha256:<64 hex digits>", or empty."""
     remote: builtins.bool
     """Whether serving it sends bytes off the premises."""
+    upstream: builtins.str
+    """What it is outside the mesh: the name of its file or folder, or the name that its server or provider has for it.
+    Empty: not known. A runner says it; the provider of a central model has it in `upstream_model`.
+    """
     @property
     def operations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ModelOperation.ValueType]:
         """What it can be asked for."""
@@ -306,6 +313,10 @@ class ModelManifest(google.protobuf.message.Message):
     def provider(self) -> global___ModelProvider:
         """The provider of a central model. Not set: runners serve it. Only operators declare it."""
 
+    @property
+    def tags(self) -> weft.api.registry.v1.tags_pb2.Tags:
+        """Its tier, labels and owner. Not set: it has none."""
+
     def __init__(
         self,
         *,
@@ -318,9 +329,11 @@ class ModelManifest(google.protobuf.message.Message):
         wake: weft.api.registry.v1.wake_pb2.Wake | None = ...,
         skills: collections.abc.Iterable[global___ModelSkill.ValueType] | None = ...,
         provider: global___ModelProvider | None = ...,
+        tags: weft.api.registry.v1.tags_pb2.Tags | None = ...,
+        upstream: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["provider", b"provider", "wake", b"wake"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["context_tokens", b"context_tokens", "digest", b"digest", "name", b"name", "operations", b"operations", "pool_name", b"pool_name", "provider", b"provider", "remote", b"remote", "skills", b"skills", "wake", b"wake"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["provider", b"provider", "tags", b"tags", "wake", b"wake"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context_tokens", b"context_tokens", "digest", b"digest", "name", b"name", "operations", b"operations", "pool_name", b"pool_name", "provider", b"provider", "remote", b"remote", "skills", b"skills", "tags", b"tags", "upstream", b"upstream", "wake", b"wake"]) -> None: ...
 
 global___ModelManifest = ModelManifest
 
@@ -388,6 +401,7 @@ class Model(google.protobuf.message.Message):
     LAST_HEARTBEAT_TIME_FIELD_NUMBER: builtins.int
     INACTIVE_TIME_FIELD_NUMBER: builtins.int
     DECLARED_RUNNER_FIELD_NUMBER: builtins.int
+    TYPE_FIELD_NUMBER: builtins.int
     runner: builtins.str
     """The runner that serves it, by name. Empty: none yet."""
     status: global___Model.Status.ValueType
@@ -396,6 +410,10 @@ class Model(google.protobuf.message.Message):
     """Who declared it."""
     declared_runner: builtins.str
     """The one runner that a public model was pinned to; empty: any."""
+    type: builtins.str
+    """What kind of engine or provider serves it: the runtime of its runner, such as "llama_server", or the interface of
+    its provider, such as "openai". Empty: not known.
+    """
     @property
     def manifest(self) -> global___ModelManifest:
         """The manifest as declared or published."""
@@ -423,8 +441,9 @@ class Model(google.protobuf.message.Message):
         last_heartbeat_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         inactive_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         declared_runner: builtins.str = ...,
+        type: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["create_time", b"create_time", "inactive_time", b"inactive_time", "last_heartbeat_time", b"last_heartbeat_time", "manifest", b"manifest"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "declared_runner", b"declared_runner", "inactive_time", b"inactive_time", "kind", b"kind", "last_heartbeat_time", b"last_heartbeat_time", "manifest", b"manifest", "runner", b"runner", "status", b"status"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "declared_runner", b"declared_runner", "inactive_time", b"inactive_time", "kind", b"kind", "last_heartbeat_time", b"last_heartbeat_time", "manifest", b"manifest", "runner", b"runner", "status", b"status", "type", b"type"]) -> None: ...
 
 global___Model = Model

@@ -28,17 +28,23 @@ class ListModelsRequest(google.protobuf.message.Message):
 
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
     page_size: builtins.int
     """At most this many; 0 means 100, more than 1,000 means 1,000."""
     page_token: builtins.str
     """Where the last page ended."""
+    labels: builtins.str
+    """Only those with such tier, owner and labels, such as "tier=fast,team=a": parts KEY=VALUE, KEY!=VALUE, KEY and !KEY
+    that hold all. Empty: all.
+    """
     def __init__(
         self,
         *,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
+        labels: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["labels", b"labels", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
 
 global___ListModelsRequest = ListModelsRequest
 
@@ -237,17 +243,23 @@ class ListAgentsRequest(google.protobuf.message.Message):
 
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
     page_size: builtins.int
     """At most this many; 0 means 100, more than 1,000 means 1,000."""
     page_token: builtins.str
     """Where the last page ended."""
+    labels: builtins.str
+    """Only those with such tier, owner and labels, such as "tier=fast,team=a": parts KEY=VALUE, KEY!=VALUE, KEY and !KEY
+    that hold all. Empty: all.
+    """
     def __init__(
         self,
         *,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
+        labels: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["labels", b"labels", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
 
 global___ListAgentsRequest = ListAgentsRequest
 

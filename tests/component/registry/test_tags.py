@@ -1,0 +1,128 @@
+"""Tier, labels and owner of models and agents: published, declared, kept and selected by."""
+
+from pathlib import Path
+
+import pytest
+from registry_harness import (
+    Declaration,
+    RunningRegistry,
+    SomeRunner,
+    an_agent,
+    declare,
+    manifest,
+    refused,
+    running_registry,
+)
+
+from weft.api.registry.v1 import agent_pb2, model_pb2
+from weft.api.registry.v1.registry_service_pb2 import ListAgentsRequest, ListModelsRequest
+from weft.api.registry.v1.tags_pb2 import Tags
+from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
+from weft_testing.fake_clock import FakeClock
+
+
+def tagged(name: str, **tags: object) -> model_pb2.ModelManifest:
+    made = manifest(name)
+    made.tags.CopyFrom(Tags(**tags))  # type: ignore[arg-type]
+    return made
+
+
+def tagged_agent(name: str, model: str, **tags: object) -> agent_pb2.AgentManifest:
+    made = an_agent(name, model)
+    made.tags.CopyFrom(Tags(**tags))  # type: ignore[arg-type]
+    return made
+
+
+async def test_tags_of_runners_and_operators_are_shown_and_outlive_a_restart(tmp_path: Path) -> None:
+    clock = FakeClock()
+    central = manifest("m3")
+    central.provider.url = "https://api.example.com/v1"
+    async with running_registry(tmp_path, clock=clock) as mesh:
+        published = tagged("m1", tier="fast", labels={"team": "a"}, owner="ann")
+        published.upstream = "qwen.gguf"
+        opening = SomeRunner(mesh, models=(published,)).opening()
+        opening.runner.runtime = "llama_server"
+        await mesh.sessions.OpenSession(opening)
+        await mesh.apply(
+            declare(tagged("m2", tier="heavy")),
+            declare(central),
+            Declaration(agent=tagged_agent("a1", "m1", tier="fast")),
+        )
+    async with running_registry(tmp_path, clock=clock) as mesh:
+        first, second, agent = await mesh.model("m1"), await mesh.model("m2"), await mesh.agent("a1")
+        assert (await mesh.model("m3")).type == "openai", "the interface of its provider"
+    assert (first.manifest.tags, first.manifest.upstream) == (published.tags, "qwen.gguf")
+    assert first.type == "llama_server", "the runtime of its runner"
+    assert (second.manifest.tags, second.type) == (Tags(tier="heavy"), "")
+    assert agent.manifest.tags == Tags(tier="fast")
+
+
+async def test_a_declaration_wins_where_it_says_something_and_saying_the_same_changes_nothing(
+    mesh: RunningRegistry,
+) -> None:
+    await SomeRunner(mesh, models=(tagged("m1", tier="fast", labels={"team": "a"}, owner="ann"),)).open()
+    await mesh.apply(declare(tagged("m1", tier="heavy")), adopt=True)
+    shown = await mesh.model("m1")
+    assert shown.manifest.tags == Tags(tier="heavy", labels={"team": "a"}, owner="ann")
+    assert await mesh.apply(declare(shown.manifest)) == ["model m1 unchanged"]
+    assert await mesh.apply(declare(tagged("m1", tier="fast"))) == ["model m1 configured"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "models", "agents"),
+    [
+        ("", ["m1", "m2", "m3"], ["a1", "a2"]),
+        ("tier=fast", ["m1", "m3"], ["a1"]),
+        ("tier=fast,team=b", ["m3"], []),
+        ("!tier", ["m2"], ["a2"]),
+        ("team=zz", [], []),
+    ],
+)
+async def test_lists_hold_what_a_selector_selects(
+    mesh: RunningRegistry, labels: str, models: list[str], agents: list[str]
+) -> None:
+    await mesh.apply(
+        declare(tagged("m1", tier="fast", labels={"team": "a"})),
+        declare("m2"),
+        declare(tagged("m3", tier="fast", labels={"team": "b"})),
+        Declaration(agent=tagged_agent("a1", "m1", tier="fast")),
+        Declaration(agent=an_agent("a2", "m1")),
+    )
+    found, token = [], ""
+    while True:
+        page = await mesh.registry.ListModels(ListModelsRequest(page_size=1, page_token=token, labels=labels))
+        found += [model.manifest.name for model in page.models]
+        token = page.next_page_token
+        if not token:
+            break
+    assert found == models
+    listed = (await mesh.registry.ListAgents(ListAgentsRequest(labels=labels))).agents
+    assert [agent.manifest.name for agent in listed] == agents
+
+
+@pytest.mark.parametrize(
+    ("tags", "field"),
+    [
+        ({"tier": "very fast"}, "tier"),
+        ({"tier": "x" * 33}, "tier"),
+        ({"labels": {"a b": "c"}}, "labels"),
+        ({"labels": {"a": "b,c"}}, "labels[a]"),
+        ({"labels": {"tier": "fast"}}, "labels[tier]"),
+        ({"labels": {"a": ""}}, "labels[a]"),
+        ({"labels": {f"k{number}": "v" for number in range(17)}}, "labels"),
+        ({"labels": {"a": "v" * 129}}, "labels[a]"),
+        ({"owner": "a b"}, "owner"),
+    ],
+)
+async def test_tags_out_of_bounds_are_refused_by_the_name_of_their_field(
+    mesh: RunningRegistry, tags: dict[str, object], field: str
+) -> None:
+    with refused(Reason.INVALID_ARGUMENT) as errors:
+        await mesh.apply(declare(tagged("m1", **tags)))
+    assert isinstance(errors[0], FieldError)
+    assert errors[0].field == f"declarations[0].model.manifest.tags.{field}"
+    with refused(Reason.INVALID_ARGUMENT):
+        await SomeRunner(mesh, models=(tagged("m1", **tags),)).open()
+    with refused(Reason.INVALID_ARGUMENT):
+        await mesh.registry.ListModels(ListModelsRequest(labels="a=b c"))
