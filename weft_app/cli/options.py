@@ -81,7 +81,12 @@ HomeOption = Annotated[
 ]
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help="Configuration file; weft.local.yaml in its folder is merged over it."),
+    typer.Option(
+        "--config",
+        "-c",
+        help="Configuration file; weft.local.yaml in its folder is merged over it. "
+        "Default: the environment variable LLM_POOL_SETTINGS_PATH, else ./weft.yaml.",
+    ),
 ]
 OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="How to print.")]
 PageOutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format; table is text.")]

@@ -4,6 +4,7 @@ Every limit has a name with its unit. Unknown names are refused: a typo must not
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -20,6 +21,10 @@ from weft_app.config.refusals import field_path, place, refusal
 from weft_app.config.settings_tree import is_section, plain_value, settings_of
 
 LOCAL_SUFFIX = ".local"
+SETTINGS_VARIABLE = "LLM_POOL_SETTINGS_PATH"
+"""Environment variable that names the file, where `--config` does not."""
+LOCAL_SETTINGS_VARIABLE = "LLM_POOL_LOCAL_SETTINGS_PATH"
+"""Environment variable that names the file which is merged over it, in place of weft.local.yaml."""
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 CONCEALED = "***"
@@ -108,13 +113,35 @@ def _validator(kind: Any) -> TypeAdapter[Any]:
 
 
 def config_files(path: Path | None) -> tuple[Path, ...]:
-    """Returns the files that `load_config` reads, later ones over earlier ones; none without ./weft.yaml."""
-    if path is None:
-        path = Path(CONFIG_NAME)
-        if not path.is_file():
-            return ()
-    local = path.with_name(f"{path.stem}{LOCAL_SUFFIX}{path.suffix}")
-    return (path, local) if local.is_file() else (path,)
+    """Returns the files that `load_config` reads, later ones over earlier ones; none without ./weft.yaml.
+
+    Raises INVALID_ARGUMENT naming an environment variable that names no file.
+    """
+    return files_by(path, os.environ)
+
+
+def files_by(path: Path | None, environment: Mapping[str, str]) -> tuple[Path, ...]:
+    """As `config_files`, with this environment. `path`, the file of `--config`, goes before its variable."""
+    named = path or _named_by(SETTINGS_VARIABLE, environment)
+    local = _named_by(LOCAL_SETTINGS_VARIABLE, environment)
+    main = named or Path(CONFIG_NAME)
+    if named is None and not main.is_file():
+        return () if local is None else (local,)
+    beside = main.with_name(f"{main.stem}{LOCAL_SUFFIX}{main.suffix}")
+    if local is None and beside.is_file():
+        local = beside
+    return (main,) if local is None else (main, local)
+
+
+def _named_by(variable: str, environment: Mapping[str, str]) -> Path | None:
+    """Returns the file that a variable names; None where it is not set, or empty."""
+    text = environment.get(variable, "").strip()
+    if not text:
+        return None
+    named = Path(text).expanduser()
+    if not named.is_file():
+        raise invalid_field(variable, f"names {named}, which is no file; correct the variable, or unset it")
+    return named
 
 
 def _plain(item: Any, steps: PathSteps, path: Path | None) -> Any:

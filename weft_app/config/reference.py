@@ -15,6 +15,7 @@ from runner_svc.runtimes.runtime import Runtime
 from runner_svc.runtimes.settings import ModelSettings, SleepSettings, WakeSettings
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in, built_in_names
 from weft_app.config.config import CONFIG_NAME, WeftConfig
+from weft_app.config.loader import LOCAL_SETTINGS_VARIABLE, SETTINGS_VARIABLE
 from weft_app.config.runners import MAX_MODELS, AnyModel
 from weft_app.config.settings_tree import REQUIRED, Setting, descriptions_of, is_section, plain_value, settings_of
 
@@ -26,6 +27,10 @@ _INTRODUCTION = f"""# Configuration
 `{CONFIG_NAME}` in the working directory, or the file named with `--config`. `weft.local.yaml` beside it is merged over
 it: mappings key by key, lists of named things (runners, models, agents) name by name, other lists replaced. The command
 line wins over both. A name that is not in these tables is refused, and so is one that a mapping has twice.
+
+Two environment variables name other files: `{SETTINGS_VARIABLE}` the main one where there is no `--config`,
+`{LOCAL_SETTINGS_VARIABLE}` the one that is merged over it, in place of `weft.local.yaml`. A file that is not there is
+refused with the name of the variable. Every command heeds them, and `weft doctor` shows which files hold.
 
 ```yaml
 # weft.local.yaml: one model of one runner has its file elsewhere on this machine; all else is as in weft.yaml.

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from weft_app.config.loader import files_by
+
 DOCS = Path(__file__).parents[3] / "docs"
 SETTINGS = frozenset(
     {
@@ -82,6 +84,15 @@ def test_a_row_names_a_setting_that_exists_or_says_why_there_is_none() -> None:
     schema = json.loads((DOCS / "config.schema.json").read_text())
     for name, here, note in _rows():
         assert _exists(here, schema) if here else note.strip(), name
+
+
+def test_each_environment_variable_of_such_a_pool_names_a_file_here(tmp_path: Path) -> None:
+    files = {}
+    for name in (name for name, _, _ in _rows() if name.startswith("LLM_POOL_")):
+        files[name] = tmp_path / f"{name}.yaml"
+        files[name].write_text("{}")
+        assert files[name] in files_by(None, {name: str(files[name])})
+    assert set(files) == {name for name in SETTINGS if name.startswith("LLM_POOL_")}
 
 
 @pytest.mark.parametrize("name", ["model.path", "runner.nothing", "file.log.nothing", "vllm.gguf_n_ctx"])

@@ -12,7 +12,7 @@ from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft_app.config.config import WeftConfig
 from weft_app.config.document import merge
-from weft_app.config.loader import load_config
+from weft_app.config.loader import load_config, load_with_sources
 from weft_app.config.reference import SCHEMA_NAME, render, schema_text
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -149,6 +149,37 @@ def test_mappings_and_named_things_are_merged_and_everything_else_is_replaced(
     base: dict[str, Any], over: dict[str, Any], result: dict[str, Any]
 ) -> None:
     assert merge(base, over) == result
+
+
+def test_variables_name_the_main_file_and_the_local_one_and_the_command_line_goes_before_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (away := tmp_path / "away").mkdir()
+    named = _write(away, "pool.yaml", "drain_seconds: 3\nport: 4001\n")
+    local = _write(tmp_path, "mine.yaml", "port: 4002\n")
+    given = _write(tmp_path, "given.yaml", "drain_seconds: 5\n")
+    _write(away, "pool.local.yaml", "drain_seconds: 4\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LLM_POOL_SETTINGS_PATH", str(named))
+    assert (load_config(None).drain_seconds, load_config(None).port) == (4, 4001), "with the local file beside it"
+    monkeypatch.setenv("LLM_POOL_LOCAL_SETTINGS_PATH", str(local))
+    loaded = load_with_sources(None)
+    assert (loaded.config.drain_seconds, loaded.config.port) == (3, 4002), "in place of the local file beside it"
+    assert "mine.yaml" in loaded.sources["port",]
+    assert (load_config(given).drain_seconds, load_config(given).port) == (5, 4002)
+    monkeypatch.setenv("LLM_POOL_SETTINGS_PATH", "")
+    assert load_config(None).port == 4002, "an empty variable is none, and a local file needs no main file"
+
+
+@pytest.mark.parametrize("variable", ["LLM_POOL_SETTINGS_PATH", "LLM_POOL_LOCAL_SETTINGS_PATH"])
+def test_a_variable_that_names_no_file_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(variable, "nowhere.yaml")
+    with pytest.raises(FieldError, match="which is no file") as raised:
+        load_config(None)
+    assert raised.value.field == variable
 
 
 def test_the_local_file_can_change_one_model_and_leaves_the_others_as_they_are(tmp_path: Path) -> None:
