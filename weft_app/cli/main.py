@@ -5,7 +5,9 @@ Each command is imported when it runs: `weft get` needs no service, `weft --help
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
+from itertools import chain
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +31,13 @@ class CommandPlace:
 
 COMMANDS: Mapping[str, CommandPlace] = {
     "up": CommandPlace("weft_app.cli.up:up", "Start a mesh on this machine and serve until Ctrl-C."),
+    "stop": CommandPlace(
+        "weft_app.cli.stop:stop", "Stop the mesh of a home: running requests are finished first, as with Ctrl-C."
+    ),
+    "status": CommandPlace(
+        "weft_app.cli.status:status",
+        "Show whether a mesh runs on a home, since when, where, and which models it serves.",
+    ),
     "demo": CommandPlace(
         "weft_app.cli.demo:demo",
         "Start a mesh in a temporary home, stream one chat through its HTTP API, stop it.",
@@ -146,7 +155,55 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "Join a mesh with the models of this machine, and manage join tokens.",
     ),
 }
-"""All commands in the order of the help."""
+"""All commands."""
+
+HELP_PANELS: Mapping[str, tuple[str, ...]] = {
+    "Start here": ("up", "stop", "status", "demo", "chat", "doctor"),
+    "Models": ("pull", "models", "ps", "load", "unload", "flush", "estimate", "logs"),
+    "Resources": ("get", "describe", "create", "rotate", "apply", "diff", "delete", "wait", "events"),
+    "Requests": ("explain", "cancel", "batch", "simulate"),
+    "Administration": (
+        "config",
+        "keys",
+        "runner",
+        "runtime",
+        "lease",
+        "serve",
+        "operation",
+        "audit",
+        "sign",
+        "approve",
+    ),
+    "Development": ("conformance",),
+}
+"""The commands of each panel of `weft --help`, in its order."""
+
+OTHER_WORDS: Mapping[str, str] = {
+    "attach": "a server that runs already is a model with a url in weft.yaml",
+    "discover": "weft models ls",
+    "down": "weft stop",
+    "download": "weft pull SOURCE",
+    "edit": "weft get KIND NAME -o yaml > FILE, then weft apply -f FILE",
+    "install": "weft pull SOURCE for a model, weft runtime install NAME for an engine",
+    "join": "weft runner join",
+    "kill": "weft stop, or weft unload MODEL for one model",
+    "list": "weft get models, or weft models ls for the files that were pulled",
+    "ls": "weft get models, or weft models ls for the files that were pulled",
+    "log": "weft logs MODEL",
+    "reload": "weft stop, then weft up",
+    "remove": "weft models rm NAME for pulled files, weft delete KIND NAME for a resource",
+    "restart": "weft stop, then weft up; one model alone: weft unload MODEL, then weft load MODEL",
+    "rm": "weft models rm NAME for pulled files, weft delete KIND NAME for a resource",
+    "run": "weft chat NAME",
+    "show": "weft describe KIND NAME",
+    "start": "weft up",
+    "token": "weft runner token, weft keys or weft sign",
+    "tokens": "weft runner token, weft keys or weft sign",
+    "top": "weft ps",
+    "usage": "weft get clients",
+    "version": "weft --version",
+}
+"""Words that other tools use for a command, and what stands for them here."""
 
 
 class LazyGroup(TyperGroup):
@@ -154,7 +211,7 @@ class LazyGroup(TyperGroup):
 
     @override
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*COMMANDS, *super().list_commands(ctx)]
+        return [*chain.from_iterable(HELP_PANELS.values()), *super().list_commands(ctx)]
 
     @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -162,22 +219,42 @@ class LazyGroup(TyperGroup):
         command = COMMANDS.get(cmd_name)
         if command is None:
             return super().get_command(ctx, cmd_name)
-        return TyperCommand(cmd_name, help=command.summary)
+        return TyperCommand(cmd_name, help=command.summary, rich_help_panel=_panel_of(cmd_name))
 
     @override
     def invoke(self, ctx: Any) -> Any:
         """Runs a command; its errors become one line and the exit code of their reason."""
         from weft_app.cli.options import reporting  # noqa: PLC0415 - every command imports it, the help does not
 
-        with reporting():
-            return super().invoke(ctx)
+        try:
+            with reporting():
+                return super().invoke(ctx)
+        except typer.BadParameter as error:
+            # Words of the library that checks the value.
+            error.message = error.message.removeprefix("Value error, ")
+            raise
 
     @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(_no_command(args[0]))
         name, listed, rest = super().resolve_command(ctx, args)
         if name is not None and name in COMMANDS:
             return name, load(name), rest
         return name, listed, rest
+
+
+def _panel_of(name: str) -> str | None:
+    return next((panel for panel, names in HELP_PANELS.items() if name in names), None)
+
+
+def _no_command(word: str) -> str:
+    """Returns the refusal of a word that is no command, with its commands here, or those that are close."""
+    meant = OTHER_WORDS.get(word)
+    if meant is not None:
+        return f"there is no command {word}; use: {meant}"
+    close = get_close_matches(word, COMMANDS)
+    return f"there is no command {word}" + (f"; did you mean {' or '.join(close)}?" if close else "; see weft --help")
 
 
 def load(name: str) -> Any:

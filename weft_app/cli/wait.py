@@ -66,7 +66,7 @@ def wait(
         str | None,
         typer.Option(
             "--for",
-            help="status=active, condition=Ready (default), condition=Ready=false, exists or delete; of a task "
+            help="ready (default), status=active, condition=Ready=false, exists or delete; of a task "
             "such as status=running. Default of a task: its end.",
             metavar="WHAT",
         ),
@@ -106,25 +106,37 @@ def parse_expectation(text: str, kind: ResourceKind) -> Expectation:
         case "condition" if rest:
             name, _, value = rest.partition("=")
             return _condition(name.lower(), (value or "true").lower(), kind)
+        case word if not rest and word in _STATES and kind is not ResourceKind.POOL:
+            return Expectation(what=What.STATUS, value=word)
+        case word if not rest and word in _condition_names(kind):
+            return Expectation(what=What.CONDITION, name=word, value="true")
         case _:
             raise invalid_field(
-                "--for", "must be status=active, status=inactive, status=hibernating, condition=NAME, exists or delete"
+                "--for",
+                "must be ready, status=active, status=inactive, status=hibernating, condition=NAME, exists or delete",
             )
 
 
 def _condition(name: str, value: str, kind: ResourceKind) -> Expectation:
-    types = {
+    if name not in _condition_names(kind):
+        raise invalid_field("--for", f"the conditions of a {kind.value} are {', '.join(_condition_types(kind))}")
+    if value not in ("true", "false", "unknown"):
+        raise invalid_field("--for", "a condition is true, false or unknown")
+    return Expectation(what=What.CONDITION, name=name, value=value)
+
+
+def _condition_names(kind: ResourceKind) -> frozenset[str]:
+    return frozenset(name.lower() for name in _condition_types(kind))
+
+
+def _condition_types(kind: ResourceKind) -> tuple[str, ...]:
+    return {
         ResourceKind.MODEL: ("HasRunner", "Awake", "Ready"),
         ResourceKind.AGENT: ("Target", "Ready"),
         ResourceKind.RUNNER: ("Connected", "Ready"),
         ResourceKind.POOL: ("Ready",),
         ResourceKind.ROUTE: ("Ready",),
     }[kind]
-    if name not in {known.lower() for known in types}:
-        raise invalid_field("--for", f"the conditions of a {kind.value} are {', '.join(types)}")
-    if value not in ("true", "false", "unknown"):
-        raise invalid_field("--for", "a condition is true, false or unknown")
-    return Expectation(what=What.CONDITION, name=name, value=value)
 
 
 def parse_duration(text: str, field: str = "--timeout") -> float:

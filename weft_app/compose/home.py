@@ -5,11 +5,12 @@ import fcntl
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from runner_svc.environments.folder import EnvironmentFolder
 from weft.kernel.errors import WeftError
@@ -21,6 +22,8 @@ MAX_SOCKET_PATH_BYTES = 100
 """The kernel allows 107; the rest is a margin for what gRPC appends."""
 PROBE_BYTES = 4096
 """Bytes written to test whether a folder takes files: a block of the usual file systems."""
+LOCK_ATTEMPTS = 3
+LOCK_PAUSE_SECONDS = 0.02
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -64,6 +67,11 @@ class WeftHome:
     def up_file(self) -> Path:
         """File that describes the running mesh; absent when none runs."""
         return self.run / "up.json"
+
+    @property
+    def lock_file(self) -> Path:
+        """File that a running `weft up` has locked, with its process id."""
+        return self.run / "up.lock"
 
     def create(self) -> None:
         """Makes the folders, readable by their owner only, and checks that each can be written.
@@ -109,6 +117,31 @@ class WeftHome:
             return None
         return found if isinstance(found, dict) else None
 
+    def is_claimed(self) -> bool:
+        """Whether a `weft up` has locked the home. Raises INVALID_ARGUMENT where the lock cannot be opened."""
+        with self._explained():
+            try:
+                opened = self.lock_file.open()
+            except FileNotFoundError:
+                return False
+        with opened as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
+        return False
+
+    def owner(self) -> int | None:
+        """Returns the process id of the `weft up` that has locked the home.
+
+        None: none has, or it only begins or just ends. Raises as `is_claimed`.
+        """
+        if not self.is_claimed():
+            return None
+        with self._explained():
+            text = self.lock_file.read_text("utf-8", errors="replace").strip()
+        return int(text) if text.isdecimal() else None
+
     def announce(self, facts: dict[str, Any]) -> None:
         """Writes `up.json` atomically, as one line. Raises INVALID_ARGUMENT when it cannot be written."""
         with self._explained():
@@ -121,14 +154,14 @@ class WeftHome:
         Raises ALREADY_EXISTS, naming the owner, when another process has locked it; INVALID_ARGUMENT when that fails.
         """
         with self._explained():
-            opened = (self.run / "up.lock").open("a+", encoding="utf-8", errors="replace")
+            opened = self.lock_file.open("a+", encoding="utf-8", errors="replace")
         with opened as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock_alone(lock)
             except OSError as error:
                 lock.seek(0)
                 raise WeftError(Reason.ALREADY_EXISTS, self._owner_text(lock.read().strip())) from error
-            # The pid is only for an error text: a full disk must not prevent a start.
+            # The pid is for error texts and `owner`: a full disk must not prevent a start.
             with suppress(OSError):
                 lock.truncate(0)
                 lock.write(f"{os.getpid()}\n")
@@ -149,6 +182,16 @@ class WeftHome:
             f"another weft (pid {pid if pid.isdecimal() else 'unknown'}) runs on {self.root}{where}; "
             "stop it, or start a second mesh with --home DIR --port N"
         )
+
+
+def _lock_alone(lock: IO[str]) -> None:
+    """Locks a file. Raises OSError where another process keeps it locked: `owner` has it for a moment only."""
+    for _ in range(LOCK_ATTEMPTS):
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(LOCK_PAUSE_SECONDS)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _require_writable(folder: Path) -> None:

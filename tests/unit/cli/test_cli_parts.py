@@ -1,11 +1,13 @@
 """Tables, durations, expectations, targets and the lazy commands, each by itself."""
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner, Result
 
 from weft.api.common.v1.usage_pb2 import Usage
 from weft.api.registry.v1.model_pb2 import Model, ModelManifest
@@ -15,7 +17,8 @@ from weft.documents.resources import ModelDocument, model_document
 from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import FieldError
 from weft_app.cli.columns import RESOURCES
-from weft_app.cli.main import COMMANDS, app, load
+from weft_app.cli.main import COMMANDS, OTHER_WORDS, app, load
+from weft_app.cli.options import EXIT_USAGE
 from weft_app.cli.output import Column, TextTable, page, safe_text
 from weft_app.cli.targets import Target, one_target, parse_targets
 from weft_app.cli.templates import filled
@@ -110,6 +113,21 @@ def test_expectations_hold_or_not() -> None:
     assert not exists.holds(None)
 
 
+@pytest.mark.parametrize("word", ["ready", "Ready", "active", "awake"])
+def test_an_expectation_may_be_the_bare_word(word: str) -> None:
+    assert parse_expectation(word, ResourceKind.MODEL).holds(None) is False
+    whole = "status=active" if word == "active" else f"condition={word}"
+    assert parse_expectation(word, ResourceKind.MODEL) == parse_expectation(whole, ResourceKind.MODEL)
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"), [("active", ResourceKind.POOL), ("awake", ResourceKind.POOL), ("on", ResourceKind.MODEL)]
+)
+def test_a_bare_word_that_the_kind_does_not_have_is_refused(word: str, kind: ResourceKind) -> None:
+    with pytest.raises(FieldError, match="--for: must be ready"):
+        parse_expectation(word, kind)
+
+
 def test_targets_are_a_kind_and_names_or_pairs() -> None:
     assert parse_targets(["models"]) == (ResourceKind.MODEL, ())
     two = (Target(ResourceKind.MODEL, "a"), Target(ResourceKind.MODEL, "b"))
@@ -138,10 +156,40 @@ def test_the_summary_in_the_table_is_the_first_paragraph_of_the_command_s_help(n
     assert COMMANDS[name].summary == " ".join(load(name).help.split("\n\n")[0].split())
 
 
-def test_the_group_lists_every_command() -> None:
+def test_the_group_lists_every_command_once() -> None:
     group = get_command(app)
-    assert group.list_commands(None) == list(COMMANDS)  # type: ignore[attr-defined]  # it is a group
+    listed = group.list_commands(None)  # type: ignore[attr-defined]  # it is a group
+    assert sorted(listed) == sorted(COMMANDS)
+    assert listed[0] == "up", "a newcomer starts there"
     assert group.get_command(None, "nonsense") is None  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("word", OTHER_WORDS)
+def test_the_word_of_another_tool_is_answered_with_the_commands_that_do_it(word: str) -> None:
+    refused = _invoked(word)
+    assert refused.exit_code == EXIT_USAGE
+    assert word not in COMMANDS
+    named = re.findall(r"weft (\w+)", OTHER_WORDS[word])
+    assert set(named) <= COMMANDS.keys()
+    assert " ".join(f"there is no command {word}; use: {OTHER_WORDS[word]}".split()) in _unboxed(refused.output)
+
+
+def test_a_misspelt_command_is_answered_with_the_close_ones() -> None:
+    assert "there is no command pul; did you mean pull?" in _unboxed(_invoked("pul").output)
+    assert "there is no command xyzzy; see weft --help" in _unboxed(_invoked("xyzzy").output)
+
+
+def test_a_wrong_choice_is_refused_without_the_words_of_a_library() -> None:
+    said = _unboxed(_invoked("keys", "create", "--role", "owner").output)
+    assert "Invalid value for '--role': 'owner' is not one of 'user'" in said
+
+
+def _invoked(*words: str) -> Result:
+    return CliRunner().invoke(app, words)
+
+
+def _unboxed(output: str) -> str:
+    return " ".join(re.sub(r"[╭─╮│╰╯]", " ", output).split())
 
 
 def test_the_help_and_the_completion_of_commands_import_no_command() -> None:

@@ -1,0 +1,114 @@
+"""`weft stop` and `weft status` of a home, with a process that has locked it as `weft up` does."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from weft_app.cli.main import app
+from weft_app.cli.options import EXIT_NOT_FOUND, EXIT_OK, EXIT_TIMEOUT
+from weft_app.compose.home import WeftHome
+
+MESH = """
+import signal, sys
+from pathlib import Path
+from weft_app.compose.home import WeftHome
+home = WeftHome(Path(sys.argv[1]))
+home.create()
+signals = {signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+with home.claim():
+    if len(sys.argv) > 3:
+        home.announce({"url": "http://127.0.0.1:9", "grpc": "unix:" + sys.argv[1] + "/none.sock",
+                       "startTime": "2026-01-01T00:00:00+00:00"})
+    print("up", flush=True)
+    for _ in range(int(sys.argv[2])):
+        signal.sigwait(signals)
+"""
+
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with ExitStack() as started:
+        yield lambda *args: started.enter_context(_mesh(tmp_path, *args))
+
+
+@contextmanager
+def _mesh(home: Path, signals: int = 1, *announced: str) -> Iterator["subprocess.Popen[bytes]"]:
+    command = [sys.executable, "-c", MESH, str(home), str(signals), *announced]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        yield process
+        process.kill()
+
+
+def _weft(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_a_stop_ends_the_mesh_of_this_home_and_says_so(start: Start, tmp_path: Path) -> None:
+    mesh = start()
+    done = _weft("stop", "--home", tmp_path)
+    assert (done.exit_code, done.stdout) == (EXIT_OK, f"stopped the mesh on {tmp_path}\n")
+    assert mesh.wait(10) == 0
+
+
+def test_a_second_stop_finds_nothing_to_do(start: Start, tmp_path: Path) -> None:
+    start()
+    _weft("stop", "--home", tmp_path)
+    again = _weft("stop", "--home", tmp_path)
+    assert (again.exit_code, again.stderr) == (EXIT_OK, f"weft: no mesh runs on {tmp_path}\n")
+
+
+def test_a_home_that_never_was_is_not_made_by_a_stop(tmp_path: Path) -> None:
+    assert _weft("stop", "--home", tmp_path / "none").exit_code == EXIT_OK
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_mesh_that_still_drains_is_told_with_what_ends_it(start: Start, tmp_path: Path) -> None:
+    mesh = start(2)
+    waiting = _weft("stop", "--home", tmp_path, "--timeout", "200ms")
+    assert waiting.exit_code == EXIT_TIMEOUT
+    assert f"(pid {mesh.pid}) still finishes requests after 200ms; end them with weft stop --now" in waiting.stderr
+    assert mesh.poll() is None
+    assert _weft("stop", "--home", tmp_path).exit_code == EXIT_OK
+
+
+def test_a_killed_mesh_does_not_count_as_one(start: Start, tmp_path: Path) -> None:
+    mesh = start(1, "announced")
+    mesh.send_signal(signal.SIGKILL)
+    mesh.wait(10)
+    assert WeftHome(tmp_path).running() is not None, "it had no time to remove its file"
+    assert _weft("status", "--home", tmp_path).exit_code == EXIT_NOT_FOUND
+    assert _weft("stop", "--home", tmp_path).exit_code == EXIT_OK
+
+
+def test_a_status_tells_a_mesh_that_starts_from_one_that_runs(start: Start, tmp_path: Path) -> None:
+    mesh = start()
+    facts = json.loads(_weft("status", "-o", "json", "--home", tmp_path).stdout)
+    assert (facts["state"], facts["pid"]) == ("starting", mesh.pid)
+
+
+def test_a_status_says_why_the_models_are_not_known(start: Start, tmp_path: Path) -> None:
+    mesh = start(1, "announced")
+    done = _weft("status", "-o", "json", "--home", tmp_path)
+    facts = json.loads(done.stdout)
+    assert (done.exit_code, facts["state"], facts["pid"]) == (EXIT_OK, "running", mesh.pid)
+    assert facts["problem"]
+    assert "models" not in facts
+
+
+def test_a_home_without_a_mesh_is_stopped(tmp_path: Path) -> None:
+    done = _weft("status", "--home", tmp_path)
+    assert done.exit_code == EXIT_NOT_FOUND
+    assert "stopped" in done.stdout

@@ -1,0 +1,75 @@
+"""`weft status`: whether a mesh runs on this machine, and what it serves."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import typer
+
+from weft.client.resources import connect_registry
+from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import ModelDocument
+from weft.kernel.errors import WeftError
+from weft_app.cli.options import DEFAULT_HOME, EXIT_NOT_FOUND, HomeOption, OutputFormat, PageOutputOption
+from weft_app.cli.output import Column, page, print_page, table_block
+from weft_app.cli.templates import age
+from weft_app.compose.home import WeftHome
+
+_FACTS = (
+    Column("Home", lambda facts: facts["home"]),
+    Column("State", lambda facts: facts["state"]),
+    Column("Process", lambda facts: str(facts["pid"]) if "pid" in facts else None),
+    Column("Up for", lambda facts: age(datetime.fromisoformat(facts["startTime"])) if "startTime" in facts else None),
+    Column("Base URL", lambda facts: f"{facts['url']}/v1" if "url" in facts else None),
+    Column("gRPC", lambda facts: facts.get("grpc")),
+    Column("Logs", lambda facts: facts["logs"]),
+    Column("Problem", lambda facts: facts.get("problem")),
+)
+_MODELS = (
+    Column("NAME", lambda model: model["name"]),
+    Column("STATUS", lambda model: model["status"]),
+    Column("RUNNER", lambda model: model["runner"] or "-"),
+)
+
+
+def status(output: PageOutputOption = OutputFormat.TABLE, home: HomeOption = DEFAULT_HOME) -> None:
+    """Show whether a mesh runs on a home, since when, where, and which models it serves.
+
+    Exit code 3 where none runs.
+
+    Example: weft status -o json
+    """
+    facts = _facts(WeftHome(home.expanduser().absolute()))
+    print_page(output, lambda: "\n".join((*_lines(facts), "")), lambda: facts)
+    if facts["state"] == "stopped":
+        raise typer.Exit(EXIT_NOT_FOUND)
+
+
+def _facts(home: WeftHome) -> dict[str, Any]:
+    facts: dict[str, Any] = {"home": str(home.root), "state": "stopped", "logs": str(home.logs)}
+    if not home.is_claimed():
+        return facts
+    facts["state"] = "starting"
+    if (process := home.owner()) is not None:
+        facts["pid"] = process
+    if (running := home.running()) is None:
+        return facts
+    facts["state"] = "running"
+    facts.update((name, running[name]) for name in ("startTime", "url", "grpc") if name in running)
+    try:
+        with connect_registry(home=home.root) as registry:
+            documents = registry.documents(ResourceKind.MODEL)
+    except WeftError as error:
+        return facts | {"problem": error.message}
+    models = [each for each in documents if isinstance(each, ModelDocument)]
+    return facts | {"models": [_model(each) for each in models]}
+
+
+def _model(model: ModelDocument) -> dict[str, str]:
+    runner = "" if model.observed is None else model.observed.runner
+    return {"name": model.name, "status": model.state, "runner": runner}
+
+
+def _lines(facts: dict[str, Any]) -> Iterator[str]:
+    yield from page(_FACTS, facts)
+    yield from table_block("Models", _MODELS, facts.get("models", ()))
