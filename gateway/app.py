@@ -63,6 +63,7 @@ from weft.dispatch.fleet import FleetSource
 from weft.dispatch.remote_router import RequestSource, RouterSource
 from weft.durable.batches import BatchPort, FilePort
 from weft.durable.durable_call import durable_calls
+from weft.durable.journal_policy import JournalPolicy
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock
@@ -98,6 +99,8 @@ class GatewayPorts:
     """Request records; None: there are none."""
     router: RouterSource | None = None
     """Whether a router is reachable; None: it runs in this process."""
+    journal: JournalPolicy | None = None
+    """Which requests are durable tasks by setting; None: those that the mesh's settings and models name."""
     media: MediaSource | None = None
     """Fetches media by address; None: as the configuration allows."""
 
@@ -122,6 +125,7 @@ def create_app(
         config=config,
         dispatcher=LayeredDispatcher(ports.dispatcher, *layers),
         can_be_durable=tasks is not None,
+        journal_policy=ports.journal or JournalPolicy(ports.fleet, is_possible=tasks is not None),
         fleet=ports.fleet,
         registry=ports.registry,
         router=ports.router,

@@ -9,7 +9,7 @@ from gateway.auth.authentication import Gate, OpenGate
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.config import GatewayConfig
 from gateway.http.event_watches import EventWatches
-from gateway.intake.headers import durable_request_of, request_context
+from gateway.intake.headers import journal_of, request_context
 from gateway.intake.request_model import HandledRequest, require_within
 from gateway.media import MediaSource, NoMediaSource, RequestMedia
 from gateway.metrics import GatewayMetrics
@@ -19,6 +19,7 @@ from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.remote_router import RouterSource
 from weft.dispatch.request_trace import RequestContext
+from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation
@@ -45,6 +46,8 @@ class InferenceDeps:
     """None: no limit."""
     can_be_durable: bool = False
     """Whether the dispatcher can run requests as durable tasks."""
+    journal_policy: JournalPolicy | None = None
+    """Which requests are durable tasks by setting; None: none is."""
     on_limited: Callable[[str, str], None] = _ignore_limited
     """Called with the model's label and the tenant of each request that exceeds a rate limit."""
 
@@ -59,12 +62,16 @@ class InferenceDeps:
     ) -> RequestContext:
         """Returns the request's context for the dispatcher; records it in its facts and counts it for its tenant.
 
-        Raises INVALID_ARGUMENT for a wrong header or name, RATE_LIMIT_EXCEEDED above the tenant's rate limit.
+        Raises INVALID_ARGUMENT for a wrong header or name, UNSUPPORTED_OPERATION for a request that must be journaled
+        and cannot be, RATE_LIMIT_EXCEEDED above the tenant's rate limit.
         """
         self.note(scope, surface=surface, model=model)
         context = request_context(scope, self.config, params, model=model, operation=operation)
         require_within(params, self.config.limits)
-        journal = durable_request_of(scope, params, operation, is_possible=self.can_be_durable)
+        required = None
+        if self.journal_policy is not None:
+            required = self.journal_policy.required(model, context.tenant, operation)
+        journal = journal_of(scope, params, operation, is_possible=self.can_be_durable, required=required)
         self.count(scope, context.tenant)
         return context if journal is None else replace(context, journal=journal)
 

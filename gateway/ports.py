@@ -77,5 +77,5 @@ class RegistryPort(Protocol):
         ...
 
     async def update_settings(self, settings: settings_pb2.MeshSettings) -> settings_pb2.MeshSettings:
-        """Updates the mesh's settings; returns them once they are stored."""
+        """Updates the mesh's settings, all but an unset `journal`; returns them once they are stored."""
         ...

@@ -17,6 +17,7 @@ from gateway.runner_api.metrics import RequestObserver, RunnerMetrics, StateColl
 from gateway.runner_api.ports import RunnerApiPorts
 from gateway.runner_api.state import RunnerApiConfig, RunnerApiDeps, queue_facts
 from weft.dispatch.call import LayeredDispatcher
+from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import Clock, SystemClock
 
 
@@ -39,6 +40,7 @@ def build(config: RunnerApiConfig, ports: RunnerApiPorts, *, clock: Clock | None
         config=config.edge,
         dispatcher=LayeredDispatcher(ports.dispatcher, observer.around),
         fleet=fleet,
+        journal_policy=JournalPolicy(fleet, config.journal_rules, is_possible=False),
         metrics=metrics,
         clock=ticking,
         gate=gate_of(ports.keys, ticking),

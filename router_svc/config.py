@@ -9,6 +9,7 @@ from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.request_log import RequestLogLimits
 from router_svc.settings import RelayLimits
 from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS
+from weft.durable.journal_policy import JournalRules
 from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.tls_channel import ChannelSecurity
 
@@ -43,6 +44,8 @@ class RouterConfig:
     """Environment of those recipes: variables of an HTTP recipe's header values, the whole environment of a command."""
     schemas: SchemaLimits = field(default_factory=SchemaLimits)
     """Bounds of the JSON schemas of a public gRPC call."""
+    journal: JournalRules = field(default_factory=JournalRules)
+    """The modes of tenants whose requests are journaled."""
     only_runner: str = ""
     """The only runner that it places requests on; empty: all runners."""
     relay: RelayConfig | None = None

@@ -103,7 +103,7 @@ def view_of_runner(view: FleetView, runner: str) -> FleetView:
         MappingProxyType(models),
     )
     agents = {name: agent for name, agent in view.agents.items() if members_of(served, agent)}
-    return FleetView(served.revision, served.runners, served.models, MappingProxyType(agents))
+    return FleetView(served.revision, served.runners, served.models, MappingProxyType(agents), settings=view.settings)
 
 
 def wake_plan(model: ModelView) -> wake_pb2.Wake:

@@ -13,7 +13,8 @@ from weft.dispatch.agents import require_model_name
 from weft.dispatch.call import Call, RequestDispatcher
 from weft.dispatch.operations import OPERATIONS, OperationSpec
 from weft.dispatch.parameter_checks import client_of, handling_of, priority_of, session_of
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_trace import Journal, RequestContext
+from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.names import (
     MAX_REQUEST_ID_CHARS,
@@ -36,7 +37,15 @@ Spec = OperationSpec[Any, Any]
 class InferenceServicer:
     """Implements InferenceService, one method for each row of the table of operations; translation only."""
 
-    def __init__(self, dispatcher: RequestDispatcher, default_timeout_seconds: float, schemas: SchemaLimits) -> None:
+    def __init__(
+        self,
+        dispatcher: RequestDispatcher,
+        default_timeout_seconds: float,
+        schemas: SchemaLimits,
+        journal: JournalPolicy | None = None,
+    ) -> None:
+        """`journal`: which requests are durable tasks by setting; None: none is."""
+        self._journal = journal
         self._dispatcher = dispatcher
         self._default_timeout_seconds = default_timeout_seconds
         self._schemas = schemas
@@ -86,11 +95,13 @@ class InferenceServicer:
         if request.options.allow_remote:
             caller().require(MAY_LEAVE)
         await context.send_initial_metadata(((REQUEST_ID, request_id),))
+        tenant, model = tenant_of(metadata), require_model_name(request.model, "model")
+        when_left = None if self._journal is None else self._journal.required(model, tenant, operation)
         return RequestContext(
             request_id=request_id,
-            tenant=tenant_of(metadata),
+            tenant=tenant,
             caller=caller().name,
-            model=require_model_name(request.model, "model"),
+            model=model,
             operation=operation,
             traceparent=traceparent_of(metadata),
             priority=priority_of(request.options),
@@ -100,6 +111,7 @@ class InferenceServicer:
             handling=handling_of(request.options),
             client_id=client_of(request.options),
             session=session_of(request.options),
+            journal=None if when_left is None else Journal(when_left=when_left),
         )
 
 

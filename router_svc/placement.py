@@ -27,6 +27,7 @@ from weft.dispatch.placement import (
     canceller_of,
     waiting_event,
 )
+from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_CLIENT_CHARS, MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_name, require_token
@@ -113,8 +114,10 @@ PlaceContext = grpc.aio.ServicerContext[pb.PlaceRequest, pb.PlaceResponse]
 class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
     """Implements PlacementService; translation only."""
 
-    def __init__(self, placement: RouterPort) -> None:
+    def __init__(self, placement: RouterPort, journal: JournalPolicy | None = None) -> None:
+        """`journal`: which requests may only come as tasks; None: none."""
         self._placement = placement
+        self._journal = journal
 
     # grpc.aio also accepts a coroutine that reads and writes through the context; the stub only knows iterators.
     @override
@@ -123,7 +126,9 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             first = await context.read()
             if not isinstance(first, pb.PlaceRequest) or first.WhichOneof("kind") != "open":
                 raise invalid_field("open", "must be the first message of a placement")
-            async with self._placement.place(_request_from_proto(first.open, _traceparent(context))) as place:
+            wanted = _request_from_proto(first.open, _traceparent(context))
+            self._require_unjournaled(wanted)
+            async with self._placement.place(wanted) as place:
                 reading = asyncio.create_task(self._read_reports(context, place))
                 writing = asyncio.create_task(self._write_decisions(context, place))
                 try:
@@ -142,6 +147,20 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
         async with answering(context):
             return pb.ListQueuesResponse(queues=map(_queue_to_proto, await self._placement.queues()))
         raise AssertionError("abort has raised")
+
+    def _require_unjournaled(self, wanted: PlacementRequest) -> None:
+        """Raise SERVICE_UNAVAILABLE for a request that must be journaled: tasks are placed inside the router.
+
+        Its dispatcher has not heard of the setting yet, or has no configuration of tenants.
+        """
+        if self._journal is None or self._journal.required(wanted.model, wanted.tenant, wanted.operation) is None:
+            return
+        raise WeftError(
+            Reason.SERVICE_UNAVAILABLE,
+            f"requests for {wanted.model} are journaled, which the gateway of this one has not heard of; if that "
+            "lasts, its weft.yaml lacks the tenants of the router's (router.tenants)",
+            retry_after_seconds=1,
+        )
 
     async def _read_reports(self, context: PlaceContext, place: Placement) -> None:
         """Read the dispatcher's reports until it reports the end of the request, or disconnects."""

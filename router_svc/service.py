@@ -24,10 +24,14 @@ from weft.api.router.v1 import (
     request_service_pb2,
     request_service_pb2_grpc,
 )
+from weft.dispatch.call import LayeredDispatcher
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWatcher
 from weft.dispatch.placement import RouterPort
 from weft.dispatch.remote_router import RequestSource
+from weft.durable.durable_call import durable_calls
+from weft.durable.journal_policy import JournalPolicy
+from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, MeshClock, SystemClock
 from weft.kernel.log import get_logger
 from weft.kernel.rpc import ChannelPool, open_channel
@@ -77,8 +81,13 @@ class RouterService(Service):
         self._registry: grpc.aio.Channel | None = None
         self._fleet: FleetWatcher | None = None
         self._view = self._registry_view = FleetView()
+        self._tasks: TaskPort | None = None
         self._expected = ExpectedMesh()
         self._listeners: list[FleetListener] = []
+
+    def journal_to(self, tasks: TaskPort) -> None:
+        """Journal there what settings demand. Must be called before the start; without it such requests are refused."""
+        self._tasks = tasks
 
     def expect(self, expected: ExpectedMesh) -> None:
         """Treat these models and agents as known until their runners have come. Must be called before the start."""
@@ -135,9 +144,15 @@ class RouterService(Service):
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
-        dispatcher = Dispatcher(self._placement, self._channels, clock=self._clock, fleet=self)
-        InferenceServicer(dispatcher, self._config.default_timeout_seconds, self._config.schemas).add_to_server(server)
-        placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementServicer(self._placement), server)
+        config, tasks = self._config, self._tasks
+        journal = JournalPolicy(self, config.journal, is_possible=tasks is not None)
+        layers = () if tasks is None else (durable_calls(tasks, self._clock),)
+        dispatcher = LayeredDispatcher(
+            Dispatcher(self._placement, self._channels, clock=self._clock, fleet=self), *layers
+        )
+        InferenceServicer(dispatcher, config.default_timeout_seconds, config.schemas, journal).add_to_server(server)
+        placement = PlacementServicer(self._placement, journal)
+        placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(placement, server)
         request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(self._requests), server)
         if self._relay is not None:
             server.add_generic_rpc_handlers((self._relay.services(),))

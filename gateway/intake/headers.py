@@ -238,24 +238,28 @@ def _traceparent(headers: Headers) -> str:
     return traceparent_of({} if given is None else {TRACEPARENT: given.decode("latin-1")})
 
 
-def durable_request_of(
-    scope: Scope, params: HandledRequest, operation: Operation, *, is_possible: bool
+def journal_of(
+    scope: Scope, params: HandledRequest, operation: Operation, *, is_possible: bool, required: WhenLeft | None
 ) -> Journal | None:
-    """Returns the options of `durable: "wait"`; None: the request is not durable.
+    """Returns the options of a journaled request; None: it is not journaled.
 
-    Raises INVALID_ARGUMENT naming the field where it is not available: on this gateway (`is_possible`), or for this
-    operation.
+    It is by `durable: "wait"`, or by setting: `required` is what then becomes of it when its caller leaves, unless
+    the caller says otherwise; None: no setting demands it.
+
+    Raises INVALID_ARGUMENT naming the field where `durable` is not available: on this gateway (`is_possible`), or for
+    this operation.
     """
-    if params.durable is None:
+    if params.durable is None and required is None:
         if params.on_disconnect is not None:
             raise invalid_field("on_disconnect", "goes with 'durable': 'wait'")
         return None
-    if not is_possible:
+    if params.durable is not None and not is_possible:
         raise invalid_field("durable", "durable tasks are not available: leave it out")
-    if operation not in TEXT_OPERATIONS:
+    if params.durable is not None and operation not in TEXT_OPERATIONS:
         raise invalid_field("durable", "is only available for chats, completions and embeddings: leave it out")
+    by_setting = required or WhenLeft.CANCEL
     return Journal(
-        when_left=WhenLeft(params.on_disconnect or WhenLeft.CANCEL.value),
+        when_left=by_setting if params.on_disconnect is None else WhenLeft(params.on_disconnect),
         idempotency_key=idempotency_key_of(headers_of(scope)),
         on_task=partial(_note_task, facts_of(scope)),
     )

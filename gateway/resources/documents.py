@@ -15,6 +15,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ModelDocument, applied_document, plain
 from weft.documents.schemas import resource_list_schema, resource_schema
 from weft.documents.yaml_documents import MAX_DOCUMENTS
+from weft.kernel.request import JournalWord
 
 
 class _Part(BaseModel):
@@ -48,6 +49,9 @@ class MeshConfig(_Part):
     allow_cloud_fallback: bool
     """Whether a route may fall back to a model that sends bytes off the premises. The primary of a route, and a model
     that is requested by name, are not affected. Each request must allow it as well."""
+    journal: JournalWord | None = None
+    """Whether requests are durable tasks where neither their model nor their tenant has a setting: `none`, `wait`, or
+    `keep`. Absent: as it is; in an answer, it was never set."""
 
 
 _TEXT: Schema = {"type": "string"}

@@ -37,6 +37,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.names import require_name
 from weft.kernel.principal import EDIT_MODELS, USE_SECRETS
 from weft.kernel.reasons import Reason
+from weft.kernel.request import journal_mode_of
 
 API = "/api/v1"
 SURFACE = "api"
@@ -136,13 +137,18 @@ async def put_config(deps: GatewayDeps, request: Request) -> Response:
     require_local_caller(request.scope)
     Query(request.scope)
     wanted = await read_model(request, MeshConfig, deps.config)
-    settings = await deps.registry.update_settings(MeshSettings(allow_cloud_fallback=wanted.allow_cloud_fallback))
+    changes = MeshSettings(
+        allow_cloud_fallback=wanted.allow_cloud_fallback,
+        journal=journal_mode_of(wanted.journal).value,  # type: ignore[arg-type]  # same numbers
+    )
+    settings = await deps.registry.update_settings(changes)
     log.info("settings changed", request_id=facts.request_id, allow_cloud_fallback=settings.allow_cloud_fallback)
     return json_response(_body(settings))
 
 
 def _body(settings: MeshSettings) -> dict[str, object]:
-    return {"allowCloudFallback": settings.allow_cloud_fallback}
+    body: dict[str, object] = {"allowCloudFallback": settings.allow_cloud_fallback}
+    return body | {"journal": word_of(settings, "journal")} if settings.journal else body
 
 
 APPLY_PARAMETERS = ("dryRun", "adopt")

@@ -166,7 +166,9 @@ class RegistryClient(RegistryPort):
 
     @override
     async def update_settings(self, settings: MeshSettings) -> MeshSettings:
-        request = settings_service_pb2.UpdateSettingsRequest(allow_cloud_fallback=settings.allow_cloud_fallback)
+        request = settings_service_pb2.UpdateSettingsRequest(
+            allow_cloud_fallback=settings.allow_cloud_fallback, journal=settings.journal
+        )
         updated: MeshSettings = (await self._calls.call(self._settings.UpdateSettings, request)).settings
         return updated
 

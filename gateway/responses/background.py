@@ -32,7 +32,6 @@ from gateway.responses.stream import error_event
 from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
-from weft.dispatch.request_trace import RequestContext
 from weft.durable.durable_call import of_request, task_spec
 from weft.durable.responses import ResponseStore, response_not_found
 from weft.durable.tasks import TaskPort, copy_of, is_terminal
@@ -370,9 +369,9 @@ def followed(background: BackgroundResponses, deps: GatewayDeps, work: Work, ori
     return EventStream(deps, events(), watches=background.watches, failure=position.broken_off)
 
 
-def require_possible(params: ResponsesRequest, context: RequestContext) -> None:
+def require_possible(params: ResponsesRequest) -> None:
     """Raises INVALID_ARGUMENT naming the field where a request cannot run in the background."""
     if params.store is False:
         raise invalid_field("store", "must not be false with 'background': background responses are stored")
-    if context.journal is not None:
+    if params.durable is not None:
         raise invalid_field("durable", "must not be combined with 'background', which is always durable")

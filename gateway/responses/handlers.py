@@ -33,7 +33,6 @@ from gateway.responses.retrieval import Responses, not_streamed_again
 from gateway.responses.running import LiveResponse, RunningResponses
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer, ResponsesStream
-from weft.dispatch.request_trace import RequestContext
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.errors import found_or_none, invalid_field
@@ -67,7 +66,7 @@ async def create_response(responses: Responses, request: Request) -> Response:
     raw = await read_json_body(scope, request.receive, deps.config)
     params = parse(ResponsesRequest, raw, max_depth=deps.config.limits.max_json_depth)
     context = deps.context(scope, surface=SURFACE, params=params, model=params.model, operation=Operation.CHAT)
-    background = _background(params, context, responses) if params.background else None
+    background = _background(params, responses) if params.background else None
     keeps = None if background is not None else _keeps(params, responses)
     items, most = own_items(params), deps.config.limits.max_json_members
     conversation = await conversation_of(
@@ -115,13 +114,13 @@ async def _live(
     return streamed(replace(_cancellable(work, live), layers=(live,)), encoder)
 
 
-def _background(params: ResponsesRequest, context: RequestContext, responses: Responses) -> BackgroundResponses:
+def _background(params: ResponsesRequest, responses: Responses) -> BackgroundResponses:
     """Raises INVALID_ARGUMENT naming the field where the response cannot run in the background."""
     if responses.keeps is KeepResponses.NEVER:
         raise invalid_field("background", "must be false: this gateway stores no responses")
     if responses.background is None:
         raise invalid_field("background", "must be false: background responses are not available")
-    require_possible(params, context)
+    require_possible(params)
     return responses.background
 
 

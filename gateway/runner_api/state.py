@@ -15,6 +15,7 @@ from gateway.request_facts import facts_of
 from gateway.runner_api.capabilities import CapabilityCache, QueueFacts, Verdict, verdict_of
 from gateway.runner_api.metrics import RequestObserver
 from gateway.runner_api.ports import ModelStage, QueueView, RunnerPort, RunnerStage
+from weft.durable.journal_policy import JournalRules
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -31,6 +32,8 @@ class RunnerApiConfig:
     """Whether /metrics is served."""
     metrics_port: int | None = None
     """An additional port with /metrics alone; 0: any free one."""
+    journal_rules: JournalRules = field(default_factory=JournalRules)
+    """The modes of tenants whose requests must be journaled, which a runner alone cannot do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ from weft.api.registry.v1.declaration_service_pb2 import (
     ModelDeclaration,
     PoolDeclaration,
 )
+from weft.api.registry.v1.journal_pb2 import JOURNAL_MODE_UNSPECIFIED, JournalMode
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -399,27 +400,49 @@ class SettingsManager:
         self._core.require_open()
         return self._core.settings
 
-    async def update(self, allow_cloud_fallback: bool | None) -> MeshSettings:
-        """Set what is not None; it is on disk and published when this returns. Equal values change nothing."""
-        return await self._core.write(lambda: self._update(allow_cloud_fallback))
+    async def update(
+        self, allow_cloud_fallback: bool | None, journal: "JournalMode.ValueType" = JOURNAL_MODE_UNSPECIFIED
+    ) -> MeshSettings:
+        """Set what is given; it is on disk and published when this returns. Equal values change nothing."""
+        return await self._core.write(lambda: self._update(allow_cloud_fallback, journal))
 
-    async def _update(self, allow_cloud_fallback: bool | None) -> MeshSettings:
+    async def _update(self, allow_cloud_fallback: bool | None, journal: "JournalMode.ValueType") -> MeshSettings:
         core = self._core
-        if allow_cloud_fallback is None or allow_cloud_fallback == core.settings.allow_cloud_fallback:
-            return core.settings
-        changed = MeshSettings(allow_cloud_fallback=allow_cloud_fallback, revision=core.settings.revision + 1)
+        before = core.settings
+        changed = MeshSettings(
+            allow_cloud_fallback=before.allow_cloud_fallback if allow_cloud_fallback is None else allow_cloud_fallback,
+            journal=journal or before.journal,
+            revision=before.revision,
+        )
+        if changed == before:
+            return before
+        changed.revision += 1
         await core.store.save_settings(changed)
         core.settings = changed
-        core.publish([registry_service_pb2.Change(settings=changed)], [_happening(changed)])
-        log.info("settings changed", allow_cloud_fallback=changed.allow_cloud_fallback, revision=changed.revision)
+        core.publish([registry_service_pb2.Change(settings=changed)], [_happening(before, changed)])
+        log.info(
+            "settings changed",
+            allow_cloud_fallback=changed.allow_cloud_fallback,
+            revision=changed.revision,
+            **({"journal": _journal_word(changed)} if changed.journal else {}),
+        )
         return changed
 
 
-def _happening(settings: MeshSettings) -> EventDraft:
+def _happening(before: MeshSettings, settings: MeshSettings) -> EventDraft:
     may = "may" if settings.allow_cloud_fallback else "may not"
+    changes = []
+    if before.allow_cloud_fallback != settings.allow_cloud_fallback:
+        changes.append(f"routes {may} fall back to models off the premises")
+    if before.journal != settings.journal:
+        changes.append(f"requests without a setting of their own are journaled: {_journal_word(settings)}")
     return EventDraft(
         kind=None,
         name="settings",
         reason=EventReason.CONFIGURED,
-        message=f"set by an operator: routes {may} fall back to models off the premises",
+        message=f"set by an operator: {'; '.join(changes)}",
     )
+
+
+def _journal_word(settings: MeshSettings) -> str:
+    return JournalMode.Name(settings.journal).removeprefix("JOURNAL_MODE_").lower()

@@ -12,10 +12,19 @@ from sqlalchemy import Row
 from registry_svc.mesh.domain import JoinToken, Session, Standing
 from registry_svc.mesh.records import compact, moment_of
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
-from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, runner_pb2, settings_pb2, tags_pb2, wake_pb2
+from weft.api.registry.v1 import (
+    agent_pb2,
+    journal_pb2,
+    model_pb2,
+    route_pb2,
+    runner_pb2,
+    settings_pb2,
+    tags_pb2,
+    wake_pb2,
+)
 from weft.dispatch.agents import target_of
 from weft.kernel.log import get_logger
-from weft.kernel.request import Operation, Skill
+from weft.kernel.request import JournalMode, Operation, Skill
 from weft.kernel.timestamps import duration_of, stamp_of
 from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS, max_wait_seconds, set_defaults
 
@@ -191,6 +200,7 @@ def model_row(model: model_pb2.Model) -> Values:
         "skills": ",".join(Skill(number).name.lower() for number in manifest.skills) or None,
         "tags": _tags_column(manifest),
         "upstream": manifest.upstream or None,
+        "journal": _journal_word(manifest.journal),
         "created_at": moment_of(model),
     }
 
@@ -250,7 +260,19 @@ def settings_row(settings: settings_pb2.MeshSettings) -> Values:
         "id": SETTINGS_ID,
         "allow_cloud_fallback": settings.allow_cloud_fallback,
         "revision": settings.revision,
+        "journal": _journal_word(settings.journal),
     }
+
+
+def _journal_word(number: int) -> str | None:
+    return JournalMode(number).name.lower() if number else None
+
+
+def _journal_of(word: str | None) -> "journal_pb2.JournalMode.ValueType":
+    """Returns the mode of a stored word; one that a newer release wrote demands as much as there is."""
+    known = "" if word is None else word.upper()
+    found = JournalMode[known] if known in JournalMode.__members__ else JournalMode.KEEP
+    return journal_pb2.JournalMode.ValueType(JournalMode.UNSET if word is None else found)
 
 
 def join_token_row(token: JoinToken) -> Values:
@@ -306,7 +328,9 @@ def declared_route_of(row: Row[Any]) -> route_pb2.Route:
 
 def settings_of(row: Row[Any]) -> settings_pb2.MeshSettings:
     """Read the row of `mesh_settings`."""
-    return settings_pb2.MeshSettings(allow_cloud_fallback=row.allow_cloud_fallback, revision=row.revision)
+    return settings_pb2.MeshSettings(
+        allow_cloud_fallback=row.allow_cloud_fallback, revision=row.revision, journal=_journal_of(row.journal)
+    )
 
 
 def join_token_of(row: Row[Any]) -> JoinToken:
@@ -364,6 +388,7 @@ def _manifest(row: Row[Any]) -> model_pb2.ModelManifest:
         skills=[Skill[name.upper()].value for name in (row.skills or "").split(",") if name],  # type: ignore[misc]  # same numbers
         tags=_tags(row),
         upstream=row.upstream or "",
+        journal=_journal_of(row.journal),
     )
 
 

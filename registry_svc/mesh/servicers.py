@@ -43,8 +43,9 @@ from weft.api.registry.v1 import (
     settings_service_pb2,
     settings_service_pb2_grpc,
 )
+from weft.api.registry.v1.journal_pb2 import JournalMode
 from weft.documents.selectors import parse_selector, selects
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.principal import EDIT_MODELS, MESH_ACCESS, USE_SECRETS, Access, Resource, Role
 from weft.kernel.reasons import Reason
@@ -417,5 +418,7 @@ class SettingsServicer(settings_service_pb2_grpc.SettingsServiceServicer):
     ) -> settings_service_pb2.UpdateSettingsResponse:
         async with answering(context):
             wanted = request.allow_cloud_fallback if request.HasField("allow_cloud_fallback") else None
-            changed = await self._settings.update(wanted)
+            if request.journal not in JournalMode.values():
+                raise invalid_field("journal", "must be a known mode")
+            changed = await self._settings.update(wanted, request.journal)
             return settings_service_pb2.UpdateSettingsResponse(settings=changed)

@@ -96,6 +96,7 @@ def _manifest_columns() -> list[Column[Any]]:
         # Tier, labels and owner, a serialized Tags.
         Column("tags", LargeBinary, nullable=True),
         Column("upstream", Text, nullable=True),
+        Column("journal", String(16), nullable=True),
         Column("created_at", UtcDateTime, nullable=False),
     ]
 
@@ -152,6 +153,7 @@ mesh_settings = Table(
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("allow_cloud_fallback", Boolean, nullable=False),
     Column("revision", BigInteger, nullable=False),
+    Column("journal", String(16), nullable=True),
 )
 
 join_tokens = Table(
@@ -299,6 +301,6 @@ SCHEMA = Schema(
     owner="registry",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0010",
+    newest="0011",
     version_table="alembic_version",
 )

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le, MaxLen
 
 from router_svc.policy.client_usage import CooldownRule
 from weft.kernel.names import MAX_CLIENT_CHARS, MAX_TENANT_CHARS, is_token
-from weft.kernel.request import Priority
+from weft.kernel.request import JournalWord, Priority
 from weft.kernel.settings import PUBLIC, Checked, Name, Rates, Read, Seconds
 from weft.kernel.units import Rate
 
@@ -65,6 +65,10 @@ class TenantSettings:
     """Its requests that may run at once; more wait. 0: no limit."""
     allow_remote: RemotePermission = RemotePermission.ON_REQUEST
     """Whether its requests may leave the premises: `on_request` where a request itself has `allow_remote`."""
+    journal: JournalWord | None = None
+    """Whether its requests are durable tasks without asking for it: `wait`, while their callers wait; `keep`, and also
+    when a caller has disconnected; `none`. A model's own setting counts first. `weft serve gateway` reads it too.
+    Default: as the mesh's setting."""
 
     def permits_remote(self, *, requested: bool) -> bool:
         """Whether its request may leave the premises; `requested`: the request itself allows it."""

@@ -12,7 +12,7 @@ from weft.api.registry.v1 import tags_pb2, wake_pb2
 from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Skill
+from weft.kernel.request import JournalMode, Operation, Skill
 from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS
 
 NoteFetch = Callable[[str, float | None], None]
@@ -143,6 +143,8 @@ class ServedModel(ModelEngine):
     """The skills that the configuration lists, all that it has then; empty: it lists none."""
     declared_abilities: Abilities = UNKNOWN
     """What the model takes by its configuration, these skills included."""
+    journal: JournalMode = JournalMode.UNSET
+    """Whether its requests, and those of its adapters, are durable tasks of the mesh."""
     target_inflight: int | None = None
     """Concurrent requests that it admits; None: as many as its slots."""
     adapters: tuple[ServedAdapter, ...] = ()

@@ -16,7 +16,7 @@ from typing_extensions import override
 from runner_svc.policy.model_source import MAX_SOURCE_CHARS, parse_source
 from runner_svc.policy.repository_files import ModelForm
 from weft.kernel.errors import FieldError
-from weft.kernel.request import Operation, OperationName
+from weft.kernel.request import JournalWord, Operation, OperationName
 from weft.kernel.settings import PUBLIC, SECRET, Before, Checked, Name, PathText, Pattern, Seconds, off_for_false
 
 NOT_PULLED = Path("/dev/null/not-pulled")
@@ -145,6 +145,10 @@ class ModelSettings:
     """Labels by which commands select it, such as `team: a` for `weft get models -l team=a`."""
     owner: Annotated[Owner, PUBLIC] | None = None
     """Who answers for it."""
+    journal: Annotated[JournalWord, PUBLIC] | None = None
+    """Whether its requests are durable tasks without their callers asking for it: `wait`, while their callers wait;
+    `keep`, and also when a caller has disconnected; `none`. Its adapters have the same. Default: as the tenant's
+    setting, else the mesh's."""
     skills: Annotated[tuple[Skill, ...], MaxLen(8)] = ()
     """What it can do beyond text, `text` itself included, such as `[text, image, tools]`; a request for anything else
     goes to other models. Default: as its files and its engine show; what they do not show is tried."""

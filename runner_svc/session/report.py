@@ -162,6 +162,7 @@ def _manifest(model: ServedModel, adapter: ServedAdapter | None, memory_wait_sec
         skills=[skill.value for skill in sorted(skills)],  # type: ignore[misc]  # same numbers
         tags=model.tags if model.tags.ByteSize() else None,
         upstream=model.upstream_name,
+        journal=model.journal.value,  # type: ignore[arg-type]  # same numbers
     )
     hibernation = model.hibernation
     if hibernation.can_wake or model.wake_by_mesh is not None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from registry_svc.mesh.domain import JoinToken, Session, Standing
 from registry_svc.mesh.rows import StoredPulse, StoredSession
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
-from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, runner_pb2, settings_pb2, tags_pb2
+from weft.api.registry.v1 import agent_pb2, journal_pb2, model_pb2, route_pb2, runner_pb2, settings_pb2, tags_pb2
 from weft.api.registry.v1.wake_pb2 import CommandAction, HttpAction, Wake, WakeRecipe
 from weft.kernel.timestamps import duration_of, stamp_of
 
@@ -41,6 +41,7 @@ def manifest(name: str, wake: Wake | None = None) -> model_pb2.ModelManifest:
         skills=[model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_IMAGE, model_pb2.MODEL_SKILL_TOOLS],
         tags=TAGS,
         upstream="qwen-é.gguf",
+        journal=journal_pb2.JOURNAL_MODE_WAIT,
     )
 
 
@@ -113,7 +114,9 @@ def declared_route(name: str, *candidates: str) -> route_pb2.Route:
 
 
 def mesh_settings(revision: int = 2**40) -> settings_pb2.MeshSettings:
-    return settings_pb2.MeshSettings(allow_cloud_fallback=revision % 2 == 0, revision=revision)
+    return settings_pb2.MeshSettings(
+        allow_cloud_fallback=revision % 2 == 0, revision=revision, journal=journal_pb2.JOURNAL_MODE_KEEP
+    )
 
 
 def join_token(token_id: str, expires_at: datetime | None = NOW) -> JoinToken:

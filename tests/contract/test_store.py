@@ -162,7 +162,7 @@ class StoreSuite:
     async def test_refused_settings_leave_those_before(self, store: Store) -> None:
         before = await fill(store)
         with pytest.raises(WeftError):
-            await store.save_settings(SimpleNamespace(allow_cloud_fallback=None, revision=1))  # type: ignore[arg-type]
+            await store.save_settings(SimpleNamespace(allow_cloud_fallback=None, revision=1, journal=0))  # type: ignore[arg-type]
         assert await store.load() == before
 
     async def test_a_model_of_which_no_skills_are_known_stays_so(self, store: Store) -> None:

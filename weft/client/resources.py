@@ -44,6 +44,7 @@ from weft.documents.resources import (
 from weft.kernel.address import metadata_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.request import JournalMode
 from weft.kernel.rpc import error_from_call
 
 CALL_TIMEOUT_SECONDS = 5.0
@@ -117,9 +118,14 @@ class Registry(MeshServiceClient):
         found: MeshSettings = response.settings
         return found
 
-    def update_settings(self, *, allow_cloud_fallback: bool | None = None) -> MeshSettings:
-        """Changes the settings that are not None; returns the new settings."""
-        request = settings_service_pb2.UpdateSettingsRequest(allow_cloud_fallback=allow_cloud_fallback)
+    def update_settings(
+        self, *, allow_cloud_fallback: bool | None = None, journal: JournalMode = JournalMode.UNSET
+    ) -> MeshSettings:
+        """Changes the settings that are given; returns the new settings."""
+        request = settings_service_pb2.UpdateSettingsRequest(
+            allow_cloud_fallback=allow_cloud_fallback,
+            journal=journal.value,  # type: ignore[arg-type]  # same numbers
+        )
         updated: MeshSettings = self._call(self._settings.UpdateSettings, request).settings
         return updated
 

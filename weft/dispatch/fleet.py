@@ -23,7 +23,7 @@ from weft.api.registry.v1 import (
 from weft.kernel.abilities import Abilities, reported_over, skills_of
 from weft.kernel.clock import Clock
 from weft.kernel.log import get_logger
-from weft.kernel.request import Operation, Skill
+from weft.kernel.request import JournalMode, Operation, Skill, journal_in
 from weft.kernel.service import start_critical, stop_tasks
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ class ModelView:
     """The skills that are declared, all that it has then; None: none are. See `abilities_in`."""
     expected: bool = False
     """Whether only its configuration is known, because its runner is still starting."""
+    journal: JournalMode = JournalMode.UNSET
+    """Whether its requests are durable tasks."""
 
     @property
     def reachable(self) -> bool:
@@ -221,6 +223,7 @@ def _model(model: model_pb2.Model) -> ModelView:
         hibernating=model.status == model_pb2.Model.STATUS_HIBERNATING,
         wake=manifest.wake if manifest.HasField("wake") else None,
         skills=_skills(manifest),
+        journal=journal_in(manifest.journal),
     )
 
 
@@ -319,7 +322,7 @@ class FleetWatcher:
                 listener(self._view)
 
 
-def expected_model(name: str, pool: str, runner: str) -> ModelView:
+def expected_model(name: str, pool: str, runner: str, journal: JournalMode = JournalMode.UNSET) -> ModelView:
     """A model of which only the configuration is known: it counts as able to do everything."""
     return ModelView(
         name=name,
@@ -331,6 +334,7 @@ def expected_model(name: str, pool: str, runner: str) -> ModelView:
         context_tokens=0,
         created_at_seconds=0,
         expected=True,
+        journal=journal,
     )
 
 

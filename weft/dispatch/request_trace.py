@@ -75,6 +75,8 @@ class RequestContext:
     """Requests of one session go to the same runner where they can; empty: none."""
     journal: Journal | None = None
     """None: it is not a task, and ends with its caller's connection."""
+    task_id: str = ""
+    """The task that it is an attempt of; empty: none."""
 
 
 _NOTHING_SENT = frozenset(
@@ -165,6 +167,7 @@ class RequestTrace:
         elif self.usage is not None:
             receipt.usage.CopyFrom(self.usage)
         receipt.request_id = self.context.request_id
+        receipt.task_id = self.context.task_id
         receipt.outcome = self._outcome(reason)
         receipt.reason = reason.value  # type: ignore[assignment]  # same numbers
         receipt.model = self.attempts[-1].grant.model if self.attempts else self.context.model

@@ -61,6 +61,35 @@ TEXT_OPERATIONS = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.EMB
 """Usual operations of servers of language models."""
 
 
+class JournalMode(IntEnum):
+    """Whether requests are durable tasks without their callers asking for it; numbers as in `registry.v1`.
+
+    A higher one demands more: of several models that may answer a request, the highest counts.
+    """
+
+    UNSET = 0
+    """As another setting says."""
+    NONE = 1
+    WAIT = 2
+    """Each is a task while its caller waits; a caller who disconnects cancels it."""
+    KEEP = 3
+    """The same, and a task whose caller disconnects goes on."""
+
+
+JournalWord = Literal["none", "wait", "keep"]
+"""Values of the setting `journal` in the configuration."""
+
+
+def journal_mode_of(word: JournalWord | None) -> JournalMode:
+    """Returns the mode of a setting; UNSET for one that is absent."""
+    return JournalMode.UNSET if word is None else JournalMode[word.upper()]
+
+
+def journal_in(number: int) -> JournalMode:
+    """Returns the mode of a message; one that this version does not know demands as much as there is."""
+    return JournalMode(number) if number <= JournalMode.KEEP else JournalMode.KEEP
+
+
 class CacheMode(IntEnum):
     """Whether a request uses the prefix cache; numbers as in `common.v1.CacheMode`."""
 

@@ -219,6 +219,7 @@ _MODEL = (
     Column("Thinking", lambda model: ", ".join(mode_words(model.abilities.thinking_modes))),
     Column("Translates from", lambda model: ", ".join(model.abilities.source_languages)),
     Column("Translates into", lambda model: ", ".join(model.abilities.target_languages)),
+    Column("Journal", lambda model: word_of(model.manifest, "journal") if model.manifest.journal else ""),
     Column("Woken by", _woken_by),
     _CREATED,
     _HEARTBEAT,

@@ -10,6 +10,7 @@ import typer
 
 from weft.client.resources import connect_registry
 from weft.kernel.errors import invalid_field
+from weft.kernel.request import JournalMode, journal_in
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, Listing, say
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Show what weft.yaml means; show and change settings of the whole mesh.", no_args_is_help=True)
 
 ALLOW_CLOUD_FALLBACK = "allowCloudFallback"
+JOURNAL = "journal"
 
 
 class ConfiguredService(StrEnum):
@@ -31,7 +33,11 @@ class ConfiguredService(StrEnum):
     RUNNER = "runner"
 
 
-_MEANINGS = {ALLOW_CLOUD_FALLBACK: "routes may fall back to models off the premises"}
+_MEANINGS = {
+    ALLOW_CLOUD_FALLBACK: "routes may fall back to models off the premises",
+    JOURNAL: "whether requests are durable tasks: none, wait, or keep (also when the caller leaves)",
+}
+_JOURNAL_WORDS = ("none", "wait", "keep")
 _WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 _VALUES = Listing(
     columns=(
@@ -110,17 +116,21 @@ def set_values(
 ) -> None:
     """Change a setting; it survives restarts and applies from the next request on.
 
-    Example: weft config set allowCloudFallback=false
+    Example: weft config set allowCloudFallback=false journal=keep
     """
     wanted = _parsed(assignments)
+    fallback = wanted.get(ALLOW_CLOUD_FALLBACK)
     with connect_registry(home=home) as registry:
-        settings = registry.update_settings(allow_cloud_fallback=wanted.get(ALLOW_CLOUD_FALLBACK))
+        settings = registry.update_settings(
+            allow_cloud_fallback=None if fallback is None else _WORDS[fallback],
+            journal=JournalMode[wanted[JOURNAL].upper()] if JOURNAL in wanted else JournalMode.UNSET,
+        )
     _show(settings, output)
 
 
-def _parsed(assignments: list[str]) -> dict[str, bool]:
-    """Parses the settings. Raises INVALID_ARGUMENT naming what is wrong."""
-    found: dict[str, bool] = {}
+def _parsed(assignments: list[str]) -> dict[str, str]:
+    """Returns the words of the settings. Raises INVALID_ARGUMENT naming what is wrong."""
+    found: dict[str, str] = {}
     for assignment in assignments:
         name, separator, word = assignment.partition("=")
         if not separator:
@@ -129,12 +139,17 @@ def _parsed(assignments: list[str]) -> dict[str, bool]:
             raise invalid_field(name[:64] or "NAME", f"there is no such setting; there is {', '.join(_MEANINGS)}")
         if name in found:
             raise invalid_field(name, "is given twice")
-        if word.lower() not in _WORDS:
+        if name == ALLOW_CLOUD_FALLBACK and word.lower() not in _WORDS:
             raise invalid_field(name, "must be true or false")
-        found[name] = _WORDS[word.lower()]
+        if name == JOURNAL and word.lower() not in _JOURNAL_WORDS:
+            raise invalid_field(name, f"must be {', '.join(_JOURNAL_WORDS)}")
+        found[name] = word.lower()
     return found
 
 
 def _show(settings: "MeshSettings", output: OutputFormat) -> None:
-    document: dict[str, Any] = {ALLOW_CLOUD_FALLBACK: settings.allow_cloud_fallback}
-    _SETTINGS.print(document.items(), output, lambda: document)
+    journal = journal_in(settings.journal) or JournalMode.NONE
+    shown: dict[str, Any] = {ALLOW_CLOUD_FALLBACK: settings.allow_cloud_fallback, JOURNAL: journal.name.lower()}
+    # A document has a setting without a default only once it was set.
+    document = {name: value for name, value in shown.items() if name != JOURNAL or settings.journal}
+    _SETTINGS.print(shown.items(), output, lambda: document)

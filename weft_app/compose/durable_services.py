@@ -51,6 +51,7 @@ def durable_services(config: WeftConfig, database: RouterDatabase, router: Route
         subscribe=router.subscribe,
     )
     tasks = router_svc.durable.tasks.service.build(database, limits, parts)
+    router.journal_to(tasks.tasks)
     batches = router_svc.durable.batches.service.build(
         database, config.router.batches, limits, tasks.events, names=KnownNames(router)
     )

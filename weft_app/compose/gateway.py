@@ -21,11 +21,12 @@ from gateway.operations import OperationsClient
 from gateway.resources.registry_client import RegistryClient
 from gateway.service import GatewayService
 from weft.dispatch.dispatcher import Dispatcher
-from weft.dispatch.fleet import FleetWatcher
+from weft.dispatch.fleet import FleetSource, FleetWatcher
 from weft.dispatch.placement import QueueSource
 from weft.dispatch.reconnecting_placement import ReconnectConfig
 from weft.dispatch.remote_router import RemotePlacement, RemoteRequests, RequestSource, RouterSource, RouterWatch
 from weft.durable.batches import BatchPort, FilePort
+from weft.durable.journal_policy import JournalPolicy
 from weft.durable.remote_stores import RemoteBatches, RemoteFiles, RemoteResponses, RemoteTasks
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
@@ -34,6 +35,7 @@ from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.settings import values_of
 from weft_app.compose.home import WeftHome
+from weft_app.compose.journal import journal_rules
 from weft_app.compose.security import KeyCheck, channel_security, key_check, keys_required
 from weft_app.compose.serving import Announce, registry_address, router_address
 from weft_app.compose.shutdown import CriticalTasks, stop_requested
@@ -69,6 +71,8 @@ class MeshClients:
     clock: Clock
     router: RouterSource | None = None
     """Watches whether a router answers; None: the router is in this very process."""
+    names: FleetSource | None = None
+    """The mesh with the models that are still expected; None: `fleet`."""
 
 
 def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
@@ -94,6 +98,7 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
         api_keys=KeysClient(mesh.registry, timeout_seconds=timeout),
         secrets=SecretsClient(mesh.registry, timeout_seconds=timeout),
         router=mesh.router,
+        journal=JournalPolicy(mesh.names or mesh.fleet, journal_rules(config.router)),
     )
     return gateway.service.build(edge, ports)
 

@@ -14,6 +14,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.settings import values_of
 from weft_app.compose.environment import DEFAULT_RATES
 from weft_app.compose.home import WeftHome
+from weft_app.compose.journal import journal_rules
 from weft_app.compose.relay import relay_listeners
 from weft_app.compose.security import channel_security, key_check, key_followers, new_host
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
@@ -39,6 +40,7 @@ def router_config(config: WeftConfig, registry_address: str, address: str = "") 
         rate_limits=_rate_limits(section),
         relay=_relay_config(config, address),
         schemas=config.gateway.limits.schemas,
+        journal=journal_rules(section),
     )
 
 

@@ -33,6 +33,7 @@ from weft.kernel.service import Service
 from weft_app.compose.accelerators import host_observer
 from weft_app.compose.environment import RunnerEnvironment
 from weft_app.compose.gateway import gateway_config
+from weft_app.compose.journal import journal_rules
 from weft_app.compose.router import router_config
 from weft_app.compose.security import channel_security, key_check
 from weft_app.config.config import WeftConfig
@@ -210,4 +211,5 @@ def runner_api_config(plan: RunnerHttpPlan) -> RunnerApiConfig:
         max_queue_depth=plan.config.router.queue_depth_per_runner,
         metrics=plan.environment.metrics,
         metrics_port=plan.environment.metrics_port,
+        journal_rules=journal_rules(plan.config.router),
     )

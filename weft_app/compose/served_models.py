@@ -26,7 +26,7 @@ from weft.api.registry.v1 import wake_pb2
 from weft.kernel.abilities import ThinkingMode, complete_list
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
-from weft.kernel.request import Operation, Skill
+from weft.kernel.request import Operation, Skill, journal_mode_of
 from weft.kernel.units import keep_alive_seconds
 from weft.wake.recipes import (
     DEFAULT_MAX_WAIT_SECONDS,
@@ -98,6 +98,7 @@ def served_model(
             for adapter in model.served_adapters
         ),
         skills=_skills(model),
+        journal=journal_mode_of(model.journal),
         declared_abilities=replace(
             complete_list(_skills(model)),
             thinking_modes=frozenset(ThinkingMode[word.upper()] for word in model.thinking_modes),

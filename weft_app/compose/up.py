@@ -38,6 +38,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.names import CENTRAL_RUNNER
 from weft.kernel.reasons import MODEL_NOT_LISTED, PULLING, WAITING_FOR_PULL, Reason
+from weft.kernel.request import journal_mode_of
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
 from weft_app.compose.demo import configured_runners
@@ -234,6 +235,7 @@ class UpHost:
             batches=side.batches,
             keys=keys,
             clock=self._clock,
+            names=router,
         )
         edge = build_gateway(self._config, mesh)
         self._stack.push_async_callback(self._stop_runners)
@@ -364,9 +366,10 @@ def expected_mesh(runners: Iterable[RunnerSettings]) -> ExpectedMesh:
 
 def _models(runner: RunnerSettings) -> Iterator[ModelView]:
     for model in with_replicas(runner, runner.published_models):
-        yield expected_model(model.name, model.pool or "", runner.name)
+        journal = journal_mode_of(model.journal)
+        yield expected_model(model.name, model.pool or "", runner.name, journal)
         for adapter in model.served_adapters:
-            yield expected_model(adapter.name, adapter.pool or "", runner.name)
+            yield expected_model(adapter.name, adapter.pool or "", runner.name, journal)
 
 
 def require_startable(config: WeftConfig, home: WeftHome) -> None:

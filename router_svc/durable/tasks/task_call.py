@@ -192,6 +192,7 @@ def context_of(task: PendingTask, spec: task_pb2.TaskSpec, operation: Operation)
     """Returns the request context of a task. Raises INVALID_ARGUMENT for options that are no longer valid."""
     return RequestContext(
         request_id=task.id,
+        task_id=task.id,
         tenant=task.lane.tenant,
         caller=task.caller,
         model=task.lane.model,

@@ -300,6 +300,9 @@ class _Settings(settings_service_pb2_grpc.SettingsServiceServicer):
         if request.HasField("allow_cloud_fallback"):
             self._mesh.settings.allow_cloud_fallback = request.allow_cloud_fallback
             self._mesh.settings.revision += 1
+        if request.journal:
+            self._mesh.settings.journal = request.journal
+            self._mesh.settings.revision += 1
         return settings_service_pb2.UpdateSettingsResponse(settings=self._mesh.settings)
 
 

@@ -143,9 +143,19 @@ def test_the_mesh_settings_are_shown_and_set(mesh: ScriptedMesh) -> None:
     assert mesh.settings.allow_cloud_fallback
 
 
+def test_the_journal_of_the_mesh_is_shown_and_set(mesh: ScriptedMesh) -> None:
+    assert mesh.run("config", "get").stdout.splitlines()[2].split(maxsplit=2)[:2] == ["journal", "none"]
+    changed = mesh.run("config", "set", "journal=keep", "-o", "json")
+    assert json.loads(changed.stdout) == {"allowCloudFallback": True, "journal": "keep"}
+    assert mesh.settings.allow_cloud_fallback
+    mesh.run("config", "set", "journal=NONE")
+    assert json.loads(mesh.run("config", "get", "-o", "json").stdout)["journal"] == "none"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("journal=always",), "journal: must be none, wait, keep"),
         (("allowCloudFallback",), "has no '='"),
         (("allowCloudFallback=perhaps",), "allowCloudFallback: must be true or false"),
         (("allowCloudFallback=",), "allowCloudFallback: must be true or false"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from gateway.ports import NOBODY, Author, ResourcePage
-from weft.api.registry.v1 import resource_kind_pb2
+from weft.api.registry.v1 import journal_pb2, resource_kind_pb2
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.event_pb2 import Event, EventReason
 from weft.api.registry.v1.pool_pb2 import Pool
@@ -62,6 +62,7 @@ class ScriptedRegistry:
     events: list[Event] = field(default_factory=lambda: [event(1), event(2)])
     watch: list[Step] = field(default_factory=list)
     allow_cloud_fallback: bool = True
+    journal: journal_pb2.JournalMode.ValueType = journal_pb2.JOURNAL_MODE_UNSPECIFIED
     failure: WeftError | None = None
     asked: list[tuple[object, ...]] = field(default_factory=list)
     authors: list[Author] = field(default_factory=list)
@@ -116,12 +117,16 @@ class ScriptedRegistry:
 
     async def settings(self) -> MeshSettings:
         self._note("settings")
-        return MeshSettings(allow_cloud_fallback=self.allow_cloud_fallback)
+        return self._settings()
+
+    def _settings(self) -> MeshSettings:
+        return MeshSettings(allow_cloud_fallback=self.allow_cloud_fallback, journal=self.journal)
 
     async def update_settings(self, settings: MeshSettings) -> MeshSettings:
         self._note("update settings", settings)
         self.allow_cloud_fallback = settings.allow_cloud_fallback
-        return settings
+        self.journal = settings.journal or self.journal
+        return self._settings()
 
     def _note(self, *what: object) -> None:
         self.asked.append(what)

@@ -38,9 +38,18 @@ async def test_what_is_set_is_told_and_set_anew() -> None:
     assert ("update settings", MeshSettings(allow_cloud_fallback=False)) in registry.asked
 
 
+async def test_the_journal_is_told_once_it_is_set_and_stays_where_it_is_left_out() -> None:
+    async with serving(registry=ScriptedRegistry()) as gateway:
+        put = await gateway.request("PUT", PATH, b'{"allowCloudFallback": true, "journal": "wait"}', headers=JSON)
+        assert body_of(put) == {"allowCloudFallback": True, "journal": "wait"}
+        again = await gateway.request("PUT", PATH, b'{"allowCloudFallback": true}', headers=JSON)
+        assert body_of(again) == {"allowCloudFallback": True, "journal": "wait"}
+
+
 @pytest.mark.parametrize(
     ("body", "code", "param"),
     [
+        (b'{"allowCloudFallback": true, "journal": "always"}', "invalid_argument", "journal"),
         (b"{}", "invalid_argument", "allowCloudFallback"),
         (b'{"allowCloudFallback": "false"}', "invalid_argument", "allowCloudFallback"),
         (b'{"allowCloudFallback": 0}', "invalid_argument", "allowCloudFallback"),

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 from gated_store import GatedStore
-from registry_harness import RunningRegistry, SomeRunner, refused, running_registry
+from registry_harness import RunningRegistry, SomeRunner, manifest, refused, running_registry
 from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import Kind
-from weft.api.registry.v1 import settings_service_pb2
+from registry_svc.mesh.overlay import combined
+from weft.api.registry.v1 import journal_pb2, model_pb2, settings_service_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -84,3 +85,41 @@ async def test_a_registry_that_does_not_run_says_so() -> None:
 async def test_settings_are_asked_for_by_a_kind_that_is_none(mesh: RunningRegistry) -> None:
     with refused(Reason.INVALID_ARGUMENT):
         await mesh.events(name="settings")
+
+
+async def test_the_journal_of_the_mesh_is_kept_over_a_restart_and_told(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as mesh:
+        watch = await mesh.watch()
+        assert watch.snapshot.snapshot.settings.journal == journal_pb2.JOURNAL_MODE_UNSPECIFIED
+        keep = pb.UpdateSettingsRequest(journal=journal_pb2.JOURNAL_MODE_KEEP)
+        for _ in range(2):
+            answer = await mesh.settings.UpdateSettings(keep)
+            assert (answer.settings.journal, answer.settings.revision) == (journal_pb2.JOURNAL_MODE_KEEP, 2)
+        # The other setting leaves this one as it is.
+        answer = await mesh.settings.UpdateSettings(pb.UpdateSettingsRequest(allow_cloud_fallback=False))
+        assert (answer.settings.journal, answer.settings.revision) == (journal_pb2.JOURNAL_MODE_KEEP, 3)
+    async with running_registry(tmp_path) as mesh:
+        settings = (await mesh.settings.GetSettings(pb.GetSettingsRequest())).settings
+        assert (settings.journal, settings.allow_cloud_fallback) == (journal_pb2.JOURNAL_MODE_KEEP, False)
+
+
+async def test_a_journal_mode_that_is_not_known_is_refused(mesh: RunningRegistry) -> None:
+    with refused(Reason.INVALID_ARGUMENT):
+        await mesh.settings.UpdateSettings(pb.UpdateSettingsRequest(journal=9))  # type: ignore[arg-type]
+
+
+async def test_the_journal_of_a_model_is_published_declared_and_kept_over_a_restart(tmp_path: Path) -> None:
+    wait, keep = journal_pb2.JOURNAL_MODE_WAIT, journal_pb2.JOURNAL_MODE_KEEP
+    async with running_registry(tmp_path) as mesh:
+        await SomeRunner(mesh, models=(journaled("tiny", wait), "plain")).open()
+    async with running_registry(tmp_path) as mesh:
+        snapshot = (await mesh.watch()).snapshot.snapshot
+        assert {each.manifest.name: each.manifest.journal for each in snapshot.models} == {"tiny": wait, "plain": 0}
+    assert combined(journaled("tiny", keep), journaled("tiny", wait)).journal == keep
+    assert combined(manifest("tiny"), journaled("tiny", wait)).journal == wait
+
+
+def journaled(name: str, mode: journal_pb2.JournalMode.ValueType) -> model_pb2.ModelManifest:
+    found = manifest(name)
+    found.journal = mode
+    return found

@@ -41,6 +41,9 @@ CHANGED = {
     ),
     "ModelDocument.properties.upstream",
     "ModelStatus.properties.type",
+    # Whether requests are journaled by setting, and as which task, is new.
+    "ModelDocument.properties.journal",
+    "ReceiptDocument.properties.taskId",
     # The times of a request as a whole, and at its engine, are new.
     "ReceiptDocument.properties.engineTimings",
     "ReceiptDocument.properties.totalSeconds",

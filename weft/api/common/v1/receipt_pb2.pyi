@@ -84,6 +84,7 @@ class Receipt(google.protobuf.message.Message):
     ENGINE_TIMINGS_FIELD_NUMBER: builtins.int
     ADAPTER_DIGEST_FIELD_NUMBER: builtins.int
     CANCELLED_BY_FIELD_NUMBER: builtins.int
+    TASK_ID_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id, the same on every hop."""
     outcome: global___Outcome.ValueType
@@ -110,6 +111,8 @@ class Receipt(google.protobuf.message.Message):
     """
     cancelled_by: builtins.str
     """Who cancelled it by its id, such as "key:<id>". Empty: nobody did."""
+    task_id: builtins.str
+    """The durable task that it is an attempt of. Empty: it is no task."""
     @property
     def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Attempt]:
         """Every attempt in order; the last one is the one that counted."""
@@ -176,9 +179,10 @@ class Receipt(google.protobuf.message.Message):
         engine_timings: weft.api.common.v1.timing_pb2.EngineTimings | None = ...,
         adapter_digest: builtins.str = ...,
         cancelled_by: builtins.str = ...,
+        task_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "queue_wait", b"queue_wait", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_tokens_per_second", b"_tokens_per_second"]) -> typing.Literal["tokens_per_second"] | None: ...
 
 global___Receipt = Receipt

@@ -13,6 +13,7 @@ import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import sys
 import typing
+import weft.api.registry.v1.journal_pb2
 import weft.api.registry.v1.tags_pb2
 import weft.api.registry.v1.wake_pb2
 
@@ -279,6 +280,7 @@ class ModelManifest(google.protobuf.message.Message):
     PROVIDER_FIELD_NUMBER: builtins.int
     TAGS_FIELD_NUMBER: builtins.int
     UPSTREAM_FIELD_NUMBER: builtins.int
+    JOURNAL_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique name in the mesh: letters, digits, '.', '_', '-' and ':', starting with a letter or digit, at most 128
     characters.
@@ -295,6 +297,8 @@ class ModelManifest(google.protobuf.message.Message):
     """What it is outside the mesh: the name of its file or folder, or the name that its server or provider has for it.
     Empty: not known. A runner says it; the provider of a central model has it in `upstream_model`.
     """
+    journal: weft.api.registry.v1.journal_pb2.JournalMode.ValueType
+    """Whether its requests are durable tasks without their callers asking for it."""
     @property
     def operations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ModelOperation.ValueType]:
         """What it can be asked for."""
@@ -331,9 +335,10 @@ class ModelManifest(google.protobuf.message.Message):
         provider: global___ModelProvider | None = ...,
         tags: weft.api.registry.v1.tags_pb2.Tags | None = ...,
         upstream: builtins.str = ...,
+        journal: weft.api.registry.v1.journal_pb2.JournalMode.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["provider", b"provider", "tags", b"tags", "wake", b"wake"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["context_tokens", b"context_tokens", "digest", b"digest", "name", b"name", "operations", b"operations", "pool_name", b"pool_name", "provider", b"provider", "remote", b"remote", "skills", b"skills", "tags", b"tags", "upstream", b"upstream", "wake", b"wake"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["context_tokens", b"context_tokens", "digest", b"digest", "journal", b"journal", "name", b"name", "operations", b"operations", "pool_name", b"pool_name", "provider", b"provider", "remote", b"remote", "skills", b"skills", "tags", b"tags", "upstream", b"upstream", "wake", b"wake"]) -> None: ...
 
 global___ModelManifest = ModelManifest
 

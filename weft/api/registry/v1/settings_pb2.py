@@ -22,15 +22,16 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from weft.api.registry.v1 import journal_pb2 as weft_dot_api_dot_registry_dot_v1_dot_journal__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#weft/api/registry/v1/settings.proto\x12\x14weft.api.registry.v1\">\n\x0cMeshSettings\x12\x1c\n\x14\x61llow_cloud_fallback\x18\x01 \x01(\x08\x12\x10\n\x08revision\x18\x02 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#weft/api/registry/v1/settings.proto\x12\x14weft.api.registry.v1\x1a\"weft/api/registry/v1/journal.proto\"r\n\x0cMeshSettings\x12\x1c\n\x14\x61llow_cloud_fallback\x18\x01 \x01(\x08\x12\x10\n\x08revision\x18\x02 \x01(\x03\x12\x32\n\x07journal\x18\x03 \x01(\x0e\x32!.weft.api.registry.v1.JournalModeb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.settings_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MESHSETTINGS']._serialized_start=61
-  _globals['_MESHSETTINGS']._serialized_end=123
+  _globals['_MESHSETTINGS']._serialized_start=97
+  _globals['_MESHSETTINGS']._serialized_end=211
 # @@protoc_insertion_point(module_scope)

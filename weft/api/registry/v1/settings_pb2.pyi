@@ -7,6 +7,7 @@ import builtins
 import google.protobuf.descriptor
 import google.protobuf.message
 import typing
+import weft.api.registry.v1.journal_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -18,18 +19,22 @@ class MeshSettings(google.protobuf.message.Message):
 
     ALLOW_CLOUD_FALLBACK_FIELD_NUMBER: builtins.int
     REVISION_FIELD_NUMBER: builtins.int
+    JOURNAL_FIELD_NUMBER: builtins.int
     allow_cloud_fallback: builtins.bool
     """Whether a route may fall back to a model that sends bytes off the premises. A route's primary, and a model that is
     asked for by its own name, are deliberate choices and not concerned. Every request must allow it besides.
     """
     revision: builtins.int
     """Counts up with every change."""
+    journal: weft.api.registry.v1.journal_pb2.JournalMode.ValueType
+    """Whether requests are durable tasks where neither their model nor their tenant has a setting of its own."""
     def __init__(
         self,
         *,
         allow_cloud_fallback: builtins.bool = ...,
         revision: builtins.int = ...,
+        journal: weft.api.registry.v1.journal_pb2.JournalMode.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allow_cloud_fallback", b"allow_cloud_fallback", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_cloud_fallback", b"allow_cloud_fallback", "journal", b"journal", "revision", b"revision"]) -> None: ...
 
 global___MeshSettings = MeshSettings

@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
+from weft.api.registry.v1 import journal_pb2 as weft_dot_api_dot_registry_dot_v1_dot_journal__pb2
 from weft.api.registry.v1 import settings_pb2 as weft_dot_api_dot_registry_dot_v1_dot_settings__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/registry/v1/settings_service.proto\x12\x14weft.api.registry.v1\x1a\x1fweft/api/common/v1/access.proto\x1a#weft/api/registry/v1/settings.proto\"\x14\n\x12GetSettingsRequest\"K\n\x13GetSettingsResponse\x12\x34\n\x08settings\x18\x01 \x01(\x0b\x32\".weft.api.registry.v1.MeshSettings\"S\n\x15UpdateSettingsRequest\x12!\n\x14\x61llow_cloud_fallback\x18\x01 \x01(\x08H\x00\x88\x01\x01\x42\x17\n\x15_allow_cloud_fallback\"N\n\x16UpdateSettingsResponse\x12\x34\n\x08settings\x18\x01 \x01(\x0b\x32\".weft.api.registry.v1.MeshSettings2\x8f\x02\n\x0fSettingsService\x12x\n\x0bGetSettings\x12(.weft.api.registry.v1.GetSettingsRequest\x1a).weft.api.registry.v1.GetSettingsResponse\"\x14\x90\x02\x01\xb2\xb5\x18\rsettings:view\x12\x81\x01\n\x0eUpdateSettings\x12+.weft.api.registry.v1.UpdateSettingsRequest\x1a,.weft.api.registry.v1.UpdateSettingsResponse\"\x14\x90\x02\x02\xb2\xb5\x18\rsettings:editb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/registry/v1/settings_service.proto\x12\x14weft.api.registry.v1\x1a\x1fweft/api/common/v1/access.proto\x1a\"weft/api/registry/v1/journal.proto\x1a#weft/api/registry/v1/settings.proto\"\x14\n\x12GetSettingsRequest\"K\n\x13GetSettingsResponse\x12\x34\n\x08settings\x18\x01 \x01(\x0b\x32\".weft.api.registry.v1.MeshSettings\"\x87\x01\n\x15UpdateSettingsRequest\x12!\n\x14\x61llow_cloud_fallback\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x32\n\x07journal\x18\x02 \x01(\x0e\x32!.weft.api.registry.v1.JournalModeB\x17\n\x15_allow_cloud_fallback\"N\n\x16UpdateSettingsResponse\x12\x34\n\x08settings\x18\x01 \x01(\x0b\x32\".weft.api.registry.v1.MeshSettings2\x8f\x02\n\x0fSettingsService\x12x\n\x0bGetSettings\x12(.weft.api.registry.v1.GetSettingsRequest\x1a).weft.api.registry.v1.GetSettingsResponse\"\x14\x90\x02\x01\xb2\xb5\x18\rsettings:view\x12\x81\x01\n\x0eUpdateSettings\x12+.weft.api.registry.v1.UpdateSettingsRequest\x1a,.weft.api.registry.v1.UpdateSettingsResponse\"\x14\x90\x02\x02\xb2\xb5\x18\rsettings:editb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,14 +38,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SETTINGSSERVICE'].methods_by_name['GetSettings']._serialized_options = b'\220\002\001\262\265\030\rsettings:view'
   _globals['_SETTINGSSERVICE'].methods_by_name['UpdateSettings']._loaded_options = None
   _globals['_SETTINGSSERVICE'].methods_by_name['UpdateSettings']._serialized_options = b'\220\002\002\262\265\030\rsettings:edit'
-  _globals['_GETSETTINGSREQUEST']._serialized_start=139
-  _globals['_GETSETTINGSREQUEST']._serialized_end=159
-  _globals['_GETSETTINGSRESPONSE']._serialized_start=161
-  _globals['_GETSETTINGSRESPONSE']._serialized_end=236
-  _globals['_UPDATESETTINGSREQUEST']._serialized_start=238
-  _globals['_UPDATESETTINGSREQUEST']._serialized_end=321
-  _globals['_UPDATESETTINGSRESPONSE']._serialized_start=323
-  _globals['_UPDATESETTINGSRESPONSE']._serialized_end=401
-  _globals['_SETTINGSSERVICE']._serialized_start=404
-  _globals['_SETTINGSSERVICE']._serialized_end=675
+  _globals['_GETSETTINGSREQUEST']._serialized_start=175
+  _globals['_GETSETTINGSREQUEST']._serialized_end=195
+  _globals['_GETSETTINGSRESPONSE']._serialized_start=197
+  _globals['_GETSETTINGSRESPONSE']._serialized_end=272
+  _globals['_UPDATESETTINGSREQUEST']._serialized_start=275
+  _globals['_UPDATESETTINGSREQUEST']._serialized_end=410
+  _globals['_UPDATESETTINGSRESPONSE']._serialized_start=412
+  _globals['_UPDATESETTINGSRESPONSE']._serialized_end=490
+  _globals['_SETTINGSSERVICE']._serialized_start=493
+  _globals['_SETTINGSSERVICE']._serialized_end=764
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ import builtins
 import google.protobuf.descriptor
 import google.protobuf.message
 import typing
+import weft.api.registry.v1.journal_pb2
 import weft.api.registry.v1.settings_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -51,15 +52,19 @@ class UpdateSettingsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ALLOW_CLOUD_FALLBACK_FIELD_NUMBER: builtins.int
+    JOURNAL_FIELD_NUMBER: builtins.int
     allow_cloud_fallback: builtins.bool
     """See MeshSettings. Absent: as it is."""
+    journal: weft.api.registry.v1.journal_pb2.JournalMode.ValueType
+    """See MeshSettings. Not set: as it is; JOURNAL_MODE_NONE takes it back."""
     def __init__(
         self,
         *,
         allow_cloud_fallback: builtins.bool | None = ...,
+        journal: weft.api.registry.v1.journal_pb2.JournalMode.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_allow_cloud_fallback", b"_allow_cloud_fallback", "allow_cloud_fallback", b"allow_cloud_fallback"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_allow_cloud_fallback", b"_allow_cloud_fallback", "allow_cloud_fallback", b"allow_cloud_fallback"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_allow_cloud_fallback", b"_allow_cloud_fallback", "allow_cloud_fallback", b"allow_cloud_fallback", "journal", b"journal"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_allow_cloud_fallback", b"_allow_cloud_fallback"]) -> typing.Literal["allow_cloud_fallback"] | None: ...
 
 global___UpdateSettingsRequest = UpdateSettingsRequest

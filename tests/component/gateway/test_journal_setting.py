@@ -1,0 +1,123 @@
+"""Requests that are journaled by setting: on every surface, with their caller's word, and never silently without."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gateway_script import FixedFleet, RawResponse, RunningGateway, ScriptedDispatcher, hello, model, serving
+from response_script import MemoryResponses
+from task_script import ScriptedTasks, output
+from test_durable_wait import CHAT, HI, SURFACES, lasting
+
+from weft.api.registry.v1 import journal_pb2, settings_pb2
+from weft.api.router.v1.task_pb2 import TaskState
+from weft.kernel.request import JournalMode
+
+WAIT, KEEP = JournalMode.WAIT, JournalMode.KEEP
+ANSWER = output(*(frame for frame in hello() if isinstance(frame, list)))
+
+
+def fleet(journal: JournalMode, *, of_mesh: bool = False) -> FixedFleet:
+    if not of_mesh:
+        return FixedFleet.of(replace(model("tiny"), journal=journal), model("small"))
+    settings = settings_pb2.MeshSettings(journal=journal_pb2.JournalMode.ValueType(journal))
+    return FixedFleet(replace(FixedFleet.of(model("tiny"), model("small")).view, settings=settings))
+
+
+async def ask(gateway: RunningGateway, path: str, body: dict[str, Any], **headers: str) -> RawResponse:
+    return await gateway.request("POST", path, json.dumps(body).encode(), headers=headers)
+
+
+@pytest.mark.parametrize("of_mesh", [False, True])
+@pytest.mark.parametrize(("path", "body", "answer"), SURFACES)
+async def test_every_surface_of_text_journals_and_answers_as_before(
+    path: str, body: dict[str, Any], answer: Any, of_mesh: bool
+) -> None:
+    tasks = ScriptedTasks(at_once=[answer])
+    async with serving(ScriptedDispatcher(vectors=[[0.5]]), tasks=tasks) as gateway:
+        live = await ask(gateway, path, body)
+    async with serving(tasks=tasks, fleet=fleet(WAIT, of_mesh=of_mesh)) as gateway:
+        journaled = await ask(gateway, path, body)
+        assert (journaled.status, gateway.dispatcher.contexts) == (200, [])
+    assert lasting(json.loads(journaled.body)) == lasting(json.loads(live.body))
+    assert journaled.headers["x-weft-task-id"] == tasks.one.task.id
+
+
+async def test_requests_for_other_models_stay_as_they_are() -> None:
+    tasks = ScriptedTasks(at_once=[ANSWER])
+    async with serving(ScriptedDispatcher(hello()), tasks=tasks, fleet=fleet(KEEP)) as gateway:
+        plain = await ask(gateway, "/v1/chat/completions", {**CHAT, "model": "small"})
+        assert (plain.status, "x-weft-task-id" in plain.headers, len(gateway.dispatcher.contexts)) == (200, False, 1)
+    assert tasks.kept == {}
+
+
+@pytest.mark.parametrize(
+    ("journal", "said", "is_cancelled"),
+    [(WAIT, None, True), (KEEP, None, False), (WAIT, "keep", False), (KEEP, "cancel", True)],
+)
+async def test_a_caller_who_leaves_cancels_its_task_unless_the_setting_or_its_own_word_keeps_it(
+    journal: JournalMode, said: str | None, is_cancelled: bool
+) -> None:
+    tasks = ScriptedTasks()
+    body = CHAT if said is None else {**CHAT, "on_disconnect": said}
+    async with serving(tasks=tasks, fleet=fleet(journal)) as gateway:
+        async with gateway.connection() as (_, writer):
+            writer.write(gateway.post("/v1/chat/completions", json.dumps(body).encode()))
+            await tasks.was_watched.wait()
+        await tasks.was_left.wait()
+        if is_cancelled:
+            await tasks.was_cancelled.wait()
+    assert tasks.cancelled == (list(tasks.kept) if is_cancelled else [])
+    assert tasks.one.task.state != TaskState.TASK_STATE_COMPLETED
+
+
+async def test_the_same_idempotency_key_is_the_same_task() -> None:
+    tasks = ScriptedTasks(at_once=[ANSWER])
+    async with serving(tasks=tasks, fleet=fleet(WAIT)) as gateway:
+        for _ in range(2):
+            answer = await ask(gateway, "/v1/chat/completions", CHAT, **{"idempotency-key": "k1"})
+            assert (answer.status, answer.headers["x-weft-task-id"]) == (200, tasks.one.task.id)
+
+
+async def test_a_response_in_the_background_is_a_task_already_and_only_one() -> None:
+    tasks = ScriptedTasks(at_once=[ANSWER])
+    async with serving(tasks=tasks, fleet=fleet(KEEP), responses=MemoryResponses()) as gateway:
+        answer = await ask(gateway, "/v1/responses", {"model": "tiny", "input": "hi", "background": True})
+        assert answer.status == 200, answer
+        for _ in range(100):
+            await asyncio.sleep(0)
+    assert len(tasks.kept) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/rerank", {"model": "tiny", "query": "a", "documents": ["b"]}),
+        ("/v1/images/generations", {"model": "tiny", "prompt": "a"}),
+        ("/v1/audio/speech", {"model": "tiny", "input": "a", "voice": "b"}),
+    ],
+)
+async def test_what_cannot_be_journaled_is_refused_before_it_is_dispatched(path: str, body: dict[str, Any]) -> None:
+    async with serving(tasks=ScriptedTasks(), fleet=fleet(WAIT)) as gateway:
+        refused = await ask(gateway, path, body)
+        assert (refused.status, gateway.dispatcher.contexts) == (501, [])
+    error = json.loads(refused.body)["error"]
+    assert (error["code"], error["param"]) == ("unsupported_operation", "model")
+    assert "are journaled" in error["message"]
+
+
+async def test_counting_tokens_goes_on_without_a_task() -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks, fleet=fleet(KEEP)) as gateway:
+        await ask(gateway, "/v1/messages/count_tokens", {"model": "tiny", "messages": HI})
+        assert len(gateway.dispatcher.contexts) == 1
+    assert tasks.kept == {}
+
+
+async def test_a_gateway_without_tasks_refuses_what_must_be_journaled() -> None:
+    async with serving(fleet=fleet(WAIT)) as gateway:
+        refused = await ask(gateway, "/v1/chat/completions", CHAT)
+        assert (refused.status, gateway.dispatcher.contexts) == (501, [])
+        assert "send them to the endpoint of the mesh" in json.loads(refused.body)["error"]["message"]

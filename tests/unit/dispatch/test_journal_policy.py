@@ -1,0 +1,110 @@
+"""Which requests are durable tasks without their callers asking: by model, by tenant, and for the whole mesh."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from weft.api.registry.v1 import agent_pb2, journal_pb2, model_pb2, route_pb2, settings_pb2
+from weft.dispatch.fleet import FleetView, ModelView, apply_watch, expected_model
+from weft.dispatch.request_trace import WhenLeft
+from weft.durable.journal_policy import JournalPolicy, JournalRules, journal_mode
+from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import JournalMode, Operation
+
+UNSET, NONE, WAIT, KEEP = JournalMode.UNSET, JournalMode.NONE, JournalMode.WAIT, JournalMode.KEEP
+MODES = (UNSET, NONE, WAIT, KEEP)
+
+
+def a_model(name: str, journal: JournalMode = UNSET, *, pool: str = "") -> ModelView:
+    return expected_model(name, pool, "r1", journal)
+
+
+def mesh(*models: ModelView, journal: JournalMode = UNSET) -> FleetView:
+    settings = settings_pb2.MeshSettings(journal=journal_pb2.JournalMode.ValueType(journal))
+    return FleetView(1, {}, {model.name: model for model in models}, settings=settings)
+
+
+@dataclass
+class Fleet:
+    view: FleetView = field(default_factory=FleetView)
+
+
+@pytest.mark.parametrize("of_model", MODES)
+@pytest.mark.parametrize("of_tenant", MODES)
+@pytest.mark.parametrize("of_mesh", MODES)
+def test_the_models_setting_counts_before_the_tenants_and_that_before_the_meshs(
+    of_model: JournalMode, of_tenant: JournalMode, of_mesh: JournalMode
+) -> None:
+    view = mesh(a_model("tiny", of_model), journal=of_mesh)
+    first = next((mode for mode in (of_model, of_tenant, of_mesh) if mode), NONE)
+    assert journal_mode(view, "tiny", of_tenant) is first
+    policy = JournalPolicy(Fleet(view), JournalRules(tenants={"ann": of_tenant}))
+    assert policy.mode_of("tiny", "ann") is first
+
+
+def test_where_nothing_is_set_no_request_is_journaled_whatever_it_asks_for() -> None:
+    policy = JournalPolicy(Fleet(mesh(a_model("tiny"))))
+    assert [policy.required("tiny", "ann", operation) for operation in Operation] == [None] * len(Operation)
+
+
+def test_a_name_that_several_models_answer_has_the_strongest_of_their_modes() -> None:
+    agent = agent_pb2.Agent(manifest=agent_pb2.AgentManifest(name="critic", pool="pool"))
+    ladder = route_pb2.Route(manifest=route_pb2.RouteManifest(name="cheap", candidates=["plain", "pool"]))
+    models = (a_model("one", NONE, pool="pool"), a_model("two", KEEP, pool="pool"), a_model("plain"))
+    view = replace(mesh(*models), agents={"critic": agent}, routes={"cheap": ladder})
+    for name in ("pool", "one", "two", "agent/critic", "route/cheap"):
+        assert journal_mode(view, name, UNSET) is KEEP, name
+    assert journal_mode(view, "plain", UNSET) is NONE
+    # A member of the pool may answer a request for another one by its name.
+    assert journal_mode(view, "auto", UNSET) is KEEP
+
+
+def test_a_change_of_the_mesh_counts_from_the_next_request_on() -> None:
+    fleet = Fleet(mesh(a_model("tiny")))
+    policy = JournalPolicy(fleet)
+    assert policy.required("tiny", "ann", Operation.CHAT) is None
+    fleet.view = mesh(a_model("tiny", WAIT))
+    assert policy.required("tiny", "ann", Operation.CHAT) is WhenLeft.CANCEL
+    fleet.view = mesh(a_model("tiny"), journal=KEEP)
+    assert policy.required("tiny", "ann", Operation.CHAT) is WhenLeft.KEEP
+
+
+def test_a_tenant_that_is_not_named_has_the_default_tenants_mode() -> None:
+    rules = JournalRules(default_tenant=WAIT, tenants={"ann": UNSET, "bob": NONE})
+    policy = JournalPolicy(Fleet(mesh(a_model("tiny"))), rules)
+    assert [policy.mode_of("tiny", tenant) for tenant in ("ann", "bob", "eve")] == [NONE, NONE, WAIT]
+
+
+@pytest.mark.parametrize("operation", [Operation.RERANK, Operation.IMAGE, Operation.TRANSCRIPTION, Operation.SPEECH])
+def test_what_must_be_journaled_and_cannot_be_is_refused(operation: Operation) -> None:
+    policy = JournalPolicy(Fleet(mesh(a_model("tiny"), journal=WAIT)))
+    with pytest.raises(FieldError, match="only chats, completions and embeddings can be") as refused:
+        policy.required("tiny", "ann", operation)
+    assert (refused.value.reason, refused.value.field) == (Reason.UNSUPPORTED_OPERATION, "model")
+
+
+def test_counting_tokens_is_no_inference_and_is_never_journaled() -> None:
+    policy = JournalPolicy(Fleet(mesh(a_model("tiny", KEEP))))
+    assert policy.required("tiny", "ann", Operation.TOKENIZE) is None
+
+
+def test_where_there_are_no_tasks_a_request_that_must_be_one_is_refused() -> None:
+    policy = JournalPolicy(Fleet(mesh(a_model("tiny", KEEP), a_model("plain"))), is_possible=False)
+    assert policy.required("plain", "ann", Operation.CHAT) is None
+    with pytest.raises(FieldError, match="send them to the endpoint of the mesh"):
+        policy.required("tiny", "ann", Operation.CHAT)
+
+
+def test_a_name_that_only_the_router_can_resolve_is_refused_where_it_may_have_to_be_journaled() -> None:
+    with pytest.raises(FieldError, match="a task needs the name"):
+        JournalPolicy(Fleet(mesh(a_model("tiny", KEEP)))).required("auto", "ann", Operation.CHAT)
+    assert JournalPolicy(Fleet(mesh(a_model("tiny")))).required("auto", "ann", Operation.CHAT) is None
+
+
+def test_a_mode_of_a_newer_release_demands_as_much_as_there_is() -> None:
+    manifest = model_pb2.ModelManifest(name="tiny", journal=9)  # type: ignore[arg-type]
+    from weft.api.registry.v1 import registry_service_pb2 as pb  # noqa: PLC0415
+
+    view = apply_watch(FleetView(), pb.WatchResponse(revision=1, snapshot={"models": [{"manifest": manifest}]}))  # type: ignore[arg-type]
+    assert view.models["tiny"].journal is KEEP
