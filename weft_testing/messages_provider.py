@@ -3,6 +3,8 @@
 Events, their order and their fields are those of the API's documentation (version 2023-06-01).
 """
 
+import base64
+import hashlib
 import json
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
@@ -28,8 +30,18 @@ def thinking_block(*words: str) -> tuple[Json, list[Json]]:
     deltas: list[Json] = [{"type": "thinking_delta", "thinking": word} for word in words]
     return {"type": "thinking", "thinking": "", "signature": ""}, [
         *deltas,
-        {"type": "signature_delta", "signature": "c2lnbmVk"},
+        {"type": "signature_delta", "signature": signature_of("".join(words))},
     ]
+
+
+def signature_of(thinking: str) -> str:
+    """Returns the signature of a block of thinking, which is refused where the text was changed."""
+    return base64.b64encode(hashlib.sha256(b"signed" + thinking.encode()).digest()).decode()
+
+
+def redacted_block(data: str) -> tuple[Json, list[Json]]:
+    """Returns a block of encrypted thinking, which has no deltas."""
+    return {"type": "redacted_thinking", "data": data}, []
 
 
 def tool_block(call_id: str, name: str, *parts: str) -> tuple[Json, list[Json]]:
@@ -89,7 +101,26 @@ class MessagesProvider:
 
 def problem_of(body: Json) -> str:
     """Returns what the API refuses in a request; empty: nothing."""
-    return next(filter(None, (check(body) for check in (_of_fields, _of_turns, _of_thinking))), "")
+    return next(filter(None, (check(body) for check in (_of_fields, _of_turns, _of_thinking, _of_signatures))), "")
+
+
+def _of_signatures(body: Json) -> str:
+    messages = body["messages"]
+    for number, message in enumerate(messages):
+        for place, block in enumerate(message["content"]):
+            if block["type"] == "thinking" and block.get("signature") != signature_of(block["thinking"]):
+                return f"messages.{number}.content.{place}: Invalid `signature` in `thinking` block"
+    is_result = messages[-1]["role"] == "user" and messages[-1]["content"][0]["type"] == "tool_result"
+    if body.get("thinking", {}).get("type") != "enabled" or not is_result:
+        return ""
+    begins = messages[-2]["content"][0]["type"]
+    if begins in ("thinking", "redacted_thinking"):
+        return ""
+    return (
+        f"messages.{len(messages) - 2}.content.0.type: Expected `thinking` or `redacted_thinking`, "
+        f"but found `{begins}`. When `thinking` is enabled, a final `assistant` message must start with a "
+        "thinking block"
+    )
 
 
 def _of_fields(body: Json) -> str:

@@ -234,8 +234,12 @@ class Turns:
         elif role == "assistant" and isinstance(block, ThinkingBlock):
             turn = self._turn("assistant")
             turn.reasoning += block.thinking
+            if block.signature:
+                turn.signed_reasoning.add(text=block.thinking, signature=block.signature)
         elif role == "assistant" and isinstance(block, RedactedThinkingBlock):
-            self._chat.warnings.append(unsupported(field, "cannot be decrypted and was left out"))
+            self._chat.warnings.append(unsupported(field, "only the provider that encrypted it can read it"))
+            if block.data:
+                self._turn("assistant").signed_reasoning.add(redacted=block.data)
         else:
             raise _misplaced(role, block.type, field)
 

@@ -85,7 +85,7 @@ class ToolUseBlock(StrictModel):
 
 
 class ThinkingBlock(StrictModel):
-    """The assistant's earlier thinking. The signature is accepted and not checked: weft's own is empty."""
+    """The assistant's earlier thinking. A provider with this API gets the signature; models of the mesh have none."""
 
     type: Literal["thinking"]
     thinking: str
@@ -93,7 +93,7 @@ class ThinkingBlock(StrictModel):
 
 
 class RedactedThinkingBlock(StrictModel):
-    """The thinking of another service's model, encrypted; it cannot be read here."""
+    """The thinking of a provider's model, encrypted; the provider alone can read it."""
 
     type: Literal["redacted_thinking"]
     data: str | None = None

@@ -15,6 +15,7 @@ from gateway.answers.answer_builder import AnswerIdentity, CalledTool, DocumentA
 from gateway.answers.sse import StreamEncoder, receipt_comment
 from gateway.errors import Dialect, envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
+from weft.dispatch.frames import is_seal
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
@@ -87,10 +88,12 @@ CALL_CUT = "tool_call_cut"
 
 @dataclass(slots=True)
 class _Block:
-    """A block of text or thinking."""
+    """A block of text, thinking or redacted_thinking."""
 
     kind: str
     pieces: list[str] = field(default_factory=list)
+    signature: str = ""
+    """A provider's signature of thinking, after which nothing is added; models of the mesh have none."""
 
 
 class MessagesAnswer(DocumentAnswer):
@@ -107,6 +110,8 @@ class MessagesAnswer(DocumentAnswer):
         if delta.index:
             return
         self._add_text("thinking", delta.reasoning)
+        if is_seal(delta):
+            self._seal(delta)
         self._add_text("text", delta.text)
         self._add_text("text", delta.refusal)
         self._has_refusal = self._has_refusal or bool(delta.refusal)
@@ -122,10 +127,21 @@ class MessagesAnswer(DocumentAnswer):
         if not text:
             return
         last = self._blocks[-1] if self._blocks else None
-        if not isinstance(last, _Block) or last.kind != kind:
+        if not isinstance(last, _Block) or last.kind != kind or last.signature:
             last = _Block(kind)
             self._blocks.append(last)
         last.pieces.append(text)
+
+    def _seal(self, delta: event_pb2.Delta) -> None:
+        if delta.reasoning_signature:
+            last = self._blocks[-1] if self._blocks else None
+            if not isinstance(last, _Block) or last.kind != "thinking" or last.signature:
+                # The provider shows the signature of its thinking alone.
+                last = _Block("thinking")
+                self._blocks.append(last)
+            last.signature = delta.reasoning_signature
+        if delta.redacted_reasoning:
+            self._blocks.append(_Block("redacted_thinking", [delta.redacted_reasoning]))
 
     def _forget(self) -> None:
         self._blocks.clear()
@@ -151,7 +167,9 @@ class MessagesAnswer(DocumentAnswer):
         text = "".join(block.pieces)
         if block.kind == "text":
             return {"type": "text", "text": text}
-        return {"type": "thinking", "thinking": text, "signature": ""}
+        if block.kind == "redacted_thinking":
+            return {"type": "redacted_thinking", "data": text}
+        return {"type": "thinking", "thinking": text, "signature": block.signature}
 
     def _call_block(self, call: CalledTool) -> dict[str, object] | None:
         """Returns the call as a block; None, and a warning, for a truncated one."""
@@ -301,6 +319,8 @@ class MessagesStream(StreamEncoder):
         """Kind of the open block: text, thinking, tool_use, or empty."""
         self._head = b""
         """First bytes of every delta of the open block."""
+        self._signature = ""
+        """A provider's signature of the open block of thinking."""
         self._calls = OpenCalls()
         self._late: list[tuple[str, str]] = []
         self._has_refusal = False
@@ -349,6 +369,10 @@ class MessagesStream(StreamEncoder):
             return
         if delta.reasoning:
             self._add_text("thinking", delta.reasoning, out)
+        if delta.reasoning_signature:
+            self._add_seal("signature", delta.reasoning_signature, out)
+        if delta.redacted_reasoning:
+            self._add_seal("redacted_thinking", delta.redacted_reasoning, out)
         if delta.text:
             self._add_text("text", delta.text, out)
         if delta.refusal:
@@ -374,10 +398,31 @@ class MessagesStream(StreamEncoder):
                 self._open(kind, _EMPTY[kind], out)
             out += (self._head, encode_json(text), b"}", _END)
 
+    def _add_seal(self, kind: str, seal: str, out: list[bytes]) -> None:
+        """Ends the block of thinking with its signature, or sends what is encrypted as a block of its own."""
+        if self._calls.is_within:
+            self._late.append((kind, seal))
+            return
+        if self._late:
+            self._close(out)
+            self._flush_late_text(out)
+        if kind != "signature":
+            self._close(out)
+            self._open(kind, {"type": kind, "data": seal}, out)
+        elif self._kind != "thinking":
+            # The provider shows the signature of its thinking alone.
+            self._close(out)
+            self._open("thinking", _EMPTY["thinking"], out)
+        self._signature = seal if kind == "signature" else ""
+        self._close(out)
+
     def _flush_late_text(self, out: list[bytes]) -> None:
         late, self._late = self._late, []
         for kind, text in late:
-            self._add_text(kind, text, out)
+            if kind in _EMPTY:
+                self._add_text(kind, text, out)
+            else:
+                self._add_seal(kind, text, out)
 
     def _call(self, piece: event_pb2.ToolCallDelta, out: list[bytes]) -> None:
         call = self._calls.take(piece)
@@ -402,7 +447,8 @@ class MessagesStream(StreamEncoder):
     def _open(self, kind: str, block: dict[str, object], out: list[bytes]) -> None:
         self._block += 1
         self._kind = kind
-        self._head = _DELTA % (self._block, *_KINDS[kind])
+        if kind in _KINDS:
+            self._head = _DELTA % (self._block, *_KINDS[kind])
         out += (
             b'event: content_block_start\ndata: {"type":"content_block_start","index":%d,"content_block":'
             % self._block,
@@ -417,7 +463,9 @@ class MessagesStream(StreamEncoder):
             self._add_arguments(self._calls.end(is_cut=is_cut), out)
         elif self._kind == "thinking":
             # Clients discard a thinking block without a signature.
-            out += (_DELTA % (self._block, b'"signature_delta"', b'"signature"'), b'""}', _END)
+            head = _DELTA % (self._block, b'"signature_delta"', b'"signature"')
+            out += (head, encode_json(self._signature), b"}", _END)
+            self._signature = ""
         out.append(_STOP % self._block)
         self._kind = ""
 

@@ -99,16 +99,25 @@ def _set_thinking(body: Json, payload: chat_pb2.ChatPayload, profile: ParameterP
     named = _extras(payload).get(_BUDGET)
     budget = named if isinstance(named, int) else _THINKING_TOKENS.get(effort, MIN_THINKING_TOKENS)
     budget = min(budget, body["max_tokens"] - 1)
-    # The turn of a tool's result goes on with the thinking before the call, whose signature no client of weft has.
-    goes_on = bool(payload.messages) and payload.messages[-1].role == chat_pb2.ROLE_TOOL
     forces_tool = body.get("tool_choice", {}).get("type") in ("any", "tool")
-    if budget < MIN_THINKING_TOKENS or goes_on or forces_tool:
+    if budget < MIN_THINKING_TOKENS or forces_tool or _goes_on_unsigned(payload.messages):
         return ["thinking"]
     body["thinking"] = {"type": "enabled", "budget_tokens": budget}
     refused: list[str] = [name for name in ("temperature", "top_k") if name in body]
     for name in refused:
         del body[name]
     return refused
+
+
+def _goes_on_unsigned(messages: Sequence[chat_pb2.ChatMessage]) -> bool:
+    """Whether the turn goes on after a tool's result, and its caller has not handed back the signed thinking before it.
+
+    The API then takes no more thinking in that turn. Callers of OpenAI's APIs, which have no signatures, have none.
+    """
+    if not messages or messages[-1].role != chat_pb2.ROLE_TOOL:
+        return False
+    calling = next((message for message in reversed(messages) if message.role == chat_pb2.ROLE_ASSISTANT), None)
+    return calling is None or not calling.signed_reasoning
 
 
 def _turns(messages: Sequence[chat_pb2.ChatMessage]) -> list[Json]:
@@ -132,7 +141,17 @@ def _blocks(message: chat_pb2.ChatMessage) -> list[Json]:
     if message.role == chat_pb2.ROLE_TOOL:
         result: Json = {"type": "tool_result", "tool_use_id": message.tool_call_id, "content": parts}
         return [_marked(result, message)]
-    return parts + [_tool_use(call) for call in message.tool_calls]
+    return [
+        *map(_thinking, message.signed_reasoning),
+        *parts,
+        *map(_tool_use, message.tool_calls),
+    ]
+
+
+def _thinking(piece: chat_pb2.SignedReasoning) -> Json:
+    if piece.redacted:
+        return {"type": "redacted_thinking", "data": piece.redacted}
+    return {"type": "thinking", "thinking": piece.text, "signature": piece.signature}
 
 
 def _part(part: chat_pb2.ContentPart) -> Json:

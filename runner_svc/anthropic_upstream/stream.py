@@ -23,6 +23,7 @@ from runner_svc.openai_upstream.stream import (
     PromptDetails,
     StreamReader,
 )
+from weft.api.common.v1 import event_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -48,6 +49,8 @@ class _Block(msgspec.Struct):
     name: str | None = None
     text: str | None = None
     thinking: str | None = None
+    data: str | None = None
+    """Of thinking that the provider has encrypted."""
     input: Any = None
 
 
@@ -55,6 +58,7 @@ class _Delta(msgspec.Struct):
     type: str = ""
     text: str | None = None
     thinking: str | None = None
+    signature: str | None = None
     partial_json: str | None = None
     stop_reason: str | None = None
 
@@ -95,10 +99,19 @@ class MessagesReader(StreamReader):
         """The number of each tool call, by the place of its block."""
         self._unfilled: set[int] = set()
         """Places of the calls without arguments so far."""
+        self._seals: Frame = []
+        """What the event that is being read has signed or encrypted of the thinking."""
 
     @override
     def read(self, payloads: list[bytes]) -> list[Frame]:
         return super().read([DONE if _is_end(payload) else payload for payload in payloads])
+
+    @override
+    def _events(self, chunk: Chunk) -> Frame:
+        seals, self._seals = self._seals, []
+        events = super()._events(chunk) + seals
+        self.took_token = self.took_token or bool(seals)
+        return events
 
     @override
     def _decode(self, payload: bytes) -> Chunk:
@@ -134,7 +147,13 @@ class MessagesReader(StreamReader):
         self._note(message.usage)
         return Chunk(choices=[ChunkChoice(delta=ChunkDelta(role=message.role))])
 
+    def _seal(self, delta: event_pb2.Delta) -> Chunk:
+        self._seals.append(event_pb2.InferenceEvent(delta=delta))
+        return Chunk()
+
     def _block_begun(self, place: int, block: _Block) -> Chunk:
+        if block.type == "redacted_thinking" and block.data:
+            return self._seal(event_pb2.Delta(redacted_reasoning=block.data))
         if block.type != "tool_use":
             return _content(ChunkDelta(content=block.text or None, reasoning_content=block.thinking or None))
         if len(self._calls) >= MAX_BLOCKS:
@@ -156,8 +175,10 @@ class MessagesReader(StreamReader):
                 if delta.partial_json:
                     self._unfilled.discard(place)
                 return self._arguments(place, delta.partial_json or "")
+            case "signature_delta" if delta.signature:
+                return self._seal(event_pb2.Delta(reasoning_signature=delta.signature))
             case _:
-                # Signatures of thinking, and citations.
+                # Citations, and kinds that are newer than this version.
                 return Chunk()
 
     def _arguments(self, place: int, text: str) -> Chunk:

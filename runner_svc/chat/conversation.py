@@ -333,7 +333,7 @@ class ToolLoop:
                     yield frame
         else:
             self._has_gone_on = True
-        self._conversation.add_turn(turn.text, turn.reasoning, calls, [results[call.id] for call in calls])
+        self._conversation.add_turn(turn, calls, [results[call.id] for call in calls])
 
     async def _run_tools(self, calls: Sequence[CheckedCall], results: dict[str, str]) -> AsyncGenerator[Frame]:
         self._work.record.begin_tool()
@@ -439,13 +439,13 @@ class ConversationHistory:
             turn.tool_choice.mode = chat_pb2.ToolChoice.MODE_AUTO
         return turn
 
-    def add_turn(self, text: str, reasoning: str, calls: Sequence[FunctionCall], results: Sequence[str]) -> None:
+    def add_turn(self, turn: TurnReader, calls: Sequence[FunctionCall], results: Sequence[str]) -> None:
         """Add the model's turn and the result of each of its calls, in order."""
-        said = chat_pb2.ChatMessage(role=chat_pb2.ROLE_ASSISTANT)
-        if text:
-            said.content.add(text=text)
-        if reasoning:
-            said.reasoning = reasoning
+        said = chat_pb2.ChatMessage(role=chat_pb2.ROLE_ASSISTANT, signed_reasoning=turn.signed_reasoning)
+        if turn.text:
+            said.content.add(text=turn.text)
+        if turn.reasoning:
+            said.reasoning = turn.reasoning
         for call in calls:
             said.tool_calls.add(id=call.id, name=call.name, arguments_text=call.arguments_text or "{}")
         self._added.append(said)

@@ -10,7 +10,7 @@ from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.repetition import Repetition, RepetitionDetector, RepetitionLimits
 from runner_svc.policy.text_calls import JsonExtent, TextCall, TextCallParser
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, receipt_pb2, usage_pb2, warning_pb2
-from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.frames import Frame, GenerationPayload, is_content, is_seal
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
@@ -181,6 +181,10 @@ class TurnReader:
         self._parser = parser
         self._text: list[str] = []
         self._reasoning: list[str] = []
+        self._sealed_pieces = 0
+        """Pieces of reasoning that belong to an earlier signature."""
+        self.signed_reasoning: list[chat_pb2.SignedReasoning] = []
+        """What a provider has signed or encrypted of the reasoning, to be handed back to it."""
         self._held_logprobs: list[event_pb2.TokenLogprob] = []
         self.has_answer = False
         """Whether the caller received text; blank lines before a call do not count."""
@@ -228,6 +232,8 @@ class TurnReader:
         delta = event.delta
         if delta.reasoning:
             self._reasoning.append(delta.reasoning)
+        if is_seal(delta):
+            self._seal(delta)
         if delta.tool_calls or delta.finish_reason or not self._is_certain(delta):
             self._rebuild(delta, out)
             return
@@ -236,12 +242,27 @@ class TurnReader:
         self.has_answer = self.has_answer or bool(delta.text.strip() or delta.refusal)
         out.append(event)
 
+    def _seal(self, delta: event_pb2.Delta) -> None:
+        if delta.reasoning_signature:
+            text = "".join(self._reasoning[self._sealed_pieces :])
+            self._sealed_pieces = len(self._reasoning)
+            signature = delta.reasoning_signature
+            self.signed_reasoning.append(chat_pb2.SignedReasoning(text=text, signature=signature))
+        if delta.redacted_reasoning:
+            self.signed_reasoning.append(chat_pb2.SignedReasoning(redacted=delta.redacted_reasoning))
+
     def _is_certain(self, delta: event_pb2.Delta) -> bool:
         """Whether all text of a delta is plain text: by far the most frequent case, passed on unchanged."""
         return self._parser is None or not delta.text or self._parser.passes(delta.text)
 
     def _rebuild(self, delta: event_pb2.Delta, out: Frame) -> None:
-        told = event_pb2.Delta(index=delta.index, reasoning=delta.reasoning, refusal=delta.refusal)
+        told = event_pb2.Delta(
+            index=delta.index,
+            reasoning=delta.reasoning,
+            refusal=delta.refusal,
+            reasoning_signature=delta.reasoning_signature,
+            redacted_reasoning=delta.redacted_reasoning,
+        )
         self._held_logprobs += delta.logprobs
         pieces: list[str | TextCall] = [delta.text] if delta.text else []
         if self._parser is not None:
@@ -257,7 +278,7 @@ class TurnReader:
             told.logprobs.extend(self._held_logprobs)
             self._held_logprobs.clear()
         self.has_answer = self.has_answer or bool(told.text.strip() or told.refusal)
-        if told.text or told.reasoning or told.refusal or told.tool_calls or told.logprobs:
+        if is_content(told) or told.logprobs:
             out.append(event_pb2.InferenceEvent(delta=told))
 
     def _take(self, pieces: list[str | TextCall], told: event_pb2.Delta) -> None:

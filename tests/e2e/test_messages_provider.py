@@ -13,6 +13,8 @@ from weft_testing.messages_provider import (
     MessagesProvider,
     MessagesReply,
     messages_provider,
+    redacted_block,
+    signature_of,
     text_block,
     thinking_block,
     tool_block,
@@ -92,7 +94,10 @@ async def test_tools_thinking_and_marks_go_out_and_come_back_in_a_stream(
     mesh: MeshProcess, provider: MessagesProvider
 ) -> None:
     call = tool_block("toolu_1", "look", '{"at":', '"it"}')
-    provider.replies.append(MessagesReply(blocks=(thinking_block("Hm. ", "Yes."), call), stop_reason="tool_use"))
+    thoughts = (thinking_block("Hm. ", "Yes."), redacted_block("xyz"))
+    provider.replies.append(MessagesReply(blocks=(*thoughts, call), stop_reason="tool_use"))
+    provider.replies.append(MessagesReply(blocks=(thinking_block("So."), text_block("It is there."))))
+    thinks: Any = {"type": "enabled", "budget_tokens": 2_000}
     question: Any = [{"role": "user", "content": "Look."}]
     async with _sdk(mesh) as sdk:
         async with sdk.messages.stream(
@@ -100,13 +105,14 @@ async def test_tools_thinking_and_marks_go_out_and_come_back_in_a_stream(
             max_tokens=4_000,
             messages=question,
             tools=[TOOL],
-            thinking={"type": "enabled", "budget_tokens": 2_000},
+            thinking=thinks,
             extra_body=PERMIT,
         ) as stream:
             first = await stream.get_final_message()
-        assert [block.type for block in first.content] == ["thinking", "tool_use"]
+        assert [block.type for block in first.content] == ["thinking", "redacted_thinking", "tool_use"]
         assert first.content[0].thinking == "Hm. Yes."  # type: ignore[union-attr]  # its type was compared
-        assert first.content[1].input == {"at": "it"}  # type: ignore[union-attr]
+        assert first.content[0].signature == signature_of("Hm. Yes.")  # type: ignore[union-attr]
+        assert first.content[2].input == {"at": "it"}  # type: ignore[union-attr]
         assert first.stop_reason == "tool_use"
 
         result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "seen"}
@@ -116,10 +122,18 @@ async def test_tools_thinking_and_marks_go_out_and_come_back_in_a_stream(
             {"role": "assistant", "content": [block.model_dump() for block in first.content]},
             {"role": "user", "content": [result | mark]},
         ]
-        second = await sdk.messages.create(model=MODEL, max_tokens=64, messages=turns, tools=[TOOL], extra_body=PERMIT)
+        second = await sdk.messages.create(
+            model=MODEL, max_tokens=4_000, messages=turns, tools=[TOOL], thinking=thinks, extra_body=PERMIT
+        )
     assert second.stop_reason == "end_turn"
+    assert [block.type for block in second.content] == ["thinking", "text"]
+    assert second.content[0].signature == signature_of("So.")  # type: ignore[union-attr]
     asked, told = provider.bodies
-    assert asked["thinking"] == {"type": "enabled", "budget_tokens": 2_000}
+    assert asked["thinking"] == told["thinking"] == thinks
+    assert told["messages"][1]["content"][:2] == [
+        {"type": "thinking", "thinking": "Hm. Yes.", "signature": signature_of("Hm. Yes.")},
+        {"type": "redacted_thinking", "data": "xyz"},
+    ]
     assert asked["tools"] == [TOOL]
     sent = told["messages"][2]["content"][0]
     assert (sent["type"], sent["tool_use_id"], sent["cache_control"]) == (
@@ -127,6 +141,19 @@ async def test_tools_thinking_and_marks_go_out_and_come_back_in_a_stream(
         "toolu_1",
         mark["cache_control"],
     )
+
+
+async def test_thinking_whose_text_was_changed_is_refused_by_the_provider(
+    mesh: MeshProcess, provider: MessagesProvider
+) -> None:
+    """The control of the signatures above."""
+    thought = {"type": "thinking", "thinking": "Something else.", "signature": signature_of("Hm.")}
+    said = {"role": "assistant", "content": [thought, {"type": "text", "text": "Yes."}]}
+    turns: Any = [{"role": "user", "content": "Hi."}, said, {"role": "user", "content": "And?"}]
+    async with _sdk(mesh) as sdk:
+        with pytest.raises(anthropic.BadRequestError, match="Invalid `signature`"):
+            await sdk.messages.create(model=MODEL, max_tokens=64, messages=turns, extra_body=PERMIT)
+    assert len(provider.bodies) == 1
 
 
 async def test_openais_api_reaches_the_same_model(mesh: MeshProcess, provider: MessagesProvider) -> None:

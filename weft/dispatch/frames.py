@@ -9,7 +9,12 @@ GenerationPayload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload
 
 def is_content(delta: event_pb2.Delta) -> bool:
     """Whether a delta is part of the answer itself, after which there is no failover."""
-    return bool(delta.text or delta.reasoning or delta.refusal or delta.tool_calls)
+    return bool(delta.text or delta.reasoning or delta.refusal or delta.tool_calls or is_seal(delta))
+
+
+def is_seal(delta: event_pb2.Delta) -> bool:
+    """Whether a delta has what a provider has signed or encrypted of the reasoning."""
+    return bool(delta.reasoning_signature or delta.redacted_reasoning)
 
 
 def has_content(frame: Frame) -> bool:

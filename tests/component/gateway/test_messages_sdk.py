@@ -106,6 +106,29 @@ async def test_thoughts_words_and_calls_are_blocks_in_their_order(stream: bool) 
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_thoughts_have_the_signature_of_their_provider_and_encrypted_ones_are_blocks(stream: bool) -> None:
+    steps: list[Step] = [
+        [delta(reasoning="Let me ")],
+        [delta(reasoning="see.")],
+        [delta(reasoning_signature="s1")],
+        [delta(redacted_reasoning="xyz")],
+        [delta(reasoning_signature="s2")],
+        [delta(reasoning="More.")],
+        [delta(text="Yes.", reasoning_signature="s3")],
+        [delta(finish="STOP"), finished()],
+    ]
+    async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:
+        answer = await ask(client, stream=stream)
+    assert [block.to_dict() for block in answer.content] == [
+        {"type": "thinking", "thinking": "Let me see.", "signature": "s1"},
+        {"type": "redacted_thinking", "data": "xyz"},
+        {"type": "thinking", "thinking": "", "signature": "s2"},
+        {"type": "thinking", "thinking": "More.", "signature": "s3"},
+        {"type": "text", "text": "Yes."},
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("finish", "reason"), [("STOP", "end_turn"), ("LENGTH", "max_tokens"), ("CONTENT_FILTER", "refusal")]
 )

@@ -133,6 +133,18 @@ def test_thoughts_of_the_assistant_go_back_to_it() -> None:
     assert found.messages[1].reasoning == "Hm.Hm."
 
 
+def test_signed_and_encrypted_thoughts_are_kept_in_their_order_for_the_provider() -> None:
+    signed = {"type": "thinking", "thinking": "Hm.", "signature": "s1"}
+    found = payload(
+        messages=[user(text("a")), assistant(signed, {"type": "redacted_thinking", "data": "xyz"}, text("b"))]
+    )
+    assert found.messages[1].reasoning == "Hm."
+    assert list(found.messages[1].signed_reasoning) == [
+        chat_pb2.SignedReasoning(text="Hm.", signature="s1"),
+        chat_pb2.SignedReasoning(redacted="xyz"),
+    ]
+
+
 def test_encrypted_thoughts_are_left_out_with_a_warning() -> None:
     found = translated(messages=[user(text("a")), assistant({"type": "redacted_thinking", "data": "xyz"}, text("b"))])
     assert [part.text for part in found.payload.messages[1].content] == ["b"]

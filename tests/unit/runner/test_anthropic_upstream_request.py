@@ -11,7 +11,7 @@ from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import add_member
 from weft.kernel.reasons import Reason
-from weft_testing.messages_provider import problem_of
+from weft_testing.messages_provider import problem_of, signature_of
 
 PROFILE = ParameterProfile(engine=MESSAGES_PARAMETERS)
 USER, ASSISTANT, SYSTEM, TOOL = chat_pb2.ROLE_USER, chat_pb2.ROLE_ASSISTANT, chat_pb2.ROLE_SYSTEM, chat_pb2.ROLE_TOOL
@@ -131,6 +131,28 @@ def test_the_turn_after_a_tool_does_not_think_since_it_has_no_signature() -> Non
     payload = _payload(*turns, thinking=True)
     assert "thinking" not in _body(payload)
     assert _untaken(payload) == ["thinking"]
+
+
+def test_the_turn_after_a_tool_goes_on_with_the_signed_thinking_before_it() -> None:
+    call = chat_pb2.ToolCallRecord(id="t1", name="look", arguments_text="{}")
+    calling = _said(ASSISTANT, "I look.", tool_calls=[call], reasoning="Hm.")
+    calling.signed_reasoning.add(text="Hm.", signature=signature_of("Hm."))
+    calling.signed_reasoning.add(redacted="xyz")
+    payload = _payload(_said(USER, "Hi"), calling, _said(TOOL, "seen", tool_call_id="t1"), thinking=True)
+    assert _body(payload)["thinking"]["type"] == "enabled"
+    assert _untaken(payload) == []
+    assert _body(payload)["messages"][1]["content"] == [
+        {"type": "thinking", "thinking": "Hm.", "signature": signature_of("Hm.")},
+        {"type": "redacted_thinking", "data": "xyz"},
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "id": "t1", "name": "look", "input": {}},
+    ]
+
+
+def test_thinking_without_a_signature_is_not_sent() -> None:
+    said = _said(ASSISTANT, "I look.", reasoning="Hm.")
+    blocks = _body(_payload(_said(USER, "Hi"), said, _said(USER, "And?")))["messages"][1]["content"]
+    assert blocks == [{"type": "text", "text": "I look."}]
 
 
 @pytest.mark.parametrize("field", ["n", "response_format"])

@@ -8,11 +8,14 @@ import pytest
 from runner_svc.anthropic_upstream.stream import MessagesReader
 from runner_svc.openai_upstream.sse import ErrorPayload
 from weft.api.common.v1 import event_pb2, usage_pb2
+from weft.dispatch.frames import is_content
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.messages_provider import (
     MessagesReply,
     events_of,
+    redacted_block,
+    signature_of,
     text_block,
     thinking_block,
     tool_block,
@@ -51,9 +54,20 @@ def test_text_and_usage_with_both_kinds_of_cached_tokens_come_through(at_once: b
     assert events[-1].finished.receipt.usage == events[-2].usage
 
 
-def test_thinking_is_reasoning_and_its_signature_is_dropped() -> None:
-    events = _read(MessagesReply(blocks=(thinking_block("Let me ", "see."), text_block("Yes."))))
+@pytest.mark.parametrize("at_once", [False, True])
+def test_thinking_is_reasoning_with_its_signature_before_the_text(at_once: bool) -> None:
+    events = _read(MessagesReply(blocks=(thinking_block("Let me ", "see."), text_block("Yes."))), at_once=at_once)
     assert (_texts(events, "reasoning"), _texts(events)) == ("Let me see.", "Yes.")
+    told = [event.delta.ListFields()[0][0].name for event in events if is_content(event.delta)]
+    assert told == ["reasoning", "reasoning", "reasoning_signature", "text"]
+    assert _texts(events, "reasoning_signature") == signature_of("Let me see.")
+
+
+def test_encrypted_thinking_and_a_signature_of_thinking_that_is_not_shown_come_through() -> None:
+    events = _read(MessagesReply(blocks=(redacted_block("xyz"), thinking_block(), text_block("Yes."))))
+    told = [event.delta.ListFields()[0][0].name for event in events if is_content(event.delta)]
+    assert told == ["redacted_reasoning", "reasoning_signature", "text"]
+    assert (_texts(events, "redacted_reasoning"), _texts(events, "reasoning")) == ("xyz", "")
 
 
 def test_tool_calls_are_numbered_in_order_and_one_without_arguments_has_an_empty_object() -> None:

@@ -72,6 +72,22 @@ async def test_a_tool_is_run_and_the_model_answers_with_its_result() -> None:
     assert spoken[2].content[0].text == "found x"
 
 
+async def test_what_a_provider_has_signed_or_encrypted_goes_back_to_it_after_a_tool() -> None:
+    sealed = [
+        *[thought("Let me "), thought("see."), [Event(delta=event_pb2.Delta(reasoning_signature="s1"))]],
+        [Event(delta=event_pb2.Delta(redacted_reasoning="xyz"))],
+        *[thought("So."), [Event(delta=event_pb2.Delta(reasoning_signature="s2"))]],
+    ]
+    work = ScriptedWork([*sealed, *call("search", ASK), *end(TOOL_CALLS)], [text("There."), *end()])
+    events = await events_of(work, request(tools=["search"]))
+    assert list(work.payloads[1].messages[1].signed_reasoning) == [
+        chat_pb2.SignedReasoning(text="Let me see.", signature="s1"),
+        chat_pb2.SignedReasoning(redacted="xyz"),
+        chat_pb2.SignedReasoning(text="So.", signature="s2"),
+    ]
+    assert [event.delta.reasoning_signature for event in events if event.delta.reasoning_signature] == ["s1", "s2"]
+
+
 async def test_costs_add_up_over_the_turns() -> None:
     work = ScriptedWork(
         [*call("search", ASK), *end(TOOL_CALLS, prompt=10, completion=5, cached=3)],

@@ -200,6 +200,7 @@ class ChatMessage(google.protobuf.message.Message):
     REASONING_FIELD_NUMBER: builtins.int
     REFUSAL_FIELD_NUMBER: builtins.int
     CACHE_MARK_FIELD_NUMBER: builtins.int
+    SIGNED_REASONING_FIELD_NUMBER: builtins.int
     role: global___Role.ValueType
     """Who speaks."""
     name: builtins.str
@@ -222,6 +223,12 @@ class ChatMessage(google.protobuf.message.Message):
     def cache_mark(self) -> global___CacheMark:
         """For role tool: whether the prompt is worth caching up to this result."""
 
+    @property
+    def signed_reasoning(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SignedReasoning]:
+        """Pieces of the assistant's reasoning in this turn that a provider has signed or encrypted, in order, as it sent
+        them. Only a provider with Anthropic's API gets them; others get `reasoning`, which has the text of these too.
+        """
+
     def __init__(
         self,
         *,
@@ -233,9 +240,10 @@ class ChatMessage(google.protobuf.message.Message):
         reasoning: builtins.str | None = ...,
         refusal: builtins.str | None = ...,
         cache_mark: global___CacheMark | None = ...,
+        signed_reasoning: collections.abc.Iterable[global___SignedReasoning] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_name", b"_name", "_reasoning", b"_reasoning", "_refusal", b"_refusal", "_tool_call_id", b"_tool_call_id", "cache_mark", b"cache_mark", "name", b"name", "reasoning", b"reasoning", "refusal", b"refusal", "tool_call_id", b"tool_call_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_name", b"_name", "_reasoning", b"_reasoning", "_refusal", b"_refusal", "_tool_call_id", b"_tool_call_id", "cache_mark", b"cache_mark", "content", b"content", "name", b"name", "reasoning", b"reasoning", "refusal", b"refusal", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_name", b"_name", "_reasoning", b"_reasoning", "_refusal", b"_refusal", "_tool_call_id", b"_tool_call_id", "cache_mark", b"cache_mark", "content", b"content", "name", b"name", "reasoning", b"reasoning", "refusal", b"refusal", "role", b"role", "signed_reasoning", b"signed_reasoning", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_name", b"_name"]) -> typing.Literal["name"] | None: ...
     @typing.overload
@@ -246,6 +254,32 @@ class ChatMessage(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_tool_call_id", b"_tool_call_id"]) -> typing.Literal["tool_call_id"] | None: ...
 
 global___ChatMessage = ChatMessage
+
+@typing.final
+class SignedReasoning(google.protobuf.message.Message):
+    """SignedReasoning is a piece of reasoning that only the provider which made it can check or read."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    REDACTED_FIELD_NUMBER: builtins.int
+    text: builtins.str
+    """The text, unchanged. Empty: the provider did not show it, or it is encrypted."""
+    signature: builtins.str
+    """The provider's signature of the text. Empty: the piece is encrypted."""
+    redacted: builtins.str
+    """The encrypted piece. Empty: it is text with a signature."""
+    def __init__(
+        self,
+        *,
+        text: builtins.str = ...,
+        signature: builtins.str = ...,
+        redacted: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["redacted", b"redacted", "signature", b"signature", "text", b"text"]) -> None: ...
+
+global___SignedReasoning = SignedReasoning
 
 @typing.final
 class CacheMark(google.protobuf.message.Message):

@@ -240,7 +240,9 @@ global___Started = Started
 
 @typing.final
 class Delta(google.protobuf.message.Message):
-    """Delta is a piece of one choice. It is content as soon as it holds text, reasoning, a refusal or a tool call."""
+    """Delta is a piece of one choice. It is content as soon as it holds text, reasoning or its seal, a refusal or
+    a tool call.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -251,6 +253,8 @@ class Delta(google.protobuf.message.Message):
     TOOL_CALLS_FIELD_NUMBER: builtins.int
     LOGPROBS_FIELD_NUMBER: builtins.int
     FINISH_REASON_FIELD_NUMBER: builtins.int
+    REASONING_SIGNATURE_FIELD_NUMBER: builtins.int
+    REDACTED_REASONING_FIELD_NUMBER: builtins.int
     index: builtins.int
     """Which choice, counted from 0."""
     text: builtins.str
@@ -261,6 +265,12 @@ class Delta(google.protobuf.message.Message):
     """Text that continues a refusal."""
     finish_reason: global___FinishReason.ValueType
     """Set on the last delta of the choice."""
+    reasoning_signature: builtins.str
+    """The provider's signature of the reasoning since the last signature, which ends here. Hand both back with the next
+    request (ChatMessage.signed_reasoning).
+    """
+    redacted_reasoning: builtins.str
+    """A piece of reasoning that the provider has encrypted. Hand it back likewise."""
     @property
     def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolCallDelta]:
         """Pieces of tool calls."""
@@ -279,8 +289,10 @@ class Delta(google.protobuf.message.Message):
         tool_calls: collections.abc.Iterable[global___ToolCallDelta] | None = ...,
         logprobs: collections.abc.Iterable[global___TokenLogprob] | None = ...,
         finish_reason: global___FinishReason.ValueType = ...,
+        reasoning_signature: builtins.str = ...,
+        redacted_reasoning: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "reasoning", b"reasoning", "refusal", b"refusal", "text", b"text", "tool_calls", b"tool_calls"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "reasoning", b"reasoning", "reasoning_signature", b"reasoning_signature", "redacted_reasoning", b"redacted_reasoning", "refusal", b"refusal", "text", b"text", "tool_calls", b"tool_calls"]) -> None: ...
 
 global___Delta = Delta
 
