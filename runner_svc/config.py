@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runner_svc.added_models import DEFAULT_MAX_ADDED_MODELS, ModelAdder
 from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.lease_manager import Observer
 from runner_svc.runtimes.table import DEFAULT_RUNTIME
@@ -36,6 +37,10 @@ class RunnerConfig:
     """The published agents. Read-only."""
     tools: tuple[ToolSettings, ...] = ()
     """Sources of the tools that the runner runs for models, see ToolRunner.settings."""
+    adder: ModelAdder | None = None
+    """What makes models of sources; None: the runner serves what its configuration names alone."""
+    max_added_models: int = DEFAULT_MAX_ADDED_MODELS
+    """Models that it serves by their source."""
     observer: Observer | None = None
     """Observer of this host's accelerators; None: devices are not observed, and no memory is leased."""
     device_indexes: tuple[int, ...] = ()

@@ -10,6 +10,7 @@ from random import SystemRandom
 import grpc
 from typing_extensions import override
 
+from runner_svc.added_models import AddedModels
 from runner_svc.cache.manager import CacheManager
 from runner_svc.chat.request import ChatSetup
 from runner_svc.config import RunnerConfig
@@ -80,6 +81,10 @@ class RunnerService(Service):
         self._leaving: set[asyncio.Task[None]] = set()
         """Instances that serve no further requests, until those that they have have ended."""
         self._caches = CacheManager.over(self._instances.values(), config.session_file.parent)
+        self._added: AddedModels | None = None
+        if config.adder is not None:
+            file = config.session_file.with_suffix(".added.json")
+            self._added = AddedModels(config.adder, self, file, config.max_added_models)
         for instance in self._instances.values():
             instance.on_adopted = partial(self._note_adopted, instance)
         self._gate = TicketGate(runner=config.name, incarnation=incarnation)
@@ -93,7 +98,12 @@ class RunnerService(Service):
             self._clock_offset,
         )
         self._control = RunnerServicer(
-            self._report, self._by_name, permits=self._permits, cache=self._caches, clock=self._mesh_clock
+            self._report,
+            self._by_name,
+            permits=self._permits,
+            cache=self._caches,
+            clock=self._mesh_clock,
+            added=self._added,
         )
         self._registry: grpc.aio.Channel | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -142,21 +152,22 @@ class RunnerService(Service):
             await self._leases.start(self._registry)
         for instance in self._instances.values():
             await instance.start()
+        if self._added is not None:
+            await self._added.restore()
         # After the instances, which load meanwhile: the start of a tool server that is down takes until its timeout.
         await self._tools.start()
         await self._session.start()
         self._reading = start_task(self._read_models(), name="model-files")
 
     async def serve(self, model: ServedModel) -> None:
-        """Serve one more model, or another one of the same name; requests of that one go on until they end.
-
-        For models whose servers weft does not start: others need leases and files, which are looked at when it starts.
-        """
+        """Serve one more model, or another one of the same name; requests of that one go on until they end."""
         instance = self._instance(model, self._limit)
+        instance.on_adopted = partial(self._note_adopted, instance)
+        await self._foresee(instance)
         await instance.start()
         if model.name in self._instances:
             await self._until_ready(instance)
-            self._retire(model.name)
+            self._retire(self._instances[model.name])
         self._caches.add(instance)
         for name in instance.names:
             self._chats[name] = self._chat_setup(name, model)
@@ -167,17 +178,40 @@ class RunnerService(Service):
         self._in_order.append(instance)
         self._report.models.append(model)
         self._note_models()
+        if model.model_path is not None:
+            self._read_digests_again()
+
+    def is_served(self, name: str) -> bool:
+        """Whether a model or an adapter of this name is served."""
+        return name in self._by_name
+
+    async def remove(self, name: str) -> int:
+        """Serve a model no longer: its requests end within its drain time, then its engine and its lease.
+
+        Returns the accelerator memory that it held, in bytes. Does nothing for an unknown name.
+        """
+        instance = self._instances.get(name)
+        if instance is None:
+            return 0
+        held = instance.memory.held_bytes
+        leaving = self._retire(instance)
+        self._note_models()
+        timer = asyncio.create_task(self._clock.sleep(instance.config.hibernation.drain_seconds))
+        await asyncio.wait({leaving, timer}, return_when=asyncio.FIRST_COMPLETED)
+        await stop_tasks([timer, leaving])
+        return held
 
     def withdraw(self, name: str) -> None:
         """Serve a model no longer; its requests go on until they end. Does nothing for an unknown name."""
-        if name in self._instances:
-            self._retire(name)
+        instance = self._instances.get(name)
+        if instance is not None:
+            self._retire(instance)
             self._note_models()
 
-    def _retire(self, name: str) -> None:
-        instance = self._instances.pop(name, None)
-        if instance is None:
-            return
+    def _retire(self, instance: Instance) -> "asyncio.Task[None]":
+        """Take no further requests for an instance; returns the task that ends it after those that it has."""
+        name = instance.model
+        del self._instances[name]
         self._in_order.remove(instance)
         for served in instance.names:
             del self._by_name[served]
@@ -186,6 +220,7 @@ class RunnerService(Service):
         task = start_task(self._end_once_idle(instance), name=f"leaving-{name}")
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
+        return task
 
     async def _end_once_idle(self, instance: Instance) -> None:
         """End an instance when its last request has ended, each of which has limits of its own."""
@@ -194,6 +229,7 @@ class RunnerService(Service):
                 await self._clock.sleep(DRAIN_CHECK_SECONDS)
         finally:
             await instance.stop()
+            self._caches.remove(instance)
 
     async def _until_ready(self, instance: Instance) -> None:
         """Wait until an instance takes requests, at most REPLACEMENT_SECONDS."""
@@ -251,7 +287,8 @@ class RunnerService(Service):
         )
 
     def _lease_manager(self, config: RunnerConfig) -> LeaseManager | None:
-        if config.observer is None or not any(not model.hibernation.attached for model in config.models):
+        starts_engines = config.adder is not None or any(not model.hibernation.attached for model in config.models)
+        if config.observer is None or not starts_engines:
             return None
         settings = LeaseManagerConfig(
             runner=config.name,
@@ -290,14 +327,14 @@ class RunnerService(Service):
 
     async def _read_models(self) -> None:
         # Forecasts first, since they are fast: routers need them to choose a host with enough memory.
-        for instance in self._instances.values():
+        for instance in list(self._instances.values()):
             await self._foresee(instance)
         self._note_change()
         await self._read_digests()
 
     async def _read_digests(self) -> None:
         memory = self._config.session_file.with_name("digests.json")
-        for instance in self._instances.values():
+        for instance in list(self._instances.values()):
             instance.digest = instance.digest or await _digest(instance.model, instance.model_path, memory)
             for adapter in instance.config.adapters:
                 instance.adapter_digests[adapter.name] = await _digest(adapter.name, adapter.file, memory)
@@ -305,9 +342,13 @@ class RunnerService(Service):
     def _note_adopted(self, instance: Instance) -> None:
         """Use the files of a model that were pulled: its cache, its digest."""
         self._caches.adopt(instance)
+        self._read_digests_again()
+        self._note_change()
+
+    def _read_digests_again(self) -> None:
+        """Read the digests of files that came after the start; the task at the start has those of the first ones."""
         if self._digesting is None or self._digesting.done():
             self._digesting = start_task(self._read_digests(), name="model-digests")
-        self._note_change()
 
     async def _foresee(self, instance: Instance) -> None:
         """Forecast the memory of a model before its first load."""

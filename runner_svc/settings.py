@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Le, MaxLen, MinLen
 
+from runner_svc.added_models import DEFAULT_MAX_ADDED_MODELS
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
@@ -44,6 +45,8 @@ class ModelStoreSettings:
     limit but the disk, of which 256 MiB stay free."""
     allow_http: bool = False
     """Whether a pull may ask other machines without encryption."""
+    max_added_models: Annotated[int, Ge(0), Le(1_024), PUBLIC] = DEFAULT_MAX_ADDED_MODELS
+    """Models that one runner serves by their source, besides those of this file; 0: none."""
 
     @property
     def disk_limit_bytes(self) -> int | None:

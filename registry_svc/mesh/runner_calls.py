@@ -1,15 +1,17 @@
 """The registry's calls to runners: carry this out, give that up. A port; `grpc_runner_calls` is it over gRPC."""
 
 from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import grpc
 from typing_extensions import override
 
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.session_state import SessionState
+from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, permit_pb2, runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.tickets import Action, PermitTarget, make_permit
 from weft.kernel.address import metadata_of
@@ -47,7 +49,15 @@ class EvictionRequest:
     """For the log."""
 
 
-class RunnerCalls(Protocol):
+class EvictionCalls(Protocol):
+    """Calls to runners that free accelerator memory."""
+
+    async def evict(self, request: EvictionRequest) -> EvictionAnswer:
+        """Have a runner give up the memory of an idle model. Returns once it sleeps. Never raises a WeftError."""
+        ...
+
+
+class RunnerCalls(EvictionCalls, Protocol):
     """Calls to runners, which are found by name and must be active.
 
     Each call carries a permit made for it. All but `evict` raise the runner's own WeftError, NO_RUNNER_AVAILABLE when
@@ -70,8 +80,22 @@ class RunnerCalls(Protocol):
         """Forget cached prefixes; the permit is added to `request`."""
         ...
 
-    async def evict(self, request: EvictionRequest) -> EvictionAnswer:
-        """Have a runner give up the memory of an idle model. Returns once it sleeps. Never raises a WeftError."""
+    def pull(
+        self, runner: str, request: operation_pb2.PullModel, *, operation_id: str
+    ) -> AsyncGenerator[runner_service_pb2.PullModelResponse]:
+        """Pull the files of a model; the last response is what is stored."""
+        ...
+
+    def add_model(
+        self, runner: str, name: str, request: operation_pb2.LoadModel, *, operation_id: str
+    ) -> AsyncGenerator[runner_service_pb2.AddModelResponse]:
+        """Serve a model by its source under a name; the last response is the model."""
+        ...
+
+    async def remove_model(
+        self, runner: str, model: str, *, operation_id: str
+    ) -> runner_service_pb2.RemoveModelResponse:
+        """Serve a model no longer that was added."""
         ...
 
 
@@ -105,14 +129,48 @@ class GrpcRunnerCalls(RunnerCalls):
             options=options,
         )
         stub, metadata = await self._reach(state)
-        call = stub.Load(request, metadata=metadata)
-        try:
-            async for response in call:
+        async with aclosing(_responses(stub.Load(request, metadata=metadata))) as responses:
+            async for response in responses:
                 yield response
-        except grpc.aio.AioRpcError as error:
-            raise _failure(error) from error
-        finally:
-            call.cancel()
+
+    @override
+    async def pull(
+        self, runner: str, request: operation_pb2.PullModel, *, operation_id: str
+    ) -> AsyncGenerator[runner_service_pb2.PullModelResponse]:
+        state = self._member(runner)
+        permit = self._permit(state, Action.PULL, model=request.source, operation_id=operation_id)
+        asked = runner_service_pb2.PullModelRequest(source=request.source, form=request.form, permit=permit)
+        stub, metadata = await self._reach(state)
+        async with aclosing(_responses(stub.PullModel(asked, metadata=metadata))) as responses:
+            async for response in responses:
+                yield response
+
+    @override
+    async def add_model(
+        self, runner: str, name: str, request: operation_pb2.LoadModel, *, operation_id: str
+    ) -> AsyncGenerator[runner_service_pb2.AddModelResponse]:
+        state = self._member(runner)
+        asked = runner_service_pb2.AddModelRequest(
+            source=request.source,
+            name=name,
+            permit=self._permit(state, Action.ADD, model=request.source, operation_id=operation_id),
+            options=request.options,
+        )
+        stub, metadata = await self._reach(state)
+        async with aclosing(_responses(stub.AddModel(asked, metadata=metadata))) as responses:
+            async for response in responses:
+                yield response
+
+    @override
+    async def remove_model(
+        self, runner: str, model: str, *, operation_id: str
+    ) -> runner_service_pb2.RemoveModelResponse:
+        state = self._member(runner)
+        request = runner_service_pb2.RemoveModelRequest(
+            model=model, permit=self._permit(state, Action.REMOVE, model=model, operation_id=operation_id)
+        )
+        stub, metadata = await self._reach(state)
+        return await _answer(stub.RemoveModel(request, metadata=metadata))
 
     @override
     async def unload(self, runner: str, model: str, *, operation_id: str) -> runner_service_pb2.UnloadResponse:
@@ -188,6 +246,17 @@ class GrpcRunnerCalls(RunnerCalls):
         channel = await self._channels.get(address)
         stub = cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel))
         return stub, metadata_of(address) or None
+
+
+async def _responses(call: "grpc.aio.UnaryStreamCall[Any, T]") -> AsyncGenerator[T]:
+    """Yields the responses of a call; closing the generator cancels it."""
+    try:
+        async for response in call:
+            yield response
+    except grpc.aio.AioRpcError as error:
+        raise _failure(error) from error
+    finally:
+        call.cancel()
 
 
 async def _answer(call: Awaitable[T]) -> T:

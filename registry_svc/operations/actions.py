@@ -5,12 +5,14 @@ from types import MappingProxyType
 
 from google.protobuf import duration_pb2
 
+from registry_svc.operations.model_sources import choose_runner, load_target, source_of
 from registry_svc.operations.runner_presence import RunnerDirectory
 from registry_svc.wire_values import require_at_most, require_text
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.field_rules import check_message
+from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 
 MAX_ACTION_BYTES = 16 * 1024
@@ -33,12 +35,13 @@ def check_action(action: operation_pb2.OperationAction) -> None:
     _require_known_fields(action)
     kind = action.WhichOneof("kind")
     if kind is None:
-        raise invalid_field("action", "must be load_model, unload_model or flush_cache")
+        raise invalid_field("action", "must be load_model, unload_model, flush_cache, pull_model or remove_model")
     check_message(action, "action")
     if kind == "load_model":
         _check_load(action.load_model, "action.load_model")
     elif kind == "flush_cache":
         _check_flush(action.flush_cache, "action.flush_cache")
+    source_of(action)
 
 
 def action_bytes(action: operation_pb2.OperationAction) -> bytes:
@@ -53,6 +56,10 @@ def action_summary(action: operation_pb2.OperationAction) -> str:
             return f"load {action.load_model.model}"
         case "unload_model":
             return f"unload {action.unload_model.model}"
+        case "pull_model":
+            return "pull a model"
+        case "remove_model":
+            return f"remove {action.remove_model.model}"
         case _:
             return "flush cache"
 
@@ -67,7 +74,14 @@ def _require_known_fields(action: operation_pb2.OperationAction) -> None:
 
 
 def _check_load(load: operation_pb2.LoadModel, field: str) -> None:
-    if load.evict_model == load.model:
+    if load.source:
+        if load.replicas:
+            raise invalid_field(f"{field}.replicas", "must be 0 for a source, which is one model")
+    else:
+        require_name(load.model, f"{field}.model")
+        if load.runner:
+            raise invalid_field(f"{field}.runner", "must be empty without a source: the model's runner loads it")
+    if load.evict_model and load.evict_model == load.model:
         raise invalid_field(f"{field}.evict_model", "must not be what is to be loaded")
     _check_options(load.options, f"{field}.options")
 
@@ -124,6 +138,10 @@ def require_known(action: operation_pb2.OperationAction, directory: RunnerDirect
             _require_loadable(action.load_model, "action.load_model", directory)
         case "unload_model":
             _require_unloadable(action.unload_model.model, "action.unload_model.model", directory)
+        case "pull_model":
+            choose_runner(action.pull_model.runner, "action.pull_model.runner", directory)
+        case "remove_model":
+            _require_removable(action.remove_model.model, "action.remove_model.model", directory)
         case _:
             _require_flushable(action.flush_cache, "action.flush_cache", directory)
 
@@ -133,13 +151,27 @@ def subjects_of(action: operation_pb2.OperationAction, directory: RunnerDirector
     match action.WhichOneof("kind"):
         case "load_model":
             load = action.load_model
+            if load.source:
+                return frozenset({_name_of(load, directory), *([load.evict_model] if load.evict_model else [])})
             pool = () if is_single(load, directory) else _member_names(load.model, directory)
             return frozenset({load.model, *pool, *([load.evict_model] if load.evict_model else [])})
         case "unload_model":
             return frozenset({action.unload_model.model, *models_to_unload(action.unload_model.model, directory)})
+        case "pull_model":
+            return frozenset()
+        case "remove_model":
+            return frozenset({action.remove_model.model})
         case _:
             model = action.flush_cache.model
             return frozenset({model, *models_named(model, directory)} if model else ())
+
+
+def _name_of(load: operation_pb2.LoadModel, directory: RunnerDirectory) -> str:
+    """Returns the name of a load by source; the source while its runner is not there, as after a restart."""
+    try:
+        return load_target(load, directory).model
+    except WeftError:
+        return load.model or load.source
 
 
 def models_named(name: str, directory: RunnerDirectory) -> list[str]:
@@ -157,7 +189,7 @@ def models_to_unload(name: str, directory: RunnerDirectory) -> list[str]:
 
 def is_single(load: operation_pb2.LoadModel, directory: RunnerDirectory) -> bool:
     """Whether a load is for one model, rather than for some of a pool."""
-    return not load.replicas and directory.runner_of(load.model) is not None
+    return bool(load.source) or (not load.replicas and directory.runner_of(load.model) is not None)
 
 
 def _require_model(name: str, field: str, directory: RunnerDirectory) -> None:
@@ -170,9 +202,27 @@ def _require_unloadable(name: str, field: str, directory: RunnerDirectory) -> No
         _require_model(name, field, directory)
 
 
+def _require_removable(name: str, field: str, directory: RunnerDirectory) -> None:
+    if any(each.model == name for each in directory.added_models()):
+        return
+    runner = directory.runner_of(name)
+    if runner is None:
+        raise WeftError(Reason.MODEL_NOT_FOUND, f"no model {name!r} is known", metadata={"field": field})
+    if runner and not directory.is_active(runner):
+        raise WeftError(
+            Reason.NO_RUNNER_AVAILABLE,
+            f"the runner {runner!r} of {name} is not there; start it",
+            metadata={"field": field},
+        )
+    raise invalid_field(field, f"{name} was not loaded by its source: its runner's configuration names it")
+
+
 def _require_loadable(load: operation_pb2.LoadModel, field: str, directory: RunnerDirectory) -> None:
-    _require_model(load.model, f"{field}.model", directory)
-    members = [load.model] if is_single(load, directory) else _member_names(load.model, directory)
+    if load.source:
+        members = [load_target(load, directory).model]
+    else:
+        _require_model(load.model, f"{field}.model", directory)
+        members = [load.model] if is_single(load, directory) else _member_names(load.model, directory)
     if load.replicas and not members:
         raise invalid_field(f"{field}.replicas", "must be 0 for a model that is in a pool of another name")
     if load.replicas > len(members):

@@ -1,23 +1,31 @@
 """The work of one operation: calls to runners, one after the other, that can be cancelled and undone."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from google.protobuf import duration_pb2
 
 from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.operations.actions import is_single, models_named, models_to_unload
+from registry_svc.operations.model_sources import SourceTarget, choose_runner, load_target
 from registry_svc.operations.policy.lifecycle import OperationProgress
 from registry_svc.operations.policy.loads import LoadTimes, plan_pool
 from registry_svc.operations.runner_presence import RunnerDirectory, RunnerPresence
 from weft.api.operations.v1 import operation_pb2
-from weft.api.runner.v1 import load_pb2, runner_service_pb2
+from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2, runner_service_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.log import get_logger
+from weft.kernel.reasons import PULLING, WAITING_FOR_PULL, Reason
 from weft.kernel.timestamps import duration_of
+from weft.kernel.units import size_words
+
+T = TypeVar("T")
+
+log = get_logger("weft.registry.operations")
 
 MAX_AMOUNT = 2**50
 """Of bytes, tokens and entries, also of all together: 1 PiB, more than any mesh holds."""
@@ -40,6 +48,17 @@ def seconds_of(reported: duration_pb2.Duration) -> float:
     return min(max(reported.seconds + reported.nanos / 1e9, 0.0), MAX_SECONDS)
 
 
+def pull_words(said: model_store_pb2.PullProgress) -> str:
+    """How far a pull is, in words."""
+    if said.stage == model_store_pb2.PULL_STAGE_WAITING:
+        return f"{WAITING_FOR_PULL} of it"
+    if said.total_bytes <= 0:
+        return "looking for its files"
+    return f"{PULLING} {size_words(amount(said.done_bytes))} of {size_words(amount(said.total_bytes))}"
+
+
+PUBLISHED_SECONDS = 10.0
+PUBLISHED_CHECK_SECONDS = 0.05
 MAX_FLUSHES_AT_ONCE = 16
 MAX_NAMED_FAILURES = 3
 # A page of operations must fit into one gRPC message of 64 MiB.
@@ -101,14 +120,19 @@ class Job:
         self._begun = list(begun)
         self._patient_until = patient_until
         self._cancel_requested = False
-        self._loading: asyncio.Task[runner_service_pb2.LoadResult] | None = None
+        self._calling: asyncio.Task[Any] | None = None
+        """A load or a pull, which is cancelled at once."""
+        self._added = ""
+        """The model that was added for this load; empty: none, or it was served before."""
+        self._runners: dict[str, str] = {}
+        """The runners of models that were added for it: the mesh learns of them a moment later."""
         self._result = operation_pb2.OperationResult()
 
     def request_cancel(self) -> None:
-        """End it as soon as may be: a load at once, an unload or a flush before its next call."""
+        """End it as soon as may be: a load or a pull at once, an unload or a flush before its next call."""
         self._cancel_requested = True
-        if self._loading is not None:
-            self._loading.cancel()
+        if self._calling is not None:
+            self._calling.cancel()
 
     async def run(self) -> operation_pb2.OperationResult:
         """Do the work; returns its result. Raises JobCancelled, and the WeftError of the runner that failed."""
@@ -118,6 +142,10 @@ class Job:
                 await self._load(self._action.load_model)
             case "unload_model":
                 await self._unload_named(self._action.unload_model.model)
+            case "pull_model":
+                await self._pull(self._action.pull_model)
+            case "remove_model":
+                await self._remove(self._action.remove_model.model)
             case _:
                 await self._flush(self._action.flush_cache)
         del self._result.models[MAX_NAMED_MODELS:]
@@ -131,24 +159,129 @@ class Job:
         """
         failures: list[str] = []
         until = self._deps.clock.monotonic() + UNDO_PATIENCE_SECONDS
-        for model in self._begun:
+        # A model that was added for this load goes as a whole.
+        loaded = [model for model in self._begun if model != self._added]
+        await self._remove_again()
+        for model in loaded:
             self._tell("unloading", f"unloading {model}")
-            runner = self._deps.directory.holder_of(model) or ""
+            runner = self._deps.directory.holder_of(model) or self._runners.get(model, "")
             try:
                 await self._unload_patiently(runner, model, until, while_there=True)
             except WeftError as error:
-                if error.reason not in _NOTHING_TO_UNLOAD and self._is_there(model):
+                if error.reason not in _NOTHING_TO_UNLOAD and self._deps.presence.is_there(runner):
                     failures.append(f"{model}: {error.message}")
         return "" if not failures else "could not be unloaded: " + "; ".join(failures[:MAX_NAMED_FAILURES])
 
     async def _load(self, load: operation_pb2.LoadModel) -> None:
         if load.evict_model:
             await self._unload(load.evict_model)
+        if load.source:
+            await self._load_source(load)
+            return
         if is_single(load, self._deps.directory):
             await self._report.assigned(self._deps.directory.runner_of(load.model) or "")
             await self._load_one(load.model, load.options)
             return
         await self._load_pool(load)
+
+    async def _load_source(self, load: operation_pb2.LoadModel) -> None:
+        target = load_target(load, self._deps.directory)
+        await self._report.assigned(target.runner)
+        added = await self._call_cancellably(target.runner, lambda: self._add_call(target, load))
+        self._runners[added.name] = target.runner
+        if not target.is_served:
+            self._added = added.name
+        try:
+            await self._load_one(added.name, load.options)
+        except WeftError:
+            await self._remove_again()
+            raise
+        await self._until_published(added.name)
+        self._result.added.CopyFrom(added)
+
+    async def _until_published(self, model: str) -> None:
+        """Wait until the mesh knows a model that was added, at most PUBLISHED_SECONDS: its runner says so by itself."""
+        until = self._deps.clock.monotonic() + PUBLISHED_SECONDS
+        while self._deps.directory.runner_of(model) is None and self._deps.clock.monotonic() < until:
+            await self._deps.clock.sleep(PUBLISHED_CHECK_SECONDS)
+
+    async def _remove_again(self) -> None:
+        """Remove the model that was added for this load, which failed: a load that fails leaves nothing behind."""
+        name, self._added = self._added, ""
+        if not name:
+            return
+        runner = self._runners[name]
+
+        async def call() -> runner_service_pb2.RemoveModelResponse:
+            return await self._deps.calls.remove_model(runner, name, operation_id=self._operation_id)
+
+        try:
+            await self._deps.presence.call(runner, call)
+        except WeftError as error:
+            log.warning("a model that could not be loaded stays", model=name, reason=error.reason.name)
+
+    async def _add_call(self, target: SourceTarget, load: operation_pb2.LoadModel) -> added_model_pb2.AddedModel:
+        self._tell("asking the runner", f"adding {target.model}")
+        calls = self._deps.calls.add_model(target.runner, target.model, load, operation_id=self._operation_id)
+        async with aclosing(calls) as responses:
+            async for response in responses:
+                if response.WhichOneof("kind") == "model":
+                    return response.model
+                self._tell_pull(response.progress)
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the runner ended the call without a model")
+
+    async def _pull(self, pull: operation_pb2.PullModel) -> None:
+        runner = choose_runner(pull.runner, "action.pull_model.runner", self._deps.directory)
+        await self._report.assigned(runner)
+        stored = await self._call_cancellably(runner, lambda: self._pull_call(runner, pull))
+        self._result.pulled.CopyFrom(stored)
+
+    async def _pull_call(self, runner: str, pull: operation_pb2.PullModel) -> model_store_pb2.StoredModel:
+        calls = self._deps.calls.pull(runner, pull, operation_id=self._operation_id)
+        async with aclosing(calls) as responses:
+            async for response in responses:
+                if response.WhichOneof("kind") == "model":
+                    return response.model
+                self._tell_pull(response.progress)
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the runner ended the pull without a result")
+
+    async def _remove(self, model: str) -> None:
+        self._tell("unloading", f"removing {model}")
+        runner = self._deps.directory.holder_of(model) or ""
+        await self._report.assigned(runner)
+
+        async def call() -> runner_service_pb2.RemoveModelResponse:
+            return await self._deps.calls.remove_model(runner, model, operation_id=self._operation_id)
+
+        answer = await self._deps.presence.patient_call(runner, call, self._patient_until)
+        self._result.memory_freed_bytes = amount(answer.memory_freed_bytes)
+        self._result.added.CopyFrom(answer.model)
+        self._result.models.append(model)
+
+    def _tell_pull(self, said: model_store_pb2.PullProgress) -> None:
+        share = said.done_bytes / said.total_bytes if said.total_bytes > 0 else None
+        left = (said.total_bytes - said.done_bytes) / said.bytes_per_second if said.bytes_per_second > 0 else None
+        ends_at = None if left is None or share is None else self._deps.clock.monotonic() + min(left, MAX_SECONDS)
+        self._report.progress(
+            OperationProgress(stage=PULLING, detail=said.detail or pull_words(said), share=share, ends_at=ends_at)
+        )
+
+    async def _call_cancellably(self, runner: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Returns what a call to a runner returns, which a cancellation ends at once: then JobCancelled."""
+        self._require_wanted()
+        self._calling = calling = asyncio.create_task(
+            self._deps.presence.patient_call(runner, call, self._patient_until), name=f"call-{runner}"
+        )
+        try:
+            return await calling
+        except asyncio.CancelledError:
+            # Either the job was cancelled, which cancelled only the call, or the task it runs in was.
+            if calling.cancelled() and self._cancel_requested:
+                raise JobCancelled from None
+            calling.cancel()
+            raise
+        finally:
+            self._calling = None
 
     async def _load_pool(self, load: operation_pb2.LoadModel) -> None:
         plan = plan_pool(self._deps.directory.pool(load.model), load.replicas or 1)
@@ -177,24 +310,8 @@ class Job:
         if is_new:
             await self._report.begun([*self._begun, model])
             self._begun.append(model)
-        self._require_wanted()
-        runner = self._deps.directory.runner_of(model) or ""
-        self._loading = asyncio.create_task(
-            self._deps.presence.patient_call(
-                runner, lambda: self._load_call(runner, model, options), self._patient_until
-            ),
-            name=f"load-{model}",
-        )
-        try:
-            result = await self._loading
-        except asyncio.CancelledError:
-            # Either the job was cancelled, which cancelled only the call, or the task it runs in was.
-            if self._loading.cancelled() and self._cancel_requested:
-                raise JobCancelled from None
-            self._loading.cancel()
-            raise
-        finally:
-            self._loading = None
+        runner = self._runners.get(model) or self._deps.directory.runner_of(model) or ""
+        result = await self._call_cancellably(runner, lambda: self._load_call(runner, model, options))
         if result.was_loaded:
             # The duration of a load that was already done says nothing about loads.
             result.ClearField("load_time")

@@ -7,7 +7,9 @@ from typing import Any, Protocol, TypeVar
 
 from typing_extensions import override
 
+from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.domain import Kind
 from registry_svc.operations.policy.loads import PoolMember
 from weft.api.registry.v1 import runner_pb2
 from weft.kernel.clock import Clock
@@ -24,6 +26,16 @@ class RunnerSnapshot:
     name: str
     incarnation: str
     active: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedModelView:
+    """A model that a runner which is there serves by its source."""
+
+    model: str
+    source: str
+    """As it is shown: a URL without its query."""
+    runner: str
 
 
 class RunnerDirectory(Protocol):
@@ -51,6 +63,22 @@ class RunnerDirectory(Protocol):
 
     def active_runners(self) -> list[str]:
         """The names of all that are there, in order."""
+        ...
+
+    def is_active(self, runner: str) -> bool:
+        """Whether a runner is there."""
+        ...
+
+    def adding_runners(self) -> list[str]:
+        """The names of those that are there and serve models by their source, in order."""
+        ...
+
+    def added_models(self) -> list[AddedModelView]:
+        """The models that runners which are there serve by their source."""
+        ...
+
+    def is_taken(self, name: str) -> bool:
+        """Whether any resource has a name, so that a runner could not publish a model of it."""
         ...
 
 
@@ -91,6 +119,34 @@ class MeshRunnerDirectory(RunnerDirectory):
     @override
     def active_runners(self) -> list[str]:
         return sorted(member.profile.name for member in self._core.mesh if member.pulse.active)
+
+    @override
+    def is_active(self, runner: str) -> bool:
+        member = self._core.mesh.of_runner(runner)
+        return member is not None and member.pulse.active
+
+    @override
+    def adding_runners(self) -> list[str]:
+        return sorted(
+            member.profile.name
+            for member in self._core.mesh
+            if member.pulse.active and member.capability.message().adds_models
+        )
+
+    @override
+    def added_models(self) -> list[AddedModelView]:
+        return [
+            AddedModelView(model=instance.model, source=instance.added_source, runner=member.profile.name)
+            for member in self._core.mesh
+            if member.pulse.active
+            for instance in member.capability.message().instances
+            if instance.added_source
+        ]
+
+    @override
+    def is_taken(self, name: str) -> bool:
+        mesh = self._core.mesh
+        return bool(claim_to(mesh, Kind.MODEL, name).owners or mesh.pools.is_explicit(name))
 
     def _pool_member(self, model: str, runner: str) -> PoolMember:
         member = self._core.mesh.of_runner(runner) if runner else None

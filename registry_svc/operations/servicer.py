@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from registry_svc.operations.actions import check_action
 from registry_svc.operations.live_operations import OperationView
+from registry_svc.operations.model_sources import needed_access
 from registry_svc.operations.operations import Operations
 from registry_svc.operations.policy.lifecycle import OPERATION_PREFIX, OperationState
 from registry_svc.wire_values import require_count, to_actor
@@ -27,6 +28,7 @@ from weft.kernel.names import (
     require_token,
 )
 from weft.kernel.rpc import answering
+from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import duration_of
 
 MAX_AUTHORIZATION_CHARS = 16 * 1024
@@ -133,7 +135,10 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
         self, request: operation_service_pb2.CreateOperationRequest, context: Context
     ) -> operation_service_pb2.CreateOperationResponse:
         async with answering(context):
-            view, existed = await self._operations.create(valid_creation(request))
+            needed = needed_access(valid_creation(request).action)
+            if needed is not None:
+                caller().require(needed)
+            view, existed = await self._operations.create(request)
             return operation_service_pb2.CreateOperationResponse(operation=self._message(view), existed=existed)
 
     @override

@@ -80,6 +80,12 @@ class CacheManager:
         """Add the cache of a model that the runner serves from now on; one of the same name is replaced."""
         self._caches[model.model] = _cache_of(model, None)
 
+    def remove(self, model: CachedModel) -> None:
+        """Forget the cache of a model that the runner serves no longer, unless another one has its name."""
+        found = self._caches.get(model.model)
+        if found is not None and found.backend is model.backend:
+            del self._caches[model.model]
+
     def of_request(self, model: str, tenant: str, handling: Handling) -> RequestCache:
         """Returns the cache use of one request to a model or an adapter."""
         return RequestCache(self._cache(model), tenant, handling, model if model in self._model_of else "")

@@ -326,7 +326,7 @@ class Instance:
     def _adopt(self, fetched: ServedModel) -> None:
         """Serve the model with the files that were pulled, by a backend that knows them."""
         self.backend.log.end_followers()
-        self.config = replace(fetched, hibernation=self.config.hibernation)
+        self.config = replace(fetched, hibernation=self.config.hibernation, added=self.config.added)
         self.backend = fetched.make_backend()
         self.memory.adopt(self.backend, fetched.forecast)
         self._lifecycle.adopt(self.config, self.backend)

@@ -9,6 +9,7 @@ from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.keep_alive import DEFAULT_CATEGORY, KeepAliveSettings
 from runner_svc.runtimes.model_engine import ModelEngine
 from weft.api.registry.v1 import tags_pb2, wake_pb2
+from weft.api.runner.v1 import added_model_pb2
 from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -151,6 +152,8 @@ class ServedModel(ModelEngine):
     """Adapters of the model: models of their own, which its instance serves as well."""
     fetch: FetchModel | None = field(default=None, repr=False)
     """Pulls its files before the first load; None: they are there."""
+    added: added_model_pb2.AddedModel | None = field(default=None, repr=False)
+    """How it was added, of a model that was asked for by its source; None: the configuration names it."""
     wake_by_mesh: wake_pb2.WakeRecipe | None = field(default=None, repr=False)
     """Wake recipe that routers run to wake the host; it is published. The runner's own recipe is not."""
 

@@ -11,10 +11,10 @@ from runner_svc.environments.child_program import run_program
 from runner_svc.model_store.program import ERROR, MESSAGE, REASON
 from runner_svc.model_store.pull import PullSettings
 from runner_svc.model_store.store import ModelStore
-from runner_svc.policy.model_source import ModelSource
 from runner_svc.policy.repository_files import ModelForm
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.errors import WeftError
+from weft.kernel.model_source import ModelSource
 from weft.kernel.reasons import Reason
 
 PROGRAM = "runner_svc.model_store.program"

@@ -14,7 +14,6 @@ from itertools import islice
 from pathlib import Path
 
 from runner_svc.model_store.store import FORMS
-from runner_svc.policy.model_source import HubSource, LmStudioSource, OllamaSource, SourceScheme, is_safe_path
 from runner_svc.policy.repository_files import (
     FileChoice,
     FileRole,
@@ -26,6 +25,7 @@ from runner_svc.policy.repository_files import (
 )
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.model_source import HubSource, LmStudioSource, OllamaSource, SourceScheme, is_safe_path
 from weft.kernel.reasons import Reason
 
 MAX_FILES = 10_000
@@ -102,6 +102,11 @@ def locate(source: FoundSource, form: ModelForm | None, folders: ProgramFolders)
             if snapshot is None:
                 raise _absent(source, (folders.hub_cache,))
             return _chosen_files(snapshot, source.wanted, form)
+
+
+def found_in_folder(folder: Path) -> FoundFiles:
+    """Returns the files of a model in a folder, GGUF first. Raises INVALID_ARGUMENT where there is none, or several."""
+    return _chosen_files(folder, "", None)
 
 
 def _absent(source: FoundSource, folders: Iterable[Path]) -> WeftError:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import urljoin, urlsplit
 
-from runner_svc.policy.model_source import LOOPBACK_HOSTS
 from weft.kernel.errors import WeftError
 from weft.kernel.file_replacement import replace_file
+from weft.kernel.model_source import LOOPBACK_HOSTS
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from runner_svc.model_store.http_file import require_allowed_url
-from runner_svc.policy.model_source import HubSource
 from runner_svc.policy.repository_files import RepositoryFile
 from weft import __version__
 from weft.kernel.errors import WeftError
+from weft.kernel.model_source import HubSource
 from weft.kernel.reasons import Reason
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from google.protobuf.json_format import MessageToJson
 
 from runner_svc.model_store.pull import Puller, PullSettings
 from runner_svc.model_store.store import ModelStore
-from runner_svc.policy.model_source import parse_source
 from runner_svc.policy.repository_files import ModelForm
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.errors import WeftError
+from weft.kernel.model_source import parse_source
 
 ERROR, REASON, MESSAGE = "error", "reason", "message"
 """Names in the line of an error."""

@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from runner_svc.model_store.http_file import CHUNK_BYTES, FileOrder, FileTransfer, LoadedFile, TransferPorts
 from runner_svc.model_store.hub import Hub, Repository, require_hub_library
-from runner_svc.model_store.store import KEY_CHARS, ROLES, ModelStore, shown_source
-from runner_svc.policy.model_source import (
-    HubSource,
-    LmStudioSource,
-    ModelSource,
-    OllamaSource,
-    PathSource,
-    SourceScheme,
-    UrlSource,
-)
+from runner_svc.model_store.store import KEY_CHARS, ROLES, ModelStore
 from runner_svc.policy.repository_files import (
     ChosenFile,
     FileChoice,
@@ -34,6 +25,16 @@ from weft import __version__
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
+from weft.kernel.model_source import (
+    HubSource,
+    LmStudioSource,
+    ModelSource,
+    OllamaSource,
+    PathSource,
+    SourceScheme,
+    UrlSource,
+    shown_source,
+)
 from weft.kernel.timestamps import stamp_of
 from weft.kernel.units import size_words
 

@@ -23,11 +23,11 @@ from pathlib import Path
 
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
-from runner_svc.policy.model_source import ModelSource, UrlSource
 from runner_svc.policy.repository_files import FileRole, ModelForm
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.file_replacement import replace_file
+from weft.kernel.model_source import ModelSource, shown_source
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 
@@ -338,11 +338,6 @@ class ModelStore:
 
 class _UnreadableError(Exception):
     """A manifest cannot be read; the text says why."""
-
-
-def shown_source(source: ModelSource) -> str:
-    """Returns a source as people may see it."""
-    return source.shown if isinstance(source, UrlSource) else str(source)
 
 
 def _digest_of(text: str) -> str:

@@ -11,8 +11,8 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import assert_never
 
-from runner_svc.policy.model_source import GGUF, SPLIT_PART, is_safe_path
 from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.model_source import GGUF, SPLIT_PART, is_safe_path
 
 USUAL_QUANTIZATIONS = ("Q4_K_M", "Q4_0", "Q8_0")
 """Taken in this order where none is named, as other programs do."""

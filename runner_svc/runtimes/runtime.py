@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from runner_svc.environments.environment import EngineEnvironment
+from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.settings import ModelSettings
@@ -62,6 +63,9 @@ class Runtime(Generic[Settings]):
     """Builds the engine of one model. Raises INVALID_ARGUMENT naming a setting that contradicts another."""
     parameters: EngineParameters
     """Request parameters that its engine supports."""
+    formats: frozenset[WeightFormat] = frozenset()
+    """Formats of weights that its engine loads, for models that are asked for by their source; empty: it serves none
+    of those."""
     starts_engines: bool = True
     """Whether weft starts and ends the engines; False: it uses servers that run already."""
     habits: EngineHabits = field(default_factory=EngineHabits)

@@ -13,9 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from annotated_types import Ge, Le, MaxLen
 from typing_extensions import override
 
-from runner_svc.policy.model_source import MAX_SOURCE_CHARS, parse_source
 from runner_svc.policy.repository_files import ModelForm
 from weft.kernel.errors import FieldError
+from weft.kernel.model_source import MAX_SOURCE_CHARS, parse_source
 from weft.kernel.request import JournalWord, Operation, OperationName
 from weft.kernel.settings import PUBLIC, SECRET, Before, Checked, Name, PathText, Pattern, Seconds, off_for_false
 

@@ -1,21 +1,24 @@
-"""gRPC servicer of the control plane: describe, wake, load, unload, yield memory, flush caches, requests, logs."""
+"""gRPC servicer of the control plane: describe, wake, load, unload, add and remove models, memory, caches, logs."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import grpc
 from typing_extensions import override
 
+from runner_svc.added_models import AddedModels, ShowPull, shown
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.load_messages import load_spec_from, own_quantization
+from runner_svc.model_store.store import FORMS
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadSpec
+from runner_svc.policy.repository_files import ModelForm
 from runner_svc.session.report import RunnerReport, request_record_message
 from runner_svc.supervise.logs import LogBatch
 from runner_svc.waiting import end_tasks
-from weft.api.runner.v1 import load_pb2, permit_pb2, runner_service_pb2_grpc
+from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2, permit_pb2, runner_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.tickets import Action, PermitGate
 from weft.kernel.clock import Clock
@@ -27,6 +30,8 @@ from weft.kernel.rpc import answering
 from weft.kernel.timestamps import duration_of
 
 MAX_LOG_LINES = 1000
+
+T = TypeVar("T")
 
 
 class CacheFlush(Protocol):
@@ -48,8 +53,10 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         permits: PermitGate,
         cache: CacheFlush,
         clock: Clock,
+        added: AddedModels | None = None,
     ) -> None:
-        """`clock` is the mesh's time of day, by which permits expire."""
+        """`clock` is the mesh's time of day, by which permits expire. `added`: None: models are not added by source."""
+        self._added = added
         self._report = report
         self._instances = instances
         self._permits = permits
@@ -104,6 +111,52 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
             return pb.UnloadResponse(
                 memory_freed_bytes=held, cache_flushed=had_process and instance.backend.process_id is None
             )
+        raise AssertionError("abort has raised")
+
+    async def PullModel(  # type: ignore[override]  # noqa: N802 - as Load
+        self,
+        request: pb.PullModelRequest,
+        context: grpc.aio.ServicerContext[pb.PullModelRequest, pb.PullModelResponse],
+    ) -> None:
+        """Pull the files of a model."""
+        async with answering(context):
+            self._permitted(request.permit, Action.PULL, request.source)
+            added, form = self._adding(), form_of(request.form)
+            following = follow_pull(lambda show: added.pull(request.source, form, show))
+            async with aclosing(following) as steps:
+                async for step in steps:
+                    if isinstance(step, model_store_pb2.StoredModel):
+                        await context.write(pb.PullModelResponse(model=step))
+                    else:
+                        await context.write(pb.PullModelResponse(progress=step))
+
+    async def AddModel(  # type: ignore[override]  # noqa: N802 - as Load
+        self,
+        request: pb.AddModelRequest,
+        context: grpc.aio.ServicerContext[pb.AddModelRequest, pb.AddModelResponse],
+    ) -> None:
+        """Serve a model by its source."""
+        async with answering(context):
+            self._permitted(request.permit, Action.ADD, request.source)
+            added = self._adding()
+            following = follow_pull(lambda show: added.add(request.source, request.name, request.options, show))
+            async with aclosing(following) as steps:
+                async for step in steps:
+                    if isinstance(step, added_model_pb2.AddedModel):
+                        await context.write(pb.AddModelResponse(model=shown(step)))
+                    else:
+                        await context.write(pb.AddModelResponse(progress=step))
+
+    @override
+    async def RemoveModel(
+        self,
+        request: pb.RemoveModelRequest,
+        context: grpc.aio.ServicerContext[pb.RemoveModelRequest, pb.RemoveModelResponse],
+    ) -> pb.RemoveModelResponse:
+        async with answering(context):
+            self._permitted(request.permit, Action.REMOVE, request.model)
+            model, freed = await self._adding().remove(request.model)
+            return pb.RemoveModelResponse(memory_freed_bytes=freed, model=model)
         raise AssertionError("abort has raised")
 
     @override
@@ -171,6 +224,13 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
     def _permitted(self, permit: permit_pb2.OperationPermit, action: Action, model: str) -> None:
         self._permits.admit(permit, action, model=model, now=self._clock.utc_now().timestamp())
 
+    def _adding(self) -> AddedModels:
+        if self._added is None:
+            raise WeftError(
+                Reason.UNSUPPORTED_OPERATION, "this runner serves what its configuration names, and adds no models"
+            )
+        return self._added
+
     async def _load_spec(self, instance: Instance, options: load_pb2.LoadOptions) -> LoadSpec:
         own = ""
         if options.quantization and options.quantization not in instance.config.quantizations:
@@ -187,6 +247,16 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         return pb.TailLogsResponse(lines=map(self._report.redact, batch.lines), lost_line_count=batch.lost_line_count)
 
 
+def form_of(form: model_store_pb2.StoredForm.ValueType) -> ModelForm | None:
+    """Returns the form of a model's files in a request; None: it names none. Raises INVALID_ARGUMENT."""
+    if form == model_store_pb2.STORED_FORM_UNSPECIFIED:
+        return None
+    found = next((each for each, number in FORMS.items() if number == form), None)
+    if found is None:
+        raise invalid_field("form", f"must be one of: {', '.join(ModelForm)}")
+    return found
+
+
 def _priority_of(number: int) -> Priority:
     band = Priority.from_wire(number)
     if band is None or not number:
@@ -201,6 +271,33 @@ def _require_line_count(field: str, count: int) -> None:
 
 LOOK_SECONDS = 0.25
 """Interval of progress messages of a load; only changes are sent."""
+
+
+async def follow_pull(work: Callable[[ShowPull], Awaitable[T]]) -> AsyncGenerator[model_store_pb2.PullProgress | T]:
+    """Do work that pulls files; yields how far it is, then its result. Closing the generator cancels the work."""
+    newest: list[model_store_pb2.PullProgress] = []
+    came = asyncio.Event()
+
+    def show(progress: model_store_pb2.PullProgress) -> None:
+        message = model_store_pb2.PullProgress()
+        message.CopyFrom(progress)
+        newest[:] = [message]
+        came.set()
+
+    async def working() -> T:
+        return await work(show)
+
+    task = asyncio.create_task(working(), name="pull")
+    task.add_done_callback(lambda _: came.set())
+    try:
+        while not task.done():
+            await came.wait()
+            came.clear()
+            while newest and not task.done():
+                yield newest.pop()
+        yield task.result()
+    finally:
+        await end_tasks(task)
 
 
 async def follow_load(

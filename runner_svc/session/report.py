@@ -5,6 +5,7 @@ from datetime import timedelta
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from runner_svc.added_models import shown
 from runner_svc.config import RunnerConfig
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.load_messages import options_message, parameter_message
@@ -64,6 +65,7 @@ class RunnerReport:
             instances=[self._state(instance, name) for instance in self._instances for name in instance.names],
             draining=self.draining,
             max_requests=self._config.max_requests or 0,
+            adds_models=self._config.adder is not None and self._config.max_added_models > 0,
             tool_names=self._tool_names()[:MAX_REPORTED_TOOLS],
         )
 
@@ -126,6 +128,7 @@ class RunnerReport:
             last_fault=self._last_fault(instance),
             engine_load=instance.backend.engine_load,
             abilities=abilities_message(instance.abilities_of(name)),
+            added_source="" if instance.config.added is None else instance.config.added.source,
         )
 
     def _last_fault(self, instance: Instance) -> runner_pb2.InstanceFault | None:
@@ -220,6 +223,7 @@ def instance_description(
         cache=cache,
         vision_input=instance.config.takes_images(instance.abilities_of(name)),
         model_path="" if instance.model_path is None else str(instance.model_path),
+        added=None if instance.config.added is None else shown(instance.config.added),
     )
 
 

@@ -111,6 +111,9 @@ class Action(IntEnum):
     UNLOAD = 2
     FLUSH = 3
     YIELD = 4
+    PULL = 5
+    ADD = 6
+    REMOVE = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

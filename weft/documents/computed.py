@@ -52,7 +52,9 @@ def _load_parameter(parameter: load_pb2.LoadParameter, document: dict[str, Any])
 
 _RESULT_FIELDS: Mapping[str | None, tuple[str, ...]] = MappingProxyType(
     {
-        "load_model": ("models", "memoryBytes", "memoryMeasured", "loadSeconds", "memoryFreedBytes"),
+        "load_model": ("models", "memoryBytes", "memoryMeasured", "loadSeconds", "memoryFreedBytes", "added"),
+        "pull_model": ("pulled",),
+        "remove_model": ("models", "memoryFreedBytes", "added"),
         "unload_model": ("models", "memoryFreedBytes", "cacheFlushed"),
         "flush_cache": ("models", "entryCount", "tokenCount", "reusableBytes"),
     }

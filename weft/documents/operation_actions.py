@@ -1,12 +1,14 @@
 """Actions of operations as callers write them: loads with their settings, unloads and flushes."""
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from weft.api.operations.v1 import operation_pb2
-from weft.api.runner.v1 import load_pb2, runner_service_pb2
+from weft.api.runner.v1 import load_pb2, model_store_pb2, runner_service_pb2
 from weft.documents.computed import (
     CONTEXT_TOKENS,
     MAX_CONTEXT_TOKENS,
@@ -49,6 +51,10 @@ KeepAlive = Annotated[
     int | float | str, PlainValidator(_keep_alive), WithJsonSchema({"type": ["number", "string"], "maxLength": 32})
 ]
 FlushScope = Literal["all", "model", "tenant", "tag"]
+Form = Literal["gguf", "folder"]
+_FORMS: Mapping[Form, model_store_pb2.StoredForm.ValueType] = MappingProxyType(
+    {"gguf": model_store_pb2.STORED_FORM_GGUF, "folder": model_store_pb2.STORED_FORM_FOLDER}
+)
 
 
 class LoadSettings(DocumentPart):
@@ -92,14 +98,37 @@ def load_options(settings: LoadSettings, field: str = "") -> load_pb2.LoadOption
 
 
 def load_action(
-    model: str, settings: LoadSettings, *, evict_model: str = "", replicas: int = 0, field: str = ""
+    model: str,
+    settings: LoadSettings,
+    *,
+    evict_model: str = "",
+    replicas: int = 0,
+    source: str = "",
+    runner: str = "",
+    field: str = "",
 ) -> operation_pb2.OperationAction:
-    """Returns the action that loads a model."""
+    """Returns the action that loads a model; one with a `source` is served by `runner` under the name `model`."""
     return operation_pb2.OperationAction(
         load_model=operation_pb2.LoadModel(
-            model=model, options=load_options(settings, field), evict_model=evict_model, replicas=replicas
+            model=model,
+            options=load_options(settings, field),
+            evict_model=evict_model,
+            replicas=replicas,
+            source=source,
+            runner=runner,
         )
     )
+
+
+def pull_action(source: str, *, runner: str = "", form: Form | None = None) -> operation_pb2.OperationAction:
+    """Returns the action that pulls the files of a model into the store of a runner's home."""
+    number = model_store_pb2.STORED_FORM_UNSPECIFIED if form is None else _FORMS[form]
+    return operation_pb2.OperationAction(pull_model=operation_pb2.PullModel(source=source, runner=runner, form=number))
+
+
+def remove_action(model: str) -> operation_pb2.OperationAction:
+    """Returns the action that ends a model which was loaded by its source."""
+    return operation_pb2.OperationAction(remove_model=operation_pb2.RemoveModel(model=model))
 
 
 def unload_action(model: str) -> operation_pb2.OperationAction:

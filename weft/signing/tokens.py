@@ -20,16 +20,23 @@ from google.protobuf.message import DecodeError, Message
 
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
-from weft.api.runner.v1 import load_pb2, runner_service_pb2
+from weft.api.runner.v1 import load_pb2, model_store_pb2, runner_service_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_NAME_CHARS, is_token
 from weft.signing.strict_json import MalformedToken, canonical_json, from_base64url, read_object, to_base64url
 
 LOAD, UNLOAD, FLUSH = "model-load", "model-unload", "cache-flush"
+PULL, REMOVE = "model-pull", "model-remove"
 CONTEXT_PARAMETER = "context_tokens"
 BYTES_PER_MB = 1024 * 1024
 
-_WORDS: Mapping[str, str] = {"load_model": LOAD, "unload_model": UNLOAD, "flush_cache": FLUSH}
+_WORDS: Mapping[str, str] = {
+    "load_model": LOAD,
+    "unload_model": UNLOAD,
+    "flush_cache": FLUSH,
+    "pull_model": PULL,
+    "remove_model": REMOVE,
+}
 _SCOPES: Mapping[int, str] = {
     runner_service_pb2.FlushCacheRequest.SCOPE_ALL: "all",
     runner_service_pb2.FlushCacheRequest.SCOPE_MODEL: "model",
@@ -37,9 +44,14 @@ _SCOPES: Mapping[int, str] = {
     runner_service_pb2.FlushCacheRequest.SCOPE_TAG: "tag",
 }
 
+_FORMS: Mapping[int, str] = {
+    model_store_pb2.STORED_FORM_GGUF: "gguf",
+    model_store_pb2.STORED_FORM_FOLDER: "folder",
+}
+
 
 def operation_word(action: operation_pb2.OperationAction) -> str:
-    """Return the kind of an action: LOAD, UNLOAD or FLUSH. Raises MalformedToken when it is none."""
+    """Return the kind of an action: LOAD, UNLOAD, FLUSH, PULL or REMOVE. Raises MalformedToken when it is none."""
     kind = action.WhichOneof("kind")
     if kind is None:
         raise MalformedToken("has an action that does nothing")
@@ -76,6 +88,10 @@ def token_fields(action: operation_pb2.OperationAction) -> dict[str, Any]:
         fields = _load_fields(action.load_model)
     elif word == UNLOAD:
         fields = {"modelId": action.unload_model.model}
+    elif word == PULL:
+        fields = _pull_fields(action.pull_model)
+    elif word == REMOVE:
+        fields = {"modelId": action.remove_model.model}
     else:
         fields = _flush_fields(action.flush_cache)
     return {"operation": word, **{name: value for name, value in fields.items() if value not in (None, "", {})}}
@@ -90,7 +106,10 @@ def _load_fields(load: operation_pb2.LoadModel) -> dict[str, Any]:
     else:
         context = None
     return {
-        "modelId": load.model,
+        # Of a model by its source the id is the source, as callers of the runner API have it.
+        "modelId": load.source or load.model,
+        "name": load.model if load.source else None,
+        "runner": load.runner,
         "quantization": options.quantization,
         "maxContextLength": context,
         "gpuMemoryBudgetMB": _whole_if_whole(options.memory_budget_bytes, BYTES_PER_MB) or None,
@@ -100,6 +119,11 @@ def _load_fields(load: operation_pb2.LoadModel) -> dict[str, Any]:
         "pin": options.pin or None,
         "replicas": load.replicas or None,
     }
+
+
+def _pull_fields(pull: operation_pb2.PullModel) -> dict[str, Any]:
+    form = _FORMS.get(pull.form, pull.form)
+    return {"modelId": pull.source, "runner": pull.runner, "form": form or None}
 
 
 def _flush_fields(flush: operation_pb2.FlushCache) -> dict[str, Any]:
@@ -133,7 +157,13 @@ def _normal(action: operation_pb2.OperationAction) -> operation_pb2.OperationAct
     return normal
 
 
-_VERBS = {"model-load": "load", "model-unload": "unload", "cache-flush": "flush the cache of"}
+_VERBS = {
+    LOAD: "load",
+    UNLOAD: "unload",
+    FLUSH: "flush the cache of",
+    PULL: "pull",
+    REMOVE: "remove",
+}
 _EVERYTHING = "every model"
 
 
@@ -144,7 +174,9 @@ def in_words(action: operation_pb2.OperationAction) -> list[str]:
     """
     verb = _VERBS[operation_word(action)]
     work = getattr(action, str(action.WhichOneof("kind")))
-    return [f"{verb} {_quoted(work.model) if work.model else _EVERYTHING}", *_lines(work, ("model",))]
+    subject = "source" if getattr(work, "source", "") else "model"
+    what = getattr(work, subject)
+    return [f"{verb} {_quoted(what) if what else _EVERYTHING}", *_lines(work, (subject,))]
 
 
 def _lines(message: Message, left_out: tuple[str, ...] = ()) -> Iterator[str]:
@@ -208,6 +240,8 @@ _NAMES_OF_ACTIONS = frozenset(
         "tenantId",
         "tag",
         "runner",
+        "name",
+        "form",
     }
 )
 # Printable ASCII, which every database stores unchanged.

@@ -14,12 +14,12 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from runner_svc.model_store.found import found_models, program_folders
 from runner_svc.model_store.pull import Puller, PullSettings
 from runner_svc.model_store.store import FORMS, ModelStore
-from runner_svc.policy.model_source import parse_source
 from runner_svc.policy.repository_files import ModelForm
 from runner_svc.runtimes.settings import FileModelSettings
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.documents.codec import document_of, word_of
 from weft.kernel.errors import WeftError
+from weft.kernel.model_source import parse_source
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 from weft_app.cli.options import (

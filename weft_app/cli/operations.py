@@ -82,6 +82,8 @@ load = verbs.command(
     _carry_out,
     """Load a model, and keep it loaded until it is unloaded. Other settings than the current ones reload it.
 
+    A source such as hf:Qwen/Qwen3-8B-GGUF:Q4_K_M is pulled, served by a runner without a line in weft.yaml, and loaded.
+
     Example: weft load qwen --ctx 8192 --watch
     """,
 )
@@ -192,16 +194,23 @@ def outcome_text(operation: Operation) -> str:
     if kind == "load_model":
         took = f"in {seconds_of(result, 'load_time') or 0.0:.1f} s"
         held = f" ({took}, holds {size_words(result.memory_bytes)})" if result.memory_bytes else ""
-        return f"model/{target} loaded{held}"
+        chosen = "".join(f"\n  {safe_text(reason)}" for reason in result.added.reasons)
+        return f"model/{target} loaded{held}{chosen}"
     if kind == "unload_model":
         freed = f" ({size_words(result.memory_freed_bytes)} freed)" if result.memory_freed_bytes else ""
         return f"model/{target} unloaded{freed}"
+    if kind == "pull_model":
+        return f"{result.pulled.source}: {size_words(result.pulled.size_bytes)}, {result.pulled.digest}"
+    if kind == "remove_model":
+        freed = f" ({size_words(result.memory_freed_bytes)} freed)" if result.memory_freed_bytes else ""
+        return f"model/{target} removed{freed}; its files are kept: weft models ls"
     tokens = f", {result.token_count} tokens" if result.HasField("token_count") else ""
     return f"cache flushed: {result.entry_count} prefixes{tokens}"
 
 
 def _model_of(action: OperationAction) -> str:
-    return action.load_model.model or action.unload_model.model or action.flush_cache.model
+    work = getattr(action, action.WhichOneof("kind") or "load_model")
+    return str(getattr(work, "model", "") or getattr(work, "source", ""))
 
 
 def _bar(operation: Operation) -> dict[str, Any]:

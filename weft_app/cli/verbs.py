@@ -18,13 +18,17 @@ from weft.documents.field_names import operation_field
 from weft.documents.operation_actions import (
     MEBIBYTE,
     FlushScope,
+    Form,
     LoadSettings,
     LoadValue,
     flush_action,
     load_action,
+    pull_action,
+    remove_action,
     unload_action,
 )
 from weft.kernel.errors import invalid_field
+from weft.kernel.model_source import is_source, parse_source
 from weft.kernel.names import require_name
 from weft.kernel.units import keep_alive_seconds, parse_size
 from weft_app.cli.completion import complete_model
@@ -32,6 +36,19 @@ from weft_app.cli.options import naming_fields, reporting
 
 MembersArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model or a pool.", autocompletion=complete_model)
+]
+
+LoadedArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model or a pool; or a source such as hf:OWNER/REPO, which is pulled and served.",
+        autocompletion=complete_model,
+    ),
+]
+NewNameOption = Annotated[str, typer.Option("--name", help="Of a source: the model's name. Default: made from it.")]
+RunnerOption = Annotated[
+    str, typer.Option("--runner", help="Of a source: the runner that serves it. Default: the only one that can.")
 ]
 
 ContextOption = Annotated[
@@ -77,6 +94,7 @@ _OPTIONS: Mapping[str, str] = MappingProxyType(
         "tenant": "--tenant",
         "tag": "--tag",
         "runner": "--runner",
+        "source": "MODEL",
         "authorization": "--token",
         "Idempotency-Key": "--request-id",
     }
@@ -106,8 +124,10 @@ def command(
 
 
 def load(
-    model: MembersArgument,
+    model: LoadedArgument,
     *,
+    name: NewNameOption = "",
+    runner: RunnerOption = "",
     context_tokens: ContextOption = None,
     quantization: QuantizationOption = None,
     budget: BudgetOption = None,
@@ -131,9 +151,32 @@ def load(
         found = error.errors(include_url=False, include_input=False, include_context=False)[0]
         field = ".".join(str(step) for step in found["loc"] if step != _KEY)
         raise invalid_field(option_of(field), found["msg"].removeprefix("Value error, ")) from None
-    if evict:
-        require_name(evict, "--evict")
+    for option, given in (("--evict", evict), ("--name", name), ("--runner", runner)):
+        if given:
+            require_name(given, option)
+    if is_source(model):
+        parse_source(model, "MODEL")
+        return load_action(name, settings, evict_model=evict, replicas=replicas, source=model, runner=runner)
+    for option, given in (("--name", name), ("--runner", runner)):
+        if given:
+            raise invalid_field(option, "is for a source such as hf:OWNER/REPO")
     return load_action(require_name(model, "MODEL"), settings, evict_model=evict, replicas=replicas)
+
+
+def pull(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A source such as hf:OWNER/REPO.")],
+    *,
+    runner: Annotated[str, typer.Option("--runner", help="The runner whose home it is pulled to.")] = "",
+    form: Annotated[Form | None, typer.Option("--form", help="gguf or folder.")] = None,
+) -> operation_pb2.OperationAction:
+    """Returns the action of a pull. Raises INVALID_ARGUMENT naming the option."""
+    parse_source(source, "SOURCE")
+    return pull_action(source, runner=require_name(runner, "--runner") if runner else "", form=form)
+
+
+def remove(model: MembersArgument) -> operation_pb2.OperationAction:
+    """Returns the action of a removal. Raises INVALID_ARGUMENT naming the argument."""
+    return remove_action(require_name(model, "MODEL"))
 
 
 def unload(model: MembersArgument) -> operation_pb2.OperationAction:

@@ -6,13 +6,20 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from runner_svc.added_models import ShowPull
 from runner_svc.instance.settings import NoteFetch, ServedModel
 from runner_svc.memory.port import MemoryForecast
 from runner_svc.model_store.background_pull import pull_in_background
-from runner_svc.model_store.found import FoundFiles, locate, program_folders
+from runner_svc.model_store.found import FoundFiles, found_in_folder, locate, program_folders
 from runner_svc.model_store.pull import PullSettings
 from runner_svc.model_store.store import ModelStore
-from runner_svc.policy.model_source import (
+from runner_svc.policy.repository_files import ModelForm
+from runner_svc.runtimes.settings import FileModelSettings, ModelSettings
+from runner_svc.settings import ModelStoreSettings
+from weft.api.runner.v1 import model_store_pb2 as pb
+from weft.kernel.abilities import UNKNOWN
+from weft.kernel.errors import WeftError
+from weft.kernel.model_source import (
     HubSource,
     LmStudioSource,
     ModelSource,
@@ -21,13 +28,7 @@ from runner_svc.policy.model_source import (
     SourceScheme,
     parse_source,
 )
-from runner_svc.policy.repository_files import ModelForm
-from runner_svc.runtimes.settings import FileModelSettings, ModelSettings
-from runner_svc.settings import ModelStoreSettings
-from weft.api.runner.v1 import model_store_pb2 as pb
-from weft.kernel.abilities import UNKNOWN
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import PULLING, WAITING_FOR_PULL
+from weft.kernel.reasons import PULLING, WAITING_FOR_PULL, Reason
 from weft.kernel.units import size_words
 
 Build = Callable[[ModelSettings], ServedModel]
@@ -59,25 +60,50 @@ class ModelSources:
             fetch=lambda note: self._fetch(model, source, build, note),
         )
 
-    async def _fetch(self, model: FileModelSettings, source: ModelSource, build: Build, note: NoteFetch) -> ServedModel:
-        limits = PullSettings(disk_limit_bytes=self.settings.disk_limit_bytes, allow_http=self.settings.allow_http)
+    async def pull(self, source: ModelSource, form: ModelForm | None, show: ShowPull) -> pb.StoredModel:
+        """Pulls a model into the store, also one that is there, and may have changed. Raises as `Puller.pull`."""
+        return await pull_in_background(source, form, self.store, self._limits, show)
 
+    async def files(self, source: ModelSource, show: ShowPull) -> FoundFiles:
+        """Returns the files of a source in whatever form they are; what is not here is pulled.
+
+        Raises as `pull`, and NOT_FOUND for what should be on this machine.
+        """
+        here = await asyncio.to_thread(self._files_here, source, None)
+        if here is None:
+            here = self._stored_files(await self.pull(source, None, show))
+        return here
+
+    def files_here(self, source: ModelSource) -> FoundFiles:
+        """Returns the files of a source that are on this machine. Raises NOT_FOUND where they are not."""
+        here = self._files_here(source, None)
+        if here is None:
+            raise WeftError(Reason.NOT_FOUND, f"{source} is not stored any more; weft pull {source}")
+        return here
+
+    @property
+    def _limits(self) -> PullSettings:
+        return PullSettings(disk_limit_bytes=self.settings.disk_limit_bytes, allow_http=self.settings.allow_http)
+
+    async def _fetch(self, model: FileModelSettings, source: ModelSource, build: Build, note: NoteFetch) -> ServedModel:
         def show(progress: pb.PullProgress) -> None:
             note(_words(progress), _share(progress))
 
         here = await asyncio.to_thread(self._files_here, source, model.form)
         if here is None:
-            here = self._stored_files(await pull_in_background(source, model.form, self.store, limits, show))
+            here = self._stored_files(await self.pull(source, model.form, show))
         return await asyncio.to_thread(build, model.pulled(here.path, here.projector))
 
-    def _files_here(self, source: ModelSource, form: ModelForm) -> FoundFiles | None:
+    def _files_here(self, source: ModelSource, form: ModelForm | None) -> FoundFiles | None:
         """Returns the files of a source that are on this machine; None: they must be pulled.
 
         Raises NOT_FOUND and INVALID_ARGUMENT for a source that is used where it lies, and is not there.
         """
         match source:
             case PathSource():
-                return FoundFiles(path=Path(source.path).expanduser())
+                path = Path(source.path).expanduser()
+                # A folder may hold a GGUF file, or be the model itself.
+                return found_in_folder(path) if form is None and path.is_dir() else FoundFiles(path=path)
             case OllamaSource() | LmStudioSource() | HubSource(scheme=SourceScheme.HUB_CACHE):
                 return locate(source, form, program_folders())
         stored = self.store.find(source, form)

@@ -21,6 +21,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.service import Service
 from weft_app.compose.accelerators import host_observer
+from weft_app.compose.added_models import SectionAdder
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.home import WeftHome
 from weft_app.compose.model_sources import ModelSources
@@ -80,11 +81,16 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
         ports=None if section.port_range is None else _ports(section),
         estimator=MemoryEstimator(LearnedMemory(learned_file(state, section.name))),
     )
-    sources = ModelSources(ModelStore(home.models), model_store or ModelStoreSettings())
+    stores = model_store or ModelStoreSettings()
+    sources = ModelSources(ModelStore(home.models), stores)
 
     def build(model: ModelSettings) -> ServedModel:
         return served_model(section, model, drain_seconds, context)
 
+    def build_added(other: RunnerSettings, model: ModelSettings) -> ServedModel:
+        return served_model(other, model, drain_seconds, replace(context, command=other.command))
+
+    adder = SectionAdder(section, sources, home.environments, build_added) if section.engine.formats else None
     return RunnerConfig(
         name=section.name,
         runtime=section.runtime,
@@ -94,6 +100,8 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
         session_file=state / f"{section.name}.session",
         leftovers=leftovers,
         models=tuple(sources.served(model, build) for model in with_replicas(section, models)),
+        adder=adder,
+        max_added_models=stores.max_added_models,
         observer=None if accelerators is None else host_observer(accelerators),
         device_indexes=section.devices,
         memory_wait_seconds=section.memory_wait_seconds,

@@ -19,7 +19,6 @@ from gateway.runner_api.state import RunnerApiConfig
 from router_svc.service import RouterService
 from runner_svc.config import RunnerConfig
 from runner_svc.memory.lease_manager import Observer
-from runner_svc.policy.model_source import SourceScheme
 from runner_svc.runtimes.settings import FileModelSettings, ModelSettings
 from runner_svc.service import RunnerService
 from runner_svc.settings import RunnerSettings
@@ -27,6 +26,7 @@ from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.dispatcher import Dispatcher
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, Source
 from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.model_source import SourceScheme
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service

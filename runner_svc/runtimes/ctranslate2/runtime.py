@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runner_svc.environments.ctranslate2.environment import ENVIRONMENT
+from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.runtimes.ctranslate2.parameters import PARAMETERS
 from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
 from runner_svc.runtimes.runtime import Runtime
@@ -48,6 +49,7 @@ RUNTIME = Runtime(
     docs="docs/runners.md",
     settings=CTranslate2Model,
     build=_build,
+    formats=frozenset({WeightFormat.CTRANSLATE2}),
     parameters=PARAMETERS,
     load_values=_load_values,
     environment=ENVIRONMENT,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner_svc.environments.exllamav3.environment import ENVIRONMENT
+from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.runtimes.exllamav3.parameters import PARAMETERS
 from runner_svc.runtimes.exllamav3.settings import PAGE_TOKENS, ExllamaV3Model, cache_tokens_of
 from runner_svc.runtimes.runtime import Requirement, Runtime
@@ -107,6 +108,7 @@ RUNTIME = Runtime(
     docs="docs/runtimes.md",
     settings=ExllamaV3Model,
     build=_build,
+    formats=frozenset({WeightFormat.EXL3}),
     parameters=PARAMETERS,
     requirement=Requirement(
         name="CUDA",

@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
@@ -64,6 +65,7 @@ RUNTIME = Runtime(
     docs="docs/runners.md",
     settings=LlamaCppPythonModel,
     build=_build,
+    formats=frozenset({WeightFormat.GGUF}),
     parameters=PARAMETERS,
     habits=EngineHabits(flash_attention=False, computes_whole_batches=True),
     load_values=_load_values,

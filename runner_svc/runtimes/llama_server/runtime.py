@@ -5,6 +5,7 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.runtimes.llama_server.parameters import PARAMETERS
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
@@ -104,6 +105,7 @@ RUNTIME = Runtime(
     docs="docs/runners.md",
     settings=LlamaServerModel,
     build=_build,
+    formats=frozenset({WeightFormat.GGUF}),
     parameters=PARAMETERS,
     habits=EngineHabits(),
     load_values=_load_values,

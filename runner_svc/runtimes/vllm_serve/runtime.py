@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from runner_svc.environments.vllm.environment import ENVIRONMENT
+from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.runtimes.runtime import Runtime
 from runner_svc.runtimes.vllm_serve.parameters import PARAMETERS
@@ -63,6 +64,7 @@ RUNTIME = Runtime(
     docs="docs/runners.md",
     settings=VllmServeModel,
     build=_build,
+    formats=frozenset({WeightFormat.SAFETENSORS}),
     parameters=PARAMETERS,
     habits=EngineHabits(),
     load_values=_load_values,

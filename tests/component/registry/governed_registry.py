@@ -17,7 +17,7 @@ from registry_svc.operations.job import JobDeps
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import Operations
 from registry_svc.operations.policy.loads import LoadTimes, PoolMember
-from registry_svc.operations.runner_presence import RunnerPresence, RunnerSnapshot
+from registry_svc.operations.runner_presence import AddedModelView, RunnerPresence, RunnerSnapshot
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_service_pb2 import CreateOperationRequest
 from weft.kernel.clock import Clock, SystemClock
@@ -46,6 +46,18 @@ class NobodyThere:
 
     def active_runners(self) -> list[str]:
         return []
+
+    def is_active(self, runner: str) -> bool:
+        return False
+
+    def adding_runners(self) -> list[str]:
+        return []
+
+    def added_models(self) -> list[AddedModelView]:
+        return []
+
+    def is_taken(self, name: str) -> bool:
+        return self.runner_of(name) is not None
 
 
 @asynccontextmanager

@@ -16,10 +16,11 @@ from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import Operations
 from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.policy.loads import LoadTimes, PoolMember
-from registry_svc.operations.runner_presence import RunnerPresence, RunnerSnapshot
+from registry_svc.operations.runner_presence import AddedModelView, RunnerPresence, RunnerSnapshot
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, CreateOperationRequest
-from weft.api.runner.v1 import load_pb2, runner_service_pb2
+from weft.api.runner.v1 import added_model_pb2, load_pb2, runner_service_pb2
+from weft.api.runner.v1.model_store_pb2 import PullProgress, StoredModel
 from weft.kernel.errors import WeftError
 from weft_testing.fake_clock import FakeClock
 
@@ -70,6 +71,10 @@ class ScriptedCalls:
     """Of unloads by model and of flushes by runner, one per call."""
     held: dict[str, asyncio.Event] = field(default_factory=dict)
     """Unloads by model, and flushes by runner, that wait."""
+    pulls: "asyncio.Queue[PullProgress | StoredModel | WeftError]" = field(default_factory=asyncio.Queue)
+    """What pulls say, one after the other."""
+    add_progress: list[PullProgress] = field(default_factory=list)
+    """What each model that is added says before it is served."""
     _answers: defaultdict[str, "asyncio.Queue[LoadResponse | WeftError]"] = field(
         default_factory=lambda: defaultdict(asyncio.Queue)
     )
@@ -113,6 +118,49 @@ class ScriptedCalls:
         await self._pass(runner)
         return runner_service_pb2.FlushCacheResponse(entry_count=2, token_count=50)
 
+    async def pull(
+        self, runner: str, request: operation_pb2.PullModel, *, operation_id: str
+    ) -> AsyncGenerator[runner_service_pb2.PullModelResponse]:
+        del operation_id
+        self.heard.append(f"pull {request.source} on {runner}")
+        over = False
+        try:
+            while not over:
+                answer = await self.pulls.get()
+                if isinstance(answer, WeftError):
+                    over = True
+                    raise answer
+                over = isinstance(answer, StoredModel)
+                yield (
+                    runner_service_pb2.PullModelResponse(model=answer)
+                    if isinstance(answer, StoredModel)
+                    else runner_service_pb2.PullModelResponse(progress=answer)
+                )
+        finally:
+            if not over:
+                self.heard.append(f"pull {request.source} stopped")
+
+    async def add_model(
+        self, runner: str, name: str, request: operation_pb2.LoadModel, *, operation_id: str
+    ) -> AsyncGenerator[runner_service_pb2.AddModelResponse]:
+        del operation_id
+        self.heard.append(f"add {request.source} as {name} on {runner}")
+        for progress in self.add_progress:
+            yield runner_service_pb2.AddModelResponse(progress=progress)
+        if failures := self.failures.get(f"add {name}"):
+            raise failures.pop(0)
+        added = added_model_pb2.AddedModel(name=name, source=request.source, runtime="llama_server", reasons=["so"])
+        yield runner_service_pb2.AddModelResponse(model=added)
+
+    async def remove_model(
+        self, runner: str, model: str, *, operation_id: str
+    ) -> runner_service_pb2.RemoveModelResponse:
+        del operation_id
+        self.heard.append(f"remove {model} on {runner}")
+        return runner_service_pb2.RemoveModelResponse(
+            memory_freed_bytes=9, model=added_model_pb2.AddedModel(name=model, source="hf:some/repo")
+        )
+
     async def evict(self, request: EvictionRequest) -> EvictionAnswer:
         raise AssertionError(f"operations ask nobody to yield: {request}")
 
@@ -129,6 +177,9 @@ class FakeDirectory:
 
     models: dict[str, str] = field(default_factory=lambda: {"m1": "r1", "m2": "r1", "m3": "r2"})
     pools: dict[str, list[PoolMember]] = field(default_factory=dict)
+    adding: list[str] = field(default_factory=lambda: ["r1"])
+    """Runners that serve models by their source."""
+    added: list[AddedModelView] = field(default_factory=list)
     runners: dict[str, RunnerSnapshot] = field(
         default_factory=lambda: {
             name: RunnerSnapshot(name=name, incarnation="i1", active=True) for name in ("r1", "r2")
@@ -154,6 +205,18 @@ class FakeDirectory:
 
     def active_runners(self) -> list[str]:
         return sorted(name for name, sight in self.runners.items() if sight.active)
+
+    def is_active(self, runner: str) -> bool:
+        return runner in self.active_runners()
+
+    def adding_runners(self) -> list[str]:
+        return [name for name in self.active_runners() if name in self.adding]
+
+    def added_models(self) -> list[AddedModelView]:
+        return [each for each in self.added if self.is_active(each.runner)]
+
+    def is_taken(self, name: str) -> bool:
+        return name in self.models or name in self.pools or name in self.runners
 
     def lose(self, runner: str) -> None:
         self.runners[runner] = replace(self.runners[runner], active=False)

@@ -17,10 +17,10 @@ from runner_svc.model_store import store as store_module
 from runner_svc.model_store.http_file import MAX_ATTEMPTS, MAX_PAUSE_SECONDS
 from runner_svc.model_store.pull import Puller, PullSettings
 from runner_svc.model_store.store import STALE_PARTIAL_SECONDS, ModelStore
-from runner_svc.policy.model_source import parse_source
 from runner_svc.policy.repository_files import ModelForm
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.errors import WeftError
+from weft.kernel.model_source import parse_source
 from weft.kernel.reasons import Reason
 from weft_testing.model_hub import HubRepository, ModelHub
 
@@ -375,7 +375,7 @@ def test_two_pulls_of_one_model_at_once_load_it_once(pulls: Pulls) -> None:
     pulls.hub.faults.chunk_seconds = 0.01
     program = (
         "import sys; from pathlib import Path; from runner_svc.model_store.pull import *;"
-        "from runner_svc.model_store.store import ModelStore; from runner_svc.policy.model_source import parse_source;"
+        "from runner_svc.model_store.store import ModelStore; from weft.kernel.model_source import parse_source;"
         "Puller(ModelStore(Path(sys.argv[1])), PullSettings(environment={'HF_ENDPOINT': sys.argv[2]}))"
         f".pull(parse_source({SOURCE!r}, 'source'))"
     )
@@ -392,7 +392,7 @@ def test_kill_9_in_a_pull_leaves_nothing_half_visible_and_the_next_pull_goes_on(
     pulls.hub.faults.chunk_seconds = 0.01
     program = (
         "import sys; from pathlib import Path; from runner_svc.model_store.pull import *;"
-        "from runner_svc.model_store.store import ModelStore; from runner_svc.policy.model_source import parse_source;"
+        "from runner_svc.model_store.store import ModelStore; from weft.kernel.model_source import parse_source;"
         "import runner_svc.model_store.store as s;"
         "s.ModelStore.publish = (lambda *a: (print('publish', flush=True), __import__('time').sleep(60)))"
         " if sys.argv[3] == 'checked' else s.ModelStore.publish;"

@@ -153,9 +153,11 @@ def test_no_part_of_an_action_is_without_a_field() -> None:
     kinds = operation_pb2.OperationAction.DESCRIPTOR.fields_by_name
     parts = {kind: sorted(cast("Any", kinds[kind].message_type).fields_by_name) for kind in kinds}
     assert parts == {
-        "load_model": ["evict_model", "model", "options", "replicas"],
+        "load_model": ["evict_model", "model", "options", "replicas", "runner", "source"],
         "unload_model": ["model"],
         "flush_cache": ["model", "runner", "scope", "tag", "tenant"],
+        "pull_model": ["form", "runner", "source"],
+        "remove_model": ["model"],
     }
     assert sorted(load_pb2.LoadOptions.DESCRIPTOR.fields_by_name) == [
         "keep_alive",

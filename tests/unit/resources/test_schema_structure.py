@@ -31,6 +31,14 @@ CHANGED = {
     # Adapters of models are new.
     "InstanceStatus.properties.baseModel",
     "CandidateDocument.properties.engineLoad",
+    # Models that a runner serves by their source are new.
+    "InstanceStatus.properties.addedSource",
+    "OperationActionDocument.properties.form",
+    "OperationActionDocument.properties.source",
+    "OperationActionDocument.properties.type.enum",
+    "OperationResultDocument.properties.added",
+    "OperationResultDocument.properties.pulled",
+    "RunnerStatus.properties.addsModels",
     # The API of the provider that serves a model is new.
     "ModelDocument.properties.provider",
     # Tier, labels and owner, and what serves a model, are new.

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from runner_svc.model_store.found import FoundSource, ProgramFolders, found_models, locate, program_folders
-from runner_svc.policy.model_source import HubSource, LmStudioSource, OllamaSource, parse_source
 from runner_svc.policy.repository_files import ModelForm
 from weft.kernel.errors import WeftError
+from weft.kernel.model_source import HubSource, LmStudioSource, OllamaSource, parse_source
 from weft.kernel.reasons import Reason
 
 WEIGHTS, PROJECTOR = b"GGUF weights", b"GGUF projector"

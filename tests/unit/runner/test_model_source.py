@@ -5,7 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from kit.examples import examples, given
 
-from runner_svc.policy.model_source import (
+from weft.kernel.errors import FieldError
+from weft.kernel.model_source import (
     HubSource,
     LmStudioSource,
     ModelSource,
@@ -16,7 +17,6 @@ from runner_svc.policy.model_source import (
     hub_source,
     parse_source,
 )
-from weft.kernel.errors import FieldError
 
 DIGEST = "0123456789abcdef" * 4
 

@@ -14,7 +14,9 @@ import google.protobuf.timestamp_pb2
 import sys
 import typing
 import weft.api.common.v1.error_reason_pb2
+import weft.api.runner.v1.added_model_pb2
 import weft.api.runner.v1.load_pb2
+import weft.api.runner.v1.model_store_pb2
 import weft.api.runner.v1.runner_service_pb2
 
 if sys.version_info >= (3, 10):
@@ -26,7 +28,9 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Operation(google.protobuf.message.Message):
-    """Operation is governed work on the mesh itself (load a model, unload it, flush a cache), as a durable resource."""
+    """Operation is governed work on the mesh itself (load a model, unload it, pull its files, flush a cache), as a durable
+    resource.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -162,6 +166,8 @@ class OperationAction(google.protobuf.message.Message):
     LOAD_MODEL_FIELD_NUMBER: builtins.int
     UNLOAD_MODEL_FIELD_NUMBER: builtins.int
     FLUSH_CACHE_FIELD_NUMBER: builtins.int
+    PULL_MODEL_FIELD_NUMBER: builtins.int
+    REMOVE_MODEL_FIELD_NUMBER: builtins.int
     @property
     def load_model(self) -> global___LoadModel:
         """Load a model."""
@@ -174,16 +180,26 @@ class OperationAction(google.protobuf.message.Message):
     def flush_cache(self) -> global___FlushCache:
         """Forget cached prefixes."""
 
+    @property
+    def pull_model(self) -> global___PullModel:
+        """Pull the files of a model."""
+
+    @property
+    def remove_model(self) -> global___RemoveModel:
+        """Serve a model no longer that was loaded by its source."""
+
     def __init__(
         self,
         *,
         load_model: global___LoadModel | None = ...,
         unload_model: global___UnloadModel | None = ...,
         flush_cache: global___FlushCache | None = ...,
+        pull_model: global___PullModel | None = ...,
+        remove_model: global___RemoveModel | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["flush_cache", b"flush_cache", "kind", b"kind", "load_model", b"load_model", "unload_model", b"unload_model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["flush_cache", b"flush_cache", "kind", b"kind", "load_model", b"load_model", "unload_model", b"unload_model"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["load_model", "unload_model", "flush_cache"] | None: ...
+    def HasField(self, field_name: typing.Literal["flush_cache", b"flush_cache", "kind", b"kind", "load_model", b"load_model", "pull_model", b"pull_model", "remove_model", b"remove_model", "unload_model", b"unload_model"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["flush_cache", b"flush_cache", "kind", b"kind", "load_model", b"load_model", "pull_model", b"pull_model", "remove_model", b"remove_model", "unload_model", b"unload_model"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["load_model", "unload_model", "flush_cache", "pull_model", "remove_model"] | None: ...
 
 global___OperationAction = OperationAction
 
@@ -197,12 +213,22 @@ class LoadModel(google.protobuf.message.Message):
     OPTIONS_FIELD_NUMBER: builtins.int
     EVICT_MODEL_FIELD_NUMBER: builtins.int
     REPLICAS_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    RUNNER_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """A model, by its name in the mesh; or a pool, of which then the members that it takes are loaded."""
+    """A model, by its name in the mesh; or a pool, of which then the members that it takes are loaded. With `source`: the name
+    that it is to have; empty: one that follows from the source.
+    """
     evict_model: builtins.str
     """A model that is unloaded first to make room; empty: none."""
     replicas: builtins.int
     """Of a pool: how many members are to be loaded afterwards; 0: one. More are unloaded again, idle ones first."""
+    source: builtins.str
+    """What the model is, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M", "Qwen/Qwen3-8B-GGUF", a URL or a path: it is pulled where it
+    is not there, and served by a runner without a line in its weft.yaml (docs/models.md). Empty: the model is known.
+    """
+    runner: builtins.str
+    """With `source`: the runner that is to serve it. Empty: the one that serves it already, else the only one that can."""
     @property
     def options(self) -> weft.api.runner.v1.load_pb2.LoadOptions:
         """How to load it."""
@@ -214,11 +240,57 @@ class LoadModel(google.protobuf.message.Message):
         options: weft.api.runner.v1.load_pb2.LoadOptions | None = ...,
         evict_model: builtins.str = ...,
         replicas: builtins.int = ...,
+        source: builtins.str = ...,
+        runner: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["options", b"options"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evict_model", b"evict_model", "model", b"model", "options", b"options", "replicas", b"replicas"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["evict_model", b"evict_model", "model", b"model", "options", b"options", "replicas", b"replicas", "runner", b"runner", "source", b"source"]) -> None: ...
 
 global___LoadModel = LoadModel
+
+@typing.final
+class PullModel(google.protobuf.message.Message):
+    """PullModel pulls the files of a model into the store of a runner's home."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: builtins.int
+    RUNNER_FIELD_NUMBER: builtins.int
+    FORM_FIELD_NUMBER: builtins.int
+    source: builtins.str
+    """What to pull, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M" or "Qwen/Qwen3-8B-GGUF"."""
+    runner: builtins.str
+    """The runner whose home it is pulled to. Empty: the only one that can."""
+    form: weft.api.runner.v1.model_store_pb2.StoredForm.ValueType
+    """Form of its files; not set: GGUF where there is one."""
+    def __init__(
+        self,
+        *,
+        source: builtins.str = ...,
+        runner: builtins.str = ...,
+        form: weft.api.runner.v1.model_store_pb2.StoredForm.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["form", b"form", "runner", b"runner", "source", b"source"]) -> None: ...
+
+global___PullModel = PullModel
+
+@typing.final
+class RemoveModel(google.protobuf.message.Message):
+    """RemoveModel ends a model that was loaded by its source. Its files stay in the store."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """The model, by its name in the mesh."""
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model"]) -> None: ...
+
+global___RemoveModel = RemoveModel
 
 @typing.final
 class UnloadModel(google.protobuf.message.Message):
@@ -287,6 +359,8 @@ class OperationResult(google.protobuf.message.Message):
     TOKEN_COUNT_FIELD_NUMBER: builtins.int
     REUSABLE_BYTES_FIELD_NUMBER: builtins.int
     MODELS_FIELD_NUMBER: builtins.int
+    PULLED_FIELD_NUMBER: builtins.int
+    ADDED_FIELD_NUMBER: builtins.int
     memory_bytes: builtins.int
     """Accelerator memory that what was loaded holds now."""
     memory_measured: builtins.bool
@@ -309,6 +383,14 @@ class OperationResult(google.protobuf.message.Message):
     def models(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The models that it concerned, by name."""
 
+    @property
+    def pulled(self) -> weft.api.runner.v1.model_store_pb2.StoredModel:
+        """What was pulled."""
+
+    @property
+    def added(self) -> weft.api.runner.v1.added_model_pb2.AddedModel:
+        """The model that was loaded by its source, or removed: with what was chosen for it and why."""
+
     def __init__(
         self,
         *,
@@ -321,9 +403,11 @@ class OperationResult(google.protobuf.message.Message):
         token_count: builtins.int | None = ...,
         reusable_bytes: builtins.int | None = ...,
         models: collections.abc.Iterable[builtins.str] | None = ...,
+        pulled: weft.api.runner.v1.model_store_pb2.StoredModel | None = ...,
+        added: weft.api.runner.v1.added_model_pb2.AddedModel | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_reusable_bytes", b"_reusable_bytes", "_token_count", b"_token_count", "load_time", b"load_time", "reusable_bytes", b"reusable_bytes", "token_count", b"token_count"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_reusable_bytes", b"_reusable_bytes", "_token_count", b"_token_count", "cache_flushed", b"cache_flushed", "entry_count", b"entry_count", "load_time", b"load_time", "memory_bytes", b"memory_bytes", "memory_freed_bytes", b"memory_freed_bytes", "memory_measured", b"memory_measured", "models", b"models", "reusable_bytes", b"reusable_bytes", "token_count", b"token_count"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_reusable_bytes", b"_reusable_bytes", "_token_count", b"_token_count", "added", b"added", "load_time", b"load_time", "pulled", b"pulled", "reusable_bytes", b"reusable_bytes", "token_count", b"token_count"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_reusable_bytes", b"_reusable_bytes", "_token_count", b"_token_count", "added", b"added", "cache_flushed", b"cache_flushed", "entry_count", b"entry_count", "load_time", b"load_time", "memory_bytes", b"memory_bytes", "memory_freed_bytes", b"memory_freed_bytes", "memory_measured", b"memory_measured", "models", b"models", "pulled", b"pulled", "reusable_bytes", b"reusable_bytes", "token_count", b"token_count"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_reusable_bytes", b"_reusable_bytes"]) -> typing.Literal["reusable_bytes"] | None: ...
     @typing.overload

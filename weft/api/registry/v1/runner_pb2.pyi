@@ -125,12 +125,15 @@ class Capability(google.protobuf.message.Message):
     TOOL_NAMES_FIELD_NUMBER: builtins.int
     CLOCK_OFFSET_FIELD_NUMBER: builtins.int
     CLOCK_REFUSED_FIELD_NUMBER: builtins.int
+    ADDS_MODELS_FIELD_NUMBER: builtins.int
     draining: builtins.bool
     """Whether it drains: running work goes on, new work is refused."""
     max_requests: builtins.int
     """Requests it works on at once over all its models. 0: as many as its slots."""
     clock_refused: builtins.bool
     """Whether that is more than the mesh allows: until the clock is set right the runner takes no requests."""
+    adds_models: builtins.bool
+    """Whether it serves models by their source that its configuration does not name."""
     @property
     def instances(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___InstanceState]:
         """One entry per model it publishes."""
@@ -154,9 +157,10 @@ class Capability(google.protobuf.message.Message):
         tool_names: collections.abc.Iterable[builtins.str] | None = ...,
         clock_offset: google.protobuf.duration_pb2.Duration | None = ...,
         clock_refused: builtins.bool = ...,
+        adds_models: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["clock_offset", b"clock_offset"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clock_offset", b"clock_offset", "clock_refused", b"clock_refused", "draining", b"draining", "instances", b"instances", "max_requests", b"max_requests", "tool_names", b"tool_names"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adds_models", b"adds_models", "clock_offset", b"clock_offset", "clock_refused", b"clock_refused", "draining", b"draining", "instances", b"instances", "max_requests", b"max_requests", "tool_names", b"tool_names"]) -> None: ...
 
 global___Capability = Capability
 
@@ -230,6 +234,7 @@ class InstanceState(google.protobuf.message.Message):
     ENGINE_LOAD_FIELD_NUMBER: builtins.int
     ABILITIES_FIELD_NUMBER: builtins.int
     BASE_MODEL_FIELD_NUMBER: builtins.int
+    ADDED_SOURCE_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by name."""
     phase: global___InstanceState.Phase.ValueType
@@ -251,6 +256,10 @@ class InstanceState(google.protobuf.message.Message):
     base_model: builtins.str
     """The model whose engine serves it, where it is an adapter of that model: they share process, slots and memory, and
     are loaded and unloaded together. Empty: it has an engine of its own.
+    """
+    added_source: builtins.str
+    """What the files of a model come from that was asked for by its source, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M"; of a
+    URL without its query. Empty: the runner's configuration names the model.
     """
     @property
     def memory(self) -> global___InstanceMemory:
@@ -302,9 +311,10 @@ class InstanceState(google.protobuf.message.Message):
         engine_load: global___EngineLoad | None = ...,
         abilities: weft.api.registry.v1.model_pb2.ModelAbilities | None = ...,
         base_model: builtins.str = ...,
+        added_source: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "engine_load", b"engine_load", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "base_model", b"base_model", "context_tokens", b"context_tokens", "detail", b"detail", "engine_load", b"engine_load", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "phase", b"phase", "pinned", b"pinned", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "added_source", b"added_source", "base_model", b"base_model", "context_tokens", b"context_tokens", "detail", b"detail", "engine_load", b"engine_load", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "phase", b"phase", "pinned", b"pinned", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_load_progress", b"_load_progress"]) -> typing.Literal["load_progress"] | None: ...
 
 global___InstanceState = InstanceState

@@ -66,6 +66,12 @@ class PermitClaims(google.protobuf.message.Message):
         """Flush caches."""
         ACTION_YIELD: PermitClaims._Action.ValueType  # 4
         """Give up the memory of an idle model."""
+        ACTION_PULL: PermitClaims._Action.ValueType  # 5
+        """Pull the files of a model."""
+        ACTION_ADD: PermitClaims._Action.ValueType  # 6
+        """Serve a model that weft.yaml does not name."""
+        ACTION_REMOVE: PermitClaims._Action.ValueType  # 7
+        """Serve such a model no longer."""
 
     class Action(_Action, metaclass=_ActionEnumTypeWrapper):
         """Action is what may be done."""
@@ -80,6 +86,12 @@ class PermitClaims(google.protobuf.message.Message):
     """Flush caches."""
     ACTION_YIELD: PermitClaims.Action.ValueType  # 4
     """Give up the memory of an idle model."""
+    ACTION_PULL: PermitClaims.Action.ValueType  # 5
+    """Pull the files of a model."""
+    ACTION_ADD: PermitClaims.Action.ValueType  # 6
+    """Serve a model that weft.yaml does not name."""
+    ACTION_REMOVE: PermitClaims.Action.ValueType  # 7
+    """Serve such a model no longer."""
 
     PERMIT_ID_FIELD_NUMBER: builtins.int
     OPERATION_ID_FIELD_NUMBER: builtins.int
@@ -99,7 +111,7 @@ class PermitClaims(google.protobuf.message.Message):
     runner_incarnation: builtins.str
     """Its incarnation; any other must refuse."""
     model: builtins.str
-    """The model; empty for a flush of all models."""
+    """The model; the source of a pull or of a model that is added; empty for a flush of all models."""
     @property
     def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the permit stops being good for a start."""

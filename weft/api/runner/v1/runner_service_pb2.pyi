@@ -17,7 +17,9 @@ import weft.api.common.v1.error_reason_pb2
 import weft.api.common.v1.priority_pb2
 import weft.api.common.v1.signal_pb2
 import weft.api.registry.v1.runner_pb2
+import weft.api.runner.v1.added_model_pb2
 import weft.api.runner.v1.load_pb2
+import weft.api.runner.v1.model_store_pb2
 import weft.api.runner.v1.permit_pb2
 
 if sys.version_info >= (3, 10):
@@ -289,6 +291,176 @@ class UnloadResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["cache_flushed", b"cache_flushed", "memory_freed_bytes", b"memory_freed_bytes"]) -> None: ...
 
 global___UnloadResponse = UnloadResponse
+
+@typing.final
+class PullModelRequest(google.protobuf.message.Message):
+    """PullModelRequest names a source."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: builtins.int
+    FORM_FIELD_NUMBER: builtins.int
+    PERMIT_FIELD_NUMBER: builtins.int
+    source: builtins.str
+    """What to pull, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M" (docs/models.md)."""
+    form: weft.api.runner.v1.model_store_pb2.StoredForm.ValueType
+    """Form of its files; not set: GGUF where there is one."""
+    @property
+    def permit(self) -> weft.api.runner.v1.permit_pb2.OperationPermit:
+        """The registry's permit."""
+
+    def __init__(
+        self,
+        *,
+        source: builtins.str = ...,
+        form: weft.api.runner.v1.model_store_pb2.StoredForm.ValueType = ...,
+        permit: weft.api.runner.v1.permit_pb2.OperationPermit | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["permit", b"permit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["form", b"form", "permit", b"permit", "source", b"source"]) -> None: ...
+
+global___PullModelRequest = PullModelRequest
+
+@typing.final
+class PullModelResponse(google.protobuf.message.Message):
+    """PullModelResponse is one message about a pull."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROGRESS_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    @property
+    def progress(self) -> weft.api.runner.v1.model_store_pb2.PullProgress:
+        """It is under way."""
+
+    @property
+    def model(self) -> weft.api.runner.v1.model_store_pb2.StoredModel:
+        """What is stored. Always last."""
+
+    def __init__(
+        self,
+        *,
+        progress: weft.api.runner.v1.model_store_pb2.PullProgress | None = ...,
+        model: weft.api.runner.v1.model_store_pb2.StoredModel | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["kind", b"kind", "model", b"model", "progress", b"progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "model", b"model", "progress", b"progress"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["progress", "model"] | None: ...
+
+global___PullModelResponse = PullModelResponse
+
+@typing.final
+class AddModelRequest(google.protobuf.message.Message):
+    """AddModelRequest names a source, and the model that it becomes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    PERMIT_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    source: builtins.str
+    """What it is, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M" (docs/models.md)."""
+    name: builtins.str
+    """Its name in the mesh."""
+    @property
+    def permit(self) -> weft.api.runner.v1.permit_pb2.OperationPermit:
+        """The registry's permit."""
+
+    @property
+    def options(self) -> weft.api.runner.v1.load_pb2.LoadOptions:
+        """What the caller wants of the load: its context bounds what is chosen."""
+
+    def __init__(
+        self,
+        *,
+        source: builtins.str = ...,
+        name: builtins.str = ...,
+        permit: weft.api.runner.v1.permit_pb2.OperationPermit | None = ...,
+        options: weft.api.runner.v1.load_pb2.LoadOptions | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["options", b"options", "permit", b"permit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "options", b"options", "permit", b"permit", "source", b"source"]) -> None: ...
+
+global___AddModelRequest = AddModelRequest
+
+@typing.final
+class AddModelResponse(google.protobuf.message.Message):
+    """AddModelResponse is one message about a model that is added."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROGRESS_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    @property
+    def progress(self) -> weft.api.runner.v1.model_store_pb2.PullProgress:
+        """Its files are pulled."""
+
+    @property
+    def model(self) -> weft.api.runner.v1.added_model_pb2.AddedModel:
+        """It is served. Always last."""
+
+    def __init__(
+        self,
+        *,
+        progress: weft.api.runner.v1.model_store_pb2.PullProgress | None = ...,
+        model: weft.api.runner.v1.added_model_pb2.AddedModel | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["kind", b"kind", "model", b"model", "progress", b"progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "model", b"model", "progress", b"progress"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["progress", "model"] | None: ...
+
+global___AddModelResponse = AddModelResponse
+
+@typing.final
+class RemoveModelRequest(google.protobuf.message.Message):
+    """RemoveModelRequest names a model."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    PERMIT_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """The model, by its name in the mesh."""
+    @property
+    def permit(self) -> weft.api.runner.v1.permit_pb2.OperationPermit:
+        """The registry's permit."""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        permit: weft.api.runner.v1.permit_pb2.OperationPermit | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["permit", b"permit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "permit", b"permit"]) -> None: ...
+
+global___RemoveModelRequest = RemoveModelRequest
+
+@typing.final
+class RemoveModelResponse(google.protobuf.message.Message):
+    """RemoveModelResponse says that it is served no longer."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMORY_FREED_BYTES_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    memory_freed_bytes: builtins.int
+    """Accelerator memory that it held, and that has been given up."""
+    @property
+    def model(self) -> weft.api.runner.v1.added_model_pb2.AddedModel:
+        """What it was."""
+
+    def __init__(
+        self,
+        *,
+        memory_freed_bytes: builtins.int = ...,
+        model: weft.api.runner.v1.added_model_pb2.AddedModel | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["model", b"model"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["memory_freed_bytes", b"memory_freed_bytes", "model", b"model"]) -> None: ...
+
+global___RemoveModelResponse = RemoveModelResponse
 
 @typing.final
 class YieldMemoryRequest(google.protobuf.message.Message):
@@ -567,6 +739,7 @@ class InstanceDescription(google.protobuf.message.Message):
     MODEL_PATH_FIELD_NUMBER: builtins.int
     VISION_INPUT_FIELD_NUMBER: builtins.int
     ENGINE_CLAIMS_FIELD_NUMBER: builtins.int
+    ADDED_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by its name in the mesh."""
     process_id: builtins.int
@@ -631,6 +804,10 @@ class InstanceDescription(google.protobuf.message.Message):
     def engine_claims(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EngineClaim]:
         """What is claimed of its engine, where `checks_engine` asked for it; empty: nothing is claimed."""
 
+    @property
+    def added(self) -> weft.api.runner.v1.added_model_pb2.AddedModel:
+        """How it came to be served, and what was chosen for it, where weft.yaml does not name it."""
+
     def __init__(
         self,
         *,
@@ -654,9 +831,10 @@ class InstanceDescription(google.protobuf.message.Message):
         model_path: builtins.str = ...,
         vision_input: builtins.bool = ...,
         engine_claims: collections.abc.Iterable[global___EngineClaim] | None = ...,
+        added: weft.api.runner.v1.added_model_pb2.AddedModel | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cache", b"cache", "last_ready_time", b"last_ready_time", "load_options", b"load_options", "timeouts", b"timeouts"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_request_ids", b"active_request_ids", "cache", b"cache", "cache_isolation", b"cache_isolation", "containment", b"containment", "engine_claims", b"engine_claims", "last_crash_lines", b"last_crash_lines", "last_ready_time", b"last_ready_time", "last_restart_reason", b"last_restart_reason", "load_options", b"load_options", "load_parameters", b"load_parameters", "log_lines", b"log_lines", "model", b"model", "model_path", b"model_path", "process_id", b"process_id", "quantizations", b"quantizations", "requests", b"requests", "restart_count", b"restart_count", "restarts", b"restarts", "timeouts", b"timeouts", "vision_input", b"vision_input"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["added", b"added", "cache", b"cache", "last_ready_time", b"last_ready_time", "load_options", b"load_options", "timeouts", b"timeouts"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["active_request_ids", b"active_request_ids", "added", b"added", "cache", b"cache", "cache_isolation", b"cache_isolation", "containment", b"containment", "engine_claims", b"engine_claims", "last_crash_lines", b"last_crash_lines", "last_ready_time", b"last_ready_time", "last_restart_reason", b"last_restart_reason", "load_options", b"load_options", "load_parameters", b"load_parameters", "log_lines", b"log_lines", "model", b"model", "model_path", b"model_path", "process_id", b"process_id", "quantizations", b"quantizations", "requests", b"requests", "restart_count", b"restart_count", "restarts", b"restarts", "timeouts", b"timeouts", "vision_input", b"vision_input"]) -> None: ...
 
 global___InstanceDescription = InstanceDescription
 

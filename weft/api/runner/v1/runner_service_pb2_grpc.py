@@ -55,6 +55,21 @@ class RunnerServiceStub(object):
                 request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadResponse.FromString,
                 _registered_method=True)
+        self.PullModel = channel.unary_stream(
+                '/weft.api.runner.v1.RunnerService/PullModel',
+                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.PullModelRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.PullModelResponse.FromString,
+                _registered_method=True)
+        self.AddModel = channel.unary_stream(
+                '/weft.api.runner.v1.RunnerService/AddModel',
+                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.AddModelRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.AddModelResponse.FromString,
+                _registered_method=True)
+        self.RemoveModel = channel.unary_unary(
+                '/weft.api.runner.v1.RunnerService/RemoveModel',
+                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.RemoveModelRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.RemoveModelResponse.FromString,
+                _registered_method=True)
         self.YieldMemory = channel.unary_unary(
                 '/weft.api.runner.v1.RunnerService/YieldMemory',
                 request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.YieldMemoryRequest.SerializeToString,
@@ -121,6 +136,40 @@ class RunnerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PullModel(self, request, context):
+        """PullModel pulls the files of a model into the store of the runner's home and streams how far it is, then what is
+        stored. Two pulls of one source are one. Cancelling the call ends the pull; what was loaded of it is kept, and the
+        next one goes on there. Needs a permit as Load does.
+
+        INVALID_ARGUMENT names what the source has not, or says that the disk or the limit of the store has no room for it;
+        NOT_FOUND for a repository that is not there or not shown; PERMISSION_DENIED for a gated one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddModel(self, request, context):
+        """AddModel serves a model that weft.yaml does not name: it pulls the files where they are not here, chooses the runtime by
+        their form, publishes the model, and streams how far it is, then the model. It is not loaded by this. The same source
+        under the same name is returned as it is. Needs a permit as Load does.
+
+        Refuses as PullModel; ALREADY_EXISTS for a name that another model of the runner has; TOO_MANY_RESOURCES beyond
+        `model_store.max_added_models`; UNSUPPORTED_OPERATION where no runtime that is installed loads such files.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveModel(self, request, context):
+        """RemoveModel ends such a model: its requests end first, for at most the runner's drain time, then its engine, its lease,
+        and its place in the runner's file. Its files stay in the store. Needs a permit as Load does.
+
+        INVALID_ARGUMENT for a model of weft.yaml; MODEL_NOT_FOUND for one that the runner does not serve.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def YieldMemory(self, request, context):
         """YieldMemory has an idle model put to sleep so that another one can have its memory. It is the model's runner who
         decides: RESOURCE_IN_USE when it works on a request, is pinned, or has a higher priority. Needs a permit.
@@ -176,6 +225,21 @@ def add_RunnerServiceServicer_to_server(servicer, server):
                     servicer.Unload,
                     request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadRequest.FromString,
                     response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadResponse.SerializeToString,
+            ),
+            'PullModel': grpc.unary_stream_rpc_method_handler(
+                    servicer.PullModel,
+                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.PullModelRequest.FromString,
+                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.PullModelResponse.SerializeToString,
+            ),
+            'AddModel': grpc.unary_stream_rpc_method_handler(
+                    servicer.AddModel,
+                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.AddModelRequest.FromString,
+                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.AddModelResponse.SerializeToString,
+            ),
+            'RemoveModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveModel,
+                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.RemoveModelRequest.FromString,
+                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.RemoveModelResponse.SerializeToString,
             ),
             'YieldMemory': grpc.unary_unary_rpc_method_handler(
                     servicer.YieldMemory,
@@ -307,6 +371,87 @@ class RunnerService(object):
             '/weft.api.runner.v1.RunnerService/Unload',
             weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadRequest.SerializeToString,
             weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PullModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.api.runner.v1.RunnerService/PullModel',
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.PullModelRequest.SerializeToString,
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.PullModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.api.runner.v1.RunnerService/AddModel',
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.AddModelRequest.SerializeToString,
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.AddModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.runner.v1.RunnerService/RemoveModel',
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.RemoveModelRequest.SerializeToString,
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.RemoveModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

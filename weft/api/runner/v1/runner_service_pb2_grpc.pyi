@@ -60,6 +60,40 @@ class RunnerServiceStub:
     UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
     """
 
+    PullModel: grpc.UnaryStreamMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.PullModelRequest,
+        weft.api.runner.v1.runner_service_pb2.PullModelResponse,
+    ]
+    """PullModel pulls the files of a model into the store of the runner's home and streams how far it is, then what is
+    stored. Two pulls of one source are one. Cancelling the call ends the pull; what was loaded of it is kept, and the
+    next one goes on there. Needs a permit as Load does.
+
+    INVALID_ARGUMENT names what the source has not, or says that the disk or the limit of the store has no room for it;
+    NOT_FOUND for a repository that is not there or not shown; PERMISSION_DENIED for a gated one.
+    """
+
+    AddModel: grpc.UnaryStreamMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.AddModelRequest,
+        weft.api.runner.v1.runner_service_pb2.AddModelResponse,
+    ]
+    """AddModel serves a model that weft.yaml does not name: it pulls the files where they are not here, chooses the runtime by
+    their form, publishes the model, and streams how far it is, then the model. It is not loaded by this. The same source
+    under the same name is returned as it is. Needs a permit as Load does.
+
+    Refuses as PullModel; ALREADY_EXISTS for a name that another model of the runner has; TOO_MANY_RESOURCES beyond
+    `model_store.max_added_models`; UNSUPPORTED_OPERATION where no runtime that is installed loads such files.
+    """
+
+    RemoveModel: grpc.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.RemoveModelRequest,
+        weft.api.runner.v1.runner_service_pb2.RemoveModelResponse,
+    ]
+    """RemoveModel ends such a model: its requests end first, for at most the runner's drain time, then its engine, its lease,
+    and its place in the runner's file. Its files stay in the store. Needs a permit as Load does.
+
+    INVALID_ARGUMENT for a model of weft.yaml; MODEL_NOT_FOUND for one that the runner does not serve.
+    """
+
     YieldMemory: grpc.UnaryUnaryMultiCallable[
         weft.api.runner.v1.runner_service_pb2.YieldMemoryRequest,
         weft.api.runner.v1.runner_service_pb2.YieldMemoryResponse,
@@ -132,6 +166,40 @@ class RunnerServiceAsyncStub:
     wakes it. Needs a permit as Load does.
 
     UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
+    """
+
+    PullModel: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.PullModelRequest,
+        weft.api.runner.v1.runner_service_pb2.PullModelResponse,
+    ]
+    """PullModel pulls the files of a model into the store of the runner's home and streams how far it is, then what is
+    stored. Two pulls of one source are one. Cancelling the call ends the pull; what was loaded of it is kept, and the
+    next one goes on there. Needs a permit as Load does.
+
+    INVALID_ARGUMENT names what the source has not, or says that the disk or the limit of the store has no room for it;
+    NOT_FOUND for a repository that is not there or not shown; PERMISSION_DENIED for a gated one.
+    """
+
+    AddModel: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.AddModelRequest,
+        weft.api.runner.v1.runner_service_pb2.AddModelResponse,
+    ]
+    """AddModel serves a model that weft.yaml does not name: it pulls the files where they are not here, chooses the runtime by
+    their form, publishes the model, and streams how far it is, then the model. It is not loaded by this. The same source
+    under the same name is returned as it is. Needs a permit as Load does.
+
+    Refuses as PullModel; ALREADY_EXISTS for a name that another model of the runner has; TOO_MANY_RESOURCES beyond
+    `model_store.max_added_models`; UNSUPPORTED_OPERATION where no runtime that is installed loads such files.
+    """
+
+    RemoveModel: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.RemoveModelRequest,
+        weft.api.runner.v1.runner_service_pb2.RemoveModelResponse,
+    ]
+    """RemoveModel ends such a model: its requests end first, for at most the runner's drain time, then its engine, its lease,
+    and its place in the runner's file. Its files stay in the store. Needs a permit as Load does.
+
+    INVALID_ARGUMENT for a model of weft.yaml; MODEL_NOT_FOUND for one that the runner does not serve.
     """
 
     YieldMemory: grpc.aio.UnaryUnaryMultiCallable[
@@ -214,6 +282,46 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         wakes it. Needs a permit as Load does.
 
         UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
+        """
+
+    @abc.abstractmethod
+    def PullModel(
+        self,
+        request: weft.api.runner.v1.runner_service_pb2.PullModelRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.runner_service_pb2.PullModelResponse], collections.abc.AsyncIterator[weft.api.runner.v1.runner_service_pb2.PullModelResponse]]:
+        """PullModel pulls the files of a model into the store of the runner's home and streams how far it is, then what is
+        stored. Two pulls of one source are one. Cancelling the call ends the pull; what was loaded of it is kept, and the
+        next one goes on there. Needs a permit as Load does.
+
+        INVALID_ARGUMENT names what the source has not, or says that the disk or the limit of the store has no room for it;
+        NOT_FOUND for a repository that is not there or not shown; PERMISSION_DENIED for a gated one.
+        """
+
+    @abc.abstractmethod
+    def AddModel(
+        self,
+        request: weft.api.runner.v1.runner_service_pb2.AddModelRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.runner_service_pb2.AddModelResponse], collections.abc.AsyncIterator[weft.api.runner.v1.runner_service_pb2.AddModelResponse]]:
+        """AddModel serves a model that weft.yaml does not name: it pulls the files where they are not here, chooses the runtime by
+        their form, publishes the model, and streams how far it is, then the model. It is not loaded by this. The same source
+        under the same name is returned as it is. Needs a permit as Load does.
+
+        Refuses as PullModel; ALREADY_EXISTS for a name that another model of the runner has; TOO_MANY_RESOURCES beyond
+        `model_store.max_added_models`; UNSUPPORTED_OPERATION where no runtime that is installed loads such files.
+        """
+
+    @abc.abstractmethod
+    def RemoveModel(
+        self,
+        request: weft.api.runner.v1.runner_service_pb2.RemoveModelRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.RemoveModelResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.RemoveModelResponse]]:
+        """RemoveModel ends such a model: its requests end first, for at most the runner's drain time, then its engine, its lease,
+        and its place in the runner's file. Its files stay in the store. Needs a permit as Load does.
+
+        INVALID_ARGUMENT for a model of weft.yaml; MODEL_NOT_FOUND for one that the runner does not serve.
         """
 
     @abc.abstractmethod

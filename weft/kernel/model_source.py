@@ -12,8 +12,10 @@ Addresses of the hub's pages (https://huggingface.co/OWNER/REPO, .../blob/REVISI
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import assert_never
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from weft.kernel.errors import FieldError, invalid_field
@@ -22,6 +24,10 @@ MAX_SOURCE_CHARS = 2_048
 MAX_PART_CHARS = 96
 MAX_FILE_CHARS = 512
 MAX_REVISION_CHARS = 128
+MAX_SUGGESTED_CHARS = 64
+"""Characters of a name that is made from a source."""
+MAX_NUMBERED_NAMES = 1_000
+"""Models whose names follow from sources that look alike."""
 SHA256_CHARS = 64
 DEFAULT_REVISION = "main"
 LATEST_TAG = "latest"
@@ -33,6 +39,8 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._/+-]*", re.ASCII)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*", re.ASCII)
+_UNNAMEABLE = re.compile(r"[^a-z0-9._:-]+")
+_GGUF_REPOSITORY = re.compile(r"[-_.]gguf$", re.IGNORECASE)
 _HEX = re.compile(r"[0-9a-f]{64}")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 SPLIT_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
@@ -172,6 +180,77 @@ def is_hub_id(text: str) -> bool:
     """Whether a text without a scheme has the form of a hub's repository, with or without a quantization."""
     repository = text.partition("@")[0].partition(":")[0]
     return repository.count("/") == 1 and all(map(_is_part, repository.split("/")))
+
+
+def is_source(text: str) -> bool:
+    """Whether a text that names a model is a source, and no name in the mesh."""
+    scheme, colon, _ = text.partition(":")
+    return "/" in text or text.startswith(("~", ".")) or (bool(colon) and scheme.lower() in tuple(SourceScheme))
+
+
+def asked_source(text: str, field: str) -> ModelSource:
+    """Returns the source that a caller names in place of a model: as `parse_source`, or a bare id of the hub.
+
+    Raises INVALID_ARGUMENT naming `field`.
+    """
+    return hub_source(text, field) if is_hub_id(text) else parse_source(text, field)
+
+
+def reaches_anywhere(source: ModelSource) -> bool:
+    """Whether a source names any file of the runner's machine, or any server that it reaches.
+
+    Other sources name models of the hub, and of the folders in which programs keep models.
+    """
+    return isinstance(source, PathSource | UrlSource)
+
+
+def shown_source(source: ModelSource) -> str:
+    """Returns a source as it is shown: a URL without its query, which may be a credential."""
+    return source.shown if isinstance(source, UrlSource) else str(source)
+
+
+def suggested_name(source: ModelSource) -> str:
+    """Returns a short name for the model of a source, such as "qwen3-8b-q4_k_m"; a valid name of the mesh."""
+    match source:
+        case HubSource() | LmStudioSource():
+            words = _repository_words(source.repository, source.wanted)
+        case UrlSource():
+            words = _stem(source.file_name)
+        case PathSource():
+            words = _stem(source.path.rstrip("/").rpartition("/")[2])
+        case OllamaSource():
+            base = source.name.rpartition("/")[2]
+            words = base if source.tag == LATEST_TAG else f"{base}:{source.tag}"
+        case _:
+            assert_never(source)
+    cleaned = _UNNAMEABLE.sub("-", words.lower()).strip("-._:")[:MAX_SUGGESTED_CHARS].rstrip("-._:")
+    return cleaned or "model"
+
+
+def free_name(wanted: str, is_taken: Callable[[str], bool]) -> str:
+    """Returns the name, with a number behind it where it is taken: "qwen", "qwen-2".
+
+    Raises ValueError where MAX_NUMBERED_NAMES of them are taken.
+    """
+    for number in range(1, MAX_NUMBERED_NAMES + 1):
+        name = wanted if number == 1 else f"{wanted}-{number}"
+        if not is_taken(name):
+            return name
+    raise ValueError(f"{MAX_NUMBERED_NAMES} names that begin with {wanted} are taken")
+
+
+def _repository_words(repository: str, wanted: str) -> str:
+    base = _GGUF_REPOSITORY.sub("", repository.rpartition("/")[2])
+    if not wanted:
+        return base
+    return _stem(wanted.rpartition("/")[2]) if wanted.lower().endswith(GGUF) else f"{base}-{wanted}"
+
+
+def _stem(name: str) -> str:
+    part = SPLIT_PART.fullmatch(name)
+    if part is not None:
+        return part["stem"]
+    return name[: -len(GGUF)] if name.lower().endswith(GGUF) else name
 
 
 def _hub_source(rest: str, field: str, scheme: SourceScheme) -> HubSource:

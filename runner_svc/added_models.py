@@ -1,0 +1,238 @@
+"""Models that a runner serves because it was asked for them by their source: added, remembered, removed.
+
+The runner keeps them in a file under its home and serves them again after a restart; each is loaded with its first
+request.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from google.protobuf.json_format import MessageToJson, Parse, ParseError
+
+from runner_svc.instance.settings import ServedModel
+from runner_svc.policy.repository_files import ModelForm
+from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
+from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.file_replacement import replace_file
+from weft.kernel.log import get_logger
+from weft.kernel.model_source import ModelSource, asked_source, shown_source
+from weft.kernel.names import require_name
+from weft.kernel.reasons import Reason
+
+SCHEMA_VERSION = 1
+DEFAULT_MAX_ADDED_MODELS = 32
+MAX_FILE_BYTES = 16 * 1024**2
+MAX_REASONS = 16
+
+ShowPull = Callable[[model_store_pb2.PullProgress], None]
+"""Called with how far a pull is."""
+
+log = get_logger("weft.runner")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddRequest:
+    """A model that is to be added."""
+
+    source: ModelSource
+    name: str
+    options: load_pb2.LoadOptions = field(default_factory=load_pb2.LoadOptions)
+    """What the caller wants of the load that follows."""
+
+
+class ModelAdder(Protocol):
+    """Makes models of sources; `weft_app.compose` has the implementation, which reads them as `weft.yaml` is read."""
+
+    async def pull(self, source: ModelSource, form: ModelForm | None, show: ShowPull) -> model_store_pb2.StoredModel:
+        """Pulls the files of a model into the store. Raises as `Puller.pull`."""
+        ...
+
+    async def prepare(self, request: AddRequest, show: ShowPull) -> ServedModel:
+        """Returns a model as it is served, with `added`: its files are here, engine and size are chosen.
+
+        Raises as `pull`, and UNSUPPORTED_OPERATION where no installed engine loads it.
+        """
+        ...
+
+    def restored(self, added: added_model_pb2.AddedModel) -> ServedModel:
+        """Returns a model that was added before as it is served; files that are gone are pulled with its next load.
+
+        Raises INVALID_ARGUMENT where it cannot be served any more.
+        """
+        ...
+
+
+class ModelHost(Protocol):
+    """What serves the models; see `RunnerService`."""
+
+    def is_served(self, name: str) -> bool:
+        """Whether a model or an adapter of this name is served."""
+        ...
+
+    async def serve(self, model: ServedModel) -> None:
+        """Serves one more model."""
+        ...
+
+    async def remove(self, name: str) -> int:
+        """Ends a model after its requests; returns the accelerator memory that it held, in bytes."""
+        ...
+
+
+class AddedModels:
+    """The added models of one runner. Not safe for several processes on one file."""
+
+    def __init__(self, adder: ModelAdder, host: ModelHost, file: Path, max_models: int) -> None:
+        self._adder = adder
+        self._host = host
+        self._file = AddedModelsFile(file)
+        self._max_models = max_models
+        self._models: dict[str, added_model_pb2.AddedModel] = {}
+        """By name; also those that cannot be served at the moment."""
+        self._adding: set[str] = set()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Of names: two calls for one name take turns."""
+
+    async def restore(self) -> None:
+        """Serves the models of the file, which are loaded with their first request."""
+        for added in await asyncio.to_thread(self._file.read):
+            self._models[added.name] = added
+            if self._host.is_served(added.name):
+                log.error("an added model is not served: the configuration has its name", model=added.name)
+                continue
+            try:
+                await self._host.serve(await asyncio.to_thread(self._adder.restored, added))
+            except WeftError as error:
+                log.error("an added model cannot be served", model=added.name, why=error.message)  # noqa: TRY400
+
+    async def pull(self, source: str, form: ModelForm | None, show: ShowPull) -> model_store_pb2.StoredModel:
+        """Pulls the files of a model. Raises as `ModelAdder.pull`."""
+        return await self._adder.pull(asked_source(source, "source"), form, show)
+
+    async def add(
+        self, source: str, name: str, options: load_pb2.LoadOptions, show: ShowPull
+    ) -> added_model_pb2.AddedModel:
+        """Serves a model by its source, and returns it once it is kept in the file; one that is served is left alone.
+
+        Raises as `ModelAdder.prepare`, ALREADY_EXISTS for the name of another model, TOO_MANY_RESOURCES.
+        """
+        request = AddRequest(source=asked_source(source, "source"), name=require_name(name, "name"), options=options)
+        turn = self._turns.setdefault(name, asyncio.Lock())
+        async with turn:
+            earlier = self._models.get(name)
+            if earlier is not None and earlier.stored_source == str(request.source) and self._host.is_served(name):
+                return earlier
+            if self._host.is_served(name):
+                what = f"it is served from {earlier.source}" if earlier is not None else "the configuration names it"
+                raise WeftError(Reason.ALREADY_EXISTS, f"the name {name} is taken: {what}; choose another name")
+            self._require_room(name)
+            self._adding.add(name)
+            try:
+                return await self._add(request, show)
+            finally:
+                self._adding.discard(name)
+
+    async def _add(self, request: AddRequest, show: ShowPull) -> added_model_pb2.AddedModel:
+        served = await self._adder.prepare(request, show)
+        assert served.added is not None, "what is prepared says how it was added"
+        await self._host.serve(served)
+        self._models[request.name] = served.added
+        try:
+            await self._save()
+        except OSError as error:
+            del self._models[request.name]
+            await self._host.remove(request.name)
+            raise _not_kept(error) from error
+        log.info("model added", model=request.name, source=served.added.source, runtime=served.added.runtime)
+        return served.added
+
+    async def remove(self, name: str) -> tuple[added_model_pb2.AddedModel, int]:
+        """Serves a model no longer; returns it, and the accelerator memory that it held, in bytes.
+
+        Raises INVALID_ARGUMENT for a configured model, and MODEL_NOT_FOUND.
+        """
+        turn = self._turns.setdefault(name, asyncio.Lock())
+        async with turn:
+            added = self._models.get(name)
+            if added is None:
+                if self._host.is_served(name):
+                    raise invalid_field("model", f"{name} is a model of the runner's configuration; take it out there")
+                raise WeftError(Reason.MODEL_NOT_FOUND, f"this runner does not serve {name}")
+            del self._models[name]
+            try:
+                await self._save()
+            except OSError as error:
+                self._models[name] = added
+                raise _not_kept(error) from error
+            freed = await self._host.remove(name)
+        log.info("model removed", model=name, source=added.source)
+        return shown(added), freed
+
+    async def _save(self) -> None:
+        await asyncio.to_thread(self._file.write, list(self._models.values()))
+
+    def _require_room(self, name: str) -> None:
+        if len(self._models.keys() | self._adding | {name}) > self._max_models:
+            raise WeftError(
+                Reason.TOO_MANY_RESOURCES,
+                f"this runner serves {self._max_models} models by their source already "
+                "(model_store.max_added_models); remove one with weft delete model NAME",
+                metadata={"limit": str(self._max_models)},
+            )
+
+
+def shown(added: added_model_pb2.AddedModel) -> added_model_pb2.AddedModel:
+    """Returns a model as others see it, without the query of a URL."""
+    message = added_model_pb2.AddedModel()
+    message.CopyFrom(added)
+    message.ClearField("stored_source")
+    return message
+
+
+def added_model(request: AddRequest) -> added_model_pb2.AddedModel:
+    """Returns the record of a model with its name and source."""
+    return added_model_pb2.AddedModel(
+        name=request.name, source=shown_source(request.source), stored_source=str(request.source)
+    )
+
+
+class AddedModelsFile:
+    """The file of a runner with its added models, replaced as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> list[added_model_pb2.AddedModel]:
+        """Returns the models; none, with an error in the log, for a file that cannot be read, which is kept aside."""
+        try:
+            with self._path.open("rb") as file:
+                found = Parse(file.read(MAX_FILE_BYTES), added_model_pb2.AddedModels(), ignore_unknown_fields=True)
+        except FileNotFoundError:
+            return []
+        except (OSError, ParseError, UnicodeDecodeError) as error:
+            log.error("the file of added models cannot be read", file=str(self._path), why=str(error)[:256])  # noqa: TRY400
+            self._keep_aside()
+            return []
+        if found.schema_version > SCHEMA_VERSION:
+            log.error("the file of added models is of a later release of weft", file=str(self._path))
+            self._keep_aside()
+            return []
+        return list(found.models)
+
+    def write(self, models: list[added_model_pb2.AddedModel]) -> None:
+        """Replaces the file. Raises OSError; then the earlier one stays."""
+        message = added_model_pb2.AddedModels(schema_version=SCHEMA_VERSION, models=models)
+        replace_file(self._path, f"{MessageToJson(message)}\n".encode())
+
+    def _keep_aside(self) -> None:
+        try:
+            self._path.replace(self._path.with_suffix(".unreadable"))
+        except OSError as error:
+            log.warning("the file could not be kept aside", file=str(self._path), why=error.strerror)
+
+
+def _not_kept(error: OSError) -> WeftError:
+    return FieldError("home", f"the file of added models cannot be written: {error.strerror}; nothing was changed")

@@ -1,0 +1,89 @@
+"""The choice of an engine for a model that was asked for by its source, by the format of its weights. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+CONFIGURATION = "config.json"
+_SAFETENSORS = ".safetensors"
+_CTRANSLATE2_WEIGHTS = "model.bin"
+_QUANTIZATION = "quantization_config"
+_METHOD = "quant_method"
+
+
+class WeightFormat(StrEnum):
+    """The format of a model's weights, of which each engine loads some."""
+
+    GGUF = "gguf"
+    SAFETENSORS = "safetensors"
+    EXL3 = "exl3"
+    """Safetensors that ExLlamaV3 has quantized."""
+    CTRANSLATE2 = "ct2"
+
+
+_WORDS: Mapping[WeightFormat, str] = {
+    WeightFormat.GGUF: "a GGUF file",
+    WeightFormat.SAFETENSORS: "a folder of safetensors",
+    WeightFormat.EXL3: "a folder that ExLlamaV3 has quantized",
+    WeightFormat.CTRANSLATE2: "a folder of CTranslate2",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCandidate:
+    """A runtime of this machine."""
+
+    name: str
+    formats: frozenset[WeightFormat]
+    remedy: str = ""
+    """The command that installs it; empty: it is installed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChoice:
+    """The runtime that serves a model."""
+
+    name: str
+    reason: str
+    """A sentence for people."""
+
+
+def folder_format(names: Iterable[str], configuration: Mapping[str, object]) -> WeightFormat:
+    """Returns the format of the weights in a folder, by the names of its files and its `config.json`.
+
+    Raises UNSUPPORTED_OPERATION where there are none that an engine loads.
+    """
+    known = frozenset(names)
+    if _CTRANSLATE2_WEIGHTS in known and not any(name.endswith(_SAFETENSORS) for name in known):
+        return WeightFormat.CTRANSLATE2
+    if any(name.endswith(_SAFETENSORS) for name in known):
+        quantization = configuration.get(_QUANTIZATION)
+        is_exl3 = isinstance(quantization, Mapping) and quantization.get(_METHOD) == WeightFormat.EXL3.value
+        return WeightFormat.EXL3 if is_exl3 else WeightFormat.SAFETENSORS
+    raise WeftError(
+        Reason.UNSUPPORTED_OPERATION, "the folder has no weights that an engine loads: GGUF, safetensors or model.bin"
+    )
+
+
+def choose_engine(weights: WeightFormat, own: str, candidates: Sequence[EngineCandidate]) -> EngineChoice:
+    """Returns the runtime for weights of this format: the runner's own where it loads them, else the first installed.
+
+    Raises UNSUPPORTED_OPERATION with the commands that install one.
+    """
+    able = sorted(
+        (each for each in candidates if weights in each.formats), key=lambda each: (each.name != own, each.name)
+    )
+    chosen = next((each for each in able if not each.remedy), None)
+    if chosen is None:
+        commands = " or: ".join(dict.fromkeys(each.remedy for each in able)) or "no runtime of this release loads it"
+        raise WeftError(
+            Reason.UNSUPPORTED_OPERATION,
+            f"the model is {_WORDS[weights]}, and no engine for it is installed; run: {commands}"
+            if able
+            else f"the model is {_WORDS[weights]}, and no runtime of this release loads it",
+        )
+    whose = "the runner's own runtime" if chosen.name == own else "which is installed here"
+    return EngineChoice(name=chosen.name, reason=f"{chosen.name} serves it, {whose}: it is {_WORDS[weights]}")

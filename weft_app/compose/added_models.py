@@ -1,0 +1,236 @@
+"""Models that a runner is asked for by their source: found or pulled, given engine and size, read as weft.yaml is."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from typing_extensions import override
+
+from runner_svc.added_models import MAX_REASONS, AddRequest, ModelAdder, ShowPull, added_model
+from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.instance.settings import ServedModel
+from runner_svc.model_store.found import FoundFiles
+from runner_svc.model_store.store import FORMS
+from runner_svc.policy.engine_choice import (
+    CONFIGURATION,
+    EngineCandidate,
+    WeightFormat,
+    choose_engine,
+    folder_format,
+)
+from runner_svc.policy.repository_files import ModelForm
+from runner_svc.runtimes.runtime import Runtime
+from runner_svc.runtimes.settings import FileModelSettings, ModelSettings
+from runner_svc.runtimes.table import find_runtime, usable_names
+from runner_svc.settings import RunnerSettings
+from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.model_source import ModelSource, PathSource, parse_source
+from weft.kernel.reasons import Reason
+from weft_app.compose.model_sources import ModelSources
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
+
+MAX_CONFIGURATION_BYTES = 1024**2
+GGUF_BEGINNING = b"GGUF"
+GPU_LAYERS_FLAG = "--gpu-layers"
+"""Argument of the engines that load GGUF files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizingRequest:
+    """A model whose context, slots and place are to be chosen."""
+
+    name: str
+    """In the mesh."""
+    source: ModelSource
+    path: Path
+    """File or folder of its weights."""
+    projector: Path | None
+    runtime: Runtime[Any]
+    options: load_pb2.LoadOptions
+    """What the caller wants of the load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    """The size of a model, and why."""
+
+    sizing: added_model_pb2.ModelSizing
+    reasons: tuple[str, ...] = ()
+    """Short sentences."""
+
+
+SizeModel = Callable[[SizingRequest], Awaitable[Sized]]
+"""Chooses the size of a model. Raises INSUFFICIENT_MEMORY where it fits nowhere."""
+BuildModel = Callable[[RunnerSettings, ModelSettings], ServedModel]
+"""Builds a model of a runner's section as it is served. Raises INVALID_ARGUMENT naming a setting."""
+
+
+async def runtime_defaults(request: SizingRequest) -> Sized:
+    """Returns what the runtime does where weft.yaml says nothing: a SizeModel."""
+    return Sized(
+        sizing=added_model_pb2.ModelSizing(),
+        reasons=(f"context, slots and place are the defaults of {request.runtime.name}",),
+    )
+
+
+class SectionAdder(ModelAdder):
+    """Makes models of sources for one runner of the configuration."""
+
+    def __init__(
+        self,
+        section: RunnerSettings,
+        sources: ModelSources,
+        environments: EnvironmentFolder,
+        build: BuildModel,
+        size: SizeModel = runtime_defaults,
+    ) -> None:
+        self._section = section
+        self._sources = sources
+        self._environments = environments
+        self._build = build
+        self._size = size
+
+    @override
+    async def pull(self, source: ModelSource, form: ModelForm | None, show: ShowPull) -> model_store_pb2.StoredModel:
+        return await self._sources.pull(source, form, show)
+
+    @override
+    async def prepare(self, request: AddRequest, show: ShowPull) -> ServedModel:
+        _require_absolute(request.source)
+        files = await self._sources.files(request.source, show)
+        return await self._prepared(request, files)
+
+    @override
+    def restored(self, added: added_model_pb2.AddedModel) -> ServedModel:
+        runtime = find_runtime(added.runtime)
+        if runtime is None:
+            raise invalid_field("runtime", f"{added.runtime} is not installed any more")
+        source = parse_source(added.stored_source, "source")
+        return self._served(added, runtime, source, None)
+
+    async def _prepared(self, request: AddRequest, files: FoundFiles) -> ServedModel:
+        weights = await asyncio.to_thread(_format_of, files.path)
+        candidates = await asyncio.to_thread(self._candidates)
+        choice = choose_engine(weights, self._section.runtime, candidates)
+        runtime = find_runtime(choice.name)
+        assert runtime is not None, "only runtimes of the table are candidates"
+        sized = await self._size(
+            SizingRequest(
+                name=request.name,
+                source=request.source,
+                path=files.path,
+                projector=files.projector,
+                runtime=runtime,
+                options=request.options,
+            )
+        )
+        added = added_model(request)
+        added.form = FORMS[ModelForm.GGUF if weights is WeightFormat.GGUF else ModelForm.FOLDER]
+        added.runtime = choice.name
+        added.sizing.CopyFrom(sized.sizing)
+        added.reasons.extend([choice.reason, *sized.reasons][:MAX_REASONS])
+        added.add_time.CopyFrom(_now())
+        return await asyncio.to_thread(self._served, added, runtime, request.source, files)
+
+    def _served(
+        self, added: added_model_pb2.AddedModel, runtime: Runtime[Any], source: ModelSource, files: FoundFiles | None
+    ) -> ServedModel:
+        """Returns a model as it is served, by the settings that weft.yaml would have for it."""
+        if not issubclass(runtime.settings, FileModelSettings) and files is None:
+            files = self._sources.files_here(source)
+        document = model_document(added, runtime, source, files)
+        runner = {"name": self._section.name, "runtime": runtime.name, "models": [document]}
+        (model,) = parse_section(ConfiguredRunner, runner).models
+        is_own = runtime.name == self._section.runtime
+        section = replace(
+            self._section, runtime=runtime.name, command=self._section.command if is_own else None, models=(model,)
+        )
+        served = self._sources.served(model, lambda settings: self._build(section, settings))
+        return replace(served, added=added)
+
+    def _candidates(self) -> list[EngineCandidate]:
+        return [
+            EngineCandidate(name=name, formats=runtime.formats, remedy=self._remedy(runtime))
+            for name in usable_names()
+            if (runtime := find_runtime(name)) is not None and runtime.formats
+        ]
+
+    def _remedy(self, runtime: Runtime[Any]) -> str:
+        """Returns the command that installs the engine of a runtime; empty: it is installed."""
+        is_own = runtime.name == self._section.runtime
+        if is_own and self._section.command:
+            return ""
+        if runtime.environment is not None:
+            try:
+                self._environments.environment_python(runtime.environment)
+            except WeftError:
+                return self._environments.install_command(runtime.environment.name)
+            return ""
+        if runtime.requirement is not None:
+            try:
+                runtime.requirement.find(None)
+            except WeftError:
+                return runtime.requirement.remedy
+        return ""
+
+
+def model_document(
+    added: added_model_pb2.AddedModel, runtime: Runtime[Any], source: ModelSource, files: FoundFiles | None
+) -> dict[str, Any]:
+    """Returns an added model as weft.yaml would have it.
+
+    `files` are needed for a runtime whose models have no `source`.
+    """
+    document: dict[str, Any] = {"name": added.name, "start_asleep": True}
+    if issubclass(runtime.settings, FileModelSettings):
+        where = str(files.path) if files is not None and isinstance(source, PathSource) else str(source)
+        document["source"] = where
+    else:
+        assert files is not None, "the caller has looked for them"
+        document["model"] = str(files.path)
+    sizing = added.sizing
+    if sizing.context_tokens:
+        document["context_tokens"] = sizing.context_tokens
+    if sizing.slots:
+        document["slots"] = sizing.slots
+    if sizing.HasField("gpu_layers") and WeightFormat.GGUF in runtime.formats:
+        document["extra_arguments"] = [GPU_LAYERS_FLAG, str(sizing.gpu_layers)]
+    known = {each.name for each in fields(runtime.settings)}
+    return {name: value for name, value in document.items() if name in known}
+
+
+def _require_absolute(source: ModelSource) -> None:
+    if isinstance(source, PathSource) and not source.path.startswith(("/", "~")):
+        raise invalid_field("source", f"{source} must be a whole path: the runner has a working folder of its own")
+
+
+def _format_of(path: Path) -> WeightFormat:
+    """Returns the format of the weights at a path. Raises NOT_FOUND and UNSUPPORTED_OPERATION."""
+    if path.is_dir():
+        configuration: Mapping[str, object] = {}
+        with suppress(OSError, ValueError), (path / CONFIGURATION).open("rb") as file:
+            found = json.loads(file.read(MAX_CONFIGURATION_BYTES))
+            configuration = found if isinstance(found, dict) else {}
+        return folder_format((each.name for each in path.iterdir()), configuration)
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(GGUF_BEGINNING))
+    except OSError as error:
+        raise WeftError(Reason.NOT_FOUND, f"{path} cannot be read on the runner's machine: {error.strerror}") from error
+    if begins != GGUF_BEGINNING:
+        raise invalid_field("source", f"{path.name} is no GGUF file")
+    return WeightFormat.GGUF
+
+
+def _now() -> Timestamp:
+    now = Timestamp()
+    now.GetCurrentTime()
+    now.nanos = 0
+    return now
