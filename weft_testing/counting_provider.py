@@ -10,7 +10,7 @@ import asyncio
 import json
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +34,8 @@ class Reply:
     """The connection is closed after the words, before the end of the answer."""
     silent: bool = False
     """There is no answer, and the connection stays open."""
+    meanwhile: Callable[[], object] | None = None
+    """Called between the request and the reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,8 @@ class CountingProvider:
             writer.write(_whole(self.list_status, {}, b'{"data": []}'))
             return True
         reply = self.replies.popleft() if self.replies else Reply()
+        if reply.meanwhile is not None:
+            reply.meanwhile()
         if reply.silent:
             await self._ending.wait()
             return False

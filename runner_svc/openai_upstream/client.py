@@ -84,6 +84,7 @@ MAX_FLOAT32 = 3.4028234663852886e38
 """Largest 32-bit float, in which messages carry vectors; a larger number would arrive as infinite."""
 JSON_TYPE = "application/json"
 _VERSION_PATH = "/v1"
+_UNAUTHORIZED = 401
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +282,14 @@ class OpenAiHttp:
         present_key = self.endpoint.present_key
         return {} if present_key is None else self._authorization(present_key())
 
+    def _newer_authorization(self, sent: Mapping[str, str]) -> dict[str, str]:
+        """Returns the headers with the present key; empty where it is that of a sent request, or there is none now."""
+        try:
+            present = self._present_authorization()
+        except WeftError:
+            return {}
+        return {} if present == sent else present
+
     async def _require_stream(self, response: aiohttp.ClientResponse) -> None:
         """Raise BACKEND_PROTOCOL_ERROR for an answer that is no stream, or the error that a JSON answer states."""
         if response.content_type == JSON_TYPE:
@@ -364,7 +373,12 @@ class OpenAiHttp:
             self.in_flight -= 1
 
     async def _opened(self, path: str, body: object, call: CallInfo) -> aiohttp.ClientResponse:
-        response = await self._send(path, body, call)
+        sent_key = self._present_authorization()
+        response = await self._send(path, body, call, sent_key)
+        if response.status == _UNAUTHORIZED and (newer := self._newer_authorization(sent_key)):
+            # The key was rotated since. A refused request was not worked on, and is sent once more, never twice.
+            release(response)
+            response = await self._send(path, body, call, newer)
         if response.status == 200:
             return response
         try:
@@ -378,9 +392,11 @@ class OpenAiHttp:
         finally:
             release(response)
 
-    async def _send(self, path: str, body: object, call: CallInfo) -> aiohttp.ClientResponse:
+    async def _send(
+        self, path: str, body: object, call: CallInfo, authorization: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
         headers = {} if self._is_provider else {"X-Request-Id": call.request_id, TRACEPARENT: call.traceparent}
-        headers |= self._present_authorization()
+        headers |= authorization
         if isinstance(body, FormBody):
             data, headers["Content-Type"] = body.data, body.content_type
         else:

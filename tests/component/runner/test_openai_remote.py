@@ -5,6 +5,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -254,6 +255,38 @@ async def test_what_a_provider_may_have_worked_on_is_never_repeated(reply: Reply
     async with _stage(max_retries=5) as (provider, backend):
         provider.replies.append(reply)
         await _failure(backend)
+        assert len(provider.requests) == 1
+
+
+async def test_a_request_is_sent_once_more_after_401_where_the_key_was_rotated_in_between() -> None:
+    keys = {KEY_VARIABLE: KEY}
+    async with _stage(environment=keys) as (provider, backend):
+        provider.replies.append(Reply(status=401, meanwhile=lambda: keys.update({KEY_VARIABLE: "sk-next"})))
+        assert _text(await _events(backend)) == "".join(WORDS)
+        assert [request.headers["authorization"] for request in provider.requests] == [
+            f"Bearer {KEY}",
+            "Bearer sk-next",
+        ]
+        assert provider.bodies[0] == provider.bodies[1]
+
+
+async def test_a_request_is_never_sent_a_second_time_after_401_however_often_the_key_is_rotated() -> None:
+    keys = {KEY_VARIABLE: KEY}
+    async with _stage(environment=keys, max_retries=5) as (provider, backend):
+        for number in range(3):
+            rotated = {KEY_VARIABLE: f"sk-next-{number}"}
+            provider.replies.append(Reply(status=401, meanwhile=partial(keys.update, rotated)))
+        error = await _failure(backend)
+        assert len(provider.requests) == 2
+    assert error.reason is Reason.BACKEND_ERROR
+    assert "refuses the key" in error.message
+
+
+async def test_a_key_that_was_removed_in_between_sends_nothing_again_after_401() -> None:
+    keys = {KEY_VARIABLE: KEY}
+    async with _stage(environment=keys) as (provider, backend):
+        provider.replies.append(Reply(status=401, meanwhile=keys.clear))
+        assert "refuses the key" in (await _failure(backend)).message
         assert len(provider.requests) == 1
 
 
