@@ -17,7 +17,7 @@ YOUNG_OBJECTS = 20_000
 IS_WHOLE = os.environ.get("WEFT_TESTS") == "all"
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Take SIGINT, also where a shell has started the tests in its background; log tracebacks as plain text.
 
     Such a shell leaves SIGINT ignored in all that it starts, so in the programs that tests start and interrupt; `nohup`
@@ -29,6 +29,8 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, lambda *_: None)
     if find_spec("structlog") is not None:
         log_plain_tracebacks()
+    if find_spec("psutil") is not None:
+        config.pluginmanager.register(import_module("kit.left_behind"), "kit.left_behind")
 
 
 def log_plain_tracebacks() -> None:

@@ -300,8 +300,9 @@ async def running_registry(
     service.register(server)
     health.register(server, service.service_names)
     address = f"unix:{folder}/registry.sock"
-    server.add_insecure_port(address)
     await service.start()
+    # After the start, which may be refused: gRPC keeps the socket of a server that was never started.
+    server.add_insecure_port(address)
     await server.start()
     await health.set_live()
     await health.set_serving(service.service_names, serving=True)

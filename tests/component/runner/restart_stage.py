@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.engine_settings import engine_settings
-from own_children import own_children
+from kit.own_children import own_children
 
 from runner_svc.backend.port import Backend, CallInfo
 from runner_svc.instance.instance import Instance

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from kit.engine_settings import engine_settings
-from own_children import own_children
+from kit.own_children import own_children
 from runner_harness import ending, events_of, refusal, running_runner
 
 from runner_svc.instance.settings import ServedModel

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from hosted_stage import LIBRARY, SWITCHES, chat, events_of, frames_of, reply, scripted, started
 from kit.engine_settings import engine_settings
+from kit.own_children import own_children
 from kit.tiny_gguf import TEMPLATE, write_gguf
-from own_children import own_children
 
 from runner_svc.backend.port import BackendFacts, CallInfo
 from runner_svc.engine_host.channel import EngineChannel

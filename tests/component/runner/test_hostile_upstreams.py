@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 from kit.engine_settings import engine_settings
 from kit.fake_backend import run_fake_backend
-from own_children import own_children
+from kit.own_children import own_children
 from restart_stage import living
 
 from runner_svc.backend.port import CallInfo

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 from kit.engine_settings import engine_settings
+from kit.own_children import own_children
 from kit.tiny_gguf import write_gguf
-from own_children import own_children
 
 from runner_svc.backend.engine_process import EnginePorts, PortRange
 from runner_svc.backend.port import BackendFacts, LoadOrder

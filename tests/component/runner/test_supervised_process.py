@@ -13,7 +13,7 @@ import msgspec
 import psutil
 import pytest
 import uvloop
-from own_children import own_children
+from kit.own_children import own_children
 from supervisor_process import (
     FAMILY,
     FAMILY_READY,

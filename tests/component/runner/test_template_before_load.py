@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from kit.engine_settings import engine_settings
+from kit.own_children import own_children
 from kit.tiny_gguf import write_gguf
-from own_children import own_children
 
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from own_children import own_children
+from kit.own_children import own_children
 
 from runner_svc.model_files.gguf import read_gguf_header
 from runner_svc.templates import sandbox as sandbox_module

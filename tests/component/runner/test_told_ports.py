@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 from kit.engine_settings import engine_settings
-from own_children import own_children
+from kit.own_children import own_children
 
 from runner_svc.backend.engine_process import EnginePorts, PortRange
 from runner_svc.backend.port import LoadOrder

@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 from kit.engine_settings import engine_settings
-from own_children import own_children
+from kit.own_children import own_children
 
 from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo, LoadOrder
 from runner_svc.instance.instance import Instance

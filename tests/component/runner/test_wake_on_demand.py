@@ -12,8 +12,8 @@ import psutil
 import pytest
 from aiohttp import web
 from kit.engine_settings import engine_settings
+from kit.own_children import own_children
 from kit.recipes import command_recipe, http_recipe
-from own_children import own_children
 from runner_harness import OtherServer, RunningRunner, events_of, refusal, running_runner
 from test_run_recipe import controller
 

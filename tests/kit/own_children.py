@@ -1,9 +1,11 @@
-"""The processes that tests of the runner have started, without those of the test session."""
+"""The processes that tests have started, without those of the test session."""
 
 import psutil
+
 from kit.warm_server import NAME
 
 OF_THE_SESSION = ("postgres", NAME)
+"""Beginnings of the names of processes that stay until the session ends."""
 
 
 def own_children(*, recursive: bool = False) -> list[psutil.Process]:

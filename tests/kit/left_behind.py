@@ -1,0 +1,114 @@
+"""A pytest plugin: a test module that leaves a process, a thread or a listening socket behind fails, and says which.
+
+The modules of one pytest process share its children, threads and ports. What one leaves is found by a later one, which
+then fails where its own files, or another order of them, pass.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kit.own_children import own_children
+
+END_SECONDS = 5.0
+"""Longest wait for what was ended and is not gone yet: a killed process, a thread after its last statement."""
+POLL_SECONDS = 0.02
+UNCHECKED = ("clients", "runtimes")
+"""Folders of tests that run programs of others, each in an environment and a pytest process of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What this process holds beside the processes of the session: what identifies each, and its description."""
+
+    processes: dict[tuple[int, float], str]
+    """By pid and time of start."""
+    threads: dict[int, str]
+    """Those that keep the process from ending, by identifier."""
+    listeners: dict[int, str]
+    """By inode."""
+
+    def beyond(self, before: "Held") -> list[str]:
+        """Returns the descriptions of what was not held before."""
+        return [
+            *(f"process {text}" for each, text in self.processes.items() if each not in before.processes),
+            *(f"thread {text}" for each, text in self.threads.items() if each not in before.threads),
+            *(f"listening socket {text}" for each, text in self.listeners.items() if each not in before.listeners),
+        ]
+
+
+def held_now() -> Held:
+    """Returns what this process holds."""
+    processes = {}
+    for child in own_children():
+        with suppress(psutil.NoSuchProcess):
+            processes[(child.pid, child.create_time())] = f"{child.pid}: {_described(child)}"
+    main = threading.main_thread()
+    threads = {
+        thread.ident or 0: thread.name for thread in threading.enumerate() if not thread.daemon and thread is not main
+    }
+    return Held(processes, threads, dict(_listeners()))
+
+
+def _described(child: psutil.Process) -> str:
+    """The command line; of an ended process that was not waited for only the name is left."""
+    with suppress(psutil.ZombieProcess):
+        return " ".join(child.cmdline()) or child.name()
+    return f"{child.name()} (ended, never waited for)"
+
+
+def _listeners() -> Iterator[tuple[int, str]]:
+    """The listening sockets among the open files of this process, TCP and Unix, Python's and gRPC's."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as each:
+                if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    yield os.fstat(each.fileno()).st_ino, str(each.getsockname())
+
+
+@dataclass(eq=False)
+class LeftBehind:
+    """The plugin's state: the module that runs, and what was held before its first test."""
+
+    module: Path | None = None
+    before: Held = field(default_factory=lambda: Held({}, {}, {}))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        """Notes what is held before the first fixture of a module."""
+        if item.path != self.module:
+            self.module, self.before = item.path, held_now()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        """Fails the last test of a module after its last fixture, where anything is left."""
+        result = yield
+        if nextitem is None or nextitem.path != item.path:
+            self.module = None
+            if item.path.parent.name not in UNCHECKED and (left := self.left()):
+                pytest.fail(f"{item.path.name} left behind: {'; '.join(left)}", pytrace=False)
+        return result
+
+    def left(self) -> list[str]:
+        """Returns what a module leaves, once what it ended is gone."""
+        deadline = time.monotonic() + END_SECONDS
+        while (left := held_now().beyond(self.before)) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return left
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the check where a process can list its files."""
+    if Path("/proc/self/fd").is_dir():
+        config.pluginmanager.register(LeftBehind(), "weft-left-behind")
