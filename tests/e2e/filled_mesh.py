@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 import yaml
-from mesh_process import COLD_WEFT, MeshProcess, fake_runner, running_mesh, user_environment, write_config
+from mesh_process import COLD_WEFT, WEFT, MeshProcess, fake_runner, running_mesh, user_environment, write_config
 
 DATABASES = ("registry", "router")
 PEPPER = "key-pepper"
@@ -74,6 +74,8 @@ DECLARED = (
         "pinPrimary": True,
     },
 )
+_WEFT = COLD_WEFT if __name__ == "__main__" else WEFT
+"""As a program, this may run beside an older tree than that of the warm server."""
 _CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
 
 
@@ -85,7 +87,7 @@ def kept_config(folder: Path) -> Path:
 def weft(home: Path, *arguments: str) -> str:
     """What a command prints."""
     done = subprocess.run(
-        [*COLD_WEFT, *arguments, "--home", str(home)],
+        [*_WEFT, *arguments, "--home", str(home)],
         env=user_environment(),
         capture_output=True,
         text=True,

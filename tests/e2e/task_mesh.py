@@ -2,13 +2,13 @@
 
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 from apart_mesh import START_SECONDS, Apart
+from kit.warm_python import warm
 from mesh_process import eventually, user_environment, write_config
 
 from weft.api.common.v1 import chat_pb2, sampling_pb2
@@ -51,7 +51,7 @@ class TaskMesh(Apart):
         where = ["--home", str(self.home), "--config", str(self._file), "--kill-at", kill_at]
         with (self._folder / "deadly.out").open("wb") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "weft_app.compose.torture_router", *where],
+                [*warm("weft_app.compose.torture_router"), *where],
                 env=user_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

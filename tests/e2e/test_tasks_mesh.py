@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import aiohttp
@@ -13,6 +13,8 @@ from openai import AsyncOpenAI
 
 SLOW = 20.0
 """Tokens per second."""
+TIMED = "timed"
+ENDLESS = "endless"
 
 
 def batch_file(folder: Path, *bodies: Mapping[str, object], model: str = POOL) -> Path:
@@ -29,6 +31,19 @@ def batch_file(folder: Path, *bodies: Mapping[str, object], model: str = POOL) -
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    """A mesh that no test stops: one runner repeats the question, one answers in a second, one never ends."""
+    folder = tmp_path_factory.mktemp("mesh")
+    runners = (
+        fake_runner("a", echo=True),
+        fake_runner("b", pool=TIMED, tokens_per_second=SLOW, answer_tokens=20),
+        fake_runner("c", pool=ENDLESS, tokens_per_second=SLOW, answer_tokens=0),
+    )
+    with running_mesh(folder / "home", "--config", str(write_config(folder, *runners))) as mesh:
+        yield mesh
 
 
 def client_of(mesh: MeshProcess) -> AsyncOpenAI:
@@ -61,18 +76,15 @@ async def test_a_task_for_a_model_that_is_away_is_done_when_the_model_comes_over
     assert "completed" in described
 
 
-async def test_a_cancelled_task_leaves_its_engine(tmp_path: Path) -> None:
-    config = str(write_config(tmp_path, fake_runner("a", tokens_per_second=SLOW, answer_tokens=0)))
-    home = tmp_path / "home"
-    with running_mesh(home, "--config", config) as mesh:
-        _, out, _ = await run_weft("chat", POOL, "--async", "-m", "Count", home=home)
-        task_id = out.strip()
-        async with await mesh.backend("a") as backend:
-            await backend.wait_for_state(lambda state: state.active_requests == 1)
-            code, out, err = await run_weft("cancel", f"task/{task_id}", home=home)
-            assert (code, out) == (0, f"task/{task_id} cancelled\n"), err
-            await backend.wait_for_state(lambda state: state.active_requests == 0)
-        code, _, err = await run_weft("wait", "task", task_id, home=home)
+async def test_a_cancelled_task_leaves_its_engine(shared: MeshProcess) -> None:
+    _, out, _ = await run_weft("chat", ENDLESS, "--async", "-m", "Count", home=shared.home)
+    task_id = out.strip()
+    async with await shared.backend("c") as backend:
+        await backend.wait_for_state(lambda state: state.active_requests == 1)
+        code, out, err = await run_weft("cancel", f"task/{task_id}", home=shared.home)
+        assert (code, out) == (0, f"task/{task_id} cancelled\n"), err
+        await backend.wait_for_state(lambda state: state.active_requests == 0)
+    code, _, err = await run_weft("wait", "task", task_id, home=shared.home)
     assert code == 1
 
 
@@ -92,19 +104,17 @@ async def test_a_mesh_that_is_stopped_hands_its_running_task_back_and_that_costs
     assert [each.get("error", {}).get("reason") for each in json.loads(shown)["attempts"]] == ["shutting_down", None]
 
 
-async def test_a_batch_of_the_openai_client_comes_back_whole_and_in_order(tmp_path: Path) -> None:
-    config = str(write_config(tmp_path, fake_runner("a", echo=True)))
-    with running_mesh(tmp_path / "home", "--config", config) as mesh:
-        async with client_of(mesh) as client, asyncio.timeout(60):
-            with batch_file(tmp_path, *({"max_tokens": 4 + number} for number in range(12))).open("rb") as lines:
-                file = await client.files.create(file=lines, purpose="batch")
-            batch = await client.batches.create(
-                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"of": "me"}
-            )
-            while batch.status not in {"completed", "failed", "expired", "cancelled"}:
-                batch = await client.batches.retrieve(batch.id)
-            assert batch.output_file_id is not None
-            content = (await client.files.content(batch.output_file_id)).text
+async def test_a_batch_of_the_openai_client_comes_back_whole_and_in_order(shared: MeshProcess, tmp_path: Path) -> None:
+    async with client_of(shared) as client, asyncio.timeout(60):
+        with batch_file(tmp_path, *({"max_tokens": 4 + number} for number in range(12))).open("rb") as lines:
+            file = await client.files.create(file=lines, purpose="batch")
+        batch = await client.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"of": "me"}
+        )
+        while batch.status not in {"completed", "failed", "expired", "cancelled"}:
+            batch = await client.batches.retrieve(batch.id)
+        assert batch.output_file_id is not None
+        content = (await client.files.content(batch.output_file_id)).text
     assert batch.status == "completed"
     assert batch.error_file_id is None
     assert batch.request_counts is not None
@@ -117,41 +127,36 @@ async def test_a_batch_of_the_openai_client_comes_back_whole_and_in_order(tmp_pa
         assert answer["response"]["body"]["choices"][0]["message"]["content"]
 
 
-async def test_the_lines_that_fail_are_in_the_file_of_errors(tmp_path: Path) -> None:
-    config = str(write_config(tmp_path, fake_runner("a")))
-    home = tmp_path / "home"
-    with running_mesh(home, "--config", config):
-        too_long = {"messages": [{"role": "user", "content": "word " * 100_000}]}
-        file = batch_file(tmp_path, {}, too_long, {})
-        code, out, err = await run_weft("batch", "submit", str(file), "--watch", home=home)
-        assert code == 1, err
-        batch_id = out.strip()
-        _, answers, _ = await run_weft("batch", "results", batch_id, home=home)
-        _, errors, _ = await run_weft("batch", "results", batch_id, "--errors", home=home)
+async def test_the_lines_that_fail_are_in_the_file_of_errors(shared: MeshProcess, tmp_path: Path) -> None:
+    too_long = {"messages": [{"role": "user", "content": "word " * 100_000}]}
+    file = batch_file(tmp_path, {}, too_long, {}, model=TIMED)
+    code, out, err = await run_weft("batch", "submit", str(file), "--watch", home=shared.home)
+    assert code == 1, err
+    batch_id = out.strip()
+    _, answers, _ = await run_weft("batch", "results", batch_id, home=shared.home)
+    _, errors, _ = await run_weft("batch", "results", batch_id, "--errors", home=shared.home)
     assert [json.loads(line)["custom_id"] for line in answers.splitlines()] == ["line-0", "line-2"]
     (failed,) = map(json.loads, errors.splitlines())
     assert failed["custom_id"] == "line-1"
     assert "context_length_exceeded" in json.dumps(failed)
 
 
-async def test_a_response_in_the_background_outlives_its_caller_and_its_stream_is_resumed(tmp_path: Path) -> None:
-    config = str(write_config(tmp_path, fake_runner("a", tokens_per_second=SLOW, answer_tokens=20)))
-    with running_mesh(tmp_path / "home", "--config", config) as mesh:
-        async with client_of(mesh) as client, asyncio.timeout(60):
-            stream = await client.responses.create(model=POOL, input="Count", background=True, stream=True)
-            seen = []
-            async for event in stream:
-                seen.append(event)
-                if event.type == "response.output_text.delta":
-                    break
-            await stream.close()
-            created = seen[0]
-            assert created.type == "response.created"
-            rest = await client.responses.retrieve(
-                created.response.id, stream=True, starting_after=seen[-1].sequence_number
-            )
-            seen += [event async for event in rest]
-            done = await client.responses.retrieve(created.response.id)
+async def test_a_response_in_the_background_outlives_its_caller_and_its_stream_is_resumed(shared: MeshProcess) -> None:
+    async with client_of(shared) as client, asyncio.timeout(60):
+        stream = await client.responses.create(model=TIMED, input="Count", background=True, stream=True)
+        seen = []
+        async for event in stream:
+            seen.append(event)
+            if event.type == "response.output_text.delta":
+                break
+        await stream.close()
+        created = seen[0]
+        assert created.type == "response.created"
+        rest = await client.responses.retrieve(
+            created.response.id, stream=True, starting_after=seen[-1].sequence_number
+        )
+        seen += [event async for event in rest]
+        done = await client.responses.retrieve(created.response.id)
     assert [event.sequence_number for event in seen] == list(range(len(seen)))
     assert seen[-1].type == "response.completed"
     said = "".join(event.delta for event in seen if event.type == "response.output_text.delta")
@@ -160,44 +165,39 @@ async def test_a_response_in_the_background_outlives_its_caller_and_its_stream_i
     assert done.background
 
 
-async def test_a_caller_who_leaves_a_journaled_request_may_find_its_answer_later(tmp_path: Path) -> None:
-    config = str(write_config(tmp_path, fake_runner("a", tokens_per_second=SLOW, answer_tokens=20)))
-    home = tmp_path / "home"
+async def test_a_caller_who_leaves_a_journaled_request_may_find_its_answer_later(shared: MeshProcess) -> None:
     body = {
-        "model": POOL,
+        "model": TIMED,
         "messages": [{"role": "user", "content": "Count"}],
         "stream": True,
         "durable": "wait",
         "on_disconnect": "keep",
     }
-    with running_mesh(home, "--config", config) as mesh:
-        async with aiohttp.ClientSession(mesh.url) as session:
-            async with session.post("/v1/chat/completions", json=body) as answer:
-                assert answer.status == 200
-                task_id = answer.headers["x-weft-task-id"]
-                await answer.content.readuntil(b"tok1")
-            code, out, err = await run_weft("wait", "task", task_id, "--timeout", "30s", home=home)
-            assert (code, out) == (0, f"task/{task_id}: completed\n"), err
-            async with session.get(f"/api/v1/inference-tasks/{task_id}") as kept:
-                task = await kept.json()
+    async with aiohttp.ClientSession(shared.url) as session:
+        async with session.post("/v1/chat/completions", json=body) as answer:
+            assert answer.status == 200
+            task_id = answer.headers["x-weft-task-id"]
+            await answer.content.readuntil(b"tok1")
+        code, out, err = await run_weft("wait", "task", task_id, "--timeout", "30s", home=shared.home)
+        assert (code, out) == (0, f"task/{task_id}: completed\n"), err
+        async with session.get(f"/api/v1/inference-tasks/{task_id}") as kept:
+            task = await kept.json()
     assert task["state"] == "completed"
     assert task["result"]["choices"][0]["message"]["content"].startswith("tok0")
 
 
-async def test_an_idempotent_submission_is_one_task_and_another_tenants_is_not_found(tmp_path: Path) -> None:
-    config = str(write_config(tmp_path, fake_runner("a")))
+async def test_an_idempotent_submission_is_one_task_and_another_tenants_is_not_found(shared: MeshProcess) -> None:
     body = {"model": POOL, "body": {"messages": [{"role": "user", "content": "Hello"}]}}
     path, key = "/api/v1/inference-tasks", {"Idempotency-Key": "report-42"}
-    with running_mesh(tmp_path / "home", "--config", config) as mesh:
-        async with aiohttp.ClientSession(mesh.url) as session:
-            async with session.post(path, json=body, headers=key) as first:
-                made = await first.json()
-            async with session.post(path, json=body, headers=key) as again:
-                same = await again.json()
-            async with session.post(path, json=body | {"max_attempts": 1}, headers=key) as other:
-                conflict = other.status
-            async with session.get(f"{path}/{made['id']}", headers={"X-Tenant-ID": "other"}) as foreign:
-                hidden = foreign.status
+    async with aiohttp.ClientSession(shared.url) as session:
+        async with session.post(path, json=body, headers=key) as first:
+            made = await first.json()
+        async with session.post(path, json=body, headers=key) as again:
+            same = await again.json()
+        async with session.post(path, json=body | {"max_attempts": 1}, headers=key) as other:
+            conflict = other.status
+        async with session.get(f"{path}/{made['id']}", headers={"X-Tenant-ID": "other"}) as foreign:
+            hidden = foreign.status
     assert (first.status, again.status, conflict, hidden) == (202, 200, 409, 404)
     assert made["id"] == same["id"]
 

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,110 +20,131 @@ from weft.kernel.rpc import open_channel
 from weft_app.compose.demo import demo_model_path
 
 MODEL = "sleepy"
+"""Of the tests whose mesh is their own."""
+MODELS = ("first", "together", "broken", "idle", "streamed", "a-broken", "b-sound", "asleep", "late", "listed")
 
 
-@contextmanager
-def _sleepy_mesh(folder: Path, server: SleepyServer, **changes: Any) -> Iterator[MeshProcess]:
-    config = write_config(folder, server.runner("box", MODEL, **changes))
+@dataclass(frozen=True, slots=True)
+class Sleepers:
+    """A mesh whose models sleep, each on a server of its own: a test uses those that are named after it."""
+
+    mesh: MeshProcess
+    servers: dict[str, SleepyServer]
+
+
+@pytest.fixture(scope="module")
+def sleepers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sleepers]:
+    folder = tmp_path_factory.mktemp("sleepers")
+    servers = {name: SleepyServer(folder / name) for name in MODELS}
+    gateway = {"headers_within_seconds": 0.2, "sse_keepalive_seconds": 0.2}
+    config = write_config(folder, _box(servers), fake_runner("awake", pool="siblings"), gateway=gateway)
     try:
         with running_mesh(folder / "home", "--config", str(config)) as mesh:
-            yield mesh
+            yield Sleepers(mesh, servers)
     finally:
-        server.end()
+        for server in servers.values():
+            server.end()
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> SleepyServer:
-    return SleepyServer(tmp_path / "server")
+def _box(servers: dict[str, SleepyServer]) -> dict[str, Any]:
+    """A runner with a model on each of these servers."""
+    changes: dict[str, dict[str, Any]] = {
+        "together": {"slots": 2},
+        "idle": {"sleep": {"after_seconds": 0.5, "type": "command", "argv": servers["idle"].sleep_argv}},
+        "a-broken": {"pool": "unequal"},
+        "b-sound": {"pool": "unequal"},
+        "asleep": {"pool": "siblings"},
+    }
+    sections = [server.runner("box", name, **changes.get(name, {})) for name, server in servers.items()]
+    return sections[0] | {"models": [section["models"][0] for section in sections]}
 
 
 async def _ask(
-    http: aiohttp.ClientSession, url: str, number: int = 0, headers: dict[str, str] | None = None
+    http: aiohttp.ClientSession,
+    url: str,
+    number: int = 0,
+    headers: dict[str, str] | None = None,
+    model: str = MODEL,
 ) -> tuple[int, dict[str, Any]]:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": f"hi {number}"}], "max_tokens": 5}
+    body = {"model": model, "messages": [{"role": "user", "content": f"hi {number}"}], "max_tokens": 5}
     async with http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
         return response.status, await response.json()
 
 
-async def _status(address: str) -> "model_pb2.Model.Status.ValueType":
+async def _status(address: str, model: str = MODEL) -> "model_pb2.Model.Status.ValueType":
     async with open_channel(address) as channel:
         stub: Any = registry_service_pb2_grpc.RegistryServiceStub(channel)
-        response = await stub.GetModel(registry_service_pb2.GetModelRequest(name=MODEL), timeout=5.0)
+        response = await stub.GetModel(registry_service_pb2.GetModelRequest(name=model), timeout=5.0)
         status: model_pb2.Model.Status.ValueType = response.model.status
         return status
 
 
-async def _until(address: str, wanted: "model_pb2.Model.Status.ValueType", seconds: float = 10.0) -> None:
+async def _until(address: str, wanted: "model_pb2.Model.Status.ValueType", model: str = MODEL) -> None:
     async def reached() -> bool:
-        return await _status(address) == wanted
+        return await _status(address, model) == wanted
 
-    await eventually(reached, seconds, f"the model does not become {model_pb2.Model.Status.Name(wanted)}")
+    await eventually(reached, 10.0, f"the model does not become {model_pb2.Model.Status.Name(wanted)}")
 
 
-async def _until_asleep_again(address: str, sleeps: Callable[[], Any]) -> None:
+async def _until_asleep_again(address: str, sleeps: Callable[[], Any], model: str = MODEL) -> None:
     """Once `sleeps` is true and the registry says so too.
 
     The registry alone is no witness: a router believes a runner that says that its model is awake, so a request may be
     answered before the registry has heard that the model had woken at all.
     """
     await eventually(sleeps, 10.0, "it stays awake")
-    await _until(address, model_pb2.Model.STATUS_HIBERNATING)
+    await _until(address, model_pb2.Model.STATUS_HIBERNATING, model)
 
 
 async def _has_no_process(mesh: MeshProcess) -> bool:
     return (await mesh.describe("box")).process_id == 0
 
 
-async def test_the_first_request_wakes_a_sleeping_model_and_is_told_that_it_waits_for_that(
-    tmp_path: Path, server: SleepyServer
-) -> None:
-    with _sleepy_mesh(tmp_path, server) as mesh:
-        assert await _status(mesh.grpc) == model_pb2.Model.STATUS_HIBERNATING
-        async with connect_async(mesh.grpc) as client:
-            events = [event async for event in client.chat(MODEL, "hi", max_tokens=5, timeout=30.0)]
-        stages = [event.loading.stage for event in events if event.HasField("loading")]
-        assert any("waking" in stage for stage in stages), stages
-        assert events[-1].finished.receipt.usage.completion_tokens == 5
-        assert events[-1].finished.receipt.load_wait.ToNanoseconds() > 0
-        assert server.wakes == 1
-        await _until(mesh.grpc, model_pb2.Model.STATUS_ACTIVE)
+async def test_the_first_request_wakes_a_sleeping_model_and_is_told_that_it_waits_for_that(sleepers: Sleepers) -> None:
+    mesh, server = sleepers.mesh, sleepers.servers["first"]
+    assert await _status(mesh.grpc, "first") == model_pb2.Model.STATUS_HIBERNATING
+    async with connect_async(mesh.grpc) as client:
+        events = [event async for event in client.chat("first", "hi", max_tokens=5, timeout=30.0)]
+    stages = [event.loading.stage for event in events if event.HasField("loading")]
+    assert any("waking" in stage for stage in stages), stages
+    assert events[-1].finished.receipt.usage.completion_tokens == 5
+    assert events[-1].finished.receipt.load_wait.ToNanoseconds() > 0
+    assert server.wakes == 1
+    await _until(mesh.grpc, model_pb2.Model.STATUS_ACTIVE, "first")
 
 
-async def test_requests_that_come_together_share_one_wake(tmp_path: Path, server: SleepyServer) -> None:
-    with _sleepy_mesh(tmp_path, server, slots=2) as mesh:
-        async with aiohttp.ClientSession() as http:
-            answers = await asyncio.gather(*(_ask(http, mesh.url, number) for number in range(12)))
-        assert [status for status, _ in answers] == [200] * 12
-        assert server.wakes == 1
+async def test_requests_that_come_together_share_one_wake(sleepers: Sleepers) -> None:
+    async with aiohttp.ClientSession() as http:
+        asked = (_ask(http, sleepers.mesh.url, number, model="together") for number in range(12))
+        answers = await asyncio.gather(*asked)
+    assert [status for status, _ in answers] == [200] * 12
+    assert sleepers.servers["together"].wakes == 1
 
 
-async def test_a_wake_that_fails_is_told_to_all_and_the_next_request_tries_afresh(
-    tmp_path: Path, server: SleepyServer
-) -> None:
+async def test_a_wake_that_fails_is_told_to_all_and_the_next_request_tries_afresh(sleepers: Sleepers) -> None:
+    mesh, server = sleepers.mesh, sleepers.servers["broken"]
     server.break_it(broken=True)
-    with _sleepy_mesh(tmp_path, server) as mesh:
-        async with aiohttp.ClientSession() as http:
-            answers = await asyncio.gather(*(_ask(http, mesh.url, number) for number in range(4)))
-            assert [status for status, _ in answers] == [503] * 4
-            assert all(body["error"]["code"] == "wake_failed" for _, body in answers)
-            assert all("the box is on fire" in body["error"]["message"] for _, body in answers)
-            assert server.wakes == 1
-            assert await _status(mesh.grpc) == model_pb2.Model.STATUS_HIBERNATING
-            server.break_it(broken=False)
-            status, _ = await _ask(http, mesh.url)
-            assert status == 200
-        assert server.wakes == 2
+    async with aiohttp.ClientSession() as http:
+        answers = await asyncio.gather(*(_ask(http, mesh.url, number, model="broken") for number in range(4)))
+        assert [status for status, _ in answers] == [503] * 4
+        assert all(body["error"]["code"] == "wake_failed" for _, body in answers)
+        assert all("the box is on fire" in body["error"]["message"] for _, body in answers)
+        assert server.wakes == 1
+        assert await _status(mesh.grpc, "broken") == model_pb2.Model.STATUS_HIBERNATING
+        server.break_it(broken=False)
+        status, _ = await _ask(http, mesh.url, model="broken")
+        assert status == 200
+    assert server.wakes == 2
 
 
-async def test_an_idle_model_goes_back_to_sleep_and_wakes_again(tmp_path: Path, server: SleepyServer) -> None:
-    sleep = {"after_seconds": 0.5, "type": "command", "argv": server.sleep_argv}
-    with _sleepy_mesh(tmp_path, server, sleep=sleep) as mesh:
-        async with aiohttp.ClientSession() as http:
-            assert (await _ask(http, mesh.url))[0] == 200
-            await _until_asleep_again(mesh.grpc, lambda: server.sleeps)
-            assert server.sleeps == 1
-            assert (await _ask(http, mesh.url))[0] == 200
-        assert server.wakes == 2
+async def test_an_idle_model_goes_back_to_sleep_and_wakes_again(sleepers: Sleepers) -> None:
+    mesh, server = sleepers.mesh, sleepers.servers["idle"]
+    async with aiohttp.ClientSession() as http:
+        assert (await _ask(http, mesh.url, model="idle"))[0] == 200
+        await _until_asleep_again(mesh.grpc, lambda: server.sleeps, "idle")
+        assert server.sleeps == 1
+        assert (await _ask(http, mesh.url, model="idle"))[0] == 200
+    assert server.wakes == 2
 
 
 async def test_a_model_that_weft_runs_itself_is_unloaded_when_idle_and_loaded_by_the_next_request(
@@ -161,71 +182,57 @@ async def test_a_real_model_is_loaded_by_a_request_put_to_sleep_when_idle_and_lo
         assert len(processes - {0}) == 2
 
 
-async def test_a_stream_gets_its_headers_and_comments_while_its_model_wakes(
-    tmp_path: Path, server: SleepyServer
-) -> None:
-    gateway = {"headers_within_seconds": 0.2, "sse_keepalive_seconds": 0.2}
-    config = write_config(tmp_path, server.runner("box", MODEL), gateway=gateway)
+async def test_a_stream_gets_its_headers_and_comments_while_its_model_wakes(sleepers: Sleepers) -> None:
+    server = sleepers.servers["streamed"]
     server.hold(held=True)
-    body = {"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
-    try:
-        with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
-            async with (
-                aiohttp.ClientSession() as http,
-                http.post(f"{mesh.url}/v1/chat/completions", json=body) as response,
-            ):
-                assert response.status == 200
-                first = [await response.content.readline() for _ in range(2)]
-                server.hold(held=False)
-                rest = await response.content.read()
-            assert first[0].startswith(f": loading stage=waking {MODEL} on box".encode())
-            assert rest.endswith(b"data: [DONE]\n\n")
-    finally:
-        server.end()
+    body = {"model": "streamed", "stream": True, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{sleepers.mesh.url}/v1/chat/completions", json=body) as response,
+    ):
+        assert response.status == 200
+        first = [await response.content.readline() for _ in range(2)]
+        server.hold(held=False)
+        rest = await response.content.read()
+    assert first[0].startswith(b": loading stage=waking streamed on box")
+    assert rest.endswith(b"data: [DONE]\n\n")
 
 
-async def test_a_pool_is_served_by_the_member_that_can_be_woken(tmp_path: Path, server: SleepyServer) -> None:
-    broken = SleepyServer(tmp_path / "broken")
+async def test_a_pool_is_served_by_the_member_that_can_be_woken(sleepers: Sleepers) -> None:
+    broken, sound = sleepers.servers["a-broken"], sleepers.servers["b-sound"]
     broken.break_it(broken=True)
-    runner = broken.runner("box", "a-broken", pool=MODEL)
-    runner["models"] += server.runner("box", "b-sound", pool=MODEL)["models"]
-    try:
-        with running_mesh(tmp_path / "home", "--config", str(write_config(tmp_path, runner))) as mesh:
-            async with aiohttp.ClientSession() as http:
-                answers = await asyncio.gather(*(_ask(http, mesh.url, number) for number in range(6)))
-            assert [status for status, _ in answers] == [200] * 6
-            assert (broken.wakes, server.wakes) == (1, 1)
-    finally:
-        server.end()
+    async with aiohttp.ClientSession() as http:
+        asked = (_ask(http, sleepers.mesh.url, number, model="unequal") for number in range(6))
+        answers = await asyncio.gather(*asked)
+    assert [status for status, _ in answers] == [200] * 6
+    assert (broken.wakes, sound.wakes) == (1, 1)
 
 
-async def test_a_ready_member_serves_and_its_sleeping_sibling_sleeps_on(tmp_path: Path, server: SleepyServer) -> None:
-    config = write_config(tmp_path, server.runner("box", "asleep", pool=MODEL), fake_runner("awake", pool=MODEL))
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
-        async with aiohttp.ClientSession() as http:
-            answers = await asyncio.gather(*(_ask(http, mesh.url, number) for number in range(6)))
-        assert [status for status, _ in answers] == [200] * 6
-    assert server.wakes == 0
+async def test_a_ready_member_serves_and_its_sleeping_sibling_sleeps_on(sleepers: Sleepers) -> None:
+    async with aiohttp.ClientSession() as http:
+        asked = (_ask(http, sleepers.mesh.url, number, model="siblings") for number in range(6))
+        answers = await asyncio.gather(*asked)
+    assert [status for status, _ in answers] == [200] * 6
+    assert sleepers.servers["asleep"].wakes == 0
 
 
-async def test_a_request_that_runs_out_of_time_or_hangs_up_leaves_the_wake_to_the_next_one(
-    tmp_path: Path, server: SleepyServer
-) -> None:
+async def test_a_request_that_runs_out_of_time_or_hangs_up_leaves_the_wake_to_the_next_one(sleepers: Sleepers) -> None:
+    mesh, server = sleepers.mesh, sleepers.servers["late"]
     server.hold(held=True)
-    with _sleepy_mesh(tmp_path, server) as mesh:
-        async with aiohttp.ClientSession() as http:
-            status, answer = await _ask(http, mesh.url, headers=_named("late") | {"X-Request-Timeout-Seconds": "0.5"})
-            assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.5):
-                    await _ask(http, mesh.url, headers=_named("gone"))
-            asking = asyncio.create_task(_ask(http, mesh.url, headers=_named("stays")))
-            server.hold(held=False)
-            assert (await asking)[0] == 200
-        assert server.wakes == 1
-        lines = [mesh.request_line(name) for name in ("late", "gone", "stays")]
-        assert [line["outcome"] for line in lines] == ["rejected", "cancelled", "completed"]
-        assert all(line["load_wait_ms"] > line["queue_wait_ms"] for line in lines), lines
+    async with aiohttp.ClientSession() as http:
+        headers = _named("late") | {"X-Request-Timeout-Seconds": "0.5"}
+        status, answer = await _ask(http, mesh.url, headers=headers, model="late")
+        assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await _ask(http, mesh.url, headers=_named("gone"), model="late")
+        asking = asyncio.create_task(_ask(http, mesh.url, headers=_named("stays"), model="late"))
+        server.hold(held=False)
+        assert (await asking)[0] == 200
+    assert server.wakes == 1
+    lines = [mesh.request_line(name) for name in ("late", "gone", "stays")]
+    assert [line["outcome"] for line in lines] == ["rejected", "cancelled", "completed"]
+    assert all(line["load_wait_ms"] > line["queue_wait_ms"] for line in lines), lines
 
 
 def _named(request_id: str) -> dict[str, str]:
@@ -279,10 +286,10 @@ async def _answers(http: aiohttp.ClientSession, url: str) -> bool:
     return (await _ask(http, url))[0] == 200
 
 
-async def test_a_sleeping_model_is_listed_as_such(tmp_path: Path, server: SleepyServer) -> None:
-    with _sleepy_mesh(tmp_path, server) as mesh:
-        code, out, _ = await run_weft("get", "models", home=mesh.home)
-        assert code == 0
-        assert "hibernating" in out
-        async with aiohttp.ClientSession() as http, http.get(f"{mesh.url}/v1/models") as response:
-            assert MODEL in [entry["id"] for entry in (await response.json())["data"]]
+async def test_a_sleeping_model_is_listed_as_such(sleepers: Sleepers) -> None:
+    code, out, _ = await run_weft("get", "models", home=sleepers.mesh.home)
+    assert code == 0
+    (row,) = [line for line in out.splitlines() if line.startswith("listed ")]
+    assert "hibernating" in row
+    async with aiohttp.ClientSession() as http, http.get(f"{sleepers.mesh.url}/v1/models") as response:
+        assert "listed" in [entry["id"] for entry in (await response.json())["data"]]
