@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kit.warm_python import warm
 
 from weft_testing.model_hub import HubRepository, ModelHub
 
-WEFT = (sys.executable, "-m", "weft_app.cli.main")
+WEFT = warm("weft_app.cli.main")
 WEIGHTS = bytes(range(256)) * 2_000
 SOURCE = "hf:acme/tiny-GGUF:Q4_K_M"
 WAIT_SECONDS = 60.0
