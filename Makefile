@@ -12,8 +12,12 @@ WORKERS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
 # Tests start some hundred Python processes: without compiled modules on disk, each compiles all of weft for itself.
 # And a test that runs Python between fork and exec must not have gRPC start its threads anew in there: its files are closed.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE GRPC_ENABLE_FORK_SUPPORT=0 $(BIN)/python -m pytest
-# Compiled once before tests that run side by side: each worker would compile all of weft at the same time.
-COMPILED := $(BIN)/python -m compileall -q -j 0 weft weft_app weft_testing gateway registry_svc router_svc runner_svc
+# Compiled once before tests that run side by side: each worker would compile all of weft at the same time, and rewrite
+# the assertions of all tests.
+PACKAGES := weft weft_app weft_testing gateway registry_svc router_svc runner_svc
+TESTS := tests examples/runtime_plugin/tests
+COMPILED := $(BIN)/python -m compileall -q -j 0 -x '/(test_[^/]*|conftest)\.py$$' $(PACKAGES) $(TESTS) \
+  && PYTHONPATH=tests $(BIN)/python -m kit.rewritten_modules $(TESTS)
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
