@@ -282,11 +282,12 @@ class TestServerBackendOverLlamaCpp(BackendConformance):
 async def test_a_program_that_weft_knows_nothing_of_serves_the_real_model(
     promise: Callable[[BackendConformance], Awaitable[None]],
 ) -> None:
-    """What `make test` runs of the suite above: the rest runs on the fake, and on llama.cpp by its own runtime."""
+    """What `make test` runs of the suite above: the rest runs on the fake."""
     await promise(TestServerBackendOverLlamaCpp())
 
 
 @pytest.mark.real
+@pytest.mark.heavy
 class TestLlamaServerBackendOverLlamaCpp(BackendConformance):
     stop_seconds = 20.0
 
@@ -312,3 +313,28 @@ class TestLlamaServerBackendOverLlamaCpp(BackendConformance):
                 context_tokens=4096 if engine is Engine.SLOW else 1024,
             )
         )
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "promise",
+    [
+        TestLlamaServerBackendOverLlamaCpp.test_a_load_parameter_holds_for_one_load,
+        TestLlamaServerBackendOverLlamaCpp.test_a_variant_is_loaded_where_the_order_names_one,
+        TestLlamaServerBackendOverLlamaCpp.test_the_signs_of_an_engine_that_works_move,
+        TestLlamaServerBackendOverLlamaCpp.test_every_choice_gets_one_finish_reason_and_nothing_after_it,
+        TestLlamaServerBackendOverLlamaCpp.test_a_completion_of_two_prompts_is_generated_where_the_model_offers_it,
+        TestLlamaServerBackendOverLlamaCpp.test_a_prompt_beyond_the_context_is_named_as_such,
+        TestLlamaServerBackendOverLlamaCpp.test_embeddings_come_in_input_order_or_are_refused,
+        TestLlamaServerBackendOverLlamaCpp.test_tokens_of_a_chat_are_as_many_as_the_engine_counts_when_it_answers,
+        TestLlamaServerBackendOverLlamaCpp.test_a_cancelled_reader_frees_the_engine,
+    ],
+    ids=["parameter", "variant", "signs", "choices", "prompts", "context", "embeddings", "tokens", "cancel"],
+)
+async def test_llama_cpp_keeps_the_promises_that_its_fake_could_break(
+    promise: Callable[[BackendConformance], Awaitable[None]], tmp_path: Path
+) -> None:
+    """What `make test` runs of the suite above: what llama.cpp itself decides. The rest runs on its fake."""
+    suite = TestLlamaServerBackendOverLlamaCpp()
+    suite._tmp_path = tmp_path
+    await promise(suite)

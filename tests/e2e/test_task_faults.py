@@ -100,6 +100,7 @@ async def test_a_cancel_reaches_the_backend_of_a_laptop_that_dialled_out(tmp_pat
                 assert (await backend.state()).active_requests == 0
 
 
+@pytest.mark.heavy
 async def test_a_thousand_tasks_outlive_their_router_and_each_ends_once(mesh: TaskMesh, tasks: Tasks) -> None:
     turns = asyncio.Semaphore(SUBMIT_AT_ONCE)
 

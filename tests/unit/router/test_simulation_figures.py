@@ -48,7 +48,7 @@ def of_tenant(like: Traffic, tenant: str, model: str) -> Traffic:
 
 
 @pytest.mark.parametrize("each_its_own_model", [True, False], ids=["a model each", "all models for all"])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.heavy)])
 def test_tenants_get_even_shares_with_half_of_the_swaps_of_fifo(each_its_own_model: bool, seed: int) -> None:
     scenario = replace(three_tenants(each_its_own_model=each_its_own_model), seed=seed)
     ours, control = run(scenario), run(scenario, fifo)
