@@ -6,7 +6,7 @@ are made when they are read (`router_svc.request_servicer`). A restart loses the
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -286,6 +286,14 @@ class RequestLog:
         """Return the requests under way, the oldest first, and their number; of one tenant, or of all if empty."""
         found = [entry for entry in self._under_way.values() if tenant in ("", entry.tenant)]
         return heapq.nsmallest(limit, found, key=lambda entry: (entry.arrived_at, entry.key)), len(found)
+
+    def ended(
+        self, limit: int, now: float, tenant: str, is_wanted: Callable[[EndedRequest], bool]
+    ) -> tuple[list[EndedRequest], int]:
+        """Return the wanted finished requests, the last first, and their number; of one tenant, or of all if empty."""
+        self._forget_old(now)
+        found = [each for each in reversed(self._ended.values()) if tenant in ("", each.tenant) and is_wanted(each)]
+        return found[:limit], len(found)
 
     def _note(self, decision: Waits | Loads | Placed | Rejects, now: float) -> None:
         entry = self._under_way.get(decision.key)

@@ -18,8 +18,10 @@ from weft.dispatch.remote_router import (
     CANCEL_WAIT_SECONDS,
     DEFAULT_LISTED,
     MAX_LISTED,
+    UNDER_WAY,
+    ListedRequests,
     RequestSource,
-    RequestsUnderWay,
+    Selection,
     not_cancellable,
     not_remembered,
 )
@@ -135,11 +137,16 @@ class LocalRequests(RequestSource):
         return request_record(entry, with_decisions=True)
 
     @override
-    async def requests(self, limit: int = DEFAULT_LISTED, tenant: str = "") -> RequestsUnderWay:
-        entries, total = self._log.under_way(min(limit, MAX_LISTED), tenant)
-        return RequestsUnderWay(
-            requests=[request_record(entry, with_decisions=False) for entry in entries], total=total
-        )
+    async def requests(
+        self, limit: int = DEFAULT_LISTED, tenant: str = "", selection: Selection = UNDER_WAY
+    ) -> ListedRequests:
+        found: tuple[Sequence[RequestEntry | EndedRequest], int]
+        if selection == UNDER_WAY:
+            found = self._log.under_way(min(limit, MAX_LISTED), tenant)
+        else:
+            found = self._log.ended(min(limit, MAX_LISTED), self._clock.monotonic(), tenant, _HAS_OUTCOME[selection])
+        entries, total = found
+        return ListedRequests(requests=[request_record(entry, with_decisions=False) for entry in entries], total=total)
 
     @override
     async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
@@ -173,6 +180,14 @@ class LocalRequests(RequestSource):
         return self._clients.records()
 
 
+_HAS_OUTCOME: Mapping[int, Callable[[EndedRequest], bool]] = {
+    pb.REQUEST_SELECTION_ENDED: lambda _: True,
+    pb.REQUEST_SELECTION_COMPLETED: lambda ended: ended.reason is Reason.UNSPECIFIED,
+    pb.REQUEST_SELECTION_FAILED: lambda ended: ended.reason not in (Reason.UNSPECIFIED, Reason.CANCELLED),
+    pb.REQUEST_SELECTION_CANCELLED: lambda ended: ended.reason is Reason.CANCELLED,
+}
+
+
 class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
     """Implements RequestService; translation only."""
 
@@ -191,8 +206,10 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
     async def ListRequests(self, request: pb.ListRequestsRequest, context: Context) -> pb.ListRequestsResponse:
         if request.limit < 0:
             raise invalid_field("limit", "must not be negative")
+        if request.selection not in pb.RequestSelection.values():
+            raise invalid_field("selection", f"must be one of {', '.join(pb.RequestSelection.keys())}")
         tenant = _tenant_of(request.tenant)
-        found = await self._requests.requests(request.limit or DEFAULT_LISTED, tenant)
+        found = await self._requests.requests(request.limit or DEFAULT_LISTED, tenant, request.selection)
         return pb.ListRequestsResponse(requests=found.requests, total_count=found.total)
 
     @override

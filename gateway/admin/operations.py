@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,15 +14,23 @@ from gateway.answers.stream import EventStream
 from gateway.answers.unary import json_response
 from gateway.deps import GatewayDeps
 from gateway.intake.headers import tenant_of
-from gateway.intake.query import begin_change, begin_read
+from gateway.intake.query import Query, begin_change, begin_read
 from gateway.operations import OPERATION_PREFIX, OperationsPort, idempotency_key, requester
 from gateway.request_facts import facts_of, headers_of
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
-from weft.api.router.v1.request_service_pb2 import ListClientsResponse, ListRequestsResponse
+from weft.api.router.v1.request_service_pb2 import ListClientsResponse, ListRequestsResponse, RequestSelection
 from weft.dispatch.placement import QueueSource
-from weft.dispatch.remote_router import DEFAULT_LISTED, MAX_LISTED, RequestSource
+from weft.dispatch.remote_router import (
+    DEFAULT_LISTED,
+    MAX_LISTED,
+    UNDER_WAY,
+    RequestSource,
+    Selection,
+)
 from weft.documents.codec import document_of
+from weft.kernel.errors import invalid_field
+from weft.kernel.field_rules import enum_words
 from weft.kernel.log import get_logger
 from weft.kernel.names import (
     DEFAULT_TENANT,
@@ -133,7 +142,8 @@ async def _encoded(operations: AsyncGenerator[operation_pb2.Operation]) -> Async
 
 REQUESTS_SURFACE = "requests"
 
-REQUEST_LIST_PARAMETERS = ("limit",)
+REQUEST_LIST_PARAMETERS = ("limit", "state")
+_OUTCOMES = {word: number for number, word in enum_words(RequestSelection.DESCRIPTOR).items()}
 
 
 async def get_request(requests: RequestSource, request: Request) -> Response:
@@ -153,12 +163,21 @@ async def cancel_request(requests: RequestSource, request: Request) -> Response:
 
 
 async def list_requests(requests: RequestSource, request: Request) -> Response:
-    """Lists the running requests of the caller's tenant, oldest first."""
+    """Lists requests of the caller's tenant: the running ones, oldest first; with `state`, ended ones, last first."""
     query = begin_read(request, REQUESTS_SURFACE, REQUEST_LIST_PARAMETERS)
     limit = query.count("limit", MAX_LISTED) or DEFAULT_LISTED
-    found = await requests.requests(limit, tenant_of(request.scope))
+    found = await requests.requests(limit, tenant_of(request.scope), _selection(query))
     listed = ListRequestsResponse(requests=found.requests, total_count=found.total)
     return json_response(document_of(listed))
+
+
+def _selection(query: Query) -> Selection:
+    if "state" not in query:
+        return UNDER_WAY
+    found = _OUTCOMES.get(query.text("state"))
+    if found is None:
+        raise invalid_field("state", f"must be one of {', '.join(_OUTCOMES)}; without it, running requests are listed")
+    return cast("Selection", found)
 
 
 async def list_clients(requests: RequestSource, request: Request) -> Response:

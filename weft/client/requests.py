@@ -8,8 +8,11 @@ with connect_requests() as requests:
 
 from weft.api.router.v1 import request_pb2, request_service_pb2, request_service_pb2_grpc
 from weft.client._channel import MeshServiceClient
+from weft.kernel.errors import invalid_field
+from weft.kernel.field_rules import enum_words
 
 pb = request_service_pb2
+_OUTCOMES = {word: number for number, word in enum_words(pb.RequestSelection.DESCRIPTOR).items()}
 
 
 class Requests(MeshServiceClient):
@@ -28,6 +31,17 @@ class Requests(MeshServiceClient):
     def under_way(self, limit: int = 0) -> pb.ListRequestsResponse:
         """Returns unfinished requests, the oldest first; `limit` 0: the router's default, 100."""
         found: pb.ListRequestsResponse = self._call(self._stub.ListRequests, pb.ListRequestsRequest(limit=limit))
+        return found
+
+    def ended(self, limit: int = 0, outcome: str = "ended") -> pb.ListRequestsResponse:
+        """Returns ended requests that are remembered, the last first; `limit` 0: the router's default, 100.
+
+        Raises INVALID_ARGUMENT naming `state` for an outcome other than ended (all), completed, failed or cancelled.
+        """
+        if outcome not in _OUTCOMES:
+            raise invalid_field("state", f"must be one of {', '.join(_OUTCOMES)}")
+        wanted = pb.ListRequestsRequest(limit=limit, selection=_OUTCOMES[outcome])  # type: ignore[arg-type]  # a number
+        found: pb.ListRequestsResponse = self._call(self._stub.ListRequests, wanted)
         return found
 
     def cancel(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, cast
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, cast
 
 import grpc
 from google.protobuf import duration_pb2
@@ -296,16 +296,18 @@ CANCEL_WAIT_SECONDS = 5.0
 DEFAULT_LISTED = 100
 MAX_LISTED = 1_000
 """Requests in one list."""
+Selection: TypeAlias = request_service_pb2.RequestSelection.ValueType
+UNDER_WAY = request_service_pb2.REQUEST_SELECTION_UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestsUnderWay:
-    """Unfinished requests."""
+class ListedRequests:
+    """Requests of one selection."""
 
     requests: Sequence[request_pb2.RequestRecord]
-    """The oldest first, without their decisions."""
+    """Unfinished ones with the oldest first, ended ones with the last first; without their decisions."""
     total: int
-    """Number of unfinished requests, listed or not."""
+    """Number of requests of the selection, listed or not."""
 
 
 class RequestSource(Protocol):
@@ -315,8 +317,10 @@ class RequestSource(Protocol):
         """One request of the tenant; an empty tenant: any. Raises NOT_FOUND."""
         ...
 
-    async def requests(self, limit: int = DEFAULT_LISTED, tenant: str = "") -> RequestsUnderWay:
-        """Unfinished requests of one tenant (empty: of all); at most MAX_LISTED."""
+    async def requests(
+        self, limit: int = DEFAULT_LISTED, tenant: str = "", selection: Selection = UNDER_WAY
+    ) -> ListedRequests:
+        """Requests of one tenant (empty: of all), by default unfinished ones; at most MAX_LISTED."""
         ...
 
     async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
@@ -346,13 +350,15 @@ class RemoteRequests(RequestSource):
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
     @override
-    async def requests(self, limit: int = DEFAULT_LISTED, tenant: str = "") -> RequestsUnderWay:
-        wanted = request_service_pb2.ListRequestsRequest(limit=limit, tenant=tenant)
+    async def requests(
+        self, limit: int = DEFAULT_LISTED, tenant: str = "", selection: Selection = UNDER_WAY
+    ) -> ListedRequests:
+        wanted = request_service_pb2.ListRequestsRequest(limit=limit, tenant=tenant, selection=selection)
         try:
             response = await self._stub.ListRequests(wanted, timeout=REQUESTS_TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
-        return RequestsUnderWay(requests=response.requests, total=response.total_count)
+        return ListedRequests(requests=response.requests, total=response.total_count)
 
     @override
     async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:

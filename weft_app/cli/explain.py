@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from weft.api.router.v1.request_pb2 import DecisionRecord, RequestRecord
-from weft.client.requests import connect_requests
+from weft.client.requests import Requests, connect_requests
 from weft.documents.codec import document_of, moment_of, word_of
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import INDENT, Column, TextTable, page, print_page, safe_text
 from weft_app.cli.templates import filled
@@ -63,8 +65,22 @@ _COSTS = (
 )
 
 
+def _last(requests: Requests) -> str:
+    """Returns the id of the request that ended last. Raises NOT_FOUND."""
+    for request in requests.ended(1).requests:
+        return request.request_id
+    raise WeftError(Reason.NOT_FOUND, "no request has ended lately; `weft get requests` lists those that run")
+
+
 def explain(
-    request_id: Annotated[str, typer.Argument(metavar="REQUEST-ID", help="Request id, as in the header x-request-id.")],
+    request_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="[REQUEST-ID]",
+            help="Request id, as in the header x-request-id. Default: the request that ended last.",
+            show_default=False,
+        ),
+    ] = "",
     output: PageOutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
@@ -75,7 +91,7 @@ def explain(
     Example: weft explain req-5f0c1a
     """
     with connect_requests(home=home) as requests:
-        found = requests.get(request_id)
+        found = requests.get(request_id or _last(requests))
     print_page(output, lambda: explanation(found), lambda: document_of(found))
 
 

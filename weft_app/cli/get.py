@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.api.router.v1.request_pb2 import RequestRecord
 from weft.api.router.v1.request_service_pb2 import ListClientsResponse, ListRequestsResponse
 from weft.client.requests import Requests, connect_requests
 from weft.client.resources import connect_registry
-from weft.documents.codec import document_of
+from weft.documents.codec import document_of, word_of
 from weft.documents.mesh_state import Key, MeshState
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, declared, plain
@@ -26,6 +27,7 @@ from weft_app.cli.options import (
     ResourceFormat,
     ResourceOutputOption,
     WatchOption,
+    naming_fields,
     reporting,
 )
 from weft_app.cli.output import Column, Feed, Listing, json_line, say
@@ -61,6 +63,27 @@ _REQUESTS = Listing(
     wide=(*_REQUEST[:-1], Column("CLIENT", "{client_id}"), Column("AWAITS", "[{queued.reason}|{loading.stage}]")),
     name=lambda request: request.request_id,
 )
+_END = (
+    Column("REQUEST", "{request_id}"),
+    Column("TARGET", "{target}"),
+    Column("OUTCOME", lambda request: word_of(request, "reason") if request.reason else "completed"),
+    Column("TENANT", "{tenant}"),
+    Column("PRIORITY", "{priority}"),
+    Column("TOKENS", "[{receipt.usage.prompt_tokens}+{receipt.usage.completion_tokens}]"),
+    Column("TOOK", lambda request: f"{_seconds_of(request):.3g}s"),
+    Column("ENDED", "[{end_time:ago}]", ticks=True),
+)
+_ENDED = Listing(
+    columns=_END,
+    wide=(*_END, Column("CLIENT", "{client_id}"), Column("MESSAGE", "[{message}]")),
+    name=lambda request: request.request_id,
+)
+
+
+def _seconds_of(request: RequestRecord) -> float:
+    return (request.end_time.ToNanoseconds() - request.arrive_time.ToNanoseconds()) / 1e9
+
+
 _CLIENT = (
     Column("CLIENT", "{client_id}"),
     Column("PROFILE", "{has_profile:yes}"),
@@ -86,24 +109,28 @@ def is_about_requests(words: Sequence[str]) -> bool:
     return words[0].lower() in REQUEST_WORDS | CLIENT_WORDS
 
 
-def show_requests(words: Sequence[str], output: ResourceFormat, home: Path) -> None:
-    """Prints the requests or clients that `words` name; without names, all running requests or all clients."""
-    names = words[1:]
+def show_requests(words: Sequence[str], output: ResourceFormat, states: Sequence[str], home: Path) -> None:
+    """Prints the requests or clients that `words` name; without names, those of the state, or all clients."""
+    names, is_requests = words[1:], words[0].lower() in REQUEST_WORDS
+    if states and (names or not is_requests or len(states) > 1):
+        raise invalid_field("--state", "of requests is one, and goes without names")
     with connect_requests(home=home) as requests:
-        is_requests = words[0].lower() in REQUEST_WORDS
-        found = _requests(requests, names) if is_requests else _clients(requests, names)
+        found = _requests(requests, names, *states) if is_requests else _clients(requests, names)
     if output is ResourceFormat.YAML:
         raise invalid_field("--output", "must be table, wide, json or name: requests and clients are not declared")
     if isinstance(found, ListClientsResponse):
         _CLIENTS.print(found.clients, output, lambda: document_of(found))
         return
-    _REQUESTS.print(found.requests, output, lambda: document_of(found))
+    (_ENDED if states else _REQUESTS).print(found.requests, output, lambda: document_of(found))
     left = found.total_count - len(found.requests)
     if left > 0 and output in (ResourceFormat.TABLE, ResourceFormat.WIDE):
         say(f"and {left} more\n")
 
 
-def _requests(requests: Requests, names: Sequence[str]) -> ListRequestsResponse:
+def _requests(requests: Requests, names: Sequence[str], state: str = "") -> ListRequestsResponse:
+    if state:
+        with naming_fields(lambda field: f"--{field}"):
+            return requests.ended(MAX_SHOWN, state)
     if not names:
         return requests.under_way(MAX_SHOWN)
     found = [requests.get(name) for name in names]
@@ -144,7 +171,9 @@ def get(
     states: Annotated[
         list[str] | None,
         typer.Option(
-            "--state", help="Tasks in this state: pending, running, completed, failed or cancelled; repeatable."
+            "--state",
+            help="Tasks in this state: pending, running, completed, failed or cancelled; repeatable. Of requests one: "
+            "ended, completed, failed or cancelled. Default: running requests.",
         ),
     ] = None,
     home: HomeOption = DEFAULT_HOME,
@@ -166,13 +195,13 @@ def get(
                 raise invalid_field("--watch", "goes with resources")
             show_secrets(resources, output, home)
             return
-        if states:
-            raise invalid_field("--state", "goes with tasks")
         if is_about_requests(resources):
             if watch:
                 raise invalid_field("--watch", "goes with resources; a request's own stream says how it fares")
-            show_requests(resources, output, home)
+            show_requests(resources, output, states or (), home)
             return
+        if states:
+            raise invalid_field("--state", "goes with tasks and requests")
         _show_resources(resources, selector, output, home, watch=watch)
 
 

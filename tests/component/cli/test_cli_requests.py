@@ -229,6 +229,46 @@ def test_get_requests_lists_those_under_way_the_oldest_first(mesh: Mesh) -> None
     assert mesh.run("get", "request", "req-3", "-o", "name").stdout == "req-3\n", "one by name, also after its end"
 
 
+def test_get_requests_lists_ended_ones_by_their_outcome(mesh: Mesh) -> None:
+    mesh.arrive(1, "req-1")
+    mesh.log.note_end(1, mesh.clock.monotonic(), Reason.UNSPECIFIED)
+    mesh.arrive(2, "req-2")
+    mesh.log.note_end(2, mesh.clock.monotonic(), Reason.STALL_TIMEOUT)
+    mesh.arrive(3, "req-3")
+    header, *rows = mesh.run("get", "requests", "--state", "ended").stdout.splitlines()
+    assert header.split() == ["REQUEST", "TARGET", "OUTCOME", "TENANT", "PRIORITY", "TOKENS", "TOOK", "ENDED"]
+    assert [row.split()[:3] for row in rows] == [["req-2", "qwen", "stall_timeout"], ["req-1", "qwen", "completed"]]
+    assert mesh.run("get", "requests", "--state", "failed", "-o", "name").stdout == "req-2\n"
+    assert json.loads(mesh.run("get", "requests", "--state", "completed", "-o", "json").stdout)["total"] == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("requests", "--state", "nonsense"),
+        ("requests", "req-1", "--state", "ended"),
+        ("requests", "--state", "ended", "--state", "failed"),
+        ("clients", "--state", "ended"),
+        ("models", "--state", "ended"),
+    ],
+)
+def test_a_state_that_requests_do_not_have_is_refused_naming_the_option(mesh: Mesh, words: tuple[str, ...]) -> None:
+    refused = mesh.run("get", *words)
+    assert refused.exit_code == 2
+    assert "--state: " in refused.stderr
+
+
+def test_explain_without_an_id_is_about_the_request_that_ended_last(mesh: Mesh) -> None:
+    nothing = mesh.run("explain")
+    assert nothing.exit_code == 3
+    assert "no request has ended lately" in nothing.stderr
+    for key in (1, 2):
+        mesh.arrive(key, f"req-{key}")
+    mesh.log.note_end(2, mesh.clock.monotonic())
+    mesh.log.note_end(1, mesh.clock.monotonic())
+    assert json.loads(mesh.run("explain", "-o", "json").stdout)["requestId"] == "req-1"
+
+
 def test_get_clients_shows_how_they_ask(mesh: Mesh) -> None:
     _served(mesh)
     mesh.arrive(2, "req-2", client_id="editor")

@@ -10,7 +10,8 @@ from gateway_script import RawResponse, serving
 
 from weft.api.common.v1 import priority_pb2, receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
-from weft.dispatch.remote_router import RequestsUnderWay, not_remembered
+from weft.api.router.v1.request_service_pb2 import REQUEST_SELECTION_FAILED
+from weft.dispatch.remote_router import UNDER_WAY, ListedRequests, Selection, not_remembered
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -62,10 +63,10 @@ class ScriptedRequests:
                 return record
         raise not_remembered(request_id)
 
-    async def requests(self, limit: int = 100, tenant: str = "") -> RequestsUnderWay:
-        self._note(limit, tenant)
+    async def requests(self, limit: int = 100, tenant: str = "", selection: Selection = UNDER_WAY) -> ListedRequests:
+        self._note(limit, tenant, *((selection,) if selection else ()))
         found = [record for record in self.records if record.tenant == tenant]
-        return RequestsUnderWay(requests=found[:limit], total=len(found))
+        return ListedRequests(requests=found[:limit], total=len(found))
 
     async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> pb.RequestRecord:
         found = pb.RequestRecord()
@@ -193,3 +194,13 @@ async def test_a_router_that_is_away_is_503(path: str) -> None:
 async def test_where_nobody_remembers_there_is_no_such_path() -> None:
     async with serving() as gateway:
         assert (await gateway.request("GET", "/v1/requests/req-1")).status == 404
+
+
+async def test_ended_requests_are_listed_by_state_and_others_states_are_refused() -> None:
+    scripted = ScriptedRequests()
+    async with serving(requests=scripted) as gateway:
+        body_of(await gateway.request("GET", "/v1/requests?state=failed&limit=7"))
+        refused = body_of(await gateway.request("GET", "/v1/requests?state=running"), 400)
+    assert scripted.asked == [(7, "default", REQUEST_SELECTION_FAILED)]
+    assert refused["error"]["param"] == "state"
+    assert "ended, completed, failed, cancelled" in refused["error"]["message"]

@@ -14,10 +14,11 @@ from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.placement import PlacementServicer
 from router_svc.policy.decisions import Waits
 from router_svc.policy.settings import RateLimitConfig
-from router_svc.request_log import RequestLog
+from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.request_servicer import LocalRequests, RequestServicer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2_grpc, request_service_pb2_grpc
+from weft.api.router.v1 import request_service_pb2 as pb
 from weft.dispatch.placement import Decision, OnCancelled, PlacementRequest
 from weft.dispatch.remote_router import RemotePlacement, RemoteRequests
 from weft.kernel.errors import FieldError, WeftError
@@ -43,8 +44,9 @@ class Router:
 
     def __init__(self) -> None:
         self.log = RequestLog()
-        self.clients = ClientRegistry(ClientsConfig(), RateLimitConfig(), FakeClock())
-        self.local = LocalRequests(self.log, self.clients, FakeClock(), NothingRuns())
+        self.clock = FakeClock()
+        self.clients = ClientRegistry(ClientsConfig(), RateLimitConfig(), self.clock)
+        self.local = LocalRequests(self.log, self.clients, self.clock, NothingRuns())
 
     def arrive(self, key: int, request_id: str, tenant: str = "a") -> None:
         request = PlacementRequest(
@@ -83,6 +85,35 @@ async def test_what_is_read_over_a_socket_is_what_the_router_says(tmp_path: Path
                 found = await source.requests(limit, tenant)
                 assert ([one.request_id for one in found.requests], found.total) == (ids, total)
                 assert all(not one.decisions for one in found.requests)
+
+
+async def test_ended_requests_are_listed_by_outcome_the_last_first(tmp_path: Path) -> None:
+    router = Router()
+    ends = {1: Reason.UNSPECIFIED, 2: Reason.STALL_TIMEOUT, 3: Reason.CANCELLED, 4: None, 5: Reason.UNSPECIFIED}
+    for key, reason in ends.items():
+        router.arrive(key, f"r-{key}", "b" if key == 5 else "a")
+        router.log.note_end(key, router.clock.monotonic(), reason)
+    router.arrive(6, "r-6", "a")
+    wanted = [
+        (pb.REQUEST_SELECTION_ENDED, "", ["r-5", "r-4", "r-3", "r-2", "r-1"]),
+        (pb.REQUEST_SELECTION_COMPLETED, "", ["r-5", "r-1"]),
+        (pb.REQUEST_SELECTION_COMPLETED, "a", ["r-1"]),
+        (pb.REQUEST_SELECTION_FAILED, "", ["r-2"]),
+        (pb.REQUEST_SELECTION_CANCELLED, "", ["r-4", "r-3"]),
+        (pb.REQUEST_SELECTION_UNSPECIFIED, "", ["r-6"]),
+    ]
+    async with remote(router, tmp_path) as requests:
+        for selection, tenant, ids in wanted:
+            for source in (requests, router.local):
+                found = await source.requests(100, tenant, selection)
+                assert ([one.request_id for one in found.requests], found.total) == (ids, len(ids))
+        few = await requests.requests(2, "", pb.REQUEST_SELECTION_ENDED)
+        assert ([one.request_id for one in few.requests], few.total) == (["r-5", "r-4"], 5)
+        await router.clock.advance(RequestLogLimits().keep_seconds + 1)
+        assert (await requests.requests(100, "", pb.REQUEST_SELECTION_ENDED)).total == 0, "they are forgotten"
+        with pytest.raises(FieldError) as caught:
+            await requests.requests(100, "", 99)  # type: ignore[arg-type]  # of a later release
+        assert caught.value.field == "selection"
 
 
 @pytest.mark.parametrize(("request_id", "tenant"), [("r-9", ""), ("r-1", "b")])

@@ -7,11 +7,50 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import sys
 import typing
 import weft.api.router.v1.request_pb2
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _RequestSelection:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _RequestSelectionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_RequestSelection.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    REQUEST_SELECTION_UNSPECIFIED: _RequestSelection.ValueType  # 0
+    """Those that go on."""
+    REQUEST_SELECTION_ENDED: _RequestSelection.ValueType  # 1
+    """Those that have ended and are remembered."""
+    REQUEST_SELECTION_COMPLETED: _RequestSelection.ValueType  # 2
+    """Those that ended with a whole answer."""
+    REQUEST_SELECTION_FAILED: _RequestSelection.ValueType  # 3
+    """Those that ended without one, and were not cancelled."""
+    REQUEST_SELECTION_CANCELLED: _RequestSelection.ValueType  # 4
+    """Those that ended because their caller left, or somebody cancelled them."""
+
+class RequestSelection(_RequestSelection, metaclass=_RequestSelectionEnumTypeWrapper):
+    """RequestSelection is which requests are listed."""
+
+REQUEST_SELECTION_UNSPECIFIED: RequestSelection.ValueType  # 0
+"""Those that go on."""
+REQUEST_SELECTION_ENDED: RequestSelection.ValueType  # 1
+"""Those that have ended and are remembered."""
+REQUEST_SELECTION_COMPLETED: RequestSelection.ValueType  # 2
+"""Those that ended with a whole answer."""
+REQUEST_SELECTION_FAILED: RequestSelection.ValueType  # 3
+"""Those that ended without one, and were not cancelled."""
+REQUEST_SELECTION_CANCELLED: RequestSelection.ValueType  # 4
+"""Those that ended because their caller left, or somebody cancelled them."""
+global___RequestSelection = RequestSelection
 
 @typing.final
 class GetRequestRequest(google.protobuf.message.Message):
@@ -109,23 +148,27 @@ global___CancelRequestResponse = CancelRequestResponse
 
 @typing.final
 class ListRequestsRequest(google.protobuf.message.Message):
-    """ListRequestsRequest asks for those that go on."""
+    """ListRequestsRequest asks for those that go on, or that have ended."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LIMIT_FIELD_NUMBER: builtins.int
     TENANT_FIELD_NUMBER: builtins.int
+    SELECTION_FIELD_NUMBER: builtins.int
     limit: builtins.int
     """At most this many; 0 means 100, more than 1,000 means 1,000."""
     tenant: builtins.str
     """Only those of this tenant. Empty: of any tenant."""
+    selection: global___RequestSelection.ValueType
+    """Which ones. Unspecified: those that go on."""
     def __init__(
         self,
         *,
         limit: builtins.int = ...,
         tenant: builtins.str = ...,
+        selection: global___RequestSelection.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["limit", b"limit", "tenant", b"tenant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["limit", b"limit", "selection", b"selection", "tenant", b"tenant"]) -> None: ...
 
 global___ListRequestsRequest = ListRequestsRequest
 
@@ -138,10 +181,10 @@ class ListRequestsResponse(google.protobuf.message.Message):
     REQUESTS_FIELD_NUMBER: builtins.int
     TOTAL_COUNT_FIELD_NUMBER: builtins.int
     total_count: builtins.int
-    """How many go on, listed or not."""
+    """How many there are, listed or not."""
     @property
     def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.router.v1.request_pb2.RequestRecord]:
-        """The oldest first."""
+        """Of those that go on the oldest first, of those that have ended the last first."""
 
     def __init__(
         self,
