@@ -24,7 +24,6 @@ from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 
 SCHEMA_VERSION = 1
-DEFAULT_MAX_ADDED_MODELS = 32
 MAX_FILE_BYTES = 16 * 1024**2
 MAX_REASONS = 16
 

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner_svc.added_models import DEFAULT_MAX_ADDED_MODELS, ModelAdder
+from runner_svc.added_models import ModelAdder
 from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.lease_manager import Observer
 from runner_svc.runtimes.table import DEFAULT_RUNTIME
+from runner_svc.settings import DEFAULT_MAX_ADDED_MODELS
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.tools.port import ToolSettings
 from weft.api.registry.v1 import agent_pb2

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Le, MaxLen, MinLen
 
-from runner_svc.added_models import DEFAULT_MAX_ADDED_MODELS
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
@@ -34,6 +33,9 @@ _CHAT = ChatSettings()
 _GRACES = StopGraces()
 _RESTART = RestartLimits()
 _TIMEOUTS = TimeoutProfile()
+
+
+DEFAULT_MAX_ADDED_MODELS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
