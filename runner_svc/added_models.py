@@ -5,7 +5,7 @@ request.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
 from runner_svc.instance.settings import ServedModel
+from runner_svc.policy.model_sizing import MachineMemory
 from runner_svc.policy.repository_files import ModelForm
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
 from weft.kernel.errors import FieldError, WeftError, invalid_field
@@ -29,8 +30,15 @@ MAX_REASONS = 16
 
 ShowPull = Callable[[model_store_pb2.PullProgress], None]
 """Called with how far a pull is."""
+ReadMemory = Callable[[], Awaitable[MachineMemory]]
+"""Returns the memory by which a model without a configuration is sized."""
 
 log = get_logger("weft.runner")
+
+
+async def unknown_memory() -> MachineMemory:
+    """A ReadMemory of a machine that is unknown, which bounds nothing."""
+    return MachineMemory()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +49,8 @@ class AddRequest:
     name: str
     options: load_pb2.LoadOptions = field(default_factory=load_pb2.LoadOptions)
     """What the caller wants of the load that follows."""
+    memory: ReadMemory = unknown_memory
+    """Reads the memory by which it is sized."""
 
 
 class ModelAdder(Protocol):
@@ -70,6 +80,10 @@ class ModelHost(Protocol):
 
     def is_served(self, name: str) -> bool:
         """Whether a model or an adapter of this name is served."""
+        ...
+
+    async def machine_memory(self) -> MachineMemory:
+        """Returns the memory by which a model without a configuration is sized."""
         ...
 
     async def serve(self, model: ServedModel) -> None:
@@ -118,7 +132,12 @@ class AddedModels:
 
         Raises as `ModelAdder.prepare`, ALREADY_EXISTS for the name of another model, TOO_MANY_RESOURCES.
         """
-        request = AddRequest(source=asked_source(source, "source"), name=require_name(name, "name"), options=options)
+        request = AddRequest(
+            source=asked_source(source, "source"),
+            name=require_name(name, "name"),
+            options=options,
+            memory=self._host.machine_memory,
+        )
         turn = self._turns.setdefault(name, asyncio.Lock())
         async with turn:
             earlier = self._models.get(name)

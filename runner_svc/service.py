@@ -18,9 +18,11 @@ from runner_svc.instance.admission import RequestLimit
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.lease_manager import LeaseManager, LeaseManagerConfig
+from runner_svc.memory.machine_memory import machine_memory
 from runner_svc.model_files.digest import model_digest
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import AS_CONFIGURED
+from runner_svc.policy.model_sizing import MachineMemory
 from runner_svc.servicers.control import RunnerServicer
 from runner_svc.servicers.inference import DataPlane
 from runner_svc.servicers.request_admission import RequestAdmission, RunnerIdentity
@@ -184,6 +186,10 @@ class RunnerService(Service):
     def is_served(self, name: str) -> bool:
         """Whether a model or an adapter of this name is served."""
         return name in self._by_name
+
+    async def machine_memory(self) -> MachineMemory:
+        """Returns the memory by which a model without a configuration is sized."""
+        return await machine_memory(self._leases)
 
     async def remove(self, name: str) -> int:
         """Serve a model no longer: its requests end within its drain time, then its engine and its lease.

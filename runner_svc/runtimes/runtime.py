@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.memory_estimate import EngineHabits
+from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.settings import ModelSettings
 
@@ -66,6 +67,8 @@ class Runtime(Generic[Settings]):
     formats: frozenset[WeightFormat] = frozenset()
     """Formats of weights that its engine loads, for models that are asked for by their source; empty: it serves none
     of those."""
+    places: EnginePlaces = field(default_factory=EnginePlaces)
+    """Where its engine can compute, for the size of such models."""
     starts_engines: bool = True
     """Whether weft starts and ends the engines; False: it uses servers that run already."""
     habits: EngineHabits = field(default_factory=EngineHabits)

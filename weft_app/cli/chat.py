@@ -151,7 +151,7 @@ def chat(
     if allow_remote:
         options["allow_remote"] = True
     history: list[Message] = [{"role": "system", "content": system}] if system else []
-    once = _only_message(message)
+    once = only_message(message, "--message", "; give it with -m, or pipe it in")
     if in_background:
         submit(name, once, history, options, home, wait_for_model=wait_for_model)
         return
@@ -202,15 +202,18 @@ def name_for_task(name: str, home: Path, *, wait_for_model: bool) -> str:
         return name
 
 
-def _only_message(message: str | None) -> str | None:
-    """Returns the single message from -m or a pipe; None for an interactive chat. Raises INVALID_ARGUMENT."""
+def only_message(message: str | None, field: str, remedy: str = "") -> str | None:
+    """Returns the single message that was given or piped in; None for an interactive chat.
+
+    Raises INVALID_ARGUMENT naming `field` for an empty one.
+    """
     if message is None and sys.stdin.isatty():
         return None
     text = message if message is not None else sys.stdin.buffer.read(MAX_PIPED_BYTES + 1).decode("utf-8", "replace")
     if len(text) > MAX_PIPED_BYTES:
         raise WeftError(Reason.REQUEST_TOO_LARGE, f"standard input is larger than {MAX_PIPED_BYTES // 1024**2} MiB")
     if not text.strip():
-        raise invalid_field("--message", "the message is empty; give it with -m, or pipe it in")
+        raise invalid_field(field, f"the message is empty{remedy}")
     return text
 
 

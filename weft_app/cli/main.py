@@ -46,6 +46,10 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "weft_app.cli.chat:chat",
         "Chat with a model, pool, agent or route. The answer goes to stdout, everything else to stderr.",
     ),
+    "run": CommandPlace(
+        "weft_app.cli.run:run",
+        "Pull, load and chat with a model, by its name or source. Where no mesh runs, one runs for this command.",
+    ),
     "get": CommandPlace(
         "weft_app.cli.get:get",
         "List resources, requests, clients, tasks or secrets. Resources printed as YAML can be applied again.",
@@ -158,7 +162,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
 """All commands."""
 
 HELP_PANELS: Mapping[str, tuple[str, ...]] = {
-    "Start here": ("up", "stop", "status", "demo", "chat", "doctor"),
+    "Start here": ("up", "run", "stop", "status", "demo", "chat", "doctor"),
     "Models": ("pull", "models", "ps", "load", "unload", "flush", "estimate", "logs"),
     "Resources": ("get", "describe", "create", "rotate", "apply", "diff", "delete", "wait", "events"),
     "Requests": ("explain", "cancel", "batch", "simulate"),
@@ -194,7 +198,6 @@ OTHER_WORDS: Mapping[str, str] = {
     "remove": "weft models rm NAME for pulled files, weft delete KIND NAME for a resource",
     "restart": "weft stop, then weft up; one model alone: weft unload MODEL, then weft load MODEL",
     "rm": "weft models rm NAME for pulled files, weft delete KIND NAME for a resource",
-    "run": "weft chat NAME",
     "show": "weft describe KIND NAME",
     "start": "weft up",
     "token": "weft runner token, weft keys or weft sign",

@@ -22,6 +22,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.model_source import parse_source
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
+from weft_app.cli.model_paths import with_marked_path
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_INTERRUPTED,
@@ -129,7 +130,7 @@ def pull(
 
     Example: weft pull hf:Qwen/Qwen3-8B-GGUF:Q4_K_M
     """
-    wanted, settings = parse_source(source, SOURCE), load_config(config).model_store
+    wanted, settings = parse_source(with_marked_path(source), SOURCE), load_config(config).model_store
     store = _store(home)
     limits = PullSettings(disk_limit_bytes=settings.disk_limit_bytes, allow_http=settings.allow_http)
     last = pb.PullProgress()

@@ -1,6 +1,7 @@
 """`weft load`, `weft unload`, `weft flush` and `weft logs`, and `weft operation` for what they have started."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -154,10 +155,12 @@ def read_token(place: str) -> str:
         raise invalid_field("--token", "is not UTF-8 text") from None
 
 
-def follow(operations: Operations, first: Operation, *, shown: bool) -> Operation:
+def follow(
+    operations: Operations, first: Operation, *, shown: bool, interrupted: Callable[[Operation], None] | None = None
+) -> Operation:
     """Follows an operation to its end and returns it; with `shown`, prints its progress. Raises its failure.
 
-    Ctrl-C leaves the operation running and says how to cancel it.
+    `interrupted` is called after Ctrl-C; None: the operation is left running, with a note how to cancel it.
     """
     last = first
     try:
@@ -167,7 +170,9 @@ def follow(operations: Operations, first: Operation, *, shown: bool) -> Operatio
                 for last in operations.watch(first.name):
                     show(last)
     except KeyboardInterrupt:
-        if not has_ended(last):
+        if interrupted is not None:
+            interrupted(last)
+        elif not has_ended(last):
             note(f"{first.name} continues; follow it with `weft operation watch`, end it with `weft operation cancel`")
         raise
     if not has_ended(last):

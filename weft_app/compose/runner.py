@@ -24,6 +24,7 @@ from weft_app.compose.accelerators import host_observer
 from weft_app.compose.added_models import SectionAdder
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.home import WeftHome
+from weft_app.compose.model_sizer import size_by_memory
 from weft_app.compose.model_sources import ModelSources
 from weft_app.compose.published_agents import published_agents
 from weft_app.compose.security import channel_security, key_check, key_followers, new_host
@@ -69,7 +70,7 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
     models = section.published_models
     if published is not None:
         models = tuple(model for model in section.models if published(model))
-    if not models:
+    if not models and section.models:
         raise invalid_field(f"runners.{section.name}.models", "none is published; set `publish: true` for one of them")
     state = home.state / "runners"
     has_children = section.engine.starts_engines or any(tool.type == "mcp_command" for tool in section.tools)
@@ -90,7 +91,9 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
     def build_added(other: RunnerSettings, model: ModelSettings) -> ServedModel:
         return served_model(other, model, drain_seconds, replace(context, command=other.command))
 
-    adder = SectionAdder(section, sources, home.environments, build_added) if section.engine.formats else None
+    adder = None
+    if section.engine.formats:
+        adder = SectionAdder(section, sources, home.environments, build_added, size_by_memory)
     return RunnerConfig(
         name=section.name,
         runtime=section.runtime,

@@ -257,6 +257,8 @@ class UpHost:
         for runner in self._runners:
             arguments = ["serve", "runner", "--runner", runner.name, "--home", str(self._home.root)]
             arguments += ["--registry", self.grpc_address]
+            if not runner.models:
+                arguments.append("--no-demo")
             if runner.http_port is not None:
                 arguments += ["--http-port", str(runner.http_port)]
             if self._config_path is not None:
@@ -295,7 +297,10 @@ class UpHost:
         pulled: dict[str, Stage] = {}
         for model, runner in waiting.items():
             show(Stage(name=model, detail=f"loading on {runner}"))
-        while waiting:
+        empty = {runner.name for runner in self._runners if not runner.models}
+        while waiting or empty:
+            view = fleet.view
+            empty = {name for name in empty if name not in view.runners or not view.runners[name].active}
             for model, runner in list(waiting.items()):
                 settled = self._settled(fleet.view, model, runner)
                 if settled is None:

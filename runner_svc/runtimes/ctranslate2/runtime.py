@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from runner_svc.environments.ctranslate2.environment import ENVIRONMENT
 from runner_svc.policy.engine_choice import WeightFormat
+from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.runtimes.ctranslate2.parameters import PARAMETERS
 from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
 from runner_svc.runtimes.runtime import Runtime
@@ -50,6 +51,7 @@ RUNTIME = Runtime(
     settings=CTranslate2Model,
     build=_build,
     formats=frozenset({WeightFormat.CTRANSLATE2}),
+    places=EnginePlaces(in_layers=False),
     parameters=PARAMETERS,
     load_values=_load_values,
     environment=ENVIRONMENT,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from runner_svc.environments.exllamav3.environment import ENVIRONMENT
 from runner_svc.policy.engine_choice import WeightFormat
+from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.runtimes.exllamav3.parameters import PARAMETERS
 from runner_svc.runtimes.exllamav3.settings import PAGE_TOKENS, ExllamaV3Model, cache_tokens_of
 from runner_svc.runtimes.runtime import Requirement, Runtime
@@ -109,6 +110,7 @@ RUNTIME = Runtime(
     settings=ExllamaV3Model,
     build=_build,
     formats=frozenset({WeightFormat.EXL3}),
+    places=EnginePlaces(on_host=False, in_layers=False),
     parameters=PARAMETERS,
     requirement=Requirement(
         name="CUDA",

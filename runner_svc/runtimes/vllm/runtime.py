@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from runner_svc.environments.vllm.environment import ENVIRONMENT
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.memory_estimate import EngineHabits
+from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.runtimes.runtime import Runtime
 from runner_svc.runtimes.vllm.parameters import PARAMETERS
 from runner_svc.runtimes.vllm.settings import VllmLibraryModel
@@ -63,6 +64,7 @@ RUNTIME = Runtime(
     settings=VllmLibraryModel,
     build=_build,
     formats=frozenset({WeightFormat.SAFETENSORS}),
+    places=EnginePlaces(in_layers=False),
     parameters=PARAMETERS,
     habits=EngineHabits(),
     load_values=_load_values,

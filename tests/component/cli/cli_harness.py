@@ -3,7 +3,7 @@
 import json
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -341,8 +341,11 @@ class _Inference(inference_service_pb2_grpc.InferenceServiceServicer):
 
 
 @contextmanager
-def scripted_mesh(home: Path) -> Iterator[ScriptedMesh]:
-    """A mesh that says what it is told to say, written down in `home` like one of `weft up`."""
+def scripted_mesh(home: Path, *, add: Callable[[grpc.Server], None] = lambda _: None) -> Iterator[ScriptedMesh]:
+    """A mesh that says what it is told to say, written down in `home` like one of `weft up`.
+
+    `add` adds further servicers.
+    """
     mesh = ScriptedMesh(home)
     (home / "run").mkdir(parents=True)
     (home / "state").mkdir()
@@ -352,6 +355,7 @@ def scripted_mesh(home: Path) -> Iterator[ScriptedMesh]:
     settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(_Settings(mesh), server)
     runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(_Runner(), server)  # type: ignore[abstract]  # only what the CLI calls
     inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(mesh), server)  # type: ignore[abstract]  # see above
+    add(server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     (home / "run" / "up.json").write_text(json.dumps({"grpc": address, "url": "http://127.0.0.1:1"}))
     server.start()

@@ -66,7 +66,9 @@ def audit_entries(count: int) -> list[pb.AuditEntry]:
     )
 
 
-class _Operations(operation_service_pb2_grpc.OperationServiceServicer):
+class ScriptedOperations(operation_service_pb2_grpc.OperationServiceServicer):
+    """Tells what the script says."""
+
     def __init__(self, script: ScriptedRegistry) -> None:
         self._script = script
 
@@ -106,7 +108,7 @@ def scripted_registry(home: Path) -> Iterator[ScriptedRegistry]:
     script = ScriptedRegistry(home)
     (home / "run").mkdir(parents=True)
     server = grpc.server(ThreadPoolExecutor(max_workers=4), options=SERVER_OPTIONS)
-    operation_service_pb2_grpc.add_OperationServiceServicer_to_server(_Operations(script), server)  # type: ignore[abstract]  # only what the CLI calls
+    operation_service_pb2_grpc.add_OperationServiceServicer_to_server(ScriptedOperations(script), server)  # type: ignore[abstract]  # only what the CLI calls
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     (home / "run" / "up.json").write_text(json.dumps({"grpc": address}))
     server.start()

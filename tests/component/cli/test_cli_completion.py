@@ -52,6 +52,7 @@ def _offered(home: Path, line: str) -> list[str]:
         ("weft events model so", ["solo"]),
         ("weft chat ", ["big", "coder", "qwen", "qwen-2", "solo"]),
         ("weft chat agent/", ["agent/coder"]),
+        ("weft run qw", ["qwen", "qwen-2"]),
         ("weft chat route/", ["route/summaries"]),
         ("weft get route ", ["summaries"]),
         ("weft get widgets x", []),

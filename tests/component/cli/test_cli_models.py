@@ -168,3 +168,13 @@ def test_importing_the_hub_costs_the_start_of_no_command() -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+def test_a_relative_path_that_is_there_needs_no_dot_before_it(stage: Stage) -> None:
+    (stage.folder / "files").mkdir()
+    (stage.folder / "files" / "mine.gguf").write_bytes(WEIGHTS)
+    (stage.folder / "other.gguf").write_bytes(WEIGHTS[:100])
+    assert "/files/mine.gguf: 500 KiB, sha256:" in stage.run("pull", "files/mine.gguf").stdout
+    assert stage.run("pull", "other.gguf").returncode == 0
+    absent = stage.run("pull", "files/absent.gguf")
+    assert "write hf:files/absent.gguf for the hub's repository, or ./files/absent.gguf for a path" in absent.stderr

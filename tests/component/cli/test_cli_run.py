@@ -1,0 +1,143 @@
+"""`weft run` against a scripted mesh: names and sources, what it says of a choice, documents, and Ctrl-C."""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_harness import ScriptedMesh, scripted_mesh
+from cli_samples import some_model
+from operations_script import Operation, ScriptedOperations, ScriptedRegistry, an_operation
+
+from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
+from weft.api.runner.v1 import added_model_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_app.cli.options import EXIT_NOT_FOUND, EXIT_USAGE
+
+SOURCE = "hf:acme/tiny-GGUF:Q4_K_M"
+
+
+class Stage:
+    """A mesh with one model, whose operations are scripted."""
+
+    def __init__(self, mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
+        self.run = mesh.run
+        self.mesh = mesh
+        self.script = script
+
+    @property
+    def load(self) -> operation_pb2.LoadModel:
+        """The load that was asked for."""
+        (request,) = self.script.created
+        return request.action.load_model
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    home = tmp_path / "home"
+    script = ScriptedRegistry(home)
+    servicer = ScriptedOperations(script)  # type: ignore[abstract]  # only what the CLI calls
+
+    def add(server: object) -> None:
+        operation_service_pb2_grpc.add_OperationServiceServicer_to_server(servicer, server)  # type: ignore[arg-type]  # a server
+
+    with scripted_mesh(home, add=add) as mesh, (home / "run" / "up.lock").open("w") as lock:
+        # As the mesh that has written up.json.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        mesh.add(some_model("tiny"))
+        script.told = [an_operation("RUNNING", stage="pulling", progress=0.5), _loaded()]
+        yield Stage(mesh, script)
+
+
+def _loaded() -> Operation:
+    added = added_model_pb2.AddedModel(
+        name="tiny", source=SOURCE, runtime="llama_server", reasons=["context 2048 of 8192: memory", "1 slot: memory"]
+    )
+    return an_operation("SUCCEEDED", result=operation_pb2.OperationResult(models=["tiny"], added=added))
+
+
+def test_a_source_is_loaded_and_answers_and_the_choice_is_said_beside_the_answer(stage: Stage) -> None:
+    done = stage.run("run", SOURCE, "hi")
+    assert done.exit_code == 0, done.output
+    assert done.stdout == "I am tiny\n"
+    assert (stage.load.source, stage.load.model) == (SOURCE, "")
+    assert not stage.load.options.parameters
+    assert "weft: pulling: 50%" in done.stderr
+    said = [f"weft: {SOURCE} is served as tiny", "weft:   context 2048 of 8192: memory", "weft:   1 slot: memory"]
+    assert "\n".join(said) in done.stderr
+    assert [request.model for request in stage.mesh.asked] == ["tiny"]
+
+
+def test_a_name_and_a_size_that_are_asked_for_go_into_the_load(stage: Stage) -> None:
+    stage.run("run", SOURCE, "hi", "--name", "mine", "--context", "4096", "--slots", "2")
+    assert stage.load.model == "mine"
+    parameters = {name: value.integer for name, value in stage.load.options.parameters.items()}
+    assert parameters == {"context_tokens": 4096, "slots": 2}
+
+
+def test_a_bare_id_of_the_hub_is_a_source(stage: Stage) -> None:
+    stage.run("run", "acme/tiny-GGUF", "hi")
+    assert stage.load.source == "hf:acme/tiny-GGUF"
+
+
+def test_a_file_of_this_folder_is_loaded_by_its_whole_path(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.gguf").touch()
+    stage.run("run", "tiny.gguf", "hi")
+    assert stage.load.source == str(tmp_path / "tiny.gguf")
+
+
+def test_a_model_that_the_mesh_serves_is_asked_without_a_load(stage: Stage) -> None:
+    done = stage.run("run", "tiny", stdin="hi")
+    assert (done.stdout, stage.script.created) == ("I am tiny\n", [])
+    assert "Model: tiny" in done.stderr
+
+
+def test_a_served_model_is_loaded_again_for_another_size(stage: Stage) -> None:
+    stage.run("run", "tiny", "hi", "--context", "512")
+    assert (stage.load.model, stage.load.source) == ("tiny", "")
+    assert stage.load.options.parameters["context_tokens"].integer == 512
+
+
+def test_a_name_that_is_unknown_is_answered_with_what_a_source_looks_like(stage: Stage) -> None:
+    done = stage.run("run", "tini", "hi")
+    assert done.exit_code == EXIT_NOT_FOUND
+    assert "did you mean tiny" in done.stderr.lower()
+    assert "a model of the hub is named as hf:OWNER/REPO" in done.stderr
+
+
+def test_a_load_that_is_refused_asks_nothing_and_says_why(stage: Stage) -> None:
+    stage.script.refusal = WeftError(Reason.INSUFFICIENT_MEMORY, "it needs 5.3 GiB, and there are 4 GiB")
+    done = stage.run("run", SOURCE, "hi")
+    assert done.exit_code == 1
+    assert "weft: it needs 5.3 GiB, and there are 4 GiB" in done.stderr
+    assert stage.mesh.asked == []
+
+
+def test_an_answer_is_a_document_with_what_was_chosen_and_the_receipt(stage: Stage) -> None:
+    document = json.loads(stage.run("run", SOURCE, "hi", "-o", "json").stdout)
+    assert (document["kind"], document["model"], document["text"]) == ("RunAnswer", "tiny", "I am tiny")
+    assert document["added"]["reasons"] == ["context 2048 of 8192: memory", "1 slot: memory"]
+    assert document["receipt"]["host"] == "box"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("hf:acme", "hi"), "MODEL: the repository 'acme' must be OWNER/REPO"),
+        (("ftp:/x", "hi"), "MODEL"),
+        (("not a name", "hi"), "MODEL: must be 1 to"),
+        ((SOURCE, " "), "PROMPT: the message is empty"),
+    ],
+)
+def test_what_is_no_model_or_no_message_is_refused_by_its_name(
+    stage: Stage, arguments: tuple[str, ...], named: str
+) -> None:
+    done = stage.run("run", *arguments)
+    assert done.exit_code == EXIT_USAGE
+    assert named in done.stderr
+    assert stage.script.created == []

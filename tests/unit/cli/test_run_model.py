@@ -1,0 +1,58 @@
+"""What the MODEL of `weft run` names: a file that is there, a source, or a name of the mesh."""
+
+from pathlib import Path
+
+import pytest
+
+from weft.kernel.errors import FieldError
+from weft_app.cli.run import AskedModel, asked_model
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("qwen", AskedModel(name="qwen")),
+        ("llama3.2:3b", AskedModel(name="llama3.2:3b")),
+        ("agent/coder", AskedModel(name="agent/coder")),
+        ("route/summaries", AskedModel(name="route/summaries")),
+        ("hf:acme/tiny:Q4_K_M", AskedModel(source="hf:acme/tiny:Q4_K_M")),
+        ("acme/tiny", AskedModel(source="hf:acme/tiny")),
+        ("hf.co/acme/tiny", AskedModel(source="hf:acme/tiny")),
+        ("https://host/tiny.gguf", AskedModel(source="https://host/tiny.gguf")),
+        ("ollama:llama3.2", AskedModel(source="ollama:llama3.2:latest")),
+        ("/models/tiny.gguf", AskedModel(source="/models/tiny.gguf")),
+        ("absent.gguf", AskedModel(name="absent.gguf")),
+    ],
+)
+def test_a_text_is_a_name_or_a_source(text: str, asked: AskedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    assert asked_model(text) == asked
+
+
+def test_a_relative_path_is_made_whole_since_the_runner_has_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    (tmp_path / "models" / "tiny.gguf").touch()
+    (tmp_path / "here.GGUF").touch()
+    (tmp_path / "plain").touch()
+    whole = {
+        "models/tiny": tmp_path / "models" / "tiny",
+        "models/tiny.gguf": tmp_path / "models" / "tiny.gguf",
+        "here.GGUF": tmp_path / "here.GGUF",
+        "./absent.gguf": tmp_path / "absent.gguf",
+    }
+    assert {text: asked_model(text).source for text in whole} == {text: str(path) for text, path in whole.items()}
+    assert asked_model("plain") == AskedModel(name="plain"), "a file that is no model is a name"
+
+
+def test_a_path_below_the_home_folder_is_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert asked_model("~/tiny.gguf") == AskedModel(source=str(tmp_path / "tiny.gguf"))
+
+
+@pytest.mark.parametrize("text", ["", "two words", "hf:acme", "http:/x"])
+def test_what_is_neither_is_refused_naming_the_argument(text: str) -> None:
+    with pytest.raises(FieldError, match="INVALID_ARGUMENT: MODEL: "):
+        asked_model(text)

@@ -1,0 +1,85 @@
+"""The size of a model that is asked for by its source: from the header of its file and the memory of the machine."""
+
+from pathlib import Path
+
+import pytest
+
+from runner_svc.policy.memory_estimate import GIBIBYTE
+from runner_svc.policy.model_sizing import AskedSize, DeviceMemory, EnginePlaces, MachineMemory
+from runner_svc.runtimes.table import require_runtime, usable_names
+from weft.api.runner.v1 import added_model_pb2, load_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.model_source import parse_source
+from weft.kernel.reasons import Reason
+from weft_app.compose.added_models import Sized, SizingRequest
+from weft_app.compose.demo import demo_model_path
+from weft_app.compose.model_sizer import asked_size, size_by_memory
+
+HOST = MachineMemory(host_bytes=16 * GIBIBYTE)
+
+
+async def sized(memory: MachineMemory, path: Path | None = None, **parameters: int) -> Sized:
+    options = load_pb2.LoadOptions()
+    for name, value in parameters.items():
+        options.parameters[name].integer = value
+
+    async def read() -> MachineMemory:
+        return memory
+
+    request = SizingRequest(
+        name="smol",
+        source=parse_source("hf:acme/smol", "source"),
+        path=path or demo_model_path(),
+        projector=None,
+        runtime=require_runtime("llama_server"),
+        options=options,
+        memory=read,
+    )
+    return await size_by_memory(request)
+
+
+async def test_the_demo_model_has_all_that_it_was_trained_for_and_the_slots_of_processors() -> None:
+    found = await sized(HOST)
+    assert found.sizing == added_model_pb2.ModelSizing(context_tokens=8192, slots=2)
+    assert found.reasons[:2] == (
+        "context 8192: all that the model was trained for; 360 MiB of KV cache",
+        "2 slots: the usual number on processors",
+    )
+
+
+async def test_layers_are_said_only_where_the_engine_would_choose_others() -> None:
+    def card(mebibytes: int) -> MachineMemory:
+        return MachineMemory(
+            devices=(DeviceMemory(name="card", total_bytes=mebibytes * 1024**2),), host_bytes=16 * GIBIBYTE
+        )
+
+    assert not (await sized(card(8192))).sizing.HasField("gpu_layers"), "as many as there are"
+    assert (await sized(card(220))).sizing.gpu_layers > 0, "some of them"
+    host = (await sized(card(16))).sizing
+    assert (host.HasField("gpu_layers"), host.gpu_layers) == (True, 0)
+
+
+async def test_what_the_load_asks_for_is_taken() -> None:
+    found = await sized(HOST, context_tokens=1024, slots=3)
+    assert (found.sizing.context_tokens, found.sizing.slots) == (1024, 3)
+    assert asked_size(load_pb2.LoadOptions()) == AskedSize()
+
+
+async def test_a_file_that_fits_nowhere_is_refused() -> None:
+    with pytest.raises(WeftError) as refused:
+        await sized(MachineMemory(host_bytes=64 * 1024**2))
+    assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
+    assert refused.value.message.startswith("hf:acme/smol needs ")
+
+
+async def test_a_file_without_a_header_gets_a_short_context(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(5000))
+    assert (await sized(HOST, broken)).sizing == added_model_pb2.ModelSizing(context_tokens=4096, slots=1)
+
+
+def test_engines_of_ggufs_alone_compute_in_layers_and_exllamav3_on_accelerators_alone() -> None:
+    places = {name: require_runtime(name).places for name in usable_names() if require_runtime(name).formats}
+    assert places["llama_server"] == EnginePlaces()
+    assert {name for name, place in places.items() if place.in_layers} == {"llama_server", "llama_cpp_python"}
+    assert {name for name, place in places.items() if not place.on_host} == {"exllamav3"}

@@ -1,0 +1,252 @@
+"""`weft run`: a model by its name or source, from its files to a conversation. It starts a mesh where none runs."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from weft.api.operations.v1 import operation_pb2
+from weft.api.runner.v1 import added_model_pb2
+from weft.client import ChatOptions, Mesh, Message, connect
+from weft.client.operations import Operations, connect_operations, has_ended
+from weft.documents.codec import document_of
+from weft.documents.operation_actions import LoadSettings, load_options
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.model_source import PathSource, asked_source, is_source
+from weft.kernel.names import require_name
+from weft.kernel.reasons import Reason
+from weft_app.cli.chat import (
+    AGENT_PREFIX,
+    MAX_TIMEOUT_SECONDS,
+    ROUTE_PREFIX,
+    Conversation,
+    converse,
+    only_message,
+    prompt_history,
+    resolve,
+)
+from weft_app.cli.completion import complete_chat_target
+from weft_app.cli.model_paths import existing_path
+from weft_app.cli.operations import TokenOption, follow, read_token
+from weft_app.cli.options import DEFAULT_HOME, EXIT_INTERRUPTED, ConfigOption, HomeOption, OutputFormat, note
+from weft_app.cli.output import document_text, safe_text, say
+from weft_app.cli.session_mesh import is_mesh_running, session_mesh
+from weft_app.compose.home import WeftHome
+
+MODEL = "MODEL"
+SLOTS = "slots"
+_SIGNALLED = 128
+"""Base of the exit code after a signal, as shells have it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedModel:
+    """What is to be run: a name of the mesh, or a source."""
+
+    name: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningModel:
+    """A model that takes requests."""
+
+    name: str
+    """As it is requested."""
+    header: str = ""
+    """The heading above an answer."""
+    added: added_model_pb2.AddedModel | None = None
+    """What was chosen for it and why; None: the mesh served it before."""
+
+
+def run(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar=MODEL,
+            help="A name that the mesh serves, or a source: hf:OWNER/REPO[:QUANTIZATION or FILE], a URL, a path.",
+            autocompletion=complete_chat_target,
+        ),
+    ],
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="One message; without it a conversation, or stdin.")
+    ] = None,
+    *,
+    context: Annotated[
+        int | None, typer.Option("--context", "--ctx", min=16, max=16_777_216, help="Context of one slot in tokens.")
+    ] = None,
+    slots: Annotated[int | None, typer.Option("--slots", min=1, max=1024, help="Requests at once.")] = None,
+    name: Annotated[str, typer.Option("--name", help="Name of the model in the mesh. Default: by its source.")] = "",
+    system: Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens per answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
+    thinking: Annotated[
+        bool | None,
+        typer.Option("--thinking/--no-thinking", help="Whether the model reasons first. Default: the model's own."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline of one answer in seconds.")
+    ] = 600.0,
+    token: TokenOption = None,
+    home: HomeOption = DEFAULT_HOME,
+    config: ConfigOption = None,
+    output: Annotated[
+        OutputFormat, typer.Option("--output", "-o", help="json or yaml: one answer as a document; table: as text.")
+    ] = OutputFormat.TABLE,
+) -> None:
+    """Pull, load and chat with a model, by its name or source. Where no mesh runs, one runs for this command.
+
+    The context and the slots follow from the model's file and the memory there is, and are said on stderr.
+
+    Example: weft run hf:Qwen/Qwen3-0.6B-GGUF "Why is the sky blue?"
+    """
+    asked, text = asked_model(model), only_message(prompt, "PROMPT")
+    if output is not OutputFormat.TABLE and text is None:
+        raise invalid_field("--output", "is for one answer; give a PROMPT, or pipe it in")
+    wanted = LoadSettings(context_tokens=context, parameters={} if slots is None else {SLOTS: slots})
+    history: list[Message] = [{"role": "system", "content": system}] if system else []
+    options = _chat_options(max_tokens, temperature, thinking)
+    authorization = "" if token is None else read_token(token)
+    folder = WeftHome(home.expanduser().absolute())
+    with _ended_by_signals(), ExitStack() as stack:
+        if not is_mesh_running(folder):
+            _start_session(stack, folder, config)
+        running = _running(asked, name, wanted, authorization, home)
+        mesh = stack.enter_context(connect(home=home))
+        if output is not OutputFormat.TABLE and text is not None:
+            say(document_text(_answer_document(mesh, running, [*history, _turn(text)], options, timeout), output))
+            return
+        sys.stderr.write(running.header)
+        conversation = Conversation(mesh, running.name, history, options, timeout)
+        if text is not None:
+            conversation.say(text)
+            return
+        with prompt_history(home):
+            converse(conversation)
+
+
+def asked_model(text: str) -> AskedModel:
+    """Returns what a text names: a file or folder that exists, a source, or a name of the mesh.
+
+    Raises INVALID_ARGUMENT naming MODEL.
+    """
+    if text.startswith((AGENT_PREFIX, ROUTE_PREFIX)):
+        return AskedModel(name=text)
+    path = existing_path(text)
+    if path is not None:
+        return AskedModel(source=str(path))
+    if not is_source(text):
+        return AskedModel(name=require_name(text, MODEL))
+    source = asked_source(text, MODEL)
+    if isinstance(source, PathSource):
+        # A runner has a working folder of its own, and may be on another machine.
+        return AskedModel(source=str(Path(source.path).expanduser().absolute()))
+    return AskedModel(source=str(source))
+
+
+def _chat_options(max_tokens: int | None, temperature: float | None, thinking: bool | None) -> ChatOptions:
+    options: ChatOptions = {}
+    if max_tokens is not None:
+        options["max_tokens"] = max_tokens
+    if temperature is not None:
+        options["temperature"] = temperature
+    if thinking is not None:
+        options["thinking"] = thinking
+    return options
+
+
+def _start_session(stack: ExitStack, home: WeftHome, config: Path | None) -> None:
+    """Starts a mesh that ends with this command, and says so."""
+    note(f"no mesh runs on {home.root}; starting one for this command, its logs are in {home.logs}")
+    facts = stack.enter_context(session_mesh(home, config))
+    note(f"it serves {facts['url']}/v1 until this command ends; `weft up --home {home.root}` keeps one running")
+
+
+def _running(asked: AskedModel, name: str, settings: LoadSettings, authorization: str, home: Path) -> RunningModel:
+    """Returns the model once the mesh serves it; one that is named by its source is pulled and loaded."""
+    if not asked.source:
+        found, header = _resolved(asked.name, home)
+        if settings != LoadSettings():
+            _load(operation_pb2.LoadModel(model=found, options=load_options(settings)), authorization, home)
+        return RunningModel(name=found, header=header)
+    load = operation_pb2.LoadModel(model=name, source=asked.source, options=load_options(settings))
+    result = _load(load, authorization, home).result
+    added = result.added
+    note(f"{safe_text(added.source)} is served as {added.name}")
+    for reason in added.reasons:
+        note(f"  {safe_text(reason)}")
+    return RunningModel(name=added.name, header=resolve(added.name, home)[1], added=added)
+
+
+def _resolved(name: str, home: Path) -> tuple[str, str]:
+    try:
+        return resolve(name, home)
+    except WeftError as error:
+        if error.reason is not Reason.MODEL_NOT_FOUND:
+            raise
+        hint = f"{error.message}; a model of the hub is named as hf:OWNER/REPO"
+        raise WeftError(error.reason, hint, metadata=error.metadata) from error
+
+
+def _load(load: operation_pb2.LoadModel, authorization: str, home: Path) -> operation_pb2.Operation:
+    """Loads a model with progress on stderr; Ctrl-C cancels it."""
+    with connect_operations(home=home) as operations:
+        action = operation_pb2.OperationAction(load_model=load)
+        operation = operations.create(action, authorization=authorization)
+        return follow(operations, operation, shown=True, interrupted=partial(_cancel, operations))
+
+
+def _cancel(operations: Operations, operation: operation_pb2.Operation) -> None:
+    """Cancels a load that nobody waits for any more."""
+    if not has_ended(operation):
+        operations.cancel(operation.name)
+        for last in operations.watch(operation.name):
+            if has_ended(last):
+                break
+    note("stopped; what was pulled is kept, and the same command goes on there")
+
+
+def _turn(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _answer_document(
+    mesh: Mesh, running: RunningModel, turns: list[Message], options: ChatOptions, timeout_seconds: float
+) -> dict[str, Any]:
+    """Returns one answer with its receipt as a document."""
+    pieces: list[str] = []
+    document: dict[str, Any] = {"kind": "RunAnswer", "model": running.name}
+    if running.added is not None:
+        document["added"] = document_of(running.added)
+    for event in mesh.chat(running.name, turns, timeout=timeout_seconds, **options):
+        match event.WhichOneof("event"):
+            case "delta":
+                pieces.append(event.delta.text)
+            case "finished":
+                document["receipt"] = document_of(event.finished.receipt)
+    return {**document, "text": "".join(pieces)}
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Ends the command in order on SIGTERM and SIGHUP too: the load is cancelled, and the mesh stopped."""
+    received: list[int] = []
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        raise typer.Exit(_SIGNALLED + received[0] if received else EXIT_INTERRUPTED) from None
