@@ -28,6 +28,7 @@ from gateway.endpoints import (
     GATEWAY_GROUPS,
     HEALTH,
     KEYS,
+    OLLAMA,
     OPENAI,
     REQUESTS,
     RESOURCES,
@@ -52,6 +53,7 @@ from gateway.http.event_watches import EventWatches
 from gateway.intake.headers import request_id_of, validate_head
 from gateway.media import MediaSource, NoMediaSource
 from gateway.metrics import GatewayMetrics
+from gateway.ollama.deps import OllamaDeps
 from gateway.ports import RegistryPort
 from gateway.request_facts import FACTS_KEY, RequestFacts, headers_of
 from gateway.responses.handlers import responses_of
@@ -139,6 +141,8 @@ def create_app(
     app = bare_app("weft gateway", deps, GATEWAY_GROUPS)
     for group in (OPENAI, ANTHROPIC):
         app.add_group(group, deps)
+    operations = None if ports.admin is None else ports.admin.operations
+    app.add_group(OLLAMA, OllamaDeps(gateway=deps, operations=operations))
     app.add_group(RESPONSES, responses_of(deps, ports.responses, tasks))
     for own in (RESOURCES, SETTINGS, HEALTH):
         app.add_group(own, deps)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
@@ -42,6 +43,18 @@ from gateway.batches.handlers import (
 from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.health import get_health, get_metrics
 from gateway.metrics import GatewayMetrics
+from gateway.ollama import chat as ollama
+from gateway.ollama import embed as ollama_embed
+from gateway.ollama import models as ollama_models
+from gateway.ollama import store as ollama_store
+from gateway.ollama.deps import OllamaDeps
+from gateway.ollama.schema import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from gateway.openai import audio, images, models
 from gateway.openai.audio import SpeechRequest, TranscriptionRequest
 from gateway.openai.chat import chat_completions
@@ -52,11 +65,13 @@ from gateway.openai.images import ImageRequest
 from gateway.openai.rerank import RerankRequest, rerank_documents
 from gateway.openai.tokenize import TokenizeRequest, tokenize
 from gateway.openapi import (
+    JSON_LINES,
     OperationDoc,
     Schema,
     answers,
     answers_events,
     binary_content,
+    fails_as,
     form_body,
     json_body,
     json_or_yaml_body,
@@ -171,6 +186,36 @@ ANTHROPIC: EndpointGroup[InferenceDeps] = EndpointGroup(
     endpoints=(
         _post("/v1/messages", _USE, create_message, json_body(MessagesRequest, error="AnthropicError")),
         _post("/v1/messages/count_tokens", _USE, count_tokens, json_body(CountTokensRequest, error="AnthropicError")),
+    ),
+)
+_OLLAMA_FAILURE = "OllamaError"
+_OLLAMA_FAILS = fails_as(_OLLAMA_FAILURE)
+
+
+def _ollama_post(
+    path: str, access: Access, handler: Handler[OllamaDeps], body: type[BaseModel]
+) -> Endpoint[OllamaDeps]:
+    return _post(path, access, handler, json_body(body, error=_OLLAMA_FAILURE, stream=JSON_LINES))
+
+
+OLLAMA: EndpointGroup[OllamaDeps] = EndpointGroup(
+    tag="ollama",
+    endpoints=(
+        _ollama_post("/api/chat", _USE, ollama.chat, OllamaChatRequest),
+        _ollama_post("/api/generate", _USE, ollama.generate, OllamaGenerateRequest),
+        _ollama_post("/api/embed", _USE, ollama_embed.embed, OllamaEmbedRequest),
+        _ollama_post("/api/embeddings", _USE, ollama_embed.embed_one, OllamaEmbeddingsRequest),
+        _get("/api/tags", _VIEW_MODELS, ollama_models.list_tags, _OLLAMA_FAILS, with_head=True),
+        _ollama_post("/api/show", _VIEW_MODELS, ollama_models.show_model, OllamaShowRequest),
+        _get("/api/ps", _VIEW_MODELS, ollama_models.list_running, _OLLAMA_FAILS, with_head=True),
+        _get("/api/version", _VIEW_MODELS, ollama_models.get_version, _OLLAMA_FAILS, with_head=True),
+        _post("/api/pull", _OPERATE, ollama_store.refuse_pull, _OLLAMA_FAILS, name="refuse_pull"),
+        _post("/api/create", _EDIT_MODELS, ollama_store.refuse_create, _OLLAMA_FAILS, name="refuse_create"),
+        _post("/api/copy", _EDIT_MODELS, ollama_store.refuse_copy, _OLLAMA_FAILS, name="refuse_copy"),
+        _post("/api/push", _EDIT_MODELS, ollama_store.refuse_push, _OLLAMA_FAILS, name="refuse_push"),
+        _delete("/api/delete", _EDIT_MODELS, ollama_store.refuse_delete, _OLLAMA_FAILS, name="refuse_delete"),
+        _post("/api/blobs/{digest}", _EDIT_MODELS, ollama_store.refuse_blob, _OLLAMA_FAILS, name="refuse_blob"),
+        _get("/", None, ollama_models.get_root, with_head=True, response_class=PlainTextResponse),
     ),
 )
 _RESPONSE = "/v1/responses/{response_id}"
@@ -545,6 +590,7 @@ RUNNER_METRICS: EndpointGroup[GatewayMetrics] = EndpointGroup(
 GATEWAY_GROUPS: tuple[EndpointGroup[Any], ...] = (
     OPENAI,
     ANTHROPIC,
+    OLLAMA,
     RESPONSES,
     RESOURCES,
     SETTINGS,

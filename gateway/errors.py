@@ -6,6 +6,10 @@ Clients of Anthropic's API get theirs; `param` is present only where a field is 
 
     {"type": "error", "error": {"type": ..., "message": ..., "code": ..., "param": ...}, "request_id": ...}
 
+Clients of Ollama's API get the message as text; `param` as above:
+
+    {"error": "...", "code": ..., "param": ..., "request_id": ...}
+
 Refusals for lack of capacity also contain figures; see FIGURES.
 
     WeftError
@@ -24,6 +28,7 @@ from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, WeftError
 from weft.kernel.reasons import Reason
 
 _MESSAGES = "/v1/messages"
+_OLLAMA, _RESOURCES = "/api", "/api/v1"
 _MODELS = "/v1/models"
 _VERSION = b"anthropic-version"
 
@@ -33,12 +38,15 @@ class Dialect(Enum):
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
+    OLLAMA = "ollama"
 
 
 def dialect_of(path: str, headers: Mapping[bytes, bytes]) -> Dialect:
     """Returns the dialect of a path; for a path that both have, the header `anthropic-version` decides."""
     if is_under(path, _MESSAGES) or (is_under(path, _MODELS) and _VERSION in headers):
         return Dialect.ANTHROPIC
+    if is_under(path, _OLLAMA) and not is_under(path, _RESOURCES):
+        return Dialect.OLLAMA
     return Dialect.OPENAI
 
 
@@ -167,6 +175,10 @@ def envelope(error: WeftError, request_id: str = "", dialect: Dialect = Dialect.
     known = {"request_id": request_id} if request_id else {}
     if dialect is Dialect.ANTHROPIC:
         return _encode({"type": "error", "error": _anthropic_fields(error)} | known)
+    if dialect is Dialect.OLLAMA:
+        field = error.metadata.get("field")
+        param = {"param": field} if field else {}
+        return _encode({"error": public_message(error), **_machine_fields(error), **param} | known)
     status = http_status(error)
     default_type = "server_error" if status >= 500 else "invalid_request_error"
     fields: dict[str, object] = {

@@ -47,19 +47,36 @@ _ANTHROPIC_ERROR_SCHEMA: dict[str, Any] = {
 }
 
 
-_STREAMED: dict[str, Any] = {
-    "description": "The answer; with `stream`, its events",
-    "content": {
-        "application/json": {"schema": {"type": "object"}},
-        # No schema: clients would apply it to each event.
-        "text/event-stream": {},
+_OLLAMA_ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error", "code"],
+    "properties": {
+        "error": {"type": "string"},
+        "code": {"type": "string"},
+        "param": {"type": "string"},
+        "request_id": {"type": "string"},
     },
 }
 
 
+EVENT_STREAM = "text/event-stream"
+JSON_LINES = "application/x-ndjson"
+
+
+def _streamed(media_type: str) -> dict[str, Any]:
+    return {
+        "description": "The answer; with `stream`, its events",
+        "content": {
+            "application/json": {"schema": {"type": "object"}},
+            # No schema: clients would apply it to each event.
+            media_type: {},
+        },
+    }
+
+
 EVENTS: dict[str, Any] = {
     "description": "Server-sent events",
-    "content": {"text/event-stream": {}},
+    "content": {EVENT_STREAM: {}},
 }
 """The answer of an endpoint that streams."""
 
@@ -80,11 +97,14 @@ class OperationDoc:
         return OperationDoc(self.extra | other.extra, self.models + other.models)
 
 
-def json_body(model: type[BaseModel], *, error: str = "Error") -> OperationDoc:
-    """Returns the doc of an endpoint that takes `model` as JSON; `error` is the schema of its failures."""
+def json_body(model: type[BaseModel], *, error: str = "Error", stream: str = EVENT_STREAM) -> OperationDoc:
+    """Returns the doc of an endpoint that takes `model` as JSON.
+
+    `error` is the schema of its failures, `stream` the media type of its streams, if it has any.
+    """
     responses: dict[str, Any] = {"default": _failure(error)}
     if "stream" in model.model_fields:
-        responses["200"] = _STREAMED
+        responses["200"] = _streamed(stream)
     body = {"required": True, "content": _json(model.__name__)}
     return OperationDoc({"requestBody": body, "responses": responses}, (model,))
 
@@ -147,6 +167,11 @@ def answers(
     return _with_parameters({**answer, "default": _failure()}, path, query, () if model is None else (model,))
 
 
+def fails_as(error: str) -> OperationDoc:
+    """Returns the doc of an endpoint without a body whose failures have another schema than `Error`."""
+    return OperationDoc({"responses": {"default": _failure(error)}})
+
+
 def answers_events(*, path: str, query: tuple[str, ...] = ()) -> OperationDoc:
     """Returns the doc of an endpoint that answers with server-sent events."""
     return _with_parameters({"200": EVENTS, "default": _failure()}, path, query)
@@ -200,3 +225,4 @@ def add_schemas(document: dict[str, Any], models: Sequence[Schema]) -> None:
         for operation in operations.values():
             operation["responses"].setdefault("default", _failure())
     schemas["AnthropicError"] = _ANTHROPIC_ERROR_SCHEMA
+    schemas["OllamaError"] = _OLLAMA_ERROR_SCHEMA

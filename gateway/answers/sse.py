@@ -1,4 +1,7 @@
-"""The stream encoder of every generating API: a frame of events in, the bytes of one write out."""
+"""The stream encoder of every generating API: a frame of events in, the bytes of one write out.
+
+Most APIs stream server-sent events (SSE); an encoder of another format overrides what differs.
+"""
 
 from abc import ABC, abstractmethod
 
@@ -17,6 +20,7 @@ from weft.dispatch.frames import has_content
 from weft.kernel.errors import WeftError
 
 KEEPALIVE = b": keepalive\n\n"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
 _MAX_COMMENT_CHARS = 200
 _MAX_RAW_COMMENT_CHARS = 2_000
 
@@ -31,6 +35,8 @@ class StreamEncoder(AnswerState, ABC):
 
     keepalive = KEEPALIVE
     """Comment that is sent while there are no events."""
+    content_type = EVENT_STREAM
+    """The Content-Type of the stream."""
 
     def __init__(self, identity: AnswerIdentity, *, choice_count: int, include_events: bool = False) -> None:
         """`include_events`: whether notices are events of their own instead of comments."""
@@ -59,7 +65,7 @@ class StreamEncoder(AnswerState, ABC):
                 self._model = event.started.model or self._model
                 self._held.clear()
             else:
-                out.append(comment_of(event, kind))
+                out.append(self._aside(event, kind))
         return b"".join(out)
 
     def failure(self, error: WeftError, request_id: str = "") -> bytes:
@@ -93,11 +99,15 @@ class StreamEncoder(AnswerState, ABC):
         elif self._include_events and kind is not None:
             self._notice(event, kind, out)
         else:
-            out.append(comment_of(event, kind))
+            out.append(self._aside(event, kind))
+
+    def _aside(self, event: event_pb2.InferenceEvent, kind: str | None) -> bytes:
+        """Returns an event that is not part of the answer: a comment, which clients skip."""
+        return comment_of(event, kind)
 
     def _notice(self, event: event_pb2.InferenceEvent, kind: str, out: list[bytes]) -> None:
         """Append a notice as an event of its own; as a comment in an API without such events."""
-        out.append(comment_of(event, kind))
+        out.append(self._aside(event, kind))
 
     def _complete(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
         """Encode what is held back, and take the usage. Raises BACKEND_PROTOCOL_ERROR where a choice has no end."""

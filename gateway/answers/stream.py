@@ -1,4 +1,4 @@
-"""Streamed answers as server-sent events, with keepalives, slow-reader timeout and error events.
+"""Streamed answers, as server-sent events by default, with keepalives, slow-reader timeout and error events.
 
 `StreamedAnswer` sends a generation, `EventStream` a watch of resources, operations or tasks.
 """
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from gateway.answers.answer_builder import encode_json, unfinished_answer
-from gateway.answers.sse import KEEPALIVE, StreamEncoder
+from gateway.answers.sse import EVENT_STREAM, KEEPALIVE, StreamEncoder
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.errors import ClientGoneError, envelope, internal_error, shutting_down
@@ -31,7 +31,6 @@ from weft.kernel.interrupt import Interruptible
 from weft.kernel.log import get_logger
 
 _HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     # no-transform and no buffering: each event must pass a proxy at once.
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
@@ -48,8 +47,17 @@ class SlowReaderError(ClientGoneError):
 class SseWriter:
     """Writes one stream. Two tasks use it: the one that produces events, and `keep_up`, which sends keepalives."""
 
-    def __init__(self, send: Send, config: GatewayConfig, clock: Clock, *, keepalive: bytes = KEEPALIVE) -> None:
+    def __init__(
+        self,
+        send: Send,
+        config: GatewayConfig,
+        clock: Clock,
+        *,
+        keepalive: bytes = KEEPALIVE,
+        content_type: bytes = EVENT_STREAM,
+    ) -> None:
         self._keepalive = keepalive
+        self._content_type = content_type
         self._send = send
         self._config = config
         self._clock = clock
@@ -113,7 +121,8 @@ class SseWriter:
             await self.write(data)
 
     async def _commit(self) -> bytes:
-        await self._send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+        headers = [(b"content-type", self._content_type), *_HEADERS]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self.is_committed = True
         held = b"".join(self._held)
         self._held.clear()
@@ -131,6 +140,7 @@ class SseResponse(Response, ABC):
     """
 
     _keepalive = KEEPALIVE
+    _content_type = EVENT_STREAM
 
     def __init__(self, deps: InferenceDeps) -> None:
         self.status_code = 200
@@ -140,7 +150,9 @@ class SseResponse(Response, ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the events end or fail, the caller disconnects, or the gateway stops."""
         facts = facts_of(scope)
-        writer = SseWriter(send, self._deps.config, self._deps.clock, keepalive=self._keepalive)
+        writer = SseWriter(
+            send, self._deps.config, self._deps.clock, keepalive=self._keepalive, content_type=self._content_type
+        )
         try:
             await self._run(scope, receive, writer, facts)
         except SlowReaderError:
@@ -187,7 +199,7 @@ class StreamedAnswer(SseResponse):
         self, deps: InferenceDeps, generation: Call[Frame], encoder: StreamEncoder, *, cut_off_seconds: float
     ) -> None:
         super().__init__(deps)
-        self._keepalive = encoder.keepalive
+        self._keepalive, self._content_type = encoder.keepalive, encoder.content_type
         self._generation = generation
         self._encoder = encoder
         self._cut_off_seconds = cut_off_seconds

@@ -7,25 +7,28 @@ is sent only as far as it can begin a JSON object, because clients parse it as i
 
 from dataclasses import dataclass, field
 
-import msgspec
-from pydantic_core import from_json
 from typing_extensions import override
 
 from gateway.answers.answer_builder import AnswerIdentity, CalledTool, DocumentAnswer, add_call, encode_json
+from gateway.answers.call_arguments import (
+    CUTTING,
+    arguments_object,
+    bad_arguments,
+    cut_call,
+    is_object_so_far,
+    is_whole_object,
+)
 from gateway.answers.sse import StreamEncoder, receipt_comment
 from gateway.errors import Dialect, envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import is_seal
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
 
 _STOP_REASONS: dict[int, str] = {
     event_pb2.FINISH_REASON_LENGTH: "max_tokens",
     event_pb2.FINISH_REASON_CONTENT_FILTER: "refusal",
 }
-# Finish reasons after which a tool call may be incomplete although the model made no error.
-CUTTING = frozenset({event_pb2.FINISH_REASON_LENGTH, event_pb2.FINISH_REASON_CONTENT_FILTER})
 
 
 def stop_reason(finish: int, *, has_calls: bool, has_refusal: bool) -> str:
@@ -53,37 +56,6 @@ def message_usage(usage: usage_pb2.Usage) -> dict[str, object]:
     if usage.reasoning_tokens:
         counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
     return counts
-
-
-def is_whole_object(text: str) -> bool:
-    """Whether `text` is a JSON object from its first to its last character."""
-    return _is_object_so_far(text) and _parses(text, partial=False)
-
-
-def is_object_so_far(text: str) -> bool:
-    """Whether `text` can be the beginning of a JSON object, as the clients' parsers accept it."""
-    return not text.strip() or (_is_object_so_far(text) and _parses(text, partial=True))
-
-
-def bad_arguments() -> WeftError:
-    """Returns the error of a call whose arguments are not a JSON object."""
-    return WeftError(Reason.TOOL_CALL_INVALID, "the model called a tool with arguments that are not a JSON object")
-
-
-def _is_object_so_far(text: str) -> bool:
-    return text.lstrip()[:1] == "{"
-
-
-def _parses(text: str, *, partial: bool) -> bool:
-    try:
-        from_json(text, allow_inf_nan=False, allow_partial=partial)
-    except ValueError:
-        return False
-    return True
-
-
-CALL_CUT = "tool_call_cut"
-"""Code of the warning about a tool call that the end of the answer truncated."""
 
 
 @dataclass(slots=True)
@@ -173,17 +145,10 @@ class MessagesAnswer(DocumentAnswer):
 
     def _call_block(self, call: CalledTool) -> dict[str, object] | None:
         """Returns the call as a block; None, and a warning, for a truncated one."""
-        arguments = call.arguments
-        if not arguments.strip():
-            # A call without arguments.
-            arguments = "{}"
-        if is_whole_object(arguments):
-            # The model's own text: a number may have more digits than the encoder supports.
-            return {"type": "tool_use", "id": call.id, "name": call.name, "input": msgspec.Raw(arguments.encode())}
-        if self._finish not in CUTTING:
-            raise bad_arguments()
-        message = f"the answer ended within a call of {call.name[:64]}, which was left out"
-        self.warnings.append({"code": CALL_CUT, "field": None, "message": message})
+        arguments = arguments_object(call, is_cut=self._finish in CUTTING)
+        if arguments is not None:
+            return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+        self.warnings.append(cut_call(call))
         return None
 
 

@@ -81,11 +81,7 @@ def to_body(
     Raises BACKEND_PROTOCOL_ERROR unless there is one finite vector per input, INVALID_ARGUMENT where their length
     differs from the requested one: an engine without the parameter ignores it.
     """
-    ordered = sorted(embeddings, key=lambda embedding: embedding.index)
-    if [embedding.index for embedding in ordered] != list(range(expected)):
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model did not return one vector per input")
-    if dimensions is not None:
-        _require_dimensions(ordered, dimensions)
+    ordered = _in_order(embeddings, expected, dimensions)
     render = _as_base64 if as_base64 else _as_floats
     return encode_json(
         {
@@ -98,6 +94,24 @@ def to_body(
             "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens},
         }
     )
+
+
+def ordered_vectors(
+    embeddings: Sequence[embedding_pb2.Embedding], *, expected: int, dimensions: int | None = None
+) -> list[list[float]]:
+    """Returns the vector of each input. Raises as `to_body`."""
+    return [_as_floats(embedding) for embedding in _in_order(embeddings, expected, dimensions)]
+
+
+def _in_order(
+    embeddings: Sequence[embedding_pb2.Embedding], expected: int, dimensions: int | None
+) -> list[embedding_pb2.Embedding]:
+    ordered = sorted(embeddings, key=lambda embedding: embedding.index)
+    if [embedding.index for embedding in ordered] != list(range(expected)):
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model did not return one vector per input")
+    if dimensions is not None:
+        _require_dimensions(ordered, dimensions)
+    return ordered
 
 
 def _require_dimensions(embeddings: Sequence[embedding_pb2.Embedding], wanted: int) -> None:

@@ -80,6 +80,8 @@ class ModelView:
     """How it is woken; None: it never sleeps. Read-only."""
     skills: frozenset[Skill] | None = None
     """The skills that are declared, all that it has then; None: none are. See `abilities_in`."""
+    digest: str = ""
+    """Digest of its file, "sha256:<64 hex digits>"; empty: unknown."""
     expected: bool = False
     """Whether only its configuration is known, because its runner is still starting."""
     journal: JournalMode = JournalMode.UNSET
@@ -224,6 +226,7 @@ def _model(model: model_pb2.Model) -> ModelView:
         wake=manifest.wake if manifest.HasField("wake") else None,
         skills=_skills(manifest),
         journal=journal_in(manifest.journal),
+        digest=manifest.digest,
     )
 
 

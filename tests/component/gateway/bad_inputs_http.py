@@ -229,7 +229,17 @@ CALLERS = (
     ),
 )
 INFERENCE = of_kind(
-    "chat", "completions", "embeddings", "messages", "responses", "rerank", "tokenize", "images", "speech", "task"
+    "chat",
+    "completions",
+    "embeddings",
+    "messages",
+    "responses",
+    "rerank",
+    "tokenize",
+    "images",
+    "speech",
+    "task",
+    "ollama",
 )
 HEADERS = (
     *(

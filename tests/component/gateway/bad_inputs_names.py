@@ -4,7 +4,7 @@ from urllib.parse import quote
 
 from bad_inputs_stage import Case, Endpoint, Send, of_kind, request, with_fields
 
-_MODELS = of_kind("chat", "completions", "embeddings", "messages", "count", "responses", "rerank", "tokenize")
+_MODELS = of_kind("chat", "completions", "embeddings", "messages", "count", "responses", "rerank", "tokenize", "ollama")
 _NAMES = (
     "../etc/passwd",
     "..",

@@ -71,6 +71,18 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/embeddings", "embeddings", {"model": "tiny", "input": "hi"}),
     Endpoint("POST", "/v1/messages", "messages", _MESSAGES, "anthropic"),
     Endpoint("POST", "/v1/messages/count_tokens", "count", {"model": "tiny", "messages": _HI}, "anthropic"),
+    Endpoint("POST", "/api/chat", "ollama", {"model": "tiny", "messages": _HI}, "ollama"),
+    Endpoint("POST", "/api/generate", "ollama", {"model": "tiny", "prompt": "hi"}, "ollama"),
+    Endpoint("POST", "/api/embed", "ollama", {"model": "tiny", "input": "hi"}, "ollama"),
+    Endpoint("POST", "/api/embeddings", "ollama", {"model": "tiny", "prompt": "hi"}, "ollama"),
+    Endpoint("POST", "/api/show", "facts", {"model": "tiny"}, "ollama"),
+    *(Endpoint("GET", f"/api/{facts}", "read", dialect="ollama") for facts in ("tags", "ps", "version")),
+    *(
+        Endpoint("POST", f"/api/{change}", "refused", dialect="ollama")
+        for change in ("pull", "create", "copy", "push", "blobs/{digest}")
+    ),
+    Endpoint("DELETE", "/api/delete", "refused", dialect="ollama"),
+    Endpoint("GET", "/", "read"),
     Endpoint("POST", "/v1/responses", "responses", {"model": "tiny", "input": "hi", "store": False}),
     Endpoint("POST", "/v1/rerank", "rerank", {"model": "tiny", "query": "hi", "documents": ["a"]}),
     Endpoint("POST", "/rerank", "rerank", {"model": "tiny", "query": "hi", "documents": ["a"]}),
@@ -309,10 +321,15 @@ def _faults_of_envelope(response: RawResponse, endpoint: Endpoint) -> list[str]:
         error = body["error"]
     except (ValueError, KeyError, TypeError):
         error = None
+    if endpoint.dialect == "ollama" and isinstance(error, str):
+        # Their clients read text; the machine's part is beside it.
+        error = {"message": error, "type": "", "param": body.get("param"), "code": body.get("code")}
+        if not error["code"]:
+            return [f"the error is not typed: {sorted(body)}"]
     if not isinstance(error, dict):
         return [f"no envelope: {response.body[:100]!r}"]
     faults = []
-    wanted = {"message", "type", "code"} | ({"param"} if endpoint.dialect == "openai" else set())
+    wanted = {"message", "type", "code"} | ({"param"} if endpoint.dialect != "anthropic" else set())
     # A refusal before the path is known has the format of OpenAI's API.
     if not wanted <= set(error) or (endpoint.dialect == "anthropic") > (
         body.get("type") == "error" or "param" in error

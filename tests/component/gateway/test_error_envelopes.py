@@ -140,6 +140,12 @@ def is_anthropic(path: str, headers: tuple[tuple[bytes, bytes], ...]) -> bool:
     return parts == ["", "v1", "messages"] or (parts == ["", "v1", "models"] and VERSION in headers)
 
 
+def is_ollama(path: str) -> bool:
+    """As above."""
+    parts = path.split("/")
+    return parts[:2] == ["", "api"] and parts[2:3] != ["v1"]
+
+
 def require_contract(
     answer: Answer, path: str, headers: tuple[tuple[bytes, bytes], ...], status: int, code: str
 ) -> dict[str, Any]:
@@ -148,7 +154,8 @@ def require_contract(
     assert answer.status == status, where
     assert answer.headers["content-type"] == "application/json", where
     document = json.loads(answer.body)
-    error: dict[str, Any] = document["error"]
+    # Clients of Ollama's API read text; the machine's part is beside it.
+    error: dict[str, Any] = {**document, "message": document["error"]} if is_ollama(path) else document["error"]
     request_id = answer.headers["x-request-id"]
     assert request_id, where
     assert document["request_id"] == request_id, where
@@ -158,6 +165,10 @@ def require_contract(
         assert document["type"] == "error", where
         assert error["type"] == ANTHROPIC_TYPES[status], where
         assert answer.headers["request-id"] == request_id, where
+    elif is_ollama(path):
+        assert isinstance(document["error"], str), where
+        assert not {"type", "message"} & set(document), where
+        assert "request-id" not in answer.headers, where
     else:
         assert "type" not in document, where
         assert error["type"] == OPENAI_TYPES[status], where
@@ -178,7 +189,7 @@ def require_honest_retries(answer: Answer) -> None:
 def test_the_walk_sees_routes_of_every_surface() -> None:
     paths = {path for _, path in routes(small_app())}
     assert {"/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/models", "/health"} <= paths
-    assert {"/api/v1/models", "/metrics", "/openapi.json"} <= paths
+    assert {"/api/v1/models", "/metrics", "/openapi.json", "/api/chat", "/api/tags", "/"} <= paths
 
 
 @pytest.mark.parametrize("headers", [(), (VERSION,)], ids=["plain", "with anthropic-version"])
@@ -222,7 +233,17 @@ async def test_a_path_with_a_route_per_method_names_all_of_them() -> None:
 
 @pytest.mark.parametrize("headers", [(), (VERSION,)], ids=["plain", "with anthropic-version"])
 async def test_a_path_that_is_not_there_is_404(headers: tuple[tuple[bytes, bytes], ...]) -> None:
-    paths = ["/", "/v1/messages/", "/v1/messages/nope", "/v1/messagesx", "/v1/models/a/b/c", "/v1/nope", "/v1/models/"]
+    paths = [
+        "//",
+        "/api/",
+        "/api/nope",
+        "/v1/messages/",
+        "/v1/messages/nope",
+        "/v1/messagesx",
+        "/v1/models/a/b/c",
+        "/v1/nope",
+        "/v1/models/",
+    ]
     for path in paths:
         require_contract(await ask(small_app(), "GET", path, *headers), path, headers, 404, "not_found")
 
@@ -241,7 +262,7 @@ async def test_a_bad_body_is_told_in_the_words_of_the_surface(
     headers: tuple[tuple[bytes, bytes], ...], body: bytes, status: int, code: str
 ) -> None:
     app = small_app()
-    posts = [path for method, path in routes(app) if method == "POST" and path.startswith("/v1/") and takes_json(path)]
+    posts = [path for method, path in routes(app) if method == "POST" and takes_json(path)]
     assert len(posts) >= 5
     for path in posts:
         require_contract(await ask(app, "POST", path, *headers, body=body), path, headers, status, code)
@@ -249,7 +270,11 @@ async def test_a_bad_body_is_told_in_the_words_of_the_surface(
 
 def takes_json(path: str) -> bool:
     """Whether a POST there reads a JSON body before any other check."""
-    return not any(part in path for part in ("/admin/", "/audio/", "/images/", "/files", "/cancel"))
+    if path in {"/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"}:
+        return True
+    return path.startswith("/v1/") and not any(
+        part in path for part in ("/admin/", "/audio/", "/images/", "/files", "/cancel")
+    )
 
 
 async def test_a_body_that_is_not_declared_as_json_is_refused_in_the_words_of_the_surface() -> None:
@@ -267,7 +292,7 @@ async def test_whoever_has_no_key_is_told_so_in_the_words_of_the_surface(
 ) -> None:
     app = make_app(GatewayConfig(), keys=NoKeys())
     for method, path in routes(app):
-        if path != "/health":
+        if path not in {"/", "/health"}:
             require_contract(await ask(app, method, path, *headers), path, headers, 401, "unauthenticated")
 
 

@@ -125,7 +125,9 @@ def test_figures_fields_and_codes_are_there_in_both_words() -> None:
     assert field["param"] == "max_tokens"
     full = WeftError(Reason.QUEUE_FULL, "full", metadata={"queueDepth": "3"})
     detailed = DetailedError(Reason.NOT_FOUND, "gone", details={"taskId": "t1"}, code="task_gone")
-    for dialect in Dialect:
+    beside = json.loads(envelope(full, dialect=Dialect.OLLAMA))
+    assert (beside["error"], beside["queueDepth"], beside["code"]) == ("full", 3, "queue_full")
+    for dialect in (Dialect.OPENAI, Dialect.ANTHROPIC):
         assert json.loads(envelope(full, dialect=dialect))["error"]["queueDepth"] == 3
         told = json.loads(envelope(detailed, dialect=dialect))["error"]
         assert (told["taskId"], told["code"]) == ("t1", "task_gone")

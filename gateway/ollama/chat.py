@@ -1,0 +1,124 @@
+"""POST /api/chat and /api/generate, streamed unless a request says otherwise; both load and unload models, too."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.answers.answer_builder import encode_json, new_identity
+from gateway.answers.generation import Work, streamed, unary
+from gateway.answers.unary import JsonAnswer, UnaryAnswer
+from gateway.intake.body import read_model
+from gateway.intake.headers import require_local_caller
+from gateway.ollama.answers import JSON_LINES, OllamaAnswer, OllamaStream, Shape, text_json, timestamp
+from gateway.ollama.deps import SURFACE, OllamaDeps
+from gateway.ollama.names import mesh_name
+from gateway.ollama.payload import is_raw, prompt_to_chat, to_chat, to_completion
+from gateway.ollama.schema import GeneratingRequest, OllamaChatRequest, OllamaGenerateRequest
+from gateway.operations import ENDED, ended_operation, requester
+from gateway.request_facts import facts_of
+from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1 import operation_service_pb2 as pb
+from weft.dispatch.agents import require_model_name
+from weft.dispatch.fleet import FleetView
+from weft.documents.operation_actions import LoadSettings, load_action, unload_action
+from weft.kernel.errors import WeftError
+from weft.kernel.names import new_id
+from weft.kernel.principal import Access, Resource, Role
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.units import keep_alive_seconds
+
+_OPERATE = Access(Resource.OPERATIONS, Role.CREATE)
+_REASONS = frozenset(reason.value for reason in Reason)
+_SUCCEEDED = operation_pb2.Operation.STATE_SUCCEEDED
+
+
+async def chat(deps: OllamaDeps, request: Request) -> Response:
+    """Continues a conversation, as JSON lines unless `stream` is false; without messages the model is loaded."""
+    gateway = deps.gateway
+    params = await read_model(request, OllamaChatRequest, gateway.config)
+    if not params.messages:
+        return _changed_load(deps, request, params, Shape.MESSAGE)
+    name = mesh_name(gateway.fleet.view, params.model)
+    context = gateway.context(request.scope, surface=SURFACE, params=params, model=name, operation=Operation.CHAT)
+    media = gateway.request_media(params)
+    wanted = to_chat(params, gateway.config.limits, media, context_tokens(gateway.fleet.view, name))
+    work = Work(gateway, request.scope, context, wanted.payload, wanted.warnings, media)
+    return _answered(work, params, Shape.MESSAGE)
+
+
+async def generate(deps: OllamaDeps, request: Request) -> Response:
+    """Answers one prompt, or continues it as it is with `raw`; without a prompt the model is loaded."""
+    gateway = deps.gateway
+    params = await read_model(request, OllamaGenerateRequest, gateway.config)
+    if not (params.prompt or params.images or params.suffix):
+        return _changed_load(deps, request, params, Shape.RESPONSE)
+    name = mesh_name(gateway.fleet.view, params.model)
+    operation = Operation.COMPLETION if is_raw(params) else Operation.CHAT
+    context = gateway.context(request.scope, surface=SURFACE, params=params, model=name, operation=operation)
+    media = gateway.request_media(params)
+    tokens = context_tokens(gateway.fleet.view, name)
+    if is_raw(params):
+        payload, warnings = to_completion(params, gateway.config.limits, tokens)
+        return _answered(Work(gateway, request.scope, context, payload, warnings), params, Shape.RESPONSE)
+    wanted = prompt_to_chat(params, gateway.config.limits, media, tokens)
+    work = Work(gateway, request.scope, context, wanted.payload, wanted.warnings, media)
+    return _answered(work, params, Shape.RESPONSE)
+
+
+def context_tokens(view: FleetView, name: str) -> int:
+    """Returns the smallest known context of the models behind a name; 0: unknown."""
+    members = view.pool_members(name)
+    return min((model.context_tokens for model in members if model.context_tokens), default=0)
+
+
+def _answered(work: Work, params: GeneratingRequest, shape: Shape) -> Response:
+    identity = new_identity(work.deps.clock, "ollama", params.model)
+    if params.is_streamed:
+        return streamed(work, OllamaStream(identity, shape, logprobs=bool(params.logprobs)))
+    return unary(work, OllamaAnswer(identity, shape))
+
+
+def _changed_load(deps: OllamaDeps, request: Request, params: GeneratingRequest, shape: Shape) -> Response:
+    """Loads the model, or unloads it where it is not to be kept, as an operation; answers at its end."""
+    gateway = deps.gateway
+    gateway.note(request.scope, surface=SURFACE, model=params.model)
+    name = require_model_name(mesh_name(gateway.fleet.view, params.model), "model")
+    kept = None if params.keep_alive is None else keep_alive_seconds(params.keep_alive, "keep_alive")
+    operations = deps.operations
+    if operations is None:
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this gateway has no operations: send messages or a prompt")
+    require_local_caller(request.scope)
+    facts_of(request.scope).principal.require(_OPERATE)
+    action = unload_action(name) if kept == 0 else load_action(name, LoadSettings(keep_alive=params.keep_alive))
+    wanted = pb.CreateOperationRequest(
+        request_id=new_id("op"), action=action, requested_by=requester(request, "http:ollama")
+    )
+    answer = {
+        "model": params.model,
+        "created_at": timestamp(int(gateway.clock.utc_now().timestamp())),
+        **text_json(shape, ""),
+        "done": True,
+        "done_reason": "unload" if kept == 0 else "load",
+    }
+    body, media_type = encode_json(answer), b"application/json"
+    if params.is_streamed:
+        body, media_type = body + b"\n", JSON_LINES
+
+    async def produce() -> JsonAnswer:
+        begun = await operations.create(wanted)
+        ended = await ended_operation(operations, begun, gateway.config.request_timeout_seconds)
+        _require_success(ended)
+        return JsonAnswer(body, [], media_type)
+
+    slack = gateway.config.deadline_slack_seconds
+    return UnaryAnswer(produce, cut_off_seconds=gateway.config.request_timeout_seconds + slack)
+
+
+def _require_success(operation: operation_pb2.Operation) -> None:
+    """Raises the reason of an operation that failed, DEADLINE_EXCEEDED for one that goes on."""
+    if operation.state not in ENDED:
+        raise WeftError(Reason.DEADLINE_EXCEEDED, f"it goes on as {operation.name}; see /v1/admin/{operation.name}")
+    if operation.state != _SUCCEEDED:
+        number = int(operation.reason)
+        reason = Reason(number) if number in _REASONS else Reason.INTERNAL
+        raise WeftError(reason or Reason.CANCELLED, operation.detail or "the operation was cancelled")

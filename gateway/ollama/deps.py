@@ -1,0 +1,17 @@
+"""Collaborators of the endpoints of Ollama's API."""
+
+from dataclasses import dataclass
+
+from gateway.deps import GatewayDeps
+from gateway.operations import OperationsPort
+
+SURFACE = "ollama"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OllamaDeps:
+    """Collaborators of the endpoints of Ollama's API."""
+
+    gateway: GatewayDeps
+    operations: OperationsPort | None = None
+    """Loads and unloads models; None: a request for it is refused."""

@@ -1,0 +1,101 @@
+"""POST /api/embed and /api/embeddings."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.answers.answer_builder import encode_json, warning_json
+from gateway.answers.unary import unary_answer
+from gateway.intake.body import read_model
+from gateway.ollama.answers import measures
+from gateway.ollama.deps import SURFACE, OllamaDeps
+from gateway.ollama.names import mesh_name
+from gateway.ollama.payload import request_warnings
+from gateway.ollama.schema import OllamaEmbeddingsRequest, OllamaEmbedRequest, OllamaRequest
+from gateway.openai.completions import fill_prompts
+from gateway.openai.embeddings import ordered_vectors
+from gateway.openai.extension_fields import unsupported
+from weft.api.common.v1 import embedding_pb2, receipt_pb2, warning_pb2
+from weft.dispatch.operations import EMBEDDING
+from weft.kernel.request import Operation
+
+# The length of a unit vector in float32 differs from 1 by less.
+_UNIT_TOLERANCE = 1e-5
+_MEASURES = ("total_duration", "load_duration", "prompt_eval_count")
+
+
+async def embed(deps: OllamaDeps, request: Request) -> Response:
+    """Returns embeddings of texts, as vectors of length 1."""
+    params = await read_model(request, OllamaEmbedRequest, deps.gateway.config)
+    payload = embedding_pb2.EmbeddingPayload()
+    most = deps.gateway.config.limits.max_embedding_inputs
+    fill_prompts(payload.inputs, params.input, "input", max_prompts=most, allow_empty=False)
+    if params.dimensions is not None:
+        payload.dimensions = params.dimensions
+    warnings = _warnings_of(params)
+    if params.truncate:
+        warnings.append(unsupported("truncate", "an input that is too long is refused, never truncated"))
+
+    def body_of(vectors: list[list[float]], receipt: receipt_pb2.Receipt) -> dict[str, object]:
+        known = measures(receipt, receipt.usage)
+        return {
+            "model": receipt.model or params.model,
+            "embeddings": [_unit(vector) for vector in vectors],
+            **{name: known[name] for name in _MEASURES if name in known},
+        }
+
+    return _embedded(deps, request, params, payload, warnings, body_of)
+
+
+async def embed_one(deps: OllamaDeps, request: Request) -> Response:
+    """Returns the embedding of one text, as the engine gives it: the older form."""
+    params = await read_model(request, OllamaEmbeddingsRequest, deps.gateway.config)
+    payload = embedding_pb2.EmbeddingPayload()
+    fill_prompts(payload.inputs, params.prompt, "prompt", max_prompts=1, allow_empty=False)
+
+    def body_of(vectors: list[list[float]], _receipt: receipt_pb2.Receipt) -> dict[str, object]:
+        return {"embedding": vectors[0]}
+
+    return _embedded(deps, request, params, payload, _warnings_of(params), body_of)
+
+
+def _embedded(
+    deps: OllamaDeps,
+    request: Request,
+    params: OllamaRequest,
+    payload: embedding_pb2.EmbeddingPayload,
+    warnings: Sequence[warning_pb2.Warning],
+    body_of: Callable[[list[list[float]], receipt_pb2.Receipt], dict[str, object]],
+) -> Response:
+    gateway = deps.gateway
+    name = mesh_name(gateway.fleet.view, params.model)
+    context = gateway.context(request.scope, surface=SURFACE, params=params, model=name, operation=Operation.EMBEDDING)
+    dimensions = payload.dimensions if payload.HasField("dimensions") else None
+
+    def to_body(vectors: list[embedding_pb2.Embedding], receipt: receipt_pb2.Receipt) -> bytes:
+        document = body_of(ordered_vectors(vectors, expected=len(payload.inputs), dimensions=dimensions), receipt)
+        if warnings:
+            document["warnings"] = [warning_json(warning) for warning in warnings]
+        return encode_json(document)
+
+    return unary_answer(gateway, request.scope, EMBEDDING, context, payload, to_body)
+
+
+def _warnings_of(params: OllamaRequest) -> list[warning_pb2.Warning]:
+    """Returns the warnings about fields that embeddings do not have."""
+    found = request_warnings(params)
+    options = params.options
+    if options is not None:
+        given = options.model_fields_set - {"num_ctx"}
+        found += [unsupported(f"options.{name}", "has no use for embeddings") for name in sorted(given)[:16]]
+    return found
+
+
+def _unit(vector: list[float]) -> list[float]:
+    """Returns the vector with length 1, as Ollama promises; one of that length, and zero, unchanged."""
+    length = math.sqrt(math.fsum(value * value for value in vector))
+    if not length or abs(length - 1.0) < _UNIT_TOLERANCE:
+        return vector
+    return [value / length for value in vector]

@@ -1,0 +1,176 @@
+"""GET /api/tags, /api/ps, /api/version and /, POST /api/show: models and the server in Ollama's words.
+
+What the mesh does not know of a model is left out. The texts in `details`, which clients read without looking, are then
+empty, as Ollama's own are for models that are not on its disk.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from gateway.answers.answer_builder import encode_json
+from gateway.answers.unary import json_response
+from gateway.intake.body import read_model
+from gateway.ollama.answers import timestamp
+from gateway.ollama.deps import SURFACE, OllamaDeps
+from gateway.ollama.names import mesh_name
+from gateway.ollama.schema import OllamaShowRequest
+from gateway.openai.models import model_entry, model_list
+from gateway.request_facts import facts_of
+from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.dispatch.fleet import FleetView, ModelView, abilities_in
+from weft.kernel.abilities import ThinkingMode
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Skill
+
+API_VERSION = "0.12.11"
+"""The newest version of Ollama whose requests for inference are understood here: clients switch features on by it."""
+ARCHITECTURE = "weft"
+"""Prefix of the keys in `model_info`: clients look for the context length below the name of the architecture."""
+_CAPABILITIES = {"chat": "completion", "completion": "completion", "embedding": "embedding"}
+_SKILLS = {Skill.IMAGE: "vision", Skill.AUDIO: "audio", Skill.TOOLS: "tools"}
+_IN_MEMORY = frozenset({InstanceState.PHASE_READY, InstanceState.PHASE_DRAINING})
+_RUNNING = "weft is running. It speaks the APIs of OpenAI (/v1), Anthropic (/v1/messages) and Ollama (/api).\n"
+
+
+async def list_tags(deps: OllamaDeps, request: Request) -> Response:
+    """Lists every model, pool, agent and route that accepts requests, in Ollama's format."""
+    facts_of(request.scope).surface = SURFACE
+    view = deps.gateway.fleet.view
+    return json_response({"models": [_tag(view, entry) for entry in model_list(view)["data"]]})
+
+
+async def show_model(deps: OllamaDeps, request: Request) -> Response:
+    """Returns what is known of one model, in Ollama's format."""
+    facts_of(request.scope).surface = SURFACE
+    params = await read_model(request, OllamaShowRequest, deps.gateway.config)
+    given = params.model or params.name
+    if not given:
+        raise invalid_field("model", "is required")
+    view = deps.gateway.fleet.view
+    entry = model_entry(view, mesh_name(view, given))
+    if entry is None:
+        raise WeftError(Reason.MODEL_NOT_FOUND, "no model or pool of this name is available now")
+    members = _members(view, entry)
+    context = entry["meta"]["context_tokens"]
+    information = {
+        "general.architecture": ARCHITECTURE,
+        "general.basename": entry["id"],
+        **({f"{ARCHITECTURE}.context_length": context} if context else {}),
+    }
+    return json_response(
+        {
+            "details": _details(entry),
+            "model_info": information,
+            "capabilities": _capabilities(view, entry, members),
+            "modified_at": timestamp(entry["created"]),
+            "meta": entry["meta"],
+        }
+    )
+
+
+async def list_running(deps: OllamaDeps, request: Request) -> Response:
+    """Lists the models that are in memory, in Ollama's format."""
+    facts_of(request.scope).surface = SURFACE
+    view = deps.gateway.fleet.view
+    entries = (entry for entry in model_list(view)["data"] if not {"agent", "route"} & set(entry["meta"]))
+    running = ((entry, _loaded(view, _members(view, entry))) for entry in entries)
+    return json_response({"models": [_running(view, entry, loaded) for entry, loaded in running if loaded]})
+
+
+async def get_version(_deps: OllamaDeps, request: Request) -> Response:
+    """Returns the version of Ollama's API that is spoken here, and weft's own."""
+    facts_of(request.scope).surface = SURFACE
+    return json_response({"version": API_VERSION, "server": "weft", "server_version": version("weft")})
+
+
+async def get_root(_deps: OllamaDeps, request: Request) -> Response:
+    """Says that weft is running, in one line of text; needs no key."""
+    facts_of(request.scope).surface = SURFACE
+    return PlainTextResponse(_RUNNING)
+
+
+def _members(view: FleetView, entry: dict[str, Any]) -> list[ModelView]:
+    return [view.models[name] for name in entry["meta"]["members"] if name in view.models]
+
+
+def _tag(view: FleetView, entry: dict[str, Any]) -> dict[str, object]:
+    members = _members(view, entry)
+    return {
+        "name": entry["id"],
+        "model": entry["id"],
+        "modified_at": timestamp(entry["created"]),
+        "digest": _digest(entry, members),
+        "details": _details(entry),
+        "capabilities": _capabilities(view, entry, members),
+        "meta": entry["meta"],
+    }
+
+
+def _running(view: FleetView, entry: dict[str, Any], loaded: Sequence[InstanceState]) -> dict[str, object]:
+    """Returns a model in memory; `loaded`: its instances that are."""
+    memory = [instance.memory for instance in loaded if instance.HasField("memory")]
+    sizes: dict[str, object] = {}
+    if len(memory) == len(loaded):
+        held = sum(one.measured_bytes if one.HasField("measured_bytes") else one.leased_bytes for one in memory)
+        sizes = {"size": held, "size_vram": held}
+    ends = [instance.unload_time for instance in loaded if instance.HasField("unload_time")]
+    contexts = [instance.context_tokens for instance in loaded if instance.context_tokens]
+    return {
+        "name": entry["id"],
+        "model": entry["id"],
+        "digest": _digest(entry, _members(view, entry)),
+        "details": _details(entry),
+        **sizes,
+        # Of one that is not unloaded by itself there is no such time.
+        **({"expires_at": _moment(max(end.ToDatetime(UTC) for end in ends))} if len(ends) == len(loaded) else {}),
+        **({"context_length": min(contexts)} if contexts else {}),
+    }
+
+
+def _moment(time: datetime) -> str:
+    return time.replace(microsecond=0).isoformat().replace("+00:00", "Z")
+
+
+def _loaded(view: FleetView, members: Iterable[ModelView]) -> list[InstanceState]:
+    found = []
+    for model in members:
+        runner = view.runners.get(model.runner)
+        instance = runner.instances.get(model.name) if runner is not None and runner.active else None
+        if instance is not None and instance.phase in _IN_MEMORY:
+            found.append(instance)
+    return found
+
+
+def _digest(entry: dict[str, Any], members: Sequence[ModelView]) -> str:
+    """Returns the digest of the file that all members have; else one of what the mesh says of the model.
+
+    Clients print its first characters, and compare it to see whether a model has changed.
+    """
+    files = {model.digest for model in members}
+    if len(files) == 1 and "" not in files:
+        return files.pop().removeprefix("sha256:")
+    facts = [entry["id"], entry["created"], *entry["meta"]["members"], *sorted(files)]
+    return hashlib.sha256(encode_json(facts)).hexdigest()
+
+
+def _details(entry: dict[str, Any]) -> dict[str, object]:
+    bases = entry["meta"].get("base_models", ())
+    unknown: dict[str, object] = dict.fromkeys(("format", "family", "parameter_size", "quantization_level"), "")
+    return {"parent_model": bases[0] if bases else "", **unknown, "families": []}
+
+
+def _capabilities(view: FleetView, entry: dict[str, Any], members: Sequence[ModelView]) -> list[str]:
+    """Returns what the model is known to do."""
+    found = [_CAPABILITIES[name] for name in entry["meta"]["operations"] if name in _CAPABILITIES]
+    known = [abilities_in(view, model) for model in members]
+    found += [word for skill, word in _SKILLS.items() if any(skill in one.skills for one in known)]
+    if any(ThinkingMode.ENABLED in one.thinking_modes for one in known):
+        found.append("thinking")
+    return list(dict.fromkeys(found))

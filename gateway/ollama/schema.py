@@ -1,0 +1,179 @@
+"""Requests of Ollama's API.
+
+Unknown fields are kept: those of `options` for the engine, others to warn that they were not used.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, Tag, WithJsonSchema
+
+from gateway.intake.request_model import (
+    MAX_INT32,
+    MAX_INT64,
+    HandledRequest,
+    JsonMap,
+    StopAtFirstError,
+    StrictModel,
+    text_or_list,
+)
+from gateway.openai.chat_schema import FunctionDefinition
+from gateway.openai.sampling import MAX_TOP_LOGPROBS, Penalty, Share, StopText
+
+MAX_NAME_CHARS = 256
+EFFORTS = ("low", "medium", "high", "max")
+"""Values of `think` beside true and false."""
+
+Think = Annotated[
+    Any,
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "string", "enum": list(EFFORTS)}]}),
+]
+Format = Annotated[
+    Any,
+    WithJsonSchema({"anyOf": [{"type": "string", "enum": ["", "json"]}, {"type": "object"}]}),
+]
+
+
+class Options(StrictModel):
+    """Sampling parameters. Those that are no field here are passed to the engine by their names."""
+
+    model_config = ConfigDict(extra="allow")
+
+    num_predict: Annotated[int, Field(ge=-2, le=MAX_INT32)] | None = None
+    """Maximum tokens of the answer; 0 and below: no limit but the context's."""
+    num_ctx: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    """The context that the caller needs. It is fixed by the model's settings: a warning where they have less."""
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    min_p: Share | None = None
+    seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
+    stop: (
+        Annotated[
+            Annotated[StopText, Tag("~text")] | Annotated[list[StopText], StopAtFirstError(), Tag("~list")],
+            text_or_list("Input should be a string or a list of strings"),
+        ]
+        | None
+    ) = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repeat_penalty: Annotated[float, Field(ge=0, le=2)] | None = None
+
+
+class OllamaRequest(HandledRequest):
+    """Fields of every inference request of Ollama's API. Unknown fields are kept, to warn about them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    """A model or a pool of the mesh, `agent/` or `route/` and the name of one, or `auto`; with or without `:latest`."""
+    options: Options | None = None
+
+
+class GeneratingRequest(OllamaRequest):
+    """Fields of the requests that generate text."""
+
+    stream: bool | None = None
+    """Absent: true."""
+    format: Format = None
+    """`json`, or a JSON schema that the answer must follow."""
+    think: Think = None
+    """Whether the model thinks, or how much."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    truncate: bool | None = None
+    """True is warned of: prompts are never truncated, one that is too long is refused."""
+    shift: bool | None = None
+    """True is warned of: a context is never shifted, the answer ends where it is full."""
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the answer is a stream."""
+        return self.stream is not False
+
+
+class CalledFunction(StrictModel):
+    """A function that the assistant called."""
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+    arguments: JsonMap | None = None
+
+
+class ToolCallMade(StrictModel):
+    """A tool call that the assistant made earlier."""
+
+    id: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
+    function: CalledFunction
+
+
+class ChatMessage(StrictModel):
+    """One turn of the conversation."""
+
+    role: Annotated[str, Field(max_length=64)]
+    content: str | None = None
+    thinking: str | None = None
+    images: Annotated[list[str], StopAtFirstError()] | None = None
+    """Files in base64."""
+    tool_calls: Annotated[list[ToolCallMade], StopAtFirstError()] | None = None
+    tool_name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+    """Of a result: the function that was called."""
+    tool_call_id: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+    """Of a result: the call, where it had an id."""
+
+
+class ToolDefinition(StrictModel):
+    """A tool. Types other than `function` are accepted and dropped."""
+
+    type: Annotated[str, Field(max_length=64)] | None = None
+    """Absent: function."""
+    function: FunctionDefinition | None = None
+
+
+class OllamaChatRequest(GeneratingRequest):
+    """A request to continue a conversation; without messages the model is loaded, or unloaded by `keep_alive` 0."""
+
+    messages: Annotated[list[ChatMessage], StopAtFirstError()] | None = None
+    tools: Annotated[list[ToolDefinition], StopAtFirstError()] | None = None
+
+
+class OllamaGenerateRequest(GeneratingRequest):
+    """A request to answer one prompt; without one the model is loaded, or unloaded by `keep_alive` 0."""
+
+    prompt: str | None = None
+    suffix: str | None = None
+    """The text behind the answer: it is filled in between."""
+    system: str | None = None
+    images: Annotated[list[str], StopAtFirstError()] | None = None
+    raw: bool | None = None
+    """Whether the prompt is continued as it is, without the model's template."""
+    template: str | None = None
+    """Refused: the template is the model's."""
+    context: Annotated[list[int], StopAtFirstError()] | None = None
+    """Refused unless empty: conversations go to /api/chat."""
+
+
+class OllamaEmbedRequest(OllamaRequest):
+    """A request for embeddings."""
+
+    input: Annotated[
+        Annotated[str, Tag("~text")] | Annotated[list[str], Field(min_length=1), StopAtFirstError(), Tag("~list")],
+        text_or_list("Input should be a string or a list of strings, and not empty"),
+    ]
+    truncate: bool | None = None
+    """True is warned of: inputs are never truncated, one that is too long is refused."""
+    dimensions: Annotated[int, Field(ge=1, le=65_536)] | None = None
+
+
+class OllamaEmbeddingsRequest(OllamaRequest):
+    """The older form of a request for embeddings: one text."""
+
+    prompt: str
+
+
+class OllamaShowRequest(StrictModel):
+    """A request for the facts about a model."""
+
+    model: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+    name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+    """The older name of `model`."""
+    verbose: bool | None = None
+    """Accepted and not used: everything that is known is in the answer."""

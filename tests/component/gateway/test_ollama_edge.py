@@ -1,0 +1,381 @@
+"""Ollama's API at the edge: answers, streams of JSON lines, models, loads, and refusals."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from admin_script import ScriptedOperations, admin_ports, two_replicas
+from gateway_script import (
+    FixedFleet,
+    RawResponse,
+    ScriptedDispatcher,
+    Step,
+    agent,
+    delta,
+    finished,
+    hello,
+    model,
+    queued,
+    sample_receipt,
+    serving,
+    started,
+    usage,
+)
+from messages_script import call, two_calls
+from test_gateway_keys import Keys, bearer, ring_of, verifier
+
+from gateway.config import GatewayConfig
+from weft.api.common.v1 import completion_pb2, event_pb2, receipt_pb2, signal_pb2, warning_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Priority, Skill
+
+QUICK = GatewayConfig(port=0, headers_within_seconds=0.02, sse_keepalive_seconds=0.02)
+CHAT, GENERATE = "/api/chat", "/api/generate"
+HI = [{"role": "user", "content": "Hi"}]
+PIECE = b'"message":{"role":"assistant","content":""},"done":false}\n'
+REFUSED = [
+    ("POST", "/api/pull", "weft pull"),
+    ("POST", "/api/create", "weft apply"),
+    ("POST", "/api/copy", "weft.yaml"),
+    ("POST", "/api/push", "uploaded"),
+    ("DELETE", "/api/delete", "weft delete model"),
+    ("POST", f"/api/blobs/sha256:{'0' * 64}", "weft pull"),
+]
+
+
+def body(**fields: object) -> bytes:
+    """A request as JSON: a chat, or a prompt if it has one."""
+    given = {"model": "tiny", **({} if "prompt" in fields else {"messages": HI}), **fields}
+    return json.dumps(given).encode()
+
+
+def lines(answer: RawResponse) -> list[Any]:
+    """The objects of a stream."""
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert answer.body.endswith(b"\n")
+    return [json.loads(line) for line in answer.body.splitlines()]
+
+
+def timed_receipt() -> receipt_pb2.Receipt:
+    receipt = sample_receipt()
+    receipt.total_time.FromMilliseconds(900)
+    receipt.load_wait.FromMilliseconds(0)
+    receipt.engine_timings.prefill_time.FromMilliseconds(20)
+    receipt.engine_timings.decode_time.FromMilliseconds(60)
+    return receipt
+
+
+def timed_hello() -> list[Step]:
+    end = event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=timed_receipt()))
+    return [*hello()[:-1], [delta(finish="STOP"), usage(cached=5), end]]
+
+
+async def test_a_chat_is_streamed_in_lines_unless_the_request_says_otherwise() -> None:
+    async with serving(ScriptedDispatcher(timed_hello())) as gateway:
+        found = lines(await gateway.request("POST", CHAT, body()))
+    assert [one["message"]["content"] for one in found] == ["Hello", ", ", "world", ""]
+    assert [one["done"] for one in found] == [False, False, False, True]
+    assert all(one["model"] == "tiny" and one["created_at"].endswith("Z") for one in found)
+    last = found[-1]
+    assert (last["done_reason"], last["prompt_eval_count"], last["eval_count"]) == ("stop", 7, 3)
+    assert (last["total_duration"], last["load_duration"]) == (900_000_000, 0)
+    assert (last["prompt_eval_duration"], last["eval_duration"]) == (20_000_000, 60_000_000)
+    assert last["receipt"] == {
+        "queue_wait_ms": 150,
+        "load_wait_ms": 0,
+        "gpu_time_ms": 450,
+        "cache_hit": True,
+        "cache_tokens_reused": 5,
+        "left_premises": False,
+    }
+
+
+async def test_a_whole_chat_is_one_object_and_times_that_are_not_known_are_absent() -> None:
+    async with serving() as gateway:
+        answer = await gateway.request("POST", CHAT, body(stream=False))
+    found = json.loads(answer.body)
+    assert answer.headers["content-type"] == "application/json"
+    assert found["message"] == {"role": "assistant", "content": "Hello, world"}
+    assert (found["done"], found["done_reason"]) == (True, "stop")
+    assert not {"total_duration", "load_duration", "prompt_eval_duration", "eval_duration"} & set(found)
+    assert answer.headers["x-queue-wait-ms"] == "150"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_thinking_and_calls_are_fields_of_the_message_and_arguments_are_objects(*, stream: bool) -> None:
+    async with serving(ScriptedDispatcher(two_calls())) as gateway:
+        answer = await gateway.request("POST", CHAT, body(stream=stream))
+    if stream:
+        found = lines(answer)
+        thinking = "".join(one["message"].get("thinking", "") for one in found)
+        text = "".join(one["message"]["content"] for one in found)
+        ((made),) = [one["message"]["tool_calls"] for one in found if "tool_calls" in one["message"]]
+        assert found[-1]["done_reason"] == "stop"
+    else:
+        message = json.loads(answer.body)["message"]
+        thinking, text, made = message["thinking"], message["content"], message["tool_calls"]
+    assert (thinking, text) == ("The user asks.", "Looking it up.")
+    assert made == [
+        {"id": "call_1", "function": {"index": 0, "name": "weather", "arguments": {"city": "Oslo"}}},
+        {"id": "call_2", "function": {"index": 1, "name": "weather", "arguments": {}}},
+    ]
+
+
+async def test_a_call_that_the_limit_cut_is_left_out_with_a_warning_and_a_wrong_one_is_an_error() -> None:
+    cut: list[Step] = [[call(0, "c1", "weather", '{"ci')], [delta(finish="LENGTH"), usage(), finished()]]
+    wrong: list[Step] = [[call(0, "c1", "weather", "Oslo")], [delta(finish="TOOL_CALLS"), usage(), finished()]]
+    async with serving(ScriptedDispatcher(cut)) as gateway:
+        last = lines(await gateway.request("POST", CHAT, body()))[-1]
+    assert (last["done_reason"], [one["code"] for one in last["warnings"]]) == ("length", ["tool_call_cut"])
+    async with serving(ScriptedDispatcher(wrong)) as gateway:
+        for stream in (True, False):
+            answer = await gateway.request("POST", CHAT, body(stream=stream))
+            assert (answer.status, json.loads(answer.body)["code"]) == (502, "tool_call_invalid")
+
+
+async def test_what_others_are_told_in_comments_is_in_the_last_line() -> None:
+    warning = warning_pb2.Warning(code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field="mirostat", message="no")
+    signal = signal_pb2.Signal(name="escalate")
+    steps: list[Step] = [
+        [queued()],
+        [started(), event_pb2.InferenceEvent(warning=warning)],
+        [delta("Hi"), event_pb2.InferenceEvent(signal=signal)],
+        [delta(finish="STOP"), usage(), finished()],
+    ]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        found = lines(await gateway.request("POST", CHAT, body(options={"num_gpu": 1})))
+    assert len(found) == 2
+    assert [one["field"] for one in found[-1]["warnings"]] == ["options.num_gpu", "mirostat"]
+    assert [one["name"] for one in found[-1]["signals"]] == ["escalate"]
+
+
+async def test_a_silent_queue_sends_pieces_without_text_and_then_the_answer() -> None:
+    gate = asyncio.Event()
+    steps: list[Step] = [[queued()], gate, *hello()]
+    async with serving(ScriptedDispatcher(steps), config=QUICK) as gateway, gateway.connection() as (reader, writer):
+        writer.write(gateway.post(CHAT, body()))
+        seen = await reader.readuntil(PIECE)
+        seen += await reader.readuntil(PIECE)
+        gate.set()
+        seen += await reader.readuntil(b'"done":true')
+    assert b"queued" not in seen
+    assert seen.index(PIECE) < seen.index(b"Hello")
+
+
+async def test_a_failure_in_the_middle_is_a_line_with_its_words_and_the_last() -> None:
+    steps: list[Step] = [[delta("Hel")], WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine died")]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        found = lines(await gateway.request("POST", CHAT, body()))
+    assert found[0]["message"]["content"] == "Hel"
+    assert (found[-1]["error"], found[-1]["code"]) == ("the engine died", "backend_protocol_error")
+    assert found[-1]["request_id"]
+    assert not any(one.get("done") for one in found)
+
+
+async def test_a_hang_up_ends_the_work() -> None:
+    async with serving(ScriptedDispatcher([[delta("Hel")], asyncio.Event()])) as gateway:
+        async with gateway.connection() as (reader, writer):
+            writer.write(gateway.post(CHAT, body()))
+            await reader.readuntil(b'"content":"Hel"')
+        async with asyncio.timeout(5):
+            await gateway.dispatcher.was_closed.wait()
+
+
+async def test_headers_and_extensions_of_the_mesh_are_those_of_chat() -> None:
+    raw = body(stream=False, keep_alive="5m", allow_remote=True, x_client_id="me")
+    async with serving() as gateway:
+        await gateway.request("POST", CHAT, raw, {"X-Priority": "low", "X-Tenant-ID": "acme", "X-Request-ID": "mine"})
+        (context,) = gateway.dispatcher.contexts
+        metrics = await gateway.request("GET", "/metrics")
+    assert (context.tenant, context.priority, context.client_id) == ("acme", Priority.LOW, "me")
+    assert (context.request_id, context.allow_remote, context.handling.keep_alive_seconds) == ("mine", True, 300)
+    assert b'code="200",model="tiny",reason="completed",surface="ollama"' in metrics.body
+
+
+async def test_a_tag_that_clients_add_reaches_the_model() -> None:
+    async with serving() as gateway:
+        await gateway.request("POST", CHAT, body(model="tiny:latest"))
+        await gateway.request("POST", GENERATE, body(model="tiny:latest", prompt="Hi"))
+        assert [context.model for context in gateway.dispatcher.contexts] == ["tiny", "tiny"]
+
+
+async def test_a_prompt_is_answered_in_a_field_of_its_own() -> None:
+    async with serving(ScriptedDispatcher(two_calls()[:3] + hello()[-1:])) as gateway:
+        found = lines(await gateway.request("POST", GENERATE, body(prompt="Hi", system="Be brief.")))
+        whole = json.loads((await gateway.request("POST", GENERATE, body(prompt="Hi", stream=False))).body)
+    assert "".join(one["response"] for one in found) == whole["response"] == "Looking it up."
+    assert whole["thinking"] == "The user asks."
+    assert "message" not in whole
+    assert found[-1]["done_reason"] == "stop"
+
+
+async def test_a_raw_prompt_is_a_completion() -> None:
+    async with serving() as gateway:
+        found = lines(await gateway.request("POST", GENERATE, body(prompt="Once", raw=True)))
+        (asked,) = gateway.dispatcher.calls
+    assert (asked.context.operation, type(asked.payload)) == (Operation.COMPLETION, completion_pb2.CompletionPayload)
+    assert "".join(one["response"] for one in found) == "Hello, world"
+
+
+async def test_log_probabilities_come_with_their_tokens() -> None:
+    token = event_pb2.TokenLogprob(token="Hi", logprob=-0.5, top=[event_pb2.TopLogprob(token="Yo", logprob=-1.5)])
+    steps: list[Step] = [[delta("Hi", logprobs=[token])], [delta(finish="STOP"), usage(), finished()]]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        found = lines(await gateway.request("POST", CHAT, body(logprobs=True, top_logprobs=1)))
+        whole = json.loads((await gateway.request("POST", CHAT, body(logprobs=True, stream=False))).body)
+    assert found[0]["logprobs"] == whole["logprobs"]
+    assert (whole["logprobs"][0]["token"], whole["logprobs"][0]["top_logprobs"][0]["token"]) == ("Hi", "Yo")
+
+
+async def test_embeddings_have_length_1_and_the_older_form_has_the_engines_own() -> None:
+    async with serving(ScriptedDispatcher(vectors=[[3.0, 4.0], [0.0, 0.0]])) as gateway:
+        answer = await gateway.request(
+            "POST", "/api/embed", json.dumps({"model": "tiny", "input": ["a", "b"]}).encode()
+        )
+    found = json.loads(answer.body)
+    assert found["embeddings"] == [[0.6, 0.8], [0.0, 0.0]]
+    assert (found["model"], found["prompt_eval_count"]) == ("tiny", 7)
+    assert "warnings" not in found
+    async with serving(ScriptedDispatcher(vectors=[[3.0, 4.0]])) as gateway:
+        old = await gateway.request("POST", "/api/embeddings", json.dumps({"model": "tiny", "prompt": "a"}).encode())
+        asked = {"model": "tiny:latest", "input": "a", "truncate": True, "dimensions": 2, "options": {"seed": 1}}
+        told = json.loads((await gateway.request("POST", "/api/embed", json.dumps(asked).encode())).body)
+        assert [context.model for context in gateway.dispatcher.contexts] == ["tiny", "tiny"]
+    assert json.loads(old.body) == {"embedding": [3.0, 4.0]}
+    assert [one["field"] for one in told["warnings"]] == ["options.seed", "truncate"]
+
+
+@pytest.mark.parametrize("asked", [{"input": ""}, {"input": []}, {"input": ["a", ""]}, {"input": 1}, {}])
+async def test_an_input_without_text_is_refused(asked: dict[str, Any]) -> None:
+    async with serving() as gateway:
+        answer = await gateway.request("POST", "/api/embed", json.dumps({"model": "tiny", **asked}).encode())
+    found = json.loads(answer.body)
+    assert (answer.status, found["code"]) == (400, "invalid_argument")
+    assert found["param"].startswith("input")
+
+
+async def test_every_model_pool_agent_and_route_is_listed() -> None:
+    fleet = FixedFleet.of(
+        replace(model("tiny"), digest="sha256:" + "ab" * 32, skills=frozenset({Skill.TEXT, Skill.TOOLS})),
+        model("small", pool="chat"),
+        model("gone", active=False),
+        agents=[agent("reviewer")],
+    )
+    async with serving(fleet=fleet) as gateway:
+        found = json.loads((await gateway.request("GET", "/api/tags")).body)["models"]
+    assert [one["name"] for one in found] == ["chat", "tiny", "agent/reviewer"]
+    assert all(one["name"] == one["model"] and len(one["digest"]) == 64 for one in found)
+    tiny = found[1]
+    assert (tiny["digest"], tiny["modified_at"]) == ("ab" * 32, "2023-11-14T22:13:20Z")
+    assert tiny["capabilities"] == ["completion", "tools"]
+    assert tiny["details"]["family"] == ""
+    assert "size" not in tiny
+
+
+async def test_a_model_is_shown_with_its_context_where_clients_look_for_it() -> None:
+    async with serving() as gateway:
+        found = {}
+        for raw in (b'{"model":"tiny:latest"}', b'{"name":"tiny"}', b'{"model":"small"}'):
+            answer = await gateway.request("POST", "/api/show", raw)
+            assert answer.status == 200
+            found = json.loads(answer.body)
+        missing = await gateway.request("POST", "/api/show", b'{"model":"nope"}')
+        unnamed = await gateway.request("POST", "/api/show", b"{}")
+    information = found["model_info"]
+    assert information[f"{information['general.architecture']}.context_length"] == 4096
+    assert found["capabilities"] == ["completion"]
+    assert (missing.status, json.loads(missing.body)["code"]) == (404, "model_not_found")
+    assert (unnamed.status, json.loads(unnamed.body)["param"]) == (400, "model")
+
+
+async def test_models_in_memory_are_those_whose_engine_is_ready() -> None:
+    async with serving(fleet=FixedFleet(two_replicas())) as gateway:
+        (found,) = json.loads((await gateway.request("GET", "/api/ps")).body)["models"]
+    assert (found["name"], found["size_vram"], found["context_length"]) == ("qwen", 5 * 1024**3, 2048)
+    assert "expires_at" not in found
+
+
+async def test_the_server_says_what_it_is() -> None:
+    async with serving(keys=Keys()) as gateway:
+        root = await gateway.request("GET", "/")
+        head = await gateway.request("HEAD", "/")
+        version = await gateway.request("GET", "/api/version", headers=bearer())
+    assert (root.status, head.status, root.headers["content-type"]) == (200, 200, "text/plain; charset=utf-8")
+    assert root.body.startswith(b"weft is running")
+    assert head.body == b""
+    found = json.loads(version.body)
+    assert [int(part) for part in found["version"].split(".")] >= [0, 6, 4]
+    assert found["server"] == "weft"
+
+
+@pytest.mark.parametrize(
+    ("path", "raw", "states", "action", "reason"),
+    [
+        (CHAT, {"messages": []}, ("RUNNING", "SUCCEEDED"), "load_model", "load"),
+        (GENERATE, {"keep_alive": "10m"}, ("SUCCEEDED",), "load_model", "load"),
+        (GENERATE, {"prompt": "", "keep_alive": 0}, ("SUCCEEDED",), "unload_model", "unload"),
+        (CHAT, {"keep_alive": "0s", "stream": False}, ("SUCCEEDED",), "unload_model", "unload"),
+    ],
+)
+async def test_a_request_without_words_loads_or_unloads_the_model(
+    path: str, raw: dict[str, Any], states: tuple[str, ...], action: str, reason: str
+) -> None:
+    operations = ScriptedOperations(watch_states=states)
+    async with serving(admin=admin_ports(operations)) as gateway:
+        answer = await gateway.request("POST", path, json.dumps({"model": "tiny:latest", **raw}).encode())
+        assert gateway.dispatcher.calls == []
+    found = json.loads(answer.body)
+    assert (answer.status, found["done"], found["done_reason"]) == (200, True, reason)
+    (created,) = operations.created
+    assert created.action.WhichOneof("kind") == action
+    assert getattr(created.action, action).model == "tiny"
+
+
+async def test_a_load_that_fails_needs_rights_or_a_mesh_that_can_says_so() -> None:
+    raw = json.dumps({"model": "tiny"}).encode()
+    async with serving(admin=admin_ports(ScriptedOperations(watch_states=("FAILED",)))) as gateway:
+        failed = await gateway.request("POST", CHAT, raw)
+    async with serving() as gateway:
+        none = await gateway.request("POST", CHAT, raw)
+    limited = Keys(ring_of(verifier("abcdefghijk1", "inference:create")))
+    operations = ScriptedOperations()
+    async with serving(admin=admin_ports(operations), keys=limited) as gateway:
+        denied = await gateway.request("POST", CHAT, raw, bearer())
+    assert failed.status >= 400
+    assert (none.status, json.loads(none.body)["code"]) == (501, "unsupported_operation")
+    assert (denied.status, json.loads(denied.body)["code"]) == (403, "permission_denied")
+    assert operations.created == []
+
+
+@pytest.mark.parametrize(("method", "path", "words"), REFUSED)
+async def test_changes_of_models_are_refused_with_what_to_use(method: str, path: str, words: str) -> None:
+    async with serving() as gateway:
+        answer = await gateway.request(method, path, b'{"model":"tiny"}')
+    found = json.loads(answer.body)
+    assert (answer.status, found["code"]) == (501, "unsupported_operation")
+    assert words in found["error"]
+
+
+async def test_a_digest_is_one_or_refused() -> None:
+    async with serving() as gateway:
+        answer = await gateway.request("POST", "/api/blobs/sha256:00", b"x")
+    assert (answer.status, json.loads(answer.body)["param"]) == (400, "digest")
+
+
+async def test_errors_are_text_in_a_field_and_typed_beside_it() -> None:
+    full = ScriptedDispatcher([WeftError(Reason.QUEUE_FULL, "full", retry_after_seconds=3)])
+    async with serving(full, keys=Keys()) as gateway:
+        keyless = await gateway.request("POST", CHAT, body())
+        busy = await gateway.request("POST", CHAT, body(), bearer())
+        nowhere = await gateway.request("GET", "/api/nowhere", headers=bearer())
+        wrong = await gateway.request("POST", CHAT, body(options={"temperature": 9}), bearer())
+    assert [answer.status for answer in (keyless, busy, nowhere, wrong)] == [401, 503, 404, 400]
+    for answer in (keyless, busy, nowhere, wrong):
+        found = json.loads(answer.body)
+        assert isinstance(found["error"], str)
+        assert found["request_id"] == answer.headers["x-request-id"]
+    assert busy.headers["retry-after"] == "3"
+    assert json.loads(wrong.body)["param"] == "options.temperature"
