@@ -38,6 +38,7 @@ def mesh(tmp_path: Path) -> Iterator[MeshProcess]:
         yield running
 
 
+@pytest.mark.heavy
 async def test_engines_that_swap_under_mixed_load_never_share_memory_and_every_request_ends(mesh: MeshProcess) -> None:
     async with watched(mesh) as stage:
         await mixed_load(stage, requests=REQUESTS, turns=TURNS)
@@ -48,7 +49,11 @@ async def test_engines_that_swap_under_mixed_load_never_share_memory_and_every_r
     assert {len(lease.shares) for lease in stage.checker.granted(NARROW)} == {1}
 
 
-@pytest.mark.parametrize(("runner", "model"), [(SERVED, WIDE), (QUANTIZED, NARROW)], ids=[SERVED, QUANTIZED])
+@pytest.mark.parametrize(
+    ("runner", "model"),
+    [(SERVED, WIDE), pytest.param(QUANTIZED, NARROW, marks=pytest.mark.heavy)],
+    ids=[SERVED, QUANTIZED],
+)
 async def test_the_lease_of_a_killed_runner_ends_when_its_engine_has_and_not_before(
     mesh: MeshProcess, runner: str, model: str
 ) -> None:
