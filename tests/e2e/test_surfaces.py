@@ -112,7 +112,7 @@ async def test_trace_and_request_id_reach_the_backend_and_the_log(mesh: MeshProc
 
 async def test_a_full_queue_is_503_with_retry_after_and_a_waiting_stream_gets_comments(mesh: MeshProcess) -> None:
     async with await mesh.backend("a") as backend:
-        await backend.set_behaviour(prefill_seconds=1.5)
+        await backend.set_behaviour(prefill_held=True)
     url = f"{mesh.url}/v1/chat/completions"
     async with aiohttp.ClientSession() as http, await mesh.backend("a") as backend:
         running = asyncio.create_task(_status(http, url, _body()))
@@ -124,6 +124,7 @@ async def test_a_full_queue_is_503_with_retry_after_and_a_waiting_stream_gets_co
                 assert refused.status == 503
                 assert 1 <= int(refused.headers["retry-after"]) <= 60
                 assert (await refused.json())["error"]["code"] == "queue_full"
+            await backend.set_behaviour(prefill_held=False)
             rest = (await waiting.text()).splitlines()
         assert await running == 200
     assert comment.startswith(b": queued position=1")
@@ -138,15 +139,15 @@ async def _status(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -
 
 async def test_waiting_longer_than_the_queue_timeout_is_refused_by_name(mesh: MeshProcess) -> None:
     async with await mesh.backend("a") as backend:
-        await backend.set_behaviour(prefill_seconds=4.0)
-    async with aiohttp.ClientSession() as http:
+        await backend.set_behaviour(prefill_held=True)
+    async with aiohttp.ClientSession() as http, await mesh.backend("a") as backend:
         url = f"{mesh.url}/v1/chat/completions"
         running = asyncio.create_task(_status(http, url, _body()))
-        async with await mesh.backend("a") as backend:
-            await backend.wait_for_state(lambda state: state.busy_slots == 1)
+        await backend.wait_for_state(lambda state: state.busy_slots == 1)
         async with http.post(url, json=_body()) as response:
             assert response.status == 503
             assert (await response.json())["error"]["code"] == "queue_timeout"
+        await backend.set_behaviour(prefill_held=False)
         assert await running == 200
 
 

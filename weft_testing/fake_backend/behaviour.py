@@ -77,6 +77,8 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Silence before the response headers, idle, before a slot is taken."""
     prefill_seconds: Seconds = 0.0
     """Silence between taking a slot and the first token; burns some CPU. Headers come after it, as in llama-server."""
+    prefill_held: bool = False
+    """Prefill, of a request that is under way too, lasts until this switch is off again."""
     prefill_idle: bool = False
     """Prefill burns no CPU."""
     prefill_progress: Count = 2

@@ -4,7 +4,7 @@ import asyncio
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Never
 
 from aiohttp import web
@@ -58,6 +58,7 @@ _PREFILL_BURN_SECONDS = 0.003
 _STALL_SLICE_SECONDS = 3600.0
 _FLUSH_POLL_SECONDS = 0.001
 _FLUSH_POLLS = 1000
+_HOLD_POLL_SECONDS = 0.02
 
 
 class Choice:
@@ -87,13 +88,16 @@ class Generation:
         sink: Sink,
         state: FakeState,
         outcome: Outcome,
+        is_held: Callable[[], bool],
     ) -> None:
+        """`is_held`: whether `prefill_held` is on now."""
         self._http = http
         self._request = request
         self._behaviour = behaviour
         self._sink = sink
         self._state = state
         self._outcome = outcome
+        self._is_held = is_held
         self._tokens_sent = 0
         self._next_fault = _next_fault(behaviour, 0)
         self._decode_started = 0.0
@@ -124,6 +128,8 @@ class Generation:
             await self._sink.flush()
         if reports < 2:
             await self._compute(seconds)
+        while self._is_held():
+            await self._silence(_HOLD_POLL_SECONDS)
         first.slot.prompt_tokens_processed = first.tally.prompt_tokens
         self._decode_started = time.perf_counter()
         for choice in choices:

@@ -193,7 +193,15 @@ class FakeServer:
             sink: Sink = (
                 StreamSink(http, request, envelope, count) if request.stream else UnarySink(request, envelope, count)
             )
-            generation = Generation(http, request, behaviour, sink, self._ledger.state, outcome)
+            generation = Generation(
+                http,
+                request,
+                behaviour,
+                sink,
+                self._ledger.state,
+                outcome,
+                lambda: self._control.behaviour.prefill_held,
+            )
             try:
                 return await generation.run(slots, context)
             except (asyncio.CancelledError, ConnectionError):

@@ -221,3 +221,12 @@ async def test_prefill_is_silent_and_uses_cpu_unless_it_is_idle() -> None:
         await client.backend.set_behaviour(prefill_idle=True)
         idle = await _cpu_seconds_of_a_prefill(client.backend, client)
     assert busy >= 0.05 > idle
+
+
+async def test_a_held_prefill_lasts_until_it_is_held_no_more() -> None:
+    async with fake(prefill_held=True) as client:
+        waiting = asyncio.create_task(client.chat())
+        await client.backend.wait_for_state(lambda state: state.busy_slots == 1)
+        assert not waiting.done()
+        await client.backend.set_behaviour(prefill_held=False)
+        assert (await waiting).status == 200
