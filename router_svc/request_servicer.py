@@ -9,9 +9,10 @@ import grpc
 from typing_extensions import override
 
 from router_svc.client_registry import ClientRegistry
+from router_svc.loop import MAX_NAMED_TENANTS
 from router_svc.policy.decisions import Loads, Placed, Waits
 from router_svc.request_log import EndedRequest, RequestEntry, RequestLog, add_decisions, set_seconds
-from weft.api.router.v1 import request_pb2, request_service_pb2_grpc
+from weft.api.router.v1 import request_pb2, request_service_pb2_grpc, task_pb2
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.dispatch.placement import MAX_CANCELLER_CHARS
 from weft.dispatch.remote_router import (
@@ -27,6 +28,7 @@ from weft.dispatch.remote_router import (
 )
 from weft.kernel.clock import Clock
 from weft.kernel.errors import invalid_field
+from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answers
@@ -90,6 +92,8 @@ def _fill_wait(record: request_pb2.RequestRecord, status: object) -> None:
                 set_seconds(record.loading.eta, status.eta_seconds)
 
 
+log = get_logger("weft.router")
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 CancellationAudit = Callable[[request_pb2.RequestRecord], Awaitable[None]]
@@ -112,6 +116,18 @@ class RequestCanceller(Protocol):
         ...
 
 
+class JournaledTasks(Protocol):
+    """Port: the tasks of journaled requests; see `router_svc.durable.tasks.local_tasks.LocalTasks`."""
+
+    async def open_of_request(self, request_id: str, tenant: str) -> Sequence[task_pb2.Task]:
+        """Return the unfinished tasks of the requests with this id, of one tenant or (empty) of any."""
+        ...
+
+    async def cancel(self, tenant: str, task_id: str) -> task_pb2.Task:
+        """Cancel a task; one that has ended stays as it is. Raises NOT_FOUND."""
+        ...
+
+
 class LocalRequests(RequestSource):
     """A RequestSource over the log, the clients and the scheduling loop of this process."""
 
@@ -128,10 +144,18 @@ class LocalRequests(RequestSource):
         self._clients = clients
         self._clock = clock
         self._loop = loop
+        self._journal: JournaledTasks | None = None
+
+    def look_into(self, journal: JournaledTasks) -> None:
+        """Find journaled requests by their own ids, too: their attempts are known by the ids of their tasks."""
+        self._journal = journal
 
     @override
     async def request(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
         entry = self._log.find(request_id, self._clock.monotonic(), tenant)
+        if entry is None:
+            for task in await self._journaled(request_id, tenant):
+                entry = entry or self._log.find(task.id, self._clock.monotonic(), task.tenant)
         if entry is None:
             raise not_remembered(request_id)
         return request_record(entry, with_decisions=True)
@@ -151,24 +175,54 @@ class LocalRequests(RequestSource):
     @override
     async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
         """As RequestSource.cancel. A dispatcher that does not end the request in time loses its slot."""
-        ends = self._loop.cancel(request_id, tenant, cancelled_by)
-        if ends:
-            await asyncio.wait(ends.values(), timeout=CANCEL_WAIT_SECONDS)
-            for key, ended in ends.items():
-                if not ended.done():
-                    self._loop.finish(key, Reason.CANCELLED)
+        journaled = await self._journaled(request_id, tenant)
+        tenants = sorted({task.tenant for task in journaled})
+        if len(tenants) > 1:
+            named = ", ".join(tenants[:MAX_NAMED_TENANTS])
+            raise invalid_field("tenant", f"must name one: requests of several tenants have this id ({named})")
+        ends = dict(self._loop.cancel(request_id, tenant, cancelled_by))
+        idle = []
+        for task in journaled:
+            own = self._loop.cancel(task.id, task.tenant, cancelled_by)
+            ends |= own
+            if not own:
+                idle.append(task)
+        await self._await_ends(ends)
+        for task in idle:
+            await self._cancel_idle(task, cancelled_by)
+        if idle and not ends:
+            return _cancelled_record(request_id, idle[-1].tenant, cancelled_by)
+        return await self._ended(journaled[-1].id if journaled else request_id, tenant, cancelled_by, ends)
+
+    async def _await_ends(self, ends: Mapping[int, asyncio.Future[None]]) -> None:
+        if not ends:
+            return
+        await asyncio.wait(ends.values(), timeout=CANCEL_WAIT_SECONDS)
+        for key, ended in ends.items():
+            if not ended.done():
+                self._loop.finish(key, Reason.CANCELLED)
+
+    async def _journaled(self, request_id: str, tenant: str) -> Sequence[task_pb2.Task]:
+        return () if self._journal is None else await self._journal.open_of_request(request_id, tenant)
+
+    async def _cancel_idle(self, task: task_pb2.Task, cancelled_by: str) -> None:
+        """Cancel a journaled request of which this router has no attempt."""
+        assert self._journal is not None, "the task comes from there"
+        ended = await self._journal.cancel(task.tenant, task.id)
+        if ended.state == task_pb2.TASK_STATE_CANCELLED:
+            log.info("request cancelled", request_id=task.request_id, tenant=task.tenant, cancelled_by=cancelled_by)
+            await self._audit(_cancelled_record(task.request_id, task.tenant, cancelled_by))
+
+    async def _ended(
+        self, request_id: str, tenant: str, cancelled_by: str, ends: Mapping[int, asyncio.Future[None]]
+    ) -> request_pb2.RequestRecord:
+        """Return the record of a request that ended; write its cancellation down."""
         entry = self._log.find(request_id, self._clock.monotonic(), tenant)
         if entry is not None:
             record = request_record(entry, with_decisions=True)
         elif ends:
             # A request beyond those that are remembered.
-            record = request_pb2.RequestRecord(
-                request_id=request_id,
-                tenant=tenant,
-                state=request_pb2.RequestRecord.STATE_ENDED,
-                reason=Reason.CANCELLED.value,  # type: ignore[arg-type]  # same numbers
-                cancelled_by=cancelled_by,
-            )
+            record = _cancelled_record(request_id, tenant, cancelled_by)
         else:
             raise not_cancellable(request_id)
         if ends and record.cancelled_by:
@@ -186,6 +240,16 @@ _HAS_OUTCOME: Mapping[int, Callable[[EndedRequest], bool]] = {
     pb.REQUEST_SELECTION_FAILED: lambda ended: ended.reason not in (Reason.UNSPECIFIED, Reason.CANCELLED),
     pb.REQUEST_SELECTION_CANCELLED: lambda ended: ended.reason is Reason.CANCELLED,
 }
+
+
+def _cancelled_record(request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
+    return request_pb2.RequestRecord(
+        request_id=request_id,
+        tenant=tenant,
+        state=request_pb2.RequestRecord.STATE_ENDED,
+        reason=Reason.CANCELLED.value,  # type: ignore[arg-type]  # same numbers
+        cancelled_by=cancelled_by,
+    )
 
 
 class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):

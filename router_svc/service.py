@@ -1,7 +1,7 @@
 """The router as a service: the scheduling loop, fed by the registry's watch, behind its gRPC services."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from typing_extensions import override
@@ -13,7 +13,7 @@ from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssue
 from router_svc.memory_watch import MemoryWatch
 from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.relay import Relay
-from router_svc.request_servicer import LocalRequests, RequestServicer
+from router_svc.request_servicer import JournaledTasks, LocalRequests, RequestServicer
 from router_svc.waker import Waker
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
 from weft.api.router.v1 import (
@@ -47,6 +47,10 @@ AUDIT_TIMEOUT_SECONDS = 2.0
 def build(config: RouterConfig, *, clock: Clock | None = None) -> "RouterService":
     """Build a router that is not started yet."""
     return RouterService(config, clock or SystemClock())
+
+
+class Journal(TaskPort, JournaledTasks, Protocol):
+    """Port: the tasks that journaled requests become, which are found by the ids of the requests."""
 
 
 class RouterService(Service):
@@ -85,9 +89,10 @@ class RouterService(Service):
         self._expected = ExpectedMesh()
         self._listeners: list[FleetListener] = []
 
-    def journal_to(self, tasks: TaskPort) -> None:
+    def journal_to(self, tasks: Journal) -> None:
         """Journal there what settings demand. Must be called before the start; without it such requests are refused."""
         self._tasks = tasks
+        self._requests.look_into(tasks)
 
     def expect(self, expected: ExpectedMesh) -> None:
         """Treat these models and agents as known until their runners have come. Must be called before the start."""

@@ -4,9 +4,11 @@ Fields of Anthropic's own service (tiers, containers, regions) are accepted and 
 providers with this API.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
+from typing_extensions import override
 
 from gateway.intake.request_model import (
     MAX_INT32,
@@ -221,7 +223,7 @@ class OutputConfigParam(StrictModel):
 
 
 class MetadataParam(StrictModel):
-    """Accepted and not used."""
+    """Of a journaled message the user is stored with its task."""
 
     user_id: Annotated[str, Field(max_length=1024)] | None = None
 
@@ -265,3 +267,16 @@ class MessagesRequest(CountTokensRequest):
     service_tier: Literal["auto", "standard_only"] | None = None
     """Accepted and not used."""
     metadata: MetadataParam | None = None
+
+    @property
+    @override
+    def end_user(self) -> str:
+        """See `HandledRequest.end_user`; here it is `metadata.user_id`, too."""
+        named = "" if self.metadata is None else self.metadata.user_id
+        return self.user or named or ""
+
+    @property
+    @override
+    def own_metadata(self) -> Mapping[str, str]:
+        """Returns nothing: Anthropic's `metadata` names the end user alone."""
+        return {}

@@ -151,6 +151,8 @@ def request_context(
         handling=_handling(headers, params.keep_alive),
         client_id=_client_id(headers, params),
         session=_session(headers, params),
+        user=params.end_user,
+        metadata=params.own_metadata,
     )
 
 

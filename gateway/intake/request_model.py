@@ -1,6 +1,6 @@
 """Base classes of request schemas, fields shared by all inference requests, and their configured limits."""
 
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag, WithJsonSchema
@@ -120,6 +120,16 @@ class HandledRequest(StrictModel):
     """Extension: whether the request runs as a durable task while its caller waits."""
     on_disconnect: Literal["cancel", "keep"] | None = None
     """Extension, with `durable`: whether a disconnect cancels or keeps the task. Absent: cancel."""
+
+    @property
+    def end_user(self) -> str:
+        """The end user's name; empty: none is given."""
+        return self.user or ""
+
+    @property
+    def own_metadata(self) -> Mapping[str, str]:
+        """The caller's own names and values, of an API that has them."""
+        return _value(self, "metadata") or {}
 
 
 def require_within(params: HandledRequest, limits: RequestLimits) -> None:

@@ -99,6 +99,14 @@ class TaskObject(BaseModel):
     max_attempts: int
     last_event: int
     waiting_for: str | None
+    caller: str | None = None
+    """Who submitted it, such as `key:<id>`."""
+    user: str | None = None
+    """The end user, as the request named it; absent: it named none."""
+    metadata: dict[str, str] | None = None
+    """The `metadata` of the request; absent: it had none."""
+    request_id: str | None = None
+    """The X-Request-Id of a journaled request; absent: it is none."""
     error: TaskErrorObject | None
     attempts: list[TaskAttemptObject] | None = None
     """Only where one task is requested by id."""
@@ -192,7 +200,19 @@ def task_json(task: task_pb2.Task, task_apis: TaskApis) -> JsonObject:
         state=state_name(task.state).lower(),
         endpoint=None if surface is None else surface.endpoint,
         error=_failure(failure_of(task)),
+        **_submitter(task),
     )
+
+
+def _submitter(task: task_pb2.Task) -> dict[str, object]:
+    """Returns the members about who submitted a task that are known."""
+    known = {
+        "caller": task.caller,
+        "user": task.user,
+        "metadata": dict(task.metadata),
+        "request_id": task.request_id,
+    }
+    return {name: value for name, value in known.items() if value}
 
 
 def attempt_json(attempt: task_pb2.TaskAttempt) -> JsonObject:
@@ -247,7 +267,7 @@ def _failure(failure: WeftError | None) -> JsonObject | None:
 SURFACE = "tasks"
 PATH = f"{API}/inference-tasks"
 MAX_EVENT_NUMBER = 2**63 - 1
-LIST_PARAMETERS = ("state", "model", "limit", "page_token")
+LIST_PARAMETERS = ("state", "model", "caller", "request_id", "limit", "page_token")
 _STATES = {state_name(state).lower(): state for state in task_pb2.TaskState.values() if state}
 
 
@@ -285,7 +305,12 @@ async def list_tasks(deps: TaskDeps, request: Request) -> Response:
     query = begin_read(request, SURFACE, LIST_PARAMETERS)
     limit = query.count("limit", MAX_LISTED)
     wanted = pb.ListTasksRequest(
-        states=_states(query), model=query.text("model"), page_size=limit, page_token=query.text("page_token")
+        states=_states(query),
+        model=query.text("model"),
+        caller=query.text("caller"),
+        request_id=query.text("request_id"),
+        page_size=limit,
+        page_token=query.text("page_token"),
     )
     return json_response(page_json(await deps.tasks.list_page(tenant_of(scope), wanted), deps.task_apis))
 

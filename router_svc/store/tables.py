@@ -81,6 +81,8 @@ tasks = Table(
     Column("custom_id", Text, nullable=False),
     Column("origin_kind", String(64), nullable=False),
     Column("caller", String(MAX_CALLER_CHARS), nullable=False),
+    Column("request_id", String(MAX_ID_CHARS), nullable=True),
+    Column("labels", LargeBinary, nullable=True),
     Column("attempt", Integer, nullable=False),
     Column("failures", Integer, nullable=False),
     Column("max_attempts", Integer, nullable=False),
@@ -103,6 +105,7 @@ tasks = Table(
     Index("ix_tasks_key", "tenant", "idempotency_key", unique=True),
     Index("ix_tasks_tenant_seq", "tenant", "seq"),
     Index("ix_tasks_batch", "batch_id", "line"),
+    Index("ix_tasks_request", "request_id", info={_WHERE: "request_id IS NOT NULL"}),
     Index("ix_tasks_lane", "model", "tenant", "band", "seq", info={_WHERE: "state = 1"}),
     Index("ix_tasks_ready", "ready_at", info={_WHERE: "state = 1"}),
     Index("ix_tasks_expiry", "expires_at", info={_WHERE: "state = 1"}),
@@ -112,7 +115,7 @@ tasks = Table(
 )
 """Durable tasks. Times are UTC seconds since the epoch; `state` as in weft.durable.tasks; `attempt` is part of the
 fence, `failures` are the failed attempts that count; `batch_id` is empty for none; `lease_seconds` is the length of the
-lease that ends at `lease_until`."""
+lease that ends at `lease_until`; `labels` is a TaskSpec with `user` and `metadata` alone, null for neither."""
 
 
 @event.listens_for(tasks, "before_create")
@@ -235,6 +238,6 @@ SCHEMA = Schema(
     owner="router",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0003",
+    newest="0004",
     version_table="router_alembic_version",
 )

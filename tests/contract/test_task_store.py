@@ -318,3 +318,47 @@ async def test_a_stop_writes_what_waits_first(database_url: str) -> None:
     await store.start()
     assert len((await store.list_page("ann", task_service_pb2.ListTasksRequest())).tasks) == 50
     await store.stop()
+
+
+# -- who submitted it
+
+
+async def test_who_submitted_a_task_and_with_what_words_is_told_as_it_was_acknowledged(kept: TaskStore) -> None:
+    labels = task_pb2.TaskSpec(user="ä\x00b", metadata={"job": "42", "": "\x00"}).SerializeToString()
+    submitted = await kept.submit(a_row("task-1", caller="key:k1", request_id="req-1", labels=labels))
+    task = await seen(kept, "task-1")
+    assert task == submitted.task
+    assert (task.caller, task.user, dict(task.metadata), task.request_id) == (
+        "key:k1",
+        "ä\x00b",
+        {"job": "42", "": "\x00"},
+        "req-1",
+    )
+    plain = (await kept.submit(a_row("task-2"))).task
+    assert (plain.caller, plain.user, len(plain.metadata), plain.request_id) == ("local", "", 0, "")
+
+
+async def test_a_callers_tasks_are_listed_and_those_of_a_request(kept: TaskStore) -> None:
+    for number, (caller, request) in enumerate([("key:a", "r1"), ("key:b", "r1"), ("key:a", ""), ("key:a", "r2")]):
+        await kept.submit(a_row(f"task-{number}", caller=caller, request_id=request))
+    wanted = task_service_pb2.ListTasksRequest(caller="key:a", page_size=2)
+    first = await kept.list_page("ann", wanted)
+    assert [task.id for task in first.tasks] == ["task-3", "task-2"]
+    wanted.page_token = first.next_page_token
+    assert [task.id for task in (await kept.list_page("ann", wanted)).tasks] == ["task-0"]
+    wanted.caller = "key:b"
+    await refused(Reason.INVALID_ARGUMENT, kept.list_page("ann", wanted))
+    of_request = await kept.list_page("ann", task_service_pb2.ListTasksRequest(request_id="r1"))
+    assert [task.id for task in of_request.tasks] == ["task-1", "task-0"]
+
+
+async def test_the_unfinished_tasks_of_a_request_are_found_of_every_tenant(kept: TaskStore) -> None:
+    for name, tenant in (("task-1", "ann"), ("task-2", "bob"), ("task-3", "ann"), ("task-4", "ann")):
+        await kept.submit(a_row(name, lane=Lane("demo", tenant, Priority.NORMAL), request_id="r1"))
+    await kept.submit(a_row("task-5", request_id="r2"))
+    await kept.cancel("ann", "task-3", NOW)
+    await claimed(kept, "task-4")
+    found = await kept.open_of_request("r1", 10)
+    assert [(task.id, task.tenant) for task in found] == [("task-1", "ann"), ("task-2", "bob"), ("task-4", "ann")]
+    assert [task.id for task in await kept.open_of_request("r1", 1)] == ["task-1"]
+    assert await kept.open_of_request("r3", 10) == []

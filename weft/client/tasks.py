@@ -55,9 +55,9 @@ class Tasks(MeshServiceClient):
         return found
 
     def newest(
-        self, limit: int, *, states: Iterable[str] = (), model: str = "", batch: str = ""
+        self, limit: int, *, states: Iterable[str] = (), model: str = "", batch: str = "", caller: str = ""
     ) -> pb.ListTasksResponse:
-        """The newest tasks of some states (none: all), model and batch (empty: any). Raises INVALID_ARGUMENT."""
+        """The newest tasks of some states (none: all), model, batch, caller (empty: any). Raises INVALID_ARGUMENT."""
         numbers = [_state(word) for word in states]
         listed = pb.ListTasksResponse()
         while len(listed.tasks) < limit:
@@ -65,6 +65,7 @@ class Tasks(MeshServiceClient):
                 states=numbers,
                 model=model,
                 batch=batch,
+                caller=caller,
                 page_size=min(limit - len(listed.tasks), MAX_PAGE),
                 page_token=listed.next_page_token,
             )

@@ -1,6 +1,6 @@
 """The trace of one request, collected while it runs and written as its receipt."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -71,6 +71,10 @@ class RequestContext:
     """The client id that the caller states, for profiles and statistics; empty: none."""
     caller: str = "local"
     """The caller for the log: `key:<id>`, `service:<name>` or `local`."""
+    user: str = ""
+    """The end user as the caller reports it; empty: none."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """The caller's own names and values."""
     session: str = ""
     """Requests of one session go to the same runner where they can; empty: none."""
     journal: Journal | None = None

@@ -67,6 +67,8 @@ def task_spec(
         origin=origin,
         origin_kind=origin_kind,
         traceparent=context.traceparent,
+        user=context.user,
+        metadata=context.metadata,
     )
     match payload:
         case chat_pb2.ChatPayload():
@@ -169,7 +171,9 @@ class WatchedTask:
     async def _submit(self) -> None:
         context = self._context
         request = task_service_pb2.SubmitTaskRequest(
-            spec=durable_spec(context, self._journal, self._payload), idempotency_key=self._journal.idempotency_key
+            spec=durable_spec(context, self._journal, self._payload),
+            idempotency_key=self._journal.idempotency_key,
+            request_id=context.request_id,
         )
         # A caller who leaves during the submission must not leave an unknown task behind: its outcome is awaited.
         submission = self._tools.tasks.submit(context.tenant, request, caller=context.caller)

@@ -181,7 +181,8 @@ class RemoteTasks(TaskPort):
     async def submit(
         self, tenant: str, request: task_pb.SubmitTaskRequest, *, caller: str = "local"
     ) -> task_pb.SubmitTaskResponse:
-        """As TaskPort.submit. `caller` is not sent: the store authenticates the caller itself."""
+        """As TaskPort.submit. The store believes `caller` of a caller who may act for others."""
+        request.requested_by = caller
         answer: task_pb.SubmitTaskResponse = await self._calls.ask(self._stub.SubmitTask, request, tenant)
         _require_known_states([answer.task])
         return answer

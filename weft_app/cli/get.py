@@ -176,6 +176,9 @@ def get(
             "ended, completed, failed or cancelled. Default: running requests.",
         ),
     ] = None,
+    caller: Annotated[
+        str, typer.Option("--caller", help="Tasks of this caller, such as key:<id> or local; see CALLER in -o wide.")
+    ] = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """List resources, requests, clients, tasks or secrets. Resources printed as YAML can be applied again.
@@ -185,10 +188,12 @@ def get(
     with reporting(interrupted=EXIT_OK if watch else 130):
         if selector and (is_about_tasks(resources) or is_about_secrets(resources) or is_about_requests(resources)):
             raise invalid_field("--selector", "goes with models and agents")
+        if caller and not is_about_tasks(resources):
+            raise invalid_field("--caller", "goes with tasks")
         if is_about_tasks(resources):
             if watch:
                 raise invalid_field("--watch", "goes with resources; `weft logs task/ID -f` follows one task")
-            show_tasks(resources, output, states or (), home)
+            show_tasks(resources, output, states or (), home, caller=caller)
             return
         if is_about_secrets(resources):
             if watch:

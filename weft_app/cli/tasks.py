@@ -58,6 +58,8 @@ _WIDE = (
     Column("TENANT", "{tenant}"),
     Column("BATCH", lambda task: f"{task.batch}[{task.line}]" if task.batch else None),
     Column("API", "{origin_kind}"),
+    Column("CALLER", "{caller}"),
+    Column("USER", "{user}"),
     Column("WHY", _WHY),
 )
 _PAGE = (
@@ -66,6 +68,10 @@ _PAGE = (
     Column("Model", "{model}"),
     Column("Tenant", "{tenant}"),
     Column("Batch", lambda task: filled("{batch}, line {line}", task) if task.batch else None),
+    Column("Caller", "{caller}"),
+    Column("User", "{user}"),
+    Column("Metadata", lambda task: ", ".join(f"{name}={value}" for name, value in sorted(task.metadata.items()))),
+    Column("Request", "{request_id}"),
     Column("Submitted", "{create_time:local}"),
     Column("Started", "[{start_time:local}]"),
     Column("Ended", "[{end_time:local}]"),
@@ -105,15 +111,17 @@ def one_task(words: Sequence[str]) -> str:
     return ids[0]
 
 
-def show_tasks(words: Sequence[str], output: ResourceFormat, states: Sequence[str], home: Path) -> None:
-    """Prints the named tasks; without names, the newest ones."""
+def show_tasks(
+    words: Sequence[str], output: ResourceFormat, states: Sequence[str], home: Path, *, caller: str = ""
+) -> None:
+    """Prints the named tasks; without names, the newest ones (of one caller)."""
     ids = task_ids(words)
     with connect_tasks(home=home) as tasks:
         if ids:
             details, notice = [tasks.get(each) for each in ids], ""
             found = [each.task for each in details]
         else:
-            newest = tasks.newest(MAX_SHOWN, states=states)
+            newest = tasks.newest(MAX_SHOWN, states=states, caller=caller)
             details, notice = [], newest.notice
             found = list(newest.tasks)
 

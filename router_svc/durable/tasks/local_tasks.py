@@ -7,8 +7,9 @@ answers only, not across routers that share a database.
 """
 
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 
 from typing_extensions import override
 
@@ -47,6 +48,8 @@ log = get_logger("weft.tasks")
 
 MAX_READ_BYTES = MEBIBYTE
 """Bytes of chunks that one read returns."""
+MAX_OF_REQUEST = 100
+"""Tasks of requests with one id that are looked at."""
 MAX_READINGS = 8
 """How often details are read again when a newer state of the task was answered meanwhile."""
 MAX_REMEMBERED = 10_000
@@ -217,6 +220,8 @@ class LocalTasks(TaskPort):
             created_at=deps.database_clock.now(),
             idempotency_key=request.idempotency_key,
         )
+        if request.request_id:
+            row = replace(row, request_id=request.request_id)
         _check_key(row.idempotency_key)
         try:
             if self._names is not None and not request.spec.wait_for_model:
@@ -271,6 +276,11 @@ class LocalTasks(TaskPort):
             states = request.states or _STATES
             kept = [self._with_waiting_reason(task) for task in newest if task is not None and task.state in states]
             return pb.ListTasksResponse(tasks=kept, next_page_token=page.next_page_token, notice=page.notice)
+
+    async def open_of_request(self, request_id: str, tenant: str) -> Sequence[task_pb2.Task]:
+        """Returns the unfinished tasks of the journaled requests with this id, of one tenant or (empty) of any."""
+        found = await self._store.open_of_request(request_id, MAX_OF_REQUEST)
+        return [task for task in found if tenant in ("", task.tenant)]
 
     @override
     async def cancel(self, tenant: str, task_id: str) -> task_pb2.Task:

@@ -21,6 +21,7 @@ from router_svc.durable.tasks.task_engine import TaskEngine
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.durable.tasks.task_run import TaskDeps
 from router_svc.store.database import RouterDatabase
+from router_svc.store.tables import MAX_CALLER_CHARS
 from weft.api.router.v1 import task_service_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.dispatch.agents import KnownNames
@@ -55,7 +56,13 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         # Resubmissions with a key must have the same digest, so no trace is added to them.
         if not spec.traceparent and not request.idempotency_key:
             spec.traceparent = valid_traceparent(metadata.get(TRACEPARENT)) or ""
-        return await self._tasks.submit(tenant_of(metadata), request, caller=caller().name)
+        if request.request_id:
+            require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
+        known = caller()
+        asks = request.requested_by if known.names_tenants and request.requested_by else known.name
+        if len(asks) > MAX_CALLER_CHARS or not asks.isprintable():
+            raise invalid_field("requested_by", f"must have at most {MAX_CALLER_CHARS} printable characters")
+        return await self._tasks.submit(tenant_of(metadata), request, caller=asks)
 
     @override
     @answers
@@ -165,7 +172,7 @@ class TaskService(Service):
         self._tasks = LocalTasks(deps, self._engine, self._counts, names)
 
     @property
-    def tasks(self) -> TaskPort:
+    def tasks(self) -> LocalTasks:
         """The task port for callers in this process."""
         return self._tasks
 

@@ -10,6 +10,7 @@ from weft.api.router.v1 import task_pb2
 from weft.dispatch.agents import AGENT_PREFIX, require_model_name
 from weft.dispatch.operations import operation_of
 from weft.dispatch.parameter_checks import client_of, handling_of, priority_of, session_of
+from weft.durable.batches import MAX_METADATA, MAX_METADATA_NAME_CHARS, MAX_METADATA_VALUE_CHARS
 from weft.durable.tasks import MAX_ORIGIN_KIND_CHARS, TASK_PREFIX, payload_of
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.names import new_id
@@ -20,6 +21,7 @@ MIN_PENDING_LIMIT_SECONDS = 1.0
 MAX_PENDING_LIMIT_SECONDS = 7 * 86_400.0
 MAX_ATTEMPTS = 100
 MAX_TRACEPARENT_CHARS = 128
+MAX_USER_CHARS = 1024
 _NANOSECONDS = 1e9
 _PAYLOAD = "payload"
 """Field name of the payload in the checks that live requests share."""
@@ -60,11 +62,28 @@ def checked_row(
             digest=sha256(serialized).digest(),
             spec=serialized,
             caller=caller,
+            labels=_labels(spec),
             origin_kind=_printable(spec.origin_kind, "origin_kind", MAX_ORIGIN_KIND_CHARS),
             max_attempts=_max_attempts(spec, limits),
             pending_limit_seconds=_pending_limit_seconds(spec, limits),
             created_at=created_at,
         )
+
+
+def _labels(spec: task_pb2.TaskSpec) -> bytes:
+    """Returns user and metadata as they are stored. Raises INVALID_ARGUMENT naming the field above its bound."""
+    if len(spec.user) > MAX_USER_CHARS:
+        raise invalid_field("user", f"must have at most {MAX_USER_CHARS} characters")
+    if len(spec.metadata) > MAX_METADATA:
+        raise invalid_field("metadata", f"must have at most {MAX_METADATA} entries")
+    for name, value in spec.metadata.items():
+        if len(name) > MAX_METADATA_NAME_CHARS or len(value) > MAX_METADATA_VALUE_CHARS:
+            raise invalid_field(
+                "metadata",
+                f"names must have at most {MAX_METADATA_NAME_CHARS} characters, values {MAX_METADATA_VALUE_CHARS}",
+            )
+    labels = task_pb2.TaskSpec(user=spec.user, metadata=spec.metadata)
+    return labels.SerializeToString(deterministic=True)
 
 
 def _check_sizes(spec: task_pb2.TaskSpec, limits: TaskLimits) -> None:

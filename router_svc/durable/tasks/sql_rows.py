@@ -54,6 +54,8 @@ def values_of(row: TaskRow, state: int) -> dict[str, object]:
         "custom_id": row.custom_id,
         "origin_kind": row.origin_kind,
         "caller": row.caller[:MAX_CALLER_CHARS],
+        "request_id": row.request_id or None,
+        "labels": row.labels or None,
         "attempt": 0,
         "failures": 0,
         "max_attempts": row.max_attempts,
@@ -80,6 +82,7 @@ def task_of(row: Row[tuple[Any, ...]]) -> task_pb2.Task:
     is_told = row.state == task_pb2.TASK_STATE_FAILED or (
         row.state == task_pb2.TASK_STATE_CANCELLED and row.error_reason == Reason.CANCELLED.value
     )
+    labels = labels_of(row.labels)
     return task_pb2.Task(
         id=row.id,
         tenant=row.tenant,
@@ -97,7 +100,19 @@ def task_of(row: Row[tuple[Any, ...]]) -> task_pb2.Task:
         last_event=event_number(row.attempt, row.last_index) if row.last_index else 0,
         origin_kind=row.origin_kind,
         owner=row.owner,
+        caller=row.caller,
+        user=labels.user,
+        metadata=labels.metadata,
+        request_id=row.request_id,
     )
+
+
+_NO_LABELS = task_pb2.TaskSpec()
+
+
+def labels_of(stored: bytes | None) -> task_pb2.TaskSpec:
+    """Returns the user and the metadata that are stored with a task; read-only."""
+    return task_pb2.TaskSpec.FromString(stored) if stored else _NO_LABELS
 
 
 def spec_values(row: TaskRow) -> dict[str, object]:
@@ -201,6 +216,7 @@ def given_up(row: Row[tuple[Any, ...]]) -> task_pb2.TaskError:
 
 def new_task(row: TaskRow) -> task_pb2.Task:
     """Returns the pending task of a new row."""
+    labels = labels_of(row.labels)
     return task_pb2.Task(
         id=row.id,
         tenant=row.lane.tenant,
@@ -212,6 +228,10 @@ def new_task(row: TaskRow) -> task_pb2.Task:
         expire_time=stamp_of(row.expires_at),
         max_attempts=row.max_attempts,
         origin_kind=row.origin_kind,
+        caller=row.caller[:MAX_CALLER_CHARS],
+        user=labels.user,
+        metadata=labels.metadata,
+        request_id=row.request_id,
     )
 
 
@@ -270,7 +290,8 @@ def end_parameters(row: Any, failure: task_pb2.TaskError, now: float) -> dict[st
 
 def mark_of(tenant: str, request: pb.ListTasksRequest) -> bytes:
     """Returns a digest of the filters that a page token belongs to."""
-    filters = repr((tenant, sorted(set(request.states)), request.model, request.batch))
+    own: tuple[object, ...] = (tenant, sorted(set(request.states)), request.model, request.batch)
+    filters = repr((*own, request.caller, request.request_id) if request.caller or request.request_id else own)
     return hashlib.sha256(filters.encode("utf-8", "surrogatepass")).digest()[:_TOKEN_MARK_BYTES]
 
 

@@ -102,6 +102,12 @@ def add_tasks_if_absent(dialect: str) -> Insert:
 
 TASK = select(tasks).where(tasks.c.id == THE_ID, tasks.c.tenant == THE_TENANT, tasks.c.state != STAGED)
 LOCK_TASK = TASK.with_for_update()
+OPEN_OF_REQUEST = (
+    select(tasks)
+    .where(tasks.c.request_id == bindparam("the_request_id", type_=String), tasks.c.state.in_((1, 2)))
+    .order_by(tasks.c.seq)
+    .limit(THE_LIMIT)
+)
 SPECS = select(task_specs).where(task_specs.c.task_id.in_(THE_IDS))
 ATTEMPTS = select(task_attempts).where(task_attempts.c.task_id == THE_ID).order_by(task_attempts.c.attempt)
 OPEN_COUNTS = [
@@ -118,6 +124,10 @@ def tasks_page(dialect: str, before: int | None, request: pb.ListTasksRequest) -
         page = page.where(tasks.c.state.in_(sorted(set(request.states))))
     if request.model:
         page = page.where(tasks.c.model == request.model)
+    if request.caller:
+        page = page.where(tasks.c.caller == request.caller)
+    if request.request_id:
+        page = page.where(tasks.c.request_id == request.request_id)
     return page.where(tasks.c.batch_id == request.batch) if request.batch else page
 
 

@@ -143,6 +143,11 @@ class SqlTaskReads(TaskReads):
         return None if found is None else float(found.ready_at)
 
     @override
+    async def open_of_request(self, request_id: str, limit: int) -> Sequence[task_pb2.Task]:
+        found = await self._database.rows(sql_statements.OPEN_OF_REQUEST, the_request_id=request_id, the_limit=limit)
+        return [task_of(row) for row in found]
+
+    @override
     async def open_counts(self) -> Mapping[str, int]:
         async with self._database.reading() as connection:
             counts: dict[str, int] = {}

@@ -70,6 +70,10 @@ class TaskRow:
     """A serialized TaskSpec."""
     origin_kind: str = ""
     caller: str = "local"
+    request_id: str = ""
+    """Id of the request whose caller waits for it; empty: nobody waits."""
+    labels: bytes = b""
+    """A serialized TaskSpec with user and metadata alone; empty: neither."""
     batch: str = ""
     line: int = 0
     custom_id: str = ""
@@ -175,6 +179,10 @@ class TaskReads(Protocol):
 
     async def next_ready_at(self, now: float) -> float | None:
         """Returns when the next retry pause ends; None: no task pauses."""
+        ...
+
+    async def open_of_request(self, request_id: str, limit: int) -> Sequence[task_pb2.Task]:
+        """Returns unfinished tasks of the requests with this id, of any tenant, oldest first."""
         ...
 
     async def open_counts(self) -> Mapping[str, int]:

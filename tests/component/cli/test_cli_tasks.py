@@ -342,3 +342,20 @@ def test_what_is_wrong_with_whoever_keeps_tasks_is_said_beside_the_list(script: 
     assert "older" not in result.stdout
     assert "weft: warning: the router's database is older [2J" in result.stderr
     assert json.loads(script.run("get", "tasks", "-o", "json").stdout)["items"]
+
+
+def test_a_callers_tasks_are_asked_for_and_shown_with_their_words(script: TaskScript) -> None:
+    script.tasks = [task(caller="key:k1", user="eve", metadata={"job": "42"}, request_id="mine")]
+    wide = script.run("get", "tasks", "--caller", "key:k1", "-o", "wide").stdout.splitlines()
+    assert {"CALLER", "USER"} <= set(wide[0].split())
+    assert {"key:k1", "eve"} <= set(wide[1].split())
+    assert [asked.caller for asked in script.listed] == ["key:k1"]
+    page = script.run("describe", "task", ID).stdout
+    assert [word in page for word in ("key:k1", "eve", "job=42", "mine")] == [True] * 4
+    (document,) = json.loads(script.run("get", "tasks", "-o", "json").stdout)["items"]
+    assert (document["caller"], document["metadata"], document["requestId"]) == ("key:k1", {"job": "42"}, "mine")
+
+
+def test_a_caller_goes_with_tasks_alone(script: TaskScript) -> None:
+    refused = script.run("get", "models", "--caller", "key:k1")
+    assert (refused.exit_code, "--caller" in refused.stderr) == (2, True)

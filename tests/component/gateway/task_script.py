@@ -32,6 +32,7 @@ class Submission:
     spec: task_pb2.TaskSpec
     idempotency_key: str
     caller: str
+    request_id: str = ""
 
 
 @dataclass
@@ -126,7 +127,13 @@ class ScriptedTasks:
     async def submit(
         self, tenant: str, request: task_service_pb2.SubmitTaskRequest, *, caller: str = "local"
     ) -> task_service_pb2.SubmitTaskResponse:
-        new = Submission(tenant=tenant, spec=request.spec, idempotency_key=request.idempotency_key, caller=caller)
+        new = Submission(
+            tenant=tenant,
+            spec=request.spec,
+            idempotency_key=request.idempotency_key,
+            caller=caller,
+            request_id=request.request_id,
+        )
         self._fail()
         if self.submit_gate is not None:
             self.was_submitted.set()

@@ -121,3 +121,21 @@ async def test_a_gateway_without_tasks_refuses_what_must_be_journaled() -> None:
         refused = await ask(gateway, "/v1/chat/completions", CHAT)
         assert (refused.status, gateway.dispatcher.contexts) == (501, [])
         assert "send them to the endpoint of the mesh" in json.loads(refused.body)["error"]["message"]
+
+
+async def test_a_task_carries_its_callers_words_and_the_id_of_its_request() -> None:
+    tasks = ScriptedTasks(at_once=[ANSWER])
+    async with serving(tasks=tasks, fleet=fleet(WAIT)) as gateway:
+        body = {**CHAT, "user": "eve", "metadata": {"job": "42"}}
+        assert (await ask(gateway, "/v1/chat/completions", body, **{"x-request-id": "mine-1"})).status == 200
+        new = tasks.one.new
+        assert (new.caller, new.request_id) == ("local", "mine-1")
+        assert (new.spec.user, dict(new.spec.metadata)) == ("eve", {"job": "42"})
+
+
+async def test_the_user_of_a_message_is_the_one_of_its_metadata() -> None:
+    tasks = ScriptedTasks(at_once=[ANSWER])
+    async with serving(tasks=tasks, fleet=fleet(WAIT)) as gateway:
+        body = {"model": "tiny", "max_tokens": 9, "messages": HI, "metadata": {"user_id": "eve"}}
+        assert (await ask(gateway, "/v1/messages", body)).status == 200
+        assert (tasks.one.new.spec.user, len(tasks.one.new.spec.metadata)) == ("eve", 0)

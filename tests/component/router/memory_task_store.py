@@ -154,6 +154,10 @@ class MemoryTaskStore:
                 return task_service_pb2.SubmitTaskResponse(task=kept.task(), existed=True)
         return None
 
+    async def open_of_request(self, request_id: str, limit: int) -> Sequence[task_pb2.Task]:
+        kept = [each for each in self.kept.values() if each.row.request_id == request_id]
+        return [each.task() for each in kept if not is_terminal(each.task())][:limit]
+
     async def get(self, tenant: str, task_id: str) -> task_pb2.Task | None:
         kept = self._of(tenant, task_id)
         return None if kept is None else kept.task()

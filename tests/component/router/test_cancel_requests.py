@@ -12,7 +12,13 @@ from test_request_log_of_loop import Router, asked, router
 from router_svc.placement import PlacementServicer
 from router_svc.request_servicer import RequestServicer
 from weft.api.common.v1 import receipt_pb2
-from weft.api.router.v1 import placement_service_pb2_grpc, request_pb2, request_service_pb2, request_service_pb2_grpc
+from weft.api.router.v1 import (
+    placement_service_pb2_grpc,
+    request_pb2,
+    request_service_pb2,
+    request_service_pb2_grpc,
+    task_pb2,
+)
 from weft.dispatch.placement import Grant, Placement, PlacementPort, canceller_of
 from weft.dispatch.remote_router import RemotePlacement, RemoteRequests, RequestSource
 from weft.kernel.errors import FieldError, WeftError
@@ -227,3 +233,57 @@ async def test_who_asks_is_believed_only_of_callers_that_act_for_others(tmp_path
         with pytest.raises(Exception, match="requested_by"):
             await stub.CancelRequest(too_long)
         await channel.close(grace=None)
+
+
+class Journal:
+    """Tasks of journaled requests, all pending; it records what is cancelled."""
+
+    def __init__(self, *tasks: task_pb2.Task) -> None:
+        self.tasks = list(tasks)
+        self.cancelled: list[str] = []
+
+    async def open_of_request(self, request_id: str, tenant: str) -> list[task_pb2.Task]:
+        return [task for task in self.tasks if task.request_id == request_id and tenant in ("", task.tenant)]
+
+    async def cancel(self, tenant: str, task_id: str) -> task_pb2.Task:
+        self.cancelled.append(task_id)
+        return task_pb2.Task(id=task_id, tenant=tenant, state=task_pb2.TASK_STATE_CANCELLED, request_id="mine")
+
+
+def a_task(name: str, tenant: str = "a") -> task_pb2.Task:
+    return task_pb2.Task(id=name, tenant=tenant, state=task_pb2.TASK_STATE_PENDING, request_id="mine")
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_a_journaled_request_is_cancelled_by_its_own_id(tmp_path: Path, is_remote: bool) -> None:
+    async with router() as mesh, both_ways(mesh, tmp_path, is_remote=is_remote) as (port, requests):
+        journal = Journal(a_task("task-1"))
+        mesh.requests.look_into(journal)
+        async with port.place(asked("task-1")) as place:
+            place.watch_cancellation(Ends(place))
+            assert isinstance(await place.next_decision(), Grant)
+            assert (await requests.request("mine", "a")).request_id == "task-1"
+            record = await requests.cancel("mine", "a", "key:k1")
+    assert (record.request_id, record.state, record.cancelled_by) == ("task-1", ENDED, "key:k1")
+    assert journal.cancelled == [], "its attempt ends it, with the name of who cancelled it"
+
+
+async def test_a_journaled_request_without_an_attempt_here_is_cancelled_by_its_own_id() -> None:
+    async with router() as mesh:
+        journal = Journal(a_task("task-1"), a_task("task-2"))
+        mesh.requests.look_into(journal)
+        record = await mesh.requests.cancel("mine", "a", "key:k1")
+    assert (record.state, Reason(record.reason), record.cancelled_by) == (ENDED, Reason.CANCELLED, "key:k1")
+    assert journal.cancelled == ["task-1", "task-2"]
+
+
+async def test_another_tenants_journaled_request_is_not_found_and_two_tenants_must_be_told_apart() -> None:
+    async with router() as mesh:
+        journal = Journal(a_task("task-1", "a"), a_task("task-2", "b"))
+        mesh.requests.look_into(journal)
+        with pytest.raises(WeftError) as unknown:
+            await mesh.requests.cancel("mine", "c", "key:k1")
+        with pytest.raises(FieldError) as several:
+            await mesh.requests.cancel("mine", "", "local")
+    assert (unknown.value.reason, several.value.field) == (Reason.NOT_FOUND, "tenant")
+    assert journal.cancelled == []

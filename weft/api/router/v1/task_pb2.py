@@ -34,13 +34,15 @@ from weft.api.common.v1 import receipt_pb2 as weft_dot_api_dot_common_dot_v1_dot
 from weft.api.router.v1 import inference_service_pb2 as weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dweft/api/router/v1/task.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dweft/api/common/v1/chat.proto\x1a#weft/api/common/v1/completion.proto\x1a!weft/api/common/v1/document.proto\x1a\"weft/api/common/v1/embedding.proto\x1a%weft/api/common/v1/error_reason.proto\x1a\x1eweft/api/common/v1/event.proto\x1a weft/api/common/v1/receipt.proto\x1a*weft/api/router/v1/inference_service.proto\"\x9c\x03\n\x08TaskSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12/\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1f.weft.api.common.v1.ChatPayloadH\x00\x12;\n\ncompletion\x18\x03 \x01(\x0b\x32%.weft.api.common.v1.CompletionPayloadH\x00\x12\x39\n\tembedding\x18\x04 \x01(\x0b\x32$.weft.api.common.v1.EmbeddingPayloadH\x00\x12\x33\n\x07options\x18\x05 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\x12\x0e\n\x06origin\x18\x06 \x01(\x0c\x12\x13\n\x0borigin_kind\x18\x07 \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x30\n\rpending_limit\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cmax_attempts\x18\n \x01(\x05\x12\x16\n\x0ewait_for_model\x18\x0b \x01(\x08\x42\t\n\x07payload\"]\n\tTaskError\x12\x37\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReasonB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07message\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\"\xbf\x02\n\x0bTaskAttempt\x12\x17\n\x07\x61ttempt\x18\x01 \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x05owner\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x42\n\nclaim_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x12\x92\xb5\x18\x0e\n\nclaimed_at\x10\x01\x12<\n\x08\x65nd_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0e\x92\xb5\x18\n\n\x08\x65nded_at\x12\x37\n\x06reason\x18\x05 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReasonB\x06\x92\xb5\x18\x02\x18\x01\x12\x17\n\x07message\x18\x06 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12,\n\x07receipt\x18\x07 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\xe2\x04\n\x04Task\x12\x12\n\x02id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06tenant\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x34\n\x05state\x18\x03 \x01(\x0e\x32\x1d.weft.api.router.v1.TaskStateB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x05model\x18\x04 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\r\n\x05\x62\x61tch\x18\x05 \x01(\t\x12\x0c\n\x04line\x18\x06 \x01(\x05\x12\x43\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x12\x92\xb5\x18\x0e\n\ncreated_at\x10\x01\x12@\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\nstarted_at\x12<\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0e\x92\xb5\x18\n\n\x08\x65nded_at\x12\x41\n\x0b\x65xpire_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\nexpires_at\x12\x17\n\x07\x61ttempt\x18\x0b \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1c\n\x0cmax_attempts\x18\x0c \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12,\n\x05\x65rror\x18\r \x01(\x0b\x32\x1d.weft.api.router.v1.TaskError\x12\x12\n\nlast_event\x18\x0e \x01(\x03\x12\x13\n\x0bwaiting_for\x18\x0f \x01(\t\x12\x13\n\x0borigin_kind\x18\x10 \x01(\t\x12\r\n\x05owner\x18\x11 \x01(\t:\n\xb2\xb5\x18\x06\n\x04task\"s\n\nTaskOutput\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\x12\x31\n\nembeddings\x18\x02 \x03(\x0b\x32\x1d.weft.api.common.v1.Embedding\"`\n\tTaskPiece\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\x12\x12\n\nlast_event\x18\x02 \x01(\x03\x12.\n\x06output\x18\x03 \x01(\x0b\x32\x1e.weft.api.router.v1.TaskOutput*\xa2\x01\n\tTaskState\x12\x1a\n\x16TASK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12TASK_STATE_PENDING\x10\x01\x12\x16\n\x12TASK_STATE_RUNNING\x10\x02\x12\x18\n\x14TASK_STATE_COMPLETED\x10\x03\x12\x15\n\x11TASK_STATE_FAILED\x10\x04\x12\x18\n\x14TASK_STATE_CANCELLED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dweft/api/router/v1/task.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dweft/api/common/v1/chat.proto\x1a#weft/api/common/v1/completion.proto\x1a!weft/api/common/v1/document.proto\x1a\"weft/api/common/v1/embedding.proto\x1a%weft/api/common/v1/error_reason.proto\x1a\x1eweft/api/common/v1/event.proto\x1a weft/api/common/v1/receipt.proto\x1a*weft/api/router/v1/inference_service.proto\"\x99\x04\n\x08TaskSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12/\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1f.weft.api.common.v1.ChatPayloadH\x00\x12;\n\ncompletion\x18\x03 \x01(\x0b\x32%.weft.api.common.v1.CompletionPayloadH\x00\x12\x39\n\tembedding\x18\x04 \x01(\x0b\x32$.weft.api.common.v1.EmbeddingPayloadH\x00\x12\x33\n\x07options\x18\x05 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\x12\x0e\n\x06origin\x18\x06 \x01(\x0c\x12\x13\n\x0borigin_kind\x18\x07 \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x30\n\rpending_limit\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cmax_attempts\x18\n \x01(\x05\x12\x16\n\x0ewait_for_model\x18\x0b \x01(\x08\x12\x0c\n\x04user\x18\x0c \x01(\t\x12<\n\x08metadata\x18\r \x03(\x0b\x32*.weft.api.router.v1.TaskSpec.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\t\n\x07payload\"]\n\tTaskError\x12\x37\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReasonB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07message\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\"\xbf\x02\n\x0bTaskAttempt\x12\x17\n\x07\x61ttempt\x18\x01 \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x05owner\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x42\n\nclaim_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x12\x92\xb5\x18\x0e\n\nclaimed_at\x10\x01\x12<\n\x08\x65nd_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0e\x92\xb5\x18\n\n\x08\x65nded_at\x12\x37\n\x06reason\x18\x05 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReasonB\x06\x92\xb5\x18\x02\x18\x01\x12\x17\n\x07message\x18\x06 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12,\n\x07receipt\x18\x07 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\xff\x05\n\x04Task\x12\x12\n\x02id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06tenant\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x34\n\x05state\x18\x03 \x01(\x0e\x32\x1d.weft.api.router.v1.TaskStateB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x05model\x18\x04 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\r\n\x05\x62\x61tch\x18\x05 \x01(\t\x12\x0c\n\x04line\x18\x06 \x01(\x05\x12\x43\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x12\x92\xb5\x18\x0e\n\ncreated_at\x10\x01\x12@\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\nstarted_at\x12<\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0e\x92\xb5\x18\n\n\x08\x65nded_at\x12\x41\n\x0b\x65xpire_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\nexpires_at\x12\x17\n\x07\x61ttempt\x18\x0b \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1c\n\x0cmax_attempts\x18\x0c \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12,\n\x05\x65rror\x18\r \x01(\x0b\x32\x1d.weft.api.router.v1.TaskError\x12\x12\n\nlast_event\x18\x0e \x01(\x03\x12\x13\n\x0bwaiting_for\x18\x0f \x01(\t\x12\x13\n\x0borigin_kind\x18\x10 \x01(\t\x12\r\n\x05owner\x18\x11 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x12 \x01(\t\x12\x0c\n\x04user\x18\x13 \x01(\t\x12\x38\n\x08metadata\x18\x14 \x03(\x0b\x32&.weft.api.router.v1.Task.MetadataEntry\x12\x12\n\nrequest_id\x18\x15 \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01:\n\xb2\xb5\x18\x06\n\x04task\"s\n\nTaskOutput\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\x12\x31\n\nembeddings\x18\x02 \x03(\x0b\x32\x1d.weft.api.common.v1.Embedding\"`\n\tTaskPiece\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\x12\x12\n\nlast_event\x18\x02 \x01(\x03\x12.\n\x06output\x18\x03 \x01(\x0b\x32\x1e.weft.api.router.v1.TaskOutput*\xa2\x01\n\tTaskState\x12\x1a\n\x16TASK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12TASK_STATE_PENDING\x10\x01\x12\x16\n\x12TASK_STATE_RUNNING\x10\x02\x12\x18\n\x14TASK_STATE_COMPLETED\x10\x03\x12\x15\n\x11TASK_STATE_FAILED\x10\x04\x12\x18\n\x14TASK_STATE_CANCELLED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.router.v1.task_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_TASKSPEC_METADATAENTRY']._loaded_options = None
+  _globals['_TASKSPEC_METADATAENTRY']._serialized_options = b'8\001'
   _globals['_TASKERROR'].fields_by_name['reason']._loaded_options = None
   _globals['_TASKERROR'].fields_by_name['reason']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_TASKERROR'].fields_by_name['message']._loaded_options = None
@@ -57,6 +59,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TASKATTEMPT'].fields_by_name['reason']._serialized_options = b'\222\265\030\002\030\001'
   _globals['_TASKATTEMPT'].fields_by_name['message']._loaded_options = None
   _globals['_TASKATTEMPT'].fields_by_name['message']._serialized_options = b'\222\265\030\002\030\001'
+  _globals['_TASK_METADATAENTRY']._loaded_options = None
+  _globals['_TASK_METADATAENTRY']._serialized_options = b'8\001'
   _globals['_TASK'].fields_by_name['id']._loaded_options = None
   _globals['_TASK'].fields_by_name['id']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_TASK'].fields_by_name['tenant']._loaded_options = None
@@ -79,18 +83,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TASK'].fields_by_name['max_attempts']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_TASK']._loaded_options = None
   _globals['_TASK']._serialized_options = b'\262\265\030\006\n\004task'
-  _globals['_TASKSTATE']._serialized_start=2067
-  _globals['_TASKSTATE']._serialized_end=2229
+  _globals['_TASKSTATE']._serialized_start=2349
+  _globals['_TASKSTATE']._serialized_end=2511
   _globals['_TASKSPEC']._serialized_start=407
-  _globals['_TASKSPEC']._serialized_end=819
-  _globals['_TASKERROR']._serialized_start=821
-  _globals['_TASKERROR']._serialized_end=914
-  _globals['_TASKATTEMPT']._serialized_start=917
-  _globals['_TASKATTEMPT']._serialized_end=1236
-  _globals['_TASK']._serialized_start=1239
-  _globals['_TASK']._serialized_end=1849
-  _globals['_TASKOUTPUT']._serialized_start=1851
-  _globals['_TASKOUTPUT']._serialized_end=1966
-  _globals['_TASKPIECE']._serialized_start=1968
-  _globals['_TASKPIECE']._serialized_end=2064
+  _globals['_TASKSPEC']._serialized_end=944
+  _globals['_TASKSPEC_METADATAENTRY']._serialized_start=886
+  _globals['_TASKSPEC_METADATAENTRY']._serialized_end=933
+  _globals['_TASKERROR']._serialized_start=946
+  _globals['_TASKERROR']._serialized_end=1039
+  _globals['_TASKATTEMPT']._serialized_start=1042
+  _globals['_TASKATTEMPT']._serialized_end=1361
+  _globals['_TASK']._serialized_start=1364
+  _globals['_TASK']._serialized_end=2131
+  _globals['_TASK_METADATAENTRY']._serialized_start=886
+  _globals['_TASK_METADATAENTRY']._serialized_end=933
+  _globals['_TASKOUTPUT']._serialized_start=2133
+  _globals['_TASKOUTPUT']._serialized_end=2248
+  _globals['_TASKPIECE']._serialized_start=2250
+  _globals['_TASKPIECE']._serialized_end=2346
 # @@protoc_insertion_point(module_scope)

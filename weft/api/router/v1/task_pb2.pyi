@@ -74,6 +74,22 @@ class TaskSpec(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class MetadataEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     MODEL_FIELD_NUMBER: builtins.int
     CHAT_FIELD_NUMBER: builtins.int
     COMPLETION_FIELD_NUMBER: builtins.int
@@ -85,6 +101,8 @@ class TaskSpec(google.protobuf.message.Message):
     PENDING_LIMIT_FIELD_NUMBER: builtins.int
     MAX_ATTEMPTS_FIELD_NUMBER: builtins.int
     WAIT_FOR_MODEL_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    METADATA_FIELD_NUMBER: builtins.int
     model: builtins.str
     """A model or a pool, by name, "route/" and the name of a route, or "agent/" and the name of an agent. One that
     nothing has is refused unless `wait_for_model` is set; one whose runner is away, or that vanishes later, is waited for.
@@ -101,6 +119,8 @@ class TaskSpec(google.protobuf.message.Message):
     """How often it may be begun; 0: `router.tasks.max_attempts`."""
     wait_for_model: builtins.bool
     """Whether a name that nothing in the mesh has is accepted all the same, and waited for until `pending_limit`."""
+    user: builtins.str
+    """The end user as the submitter reports it; at most 1,024 characters."""
     @property
     def chat(self) -> weft.api.common.v1.chat_pb2.ChatPayload:
         """A chat completion."""
@@ -125,6 +145,10 @@ class TaskSpec(google.protobuf.message.Message):
         `router.tasks.pending_limit_seconds`.
         """
 
+    @property
+    def metadata(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """The submitter's own names and values: at most 16, names of at most 64 characters, values of at most 512."""
+
     def __init__(
         self,
         *,
@@ -139,9 +163,11 @@ class TaskSpec(google.protobuf.message.Message):
         pending_limit: google.protobuf.duration_pb2.Duration | None = ...,
         max_attempts: builtins.int = ...,
         wait_for_model: builtins.bool = ...,
+        user: builtins.str = ...,
+        metadata: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chat", b"chat", "completion", b"completion", "embedding", b"embedding", "options", b"options", "payload", b"payload", "pending_limit", b"pending_limit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chat", b"chat", "completion", b"completion", "embedding", b"embedding", "max_attempts", b"max_attempts", "model", b"model", "options", b"options", "origin", b"origin", "origin_kind", b"origin_kind", "payload", b"payload", "pending_limit", b"pending_limit", "traceparent", b"traceparent", "wait_for_model", b"wait_for_model"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chat", b"chat", "completion", b"completion", "embedding", b"embedding", "max_attempts", b"max_attempts", "metadata", b"metadata", "model", b"model", "options", b"options", "origin", b"origin", "origin_kind", b"origin_kind", "payload", b"payload", "pending_limit", b"pending_limit", "traceparent", b"traceparent", "user", b"user", "wait_for_model", b"wait_for_model"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["payload", b"payload"]) -> typing.Literal["chat", "completion", "embedding"] | None: ...
 
 global___TaskSpec = TaskSpec
@@ -223,6 +249,22 @@ class Task(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class MetadataEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     ID_FIELD_NUMBER: builtins.int
     TENANT_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
@@ -240,6 +282,10 @@ class Task(google.protobuf.message.Message):
     WAITING_FOR_FIELD_NUMBER: builtins.int
     ORIGIN_KIND_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
+    CALLER_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    METADATA_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"task-" and 24 characters; also the request id of every attempt."""
     tenant: builtins.str
@@ -264,6 +310,12 @@ class Task(google.protobuf.message.Message):
     """What `TaskSpec.origin_kind` says."""
     owner: builtins.str
     """The router that has claimed it; empty unless it runs."""
+    caller: builtins.str
+    """Who submitted it: "key:<id>", "service:<name>" or "local"."""
+    user: builtins.str
+    """What `TaskSpec.user` says."""
+    request_id: builtins.str
+    """Id of the request that its submitter waits or waited for; empty: of none."""
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was acknowledged."""
@@ -283,6 +335,10 @@ class Task(google.protobuf.message.Message):
     @property
     def error(self) -> global___TaskError:
         """Why it failed, or who cancelled it by the id of its request."""
+
+    @property
+    def metadata(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """What `TaskSpec.metadata` says."""
 
     def __init__(
         self,
@@ -304,9 +360,13 @@ class Task(google.protobuf.message.Message):
         waiting_for: builtins.str = ...,
         origin_kind: builtins.str = ...,
         owner: builtins.str = ...,
+        caller: builtins.str = ...,
+        user: builtins.str = ...,
+        metadata: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        request_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "expire_time", b"expire_time", "start_time", b"start_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "batch", b"batch", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "expire_time", b"expire_time", "id", b"id", "last_event", b"last_event", "line", b"line", "max_attempts", b"max_attempts", "model", b"model", "origin_kind", b"origin_kind", "owner", b"owner", "start_time", b"start_time", "state", b"state", "tenant", b"tenant", "waiting_for", b"waiting_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "batch", b"batch", "caller", b"caller", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "expire_time", b"expire_time", "id", b"id", "last_event", b"last_event", "line", b"line", "max_attempts", b"max_attempts", "metadata", b"metadata", "model", b"model", "origin_kind", b"origin_kind", "owner", b"owner", "request_id", b"request_id", "start_time", b"start_time", "state", b"state", "tenant", b"tenant", "user", b"user", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___Task = Task
 

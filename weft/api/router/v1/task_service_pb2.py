@@ -27,7 +27,7 @@ from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_do
 from weft.api.router.v1 import task_pb2 as weft_dot_api_dot_router_dot_v1_dot_task__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%weft/api/router/v1/task_service.proto\x12\x12weft.api.router.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a\x1dweft/api/router/v1/task.proto\"X\n\x11SubmitTaskRequest\x12*\n\x04spec\x18\x01 \x01(\x0b\x32\x1c.weft.api.router.v1.TaskSpec\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\"M\n\x12SubmitTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.Task\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"\x1c\n\x0eGetTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\xbd\x01\n\x0fGetTaskResponse\x12\x30\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.TaskB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x32\n\x04spec\x18\x02 \x01(\x0b\x32\x1c.weft.api.router.v1.TaskSpecB\x06\x92\xb5\x18\x02\x18\x01\x12\x31\n\x08\x61ttempts\x18\x03 \x03(\x0b\x32\x1f.weft.api.router.v1.TaskAttempt:\x11\xb2\xb5\x18\r\x12\x0bTaskDetails\"\x86\x01\n\x10ListTasksRequest\x12-\n\x06states\x18\x01 \x03(\x0e\x32\x1d.weft.api.router.v1.TaskState\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"\x96\x01\n\x11ListTasksResponse\x12\x36\n\x05tasks\x18\x01 \x03(\x0b\x32\x18.weft.api.router.v1.TaskB\r\x92\xb5\x18\t\n\x05items\x10\x01\x12\x1f\n\x0fnext_page_token\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x0e\n\x06notice\x18\x03 \x01(\t:\x18\xb2\xb5\x18\x14\n\x08TaskList\x12\x08TaskList\"\x1f\n\x11\x43\x61ncelTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\"<\n\x12\x43\x61ncelTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.Task\"3\n\x10WatchTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x66ter_event\x18\x02 \x01(\x03\"u\n\x11WatchTaskResponse\x12(\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.TaskH\x00\x12.\n\x05piece\x18\x02 \x01(\x0b\x32\x1d.weft.api.router.v1.TaskPieceH\x00\x42\x06\n\x04news\"\x1f\n\x11\x44\x65leteTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x14\n\x12\x44\x65leteTaskResponse2\xb1\x05\n\x0bTaskService\x12q\n\nSubmitTask\x12%.weft.api.router.v1.SubmitTaskRequest\x1a&.weft.api.router.v1.SubmitTaskResponse\"\x14\xb2\xb5\x18\x10inference:create\x12i\n\x07GetTask\x12\".weft.api.router.v1.GetTaskRequest\x1a#.weft.api.router.v1.GetTaskResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12o\n\tListTasks\x12$.weft.api.router.v1.ListTasksRequest\x1a%.weft.api.router.v1.ListTasksResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12r\n\nCancelTask\x12%.weft.api.router.v1.CancelTaskRequest\x1a&.weft.api.router.v1.CancelTaskResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0einference:edit\x12n\n\tWatchTask\x12$.weft.api.router.v1.WatchTaskRequest\x1a%.weft.api.router.v1.WatchTaskResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12o\n\nDeleteTask\x12%.weft.api.router.v1.DeleteTaskRequest\x1a&.weft.api.router.v1.DeleteTaskResponse\"\x12\xb2\xb5\x18\x0einference:editb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%weft/api/router/v1/task_service.proto\x12\x12weft.api.router.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a\x1dweft/api/router/v1/task.proto\"\x82\x01\n\x11SubmitTaskRequest\x12*\n\x04spec\x18\x01 \x01(\x0b\x32\x1c.weft.api.router.v1.TaskSpec\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x14\n\x0crequested_by\x18\x04 \x01(\t\"M\n\x12SubmitTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.Task\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"\x1c\n\x0eGetTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\xbd\x01\n\x0fGetTaskResponse\x12\x30\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.TaskB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x32\n\x04spec\x18\x02 \x01(\x0b\x32\x1c.weft.api.router.v1.TaskSpecB\x06\x92\xb5\x18\x02\x18\x01\x12\x31\n\x08\x61ttempts\x18\x03 \x03(\x0b\x32\x1f.weft.api.router.v1.TaskAttempt:\x11\xb2\xb5\x18\r\x12\x0bTaskDetails\"\xaa\x01\n\x10ListTasksRequest\x12-\n\x06states\x18\x01 \x03(\x0e\x32\x1d.weft.api.router.v1.TaskState\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x06 \x01(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\t\"\x96\x01\n\x11ListTasksResponse\x12\x36\n\x05tasks\x18\x01 \x03(\x0b\x32\x18.weft.api.router.v1.TaskB\r\x92\xb5\x18\t\n\x05items\x10\x01\x12\x1f\n\x0fnext_page_token\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x0e\n\x06notice\x18\x03 \x01(\t:\x18\xb2\xb5\x18\x14\n\x08TaskList\x12\x08TaskList\"\x1f\n\x11\x43\x61ncelTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\"<\n\x12\x43\x61ncelTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.Task\"3\n\x10WatchTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x66ter_event\x18\x02 \x01(\x03\"u\n\x11WatchTaskResponse\x12(\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.TaskH\x00\x12.\n\x05piece\x18\x02 \x01(\x0b\x32\x1d.weft.api.router.v1.TaskPieceH\x00\x42\x06\n\x04news\"\x1f\n\x11\x44\x65leteTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x14\n\x12\x44\x65leteTaskResponse2\xb1\x05\n\x0bTaskService\x12q\n\nSubmitTask\x12%.weft.api.router.v1.SubmitTaskRequest\x1a&.weft.api.router.v1.SubmitTaskResponse\"\x14\xb2\xb5\x18\x10inference:create\x12i\n\x07GetTask\x12\".weft.api.router.v1.GetTaskRequest\x1a#.weft.api.router.v1.GetTaskResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12o\n\tListTasks\x12$.weft.api.router.v1.ListTasksRequest\x1a%.weft.api.router.v1.ListTasksResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12r\n\nCancelTask\x12%.weft.api.router.v1.CancelTaskRequest\x1a&.weft.api.router.v1.CancelTaskResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0einference:edit\x12n\n\tWatchTask\x12$.weft.api.router.v1.WatchTaskRequest\x1a%.weft.api.router.v1.WatchTaskResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12o\n\nDeleteTask\x12%.weft.api.router.v1.DeleteTaskRequest\x1a&.weft.api.router.v1.DeleteTaskResponse\"\x12\xb2\xb5\x18\x0einference:editb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -58,30 +58,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TASKSERVICE'].methods_by_name['WatchTask']._serialized_options = b'\262\265\030\016inference:view'
   _globals['_TASKSERVICE'].methods_by_name['DeleteTask']._loaded_options = None
   _globals['_TASKSERVICE'].methods_by_name['DeleteTask']._serialized_options = b'\262\265\030\016inference:edit'
-  _globals['_SUBMITTASKREQUEST']._serialized_start=160
-  _globals['_SUBMITTASKREQUEST']._serialized_end=248
-  _globals['_SUBMITTASKRESPONSE']._serialized_start=250
-  _globals['_SUBMITTASKRESPONSE']._serialized_end=327
-  _globals['_GETTASKREQUEST']._serialized_start=329
-  _globals['_GETTASKREQUEST']._serialized_end=357
-  _globals['_GETTASKRESPONSE']._serialized_start=360
-  _globals['_GETTASKRESPONSE']._serialized_end=549
-  _globals['_LISTTASKSREQUEST']._serialized_start=552
-  _globals['_LISTTASKSREQUEST']._serialized_end=686
-  _globals['_LISTTASKSRESPONSE']._serialized_start=689
-  _globals['_LISTTASKSRESPONSE']._serialized_end=839
-  _globals['_CANCELTASKREQUEST']._serialized_start=841
-  _globals['_CANCELTASKREQUEST']._serialized_end=872
-  _globals['_CANCELTASKRESPONSE']._serialized_start=874
-  _globals['_CANCELTASKRESPONSE']._serialized_end=934
-  _globals['_WATCHTASKREQUEST']._serialized_start=936
-  _globals['_WATCHTASKREQUEST']._serialized_end=987
-  _globals['_WATCHTASKRESPONSE']._serialized_start=989
-  _globals['_WATCHTASKRESPONSE']._serialized_end=1106
-  _globals['_DELETETASKREQUEST']._serialized_start=1108
-  _globals['_DELETETASKREQUEST']._serialized_end=1139
-  _globals['_DELETETASKRESPONSE']._serialized_start=1141
-  _globals['_DELETETASKRESPONSE']._serialized_end=1161
-  _globals['_TASKSERVICE']._serialized_start=1164
-  _globals['_TASKSERVICE']._serialized_end=1853
+  _globals['_SUBMITTASKREQUEST']._serialized_start=161
+  _globals['_SUBMITTASKREQUEST']._serialized_end=291
+  _globals['_SUBMITTASKRESPONSE']._serialized_start=293
+  _globals['_SUBMITTASKRESPONSE']._serialized_end=370
+  _globals['_GETTASKREQUEST']._serialized_start=372
+  _globals['_GETTASKREQUEST']._serialized_end=400
+  _globals['_GETTASKRESPONSE']._serialized_start=403
+  _globals['_GETTASKRESPONSE']._serialized_end=592
+  _globals['_LISTTASKSREQUEST']._serialized_start=595
+  _globals['_LISTTASKSREQUEST']._serialized_end=765
+  _globals['_LISTTASKSRESPONSE']._serialized_start=768
+  _globals['_LISTTASKSRESPONSE']._serialized_end=918
+  _globals['_CANCELTASKREQUEST']._serialized_start=920
+  _globals['_CANCELTASKREQUEST']._serialized_end=951
+  _globals['_CANCELTASKRESPONSE']._serialized_start=953
+  _globals['_CANCELTASKRESPONSE']._serialized_end=1013
+  _globals['_WATCHTASKREQUEST']._serialized_start=1015
+  _globals['_WATCHTASKREQUEST']._serialized_end=1066
+  _globals['_WATCHTASKRESPONSE']._serialized_start=1068
+  _globals['_WATCHTASKRESPONSE']._serialized_end=1185
+  _globals['_DELETETASKREQUEST']._serialized_start=1187
+  _globals['_DELETETASKREQUEST']._serialized_end=1218
+  _globals['_DELETETASKRESPONSE']._serialized_start=1220
+  _globals['_DELETETASKRESPONSE']._serialized_end=1240
+  _globals['_TASKSERVICE']._serialized_start=1243
+  _globals['_TASKSERVICE']._serialized_end=1932
 # @@protoc_insertion_point(module_scope)

@@ -21,8 +21,18 @@ class SubmitTaskRequest(google.protobuf.message.Message):
 
     SPEC_FIELD_NUMBER: builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    REQUESTED_BY_FIELD_NUMBER: builtins.int
     idempotency_key: builtins.str
     """The same submission has the same key; at most 255 characters. Empty: none, and sent twice it is done twice."""
+    request_id: builtins.str
+    """Id of the request whose caller waits for the task: it can be cancelled by it. Empty: nobody waits. Not a part of
+    what the same submission is.
+    """
+    requested_by: builtins.str
+    """Who asks, where the caller acts for others, at most 128 characters. Empty, or of a caller who does not: the caller
+    itself.
+    """
     @property
     def spec(self) -> weft.api.router.v1.task_pb2.TaskSpec:
         """The task."""
@@ -32,9 +42,11 @@ class SubmitTaskRequest(google.protobuf.message.Message):
         *,
         spec: weft.api.router.v1.task_pb2.TaskSpec | None = ...,
         idempotency_key: builtins.str = ...,
+        request_id: builtins.str = ...,
+        requested_by: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["idempotency_key", b"idempotency_key", "spec", b"spec"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["idempotency_key", b"idempotency_key", "request_id", b"request_id", "requested_by", b"requested_by", "spec", b"spec"]) -> None: ...
 
 global___SubmitTaskRequest = SubmitTaskRequest
 
@@ -125,6 +137,8 @@ class ListTasksRequest(google.protobuf.message.Message):
     BATCH_FIELD_NUMBER: builtins.int
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    CALLER_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
     model: builtins.str
     """For this model, pool, route or agent, as it was asked for. Empty: for all."""
     batch: builtins.str
@@ -133,6 +147,10 @@ class ListTasksRequest(google.protobuf.message.Message):
     """At most so many, 1 to 1,000; 0: 100."""
     page_token: builtins.str
     """From the response before. Empty: from the newest on."""
+    caller: builtins.str
+    """Of this caller. Empty: of any."""
+    request_id: builtins.str
+    """Of the request with this id. Empty: of any, and those of none."""
     @property
     def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[weft.api.router.v1.task_pb2.TaskState.ValueType]:
         """Of these states. Empty: of all."""
@@ -145,8 +163,10 @@ class ListTasksRequest(google.protobuf.message.Message):
         batch: builtins.str = ...,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
+        caller: builtins.str = ...,
+        request_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "model", b"model", "page_size", b"page_size", "page_token", b"page_token", "states", b"states"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "caller", b"caller", "model", b"model", "page_size", b"page_size", "page_token", b"page_token", "request_id", b"request_id", "states", b"states"]) -> None: ...
 
 global___ListTasksRequest = ListTasksRequest
 
