@@ -22,8 +22,15 @@ class Apart:
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self.url = ""
 
-    def start(self, service: str, *arguments: str, within: tuple[str, ...] = (), weft: tuple[str, ...] = WEFT) -> str:
-        """Start a service, by the command `within`; where it says that it serves."""
+    def start(
+        self,
+        service: str,
+        *arguments: str,
+        within: tuple[str, ...] = (),
+        weft: tuple[str, ...] = WEFT,
+        name: str = "",
+    ) -> str:
+        """Start a service, by the command `within`; where it says that it serves. `name`: where there are several."""
         process = subprocess.Popen(
             [*within, *weft, "serve", service, "--home", str(self.home), "--config", str(self._config), *arguments],
             env=user_environment(),
@@ -32,7 +39,7 @@ class Apart:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        self._processes[service] = process
+        self._processes[name or service] = process
         assert process.stdout is not None
         line = process.stdout.readline()
         assert "serves at" in line, f"{service} did not start"

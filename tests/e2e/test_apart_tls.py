@@ -1,77 +1,22 @@
 """Services as processes that listen beyond loopback, over TLS with certificates on both ends."""
 
-import asyncio
 import json
 import ssl
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from apart_mesh import Apart
-from mesh_process import POOL, WEFT, eventually, fake_runner, run_weft, running_mesh, user_environment, write_config
+from mesh_process import POOL, eventually, fake_runner, run_weft, running_mesh, write_config
+from tls_mesh import HOST, TlsMesh, weft
 
 from weft.client.resources import Registry
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft_testing.certificates import Authority
 
-HOST = "127.0.0.2"
-"""An address of this machine that nobody else has; 0.0.0.0 is listened on, and TLS asked for."""
-EVERYWHERE = "0.0.0.0:0"
 ANSWER = {"model": POOL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
-
-
-class TlsMesh:
-    """Registry, router, runner and gateway, each with a certificate of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.ca = Authority()
-        self.services = Apart(folder / "home", folder / "weft.yaml")
-        self.addresses: dict[str, str] = {}
-
-    def start_all(self) -> None:
-        write_config(self.folder)
-        self._start("registry", "--listen", EVERYWHERE)
-        self._start("router", "--listen", f"tls:{HOST}:0", "--registry", self.addresses["registry"])
-        self._start("runner", "--listen", EVERYWHERE, "--registry", self.addresses["registry"])
-        places = ("--registry", self.addresses["registry"], "--router", self.addresses["router"])
-        self._start("gateway", *places)
-
-    def issue(self, service: str) -> dict[str, str]:
-        """A certificate for a service, new or in place of its old one; its section of the configuration."""
-        place = self.folder / service
-        place.mkdir(exist_ok=True)
-        files = self.ca.issue(HOST, "127.0.0.1", f"weft://mesh/{service}").write(place, self.ca)
-        return {
-            "certificate_file": str(files.certificate_file),
-            "key_file": str(files.key_file),
-            "ca_file": str(files.ca_file),
-        }
-
-    def environment(self, service: str) -> dict[str, str]:
-        """For a command that shows the certificate of a service."""
-        files = self.issue(service)
-        return {f"WEFT_{name.upper()}": path for name, path in files.items()}
-
-    def _start(self, service: str, *arguments: str) -> None:
-        files = self.issue(service)
-        edge = {key: files[key] for key in ("certificate_file", "key_file")} if service == "gateway" else {}
-        everyone = ["weft://mesh/*"]
-        sections: dict[str, Any] = {
-            "tls": {
-                **files,
-                "announced_host": HOST,
-                "reload_interval_seconds": 0.01,
-                "allowed_clients": {"registry": everyone, "router": everyone, "runner": ["weft://mesh/[rg]*"]},
-            },
-            "gateway": {"tls": edge},
-        }
-        config = write_config(self.folder / service, fake_runner("a", answer_tokens=3), **sections)
-        self.addresses[service] = self.services.start(service, "--config", str(config), *arguments)
 
 
 @pytest.fixture
@@ -128,23 +73,6 @@ def test_a_plaintext_caller_gets_nothing_from_such_a_mesh(mesh: TlsMesh) -> None
     plain = mesh.addresses["registry"].removeprefix("tls:")
     with Registry(plain) as registry, pytest.raises(WeftError, match="it may ask for TLS"):
         registry.documents(ResourceKind.RUNNER)
-
-
-async def weft(*arguments: str, **variables: str) -> tuple[int, str, str]:
-    """A command of somebody who has chosen no home."""
-    environment = {name: value for name, value in user_environment().items() if name != "WEFT_HOME"}
-    process = await asyncio.create_subprocess_exec(
-        *WEFT,
-        *arguments,
-        env={**environment, "COLUMNS": "200", **variables},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    async with asyncio.timeout(60.0):
-        out, error = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), error.decode()
 
 
 @pytest.mark.parametrize(

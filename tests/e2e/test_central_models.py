@@ -41,6 +41,7 @@ async def provider(mesh: MeshProcess) -> AsyncIterator[CountingProvider]:
         await _weft(mesh, "create", "model", MODEL, "--url", URL, "--api-key-ref", f"secret/{SECRET}", "--embeddings")
         await eventually(lambda: _is_served(mesh), SECONDS, "the model was not served")
         yield provider
+        await _weft(mesh, "delete", "agent", "clerk", "--ignore-not-found")
         await _weft(mesh, "delete", "model", MODEL, "--ignore-not-found")
         await _weft(mesh, "delete", "secret", SECRET, "--ignore-not-found")
 
@@ -94,13 +95,20 @@ SURFACES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/responses", {"model": MODEL, "input": "Count."}),
     ("/v1/messages", {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Count."}]}),
     ("/v1/embeddings", {"model": MODEL, "input": "Count."}),
+    ("/v1/chat/completions", _chat(model="agent/clerk")),
+    ("/v1/responses", {"model": "agent/clerk", "input": "Count."}),
 )
+"""Text completions are no row: central models have chats and embeddings, see the test of completions."""
+CLERK = f"kind: agent\nname: clerk\nmodel: {MODEL}\nsystemPrompt: You count.\n"
 
 
-@pytest.mark.parametrize(("path", "body"), SURFACES, ids=[f"{path} {'stream' in body}" for path, body in SURFACES])
+@pytest.mark.parametrize(
+    ("path", "body"), SURFACES, ids=[f"{path} {body['model']} {'stream' in body}" for path, body in SURFACES]
+)
 async def test_no_surface_sends_a_byte_without_a_permit(
     mesh: MeshProcess, provider: CountingProvider, path: str, body: dict[str, Any]
 ) -> None:
+    await _weft(mesh, "apply", "-f", "-", stdin=CLERK)
     sent = provider.byte_count
     status, error, left = await _post(mesh, path, body)
     assert (status, left) in {(403, None), (403, "false")}, error
@@ -113,6 +121,47 @@ async def test_no_surface_sends_a_byte_without_a_permit(
         ):
             assert response.status == 200, await response.text()
         assert provider.byte_count > sent
+
+
+@pytest.mark.parametrize("allow_remote", [False, True])
+async def test_a_text_completion_is_refused_whatever_the_permit_and_sends_nothing(
+    mesh: MeshProcess, provider: CountingProvider, allow_remote: bool
+) -> None:
+    sent = provider.byte_count
+    body = {"model": MODEL, "prompt": "Count.", "allow_remote": allow_remote}
+    status, error, _ = await _post(mesh, "/v1/completions", body)
+    assert (status, error["error"]["code"]) == (501, "unsupported_operation"), error
+    assert provider.byte_count == sent
+
+
+async def test_each_item_of_a_batch_goes_there_with_a_permit_of_its_own(
+    mesh: MeshProcess, provider: CountingProvider
+) -> None:
+    bodies = [_chat(), _chat(allow_remote=True), _chat(model="agent/clerk"), _chat(allow_remote=False)]
+    await _weft(mesh, "apply", "-f", "-", stdin=CLERK)
+    line = {"method": "POST", "url": "/v1/chat/completions"}
+    lines = [json.dumps({**line, "custom_id": f"line-{number}", "body": body}) for number, body in enumerate(bodies)]
+    form = aiohttp.FormData({"purpose": "batch"})
+    form.add_field("file", "\n".join(lines), filename="in.jsonl")
+    asked = len(provider.requests)
+    async with aiohttp.ClientSession(mesh.url) as http:
+        async with http.post("/v1/files", data=form) as response:
+            file = (await response.json())["id"]
+        given = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        async with http.post("/v1/batches", json=given) as response:
+            batch = (await response.json())["id"]
+
+        async def done() -> Any:
+            async with http.get(f"/v1/batches/{batch}") as response:
+                found = await response.json()
+            return found if found["status"] in ("completed", "failed") else None
+
+        ended = await eventually(done, SECONDS, "the batch did not end")
+        assert (ended["request_counts"]["completed"], ended["request_counts"]["total"]) == (1, len(bodies)), ended
+        async with http.get(f"/v1/files/{ended['error_file_id']}/content") as response:
+            refused = [json.loads(each) for each in (await response.text()).splitlines()]
+    assert sorted(each["custom_id"] for each in refused) == ["line-0", "line-2", "line-3"]
+    assert len(provider.requests) == asked + 1
 
 
 async def test_a_task_goes_there_with_a_permit_alone(mesh: MeshProcess, provider: CountingProvider) -> None:
