@@ -37,6 +37,7 @@ async def pull_in_background(
     command = [sys.executable, "-m", PROGRAM, str(source), "--store", str(store.root)]
     command += [] if form is None else ["--form", form]
     command += [] if settings.disk_limit_bytes is None else ["--limit", str(settings.disk_limit_bytes)]
+    command += [] if settings.memory_bytes is None else ["--memory", str(settings.memory_bytes)]
     command += ["--allow-http"] if settings.allow_http else []
     status = await run_program(command, output.read, variables={}, folder=store.root)
     if output.error is not None:

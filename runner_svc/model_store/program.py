@@ -1,6 +1,7 @@
 """The program that pulls for a runner: a process of its own, so that a runner neither imports nor waits for the hub.
 
-    python -m runner_svc.model_store.program SOURCE --store FOLDER [--form FORM] [--limit BYTES] [--allow-http]
+    python -m runner_svc.model_store.program SOURCE --store FOLDER [--form FORM] [--limit BYTES] [--memory BYTES]
+        [--allow-http]
 
 Each line of its output is a `PullProgress` without the stored model, or the error that ended it, as JSON.
 """
@@ -28,7 +29,7 @@ def main() -> int:
     """Pulls, and returns the exit status."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     asked = _arguments()
-    settings = PullSettings(disk_limit_bytes=asked.limit, allow_http=asked.allow_http)
+    settings = PullSettings(disk_limit_bytes=asked.limit, memory_bytes=asked.memory, allow_http=asked.allow_http)
     try:
         Puller(ModelStore(asked.store), settings, _print).pull(parse_source(asked.source, "source"), asked.form)
     except WeftError as error:
@@ -45,6 +46,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--form", type=ModelForm)
     parser.add_argument("--limit", type=int)
+    parser.add_argument("--memory", type=int)
     parser.add_argument("--allow-http", action="store_true")
     return parser.parse_args()
 

@@ -5,13 +5,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 from runner_svc.model_store.http_file import CHUNK_BYTES, FileOrder, FileTransfer, LoadedFile, TransferPorts
 from runner_svc.model_store.hub import Hub, Repository, require_hub_library
 from runner_svc.model_store.store import KEY_CHARS, ROLES, ModelStore
+from runner_svc.policy.model_sizing import Variant, require_memory_for
 from runner_svc.policy.repository_files import (
     ChosenFile,
     FileChoice,
@@ -19,6 +20,7 @@ from runner_svc.policy.repository_files import (
     ModelForm,
     RepositoryFile,
     choose_files,
+    named_models,
     quantization_of,
 )
 from weft import __version__
@@ -56,6 +58,8 @@ class PullSettings:
 
     disk_limit_bytes: int | None = None
     """Most that all stored models may take; None: no limit but the disk."""
+    memory_bytes: int | None = None
+    """All memory of the machine that is to load it: larger weights are not pulled from the hub; None: no limit."""
     allow_http: bool = False
     """Whether servers other than this machine may be asked without encryption."""
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
@@ -114,6 +118,7 @@ class Puller:
         stored = self._store.find(source, choice.form)
         if stored is not None and stored.revision == repository.commit:
             return stored
+        self._require_memory(source, choice, repository)
         missing = [chosen.file for chosen in choice.files if not self._is_stored(chosen.file)]
         needed = sum(file.size_bytes - self._partial_size(file) for file in missing)
         self._store.require_room(needed, self._settings.disk_limit_bytes, str(source))
@@ -124,6 +129,17 @@ class Puller:
                 url = self._hub.file_url(source, chosen.file.path, repository.commit)
                 digests[chosen.file.path] = self._load_listed(chosen.file, url, repository, client, progress)
         return self._publish(source, choice, digests, repository.commit)
+
+    def _require_memory(self, source: HubSource, choice: FileChoice, repository: Repository) -> None:
+        """Raises INSUFFICIENT_MEMORY for weights that the machine cannot load, with a quantization that it can."""
+        if self._settings.memory_bytes is None:
+            return
+        variants = [
+            Variant(source=str(replace(source, wanted=model.name)), file_bytes=model.size_bytes)
+            for model in (named_models(repository.files) if choice.form is ModelForm.GGUF else ())
+        ]
+        weights = Variant(source=str(source), file_bytes=choice.weight_bytes)
+        require_memory_for(weights, self._settings.memory_bytes, variants)
 
     def _load_listed(
         self,

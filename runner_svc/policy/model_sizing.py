@@ -4,13 +4,15 @@
 `policy/memory_estimate.py`; it decides only among estimates, and gives a reason for each of its choices. Pure.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from runner_svc.policy.memory_estimate import (
     CONTEXT_STEP,
+    SIZE_FACTORS,
     EngineHabits,
+    FileKind,
     KnownModel,
     MemoryEstimate,
     MemorySettings,
@@ -87,6 +89,11 @@ class MachineMemory:
     def all_devices_bytes(self) -> int:
         """The largest lease on all devices together."""
         return sum(device.grantable_bytes for device in self.devices)
+
+    @property
+    def most_bytes(self) -> int | None:
+        """Memory of all devices and the host: a model with larger weights fits nowhere; None: unknown."""
+        return None if self.host_bytes is None else self.all_devices_bytes + self.host_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -480,6 +487,28 @@ def _what_fits(model: SizedModel, memory: MachineMemory, asked: AskedSize) -> li
     if fitting is not None:
         return [f"{fitting.source} ({size_words(fitting.file_bytes)}) would fit"]
     return ["none of its smaller quantizations fits either"] if model.variants else []
+
+
+def require_memory_for(weights: Variant, most_bytes: int, variants: Sequence[Variant]) -> None:
+    """Raises INSUFFICIENT_MEMORY where the weights of a model alone are larger than all memory: it is not even pulled.
+
+    `variants` are all quantizations of its repository; the refusal names the largest that is small enough.
+    """
+    if weights.file_bytes <= most_bytes:
+        return
+    smaller = [variant for variant in variants if variant.file_bytes * SIZE_FACTORS[FileKind.GGUF] <= most_bytes]
+    fitting = max(smaller, key=lambda variant: variant.file_bytes, default=None)
+    lack = (
+        f"{weights.source} needs {size_words(weights.file_bytes)} for its weights alone, and there are "
+        f"{size_words(most_bytes)} on accelerators and in the host's memory together"
+    )
+    raise WeftError(Reason.INSUFFICIENT_MEMORY, f"{lack}; {_would_fit(fitting, has_others=len(variants) > 1)}")
+
+
+def _would_fit(fitting: Variant | None, *, has_others: bool) -> str:
+    if fitting is not None:
+        return f"{fitting.source} ({size_words(fitting.file_bytes)}) would fit"
+    return "none of its quantizations fits" if has_others else "nothing was pulled"
 
 
 def largest_fitting(model: SizedModel, memory: MachineMemory) -> Variant | None:

@@ -86,6 +86,11 @@ class FileChoice:
         """The size of all files."""
         return sum(chosen.file.size_bytes for chosen in self.files)
 
+    @property
+    def weight_bytes(self) -> int:
+        """The size of its weights."""
+        return sum(chosen.file.size_bytes for chosen in self.files if chosen.role is FileRole.WEIGHTS)
+
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
@@ -140,6 +145,25 @@ def choose_files(files: Sequence[RepositoryFile], wanted: str, form: ModelForm |
 def whole_models(files: Sequence[RepositoryFile]) -> list[str]:
     """Returns the file of each GGUF model of a repository, the first part of a split one."""
     return [model.path for model in _gguf_models(files)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
+    """One GGUF model of a repository."""
+
+    name: str
+    """What it can be named by: its quantization, where it has one of its own, else its file."""
+    size_bytes: int
+    """Size of its weights."""
+
+
+def named_models(files: Sequence[RepositoryFile]) -> list[NamedModel]:
+    """Returns the GGUF models of a repository by what each can be named by."""
+    models = _gguf_models(files)
+    return [
+        NamedModel(name=name, size_bytes=sum(part.size_bytes for part in model.parts))
+        for name, model in zip(_names(models), models, strict=True)
+    ]
 
 
 def _form_of(models: Sequence[_Weights], files: Sequence[RepositoryFile], wanted: str) -> ModelForm:

@@ -98,7 +98,8 @@ class SectionAdder(ModelAdder):
     @override
     async def prepare(self, request: AddRequest, show: ShowPull) -> ServedModel:
         _require_absolute(request.source)
-        files = await self._sources.files(request.source, show)
+        memory = await request.memory()
+        files = await self._sources.files(request.source, show, memory.most_bytes)
         return await self._prepared(request, files)
 
     @override

@@ -64,14 +64,16 @@ class ModelSources:
         """Pulls a model into the store, also one that is there, and may have changed. Raises as `Puller.pull`."""
         return await pull_in_background(source, form, self.store, self._limits, show)
 
-    async def files(self, source: ModelSource, show: ShowPull) -> FoundFiles:
+    async def files(self, source: ModelSource, show: ShowPull, memory_bytes: int | None) -> FoundFiles:
         """Returns the files of a source in whatever form they are; what is not here is pulled.
 
-        Raises as `pull`, and NOT_FOUND for what should be on this machine.
+        `memory_bytes` is all memory of this machine; None: unknown. Raises as `pull`, INSUFFICIENT_MEMORY for weights
+        of the hub that are larger, and NOT_FOUND for what should be on this machine.
         """
         here = await asyncio.to_thread(self._files_here, source, None)
         if here is None:
-            here = self._stored_files(await self.pull(source, None, show))
+            limits = replace(self._limits, memory_bytes=memory_bytes)
+            here = self._stored_files(await pull_in_background(source, None, self.store, limits, show))
         return here
 
     def files_here(self, source: ModelSource) -> FoundFiles:

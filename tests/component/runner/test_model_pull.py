@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from runner_svc.model_store import store as store_module
+from runner_svc.model_store.background_pull import pull_in_background
 from runner_svc.model_store.http_file import MAX_ATTEMPTS, MAX_PAUSE_SECONDS
 from runner_svc.model_store.pull import Puller, PullSettings
 from runner_svc.model_store.store import STALE_PARTIAL_SECONDS, ModelStore
@@ -45,10 +46,13 @@ class Pulls:
         self.shown: list[pb.PullProgress] = []
         self.pauses: list[float] = []
         self.limit: int | None = None
+        self.memory: int | None = None
 
     @property
     def settings(self) -> PullSettings:
-        return PullSettings(disk_limit_bytes=self.limit, environment={"HF_ENDPOINT": self.hub.url})
+        return PullSettings(
+            disk_limit_bytes=self.limit, memory_bytes=self.memory, environment={"HF_ENDPOINT": self.hub.url}
+        )
 
     def pull(self, source: str = SOURCE, form: ModelForm | None = None) -> pb.StoredModel:
         puller = Puller(self.store, self.settings, self.shown.append, sleep=self.pauses.append)
@@ -297,6 +301,29 @@ def test_a_model_over_the_limit_is_refused_before_its_first_byte(pulls: Pulls) -
     assert pulls.hub.sent_bytes == 0
     pulls.limit = len(WEIGHTS) + len(PROJECTOR)
     pulls.pull()
+
+
+def test_weights_that_no_memory_of_the_machine_takes_are_refused_before_their_first_byte(pulls: Pulls) -> None:
+    pulls.memory = len(WEIGHTS) * 3 // 2
+    refused = pulls.refusal("hf:acme/tiny-GGUF:Q8_0")
+    assert refused.reason is Reason.INSUFFICIENT_MEMORY
+    assert refused.message.startswith(
+        "hf:acme/tiny-GGUF:Q8_0 needs 1000 KiB for its weights alone, and there are 750 KiB "
+    )
+    assert refused.message.endswith("; hf:acme/tiny-GGUF:Q4_K_M (500 KiB) would fit")
+    assert pulls.hub.sent_bytes == 0
+    assert pulls.pull("hf:acme/tiny-GGUF:Q4_K_M").quantization == "Q4_K_M"
+
+
+async def test_a_pull_of_a_runner_knows_the_memory_of_its_machine(
+    pulls: Pulls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", pulls.hub.url)
+    pulls.memory = 1000
+    source = parse_source(SOURCE, "source")
+    with pytest.raises(WeftError, match="for its weights alone, and there are 1000 bytes") as refused:
+        await pull_in_background(source, None, pulls.store, pulls.settings, pulls.shown.append)
+    assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
 
 
 def test_a_full_disk_is_told_before_the_first_byte(pulls: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:

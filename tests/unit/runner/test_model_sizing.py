@@ -30,6 +30,7 @@ from runner_svc.policy.model_sizing import (
     SizedModel,
     Variant,
     choose_size,
+    require_memory_for,
 )
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -314,3 +315,27 @@ def test_the_context_on_processors_is_shorter_than_on_accelerators_and_never_too
     for gib in range(55, 120):
         context = choose_size(EIGHT_B, machine(host=gib / 10)).context_tokens
         assert MIN_CHOSEN_CONTEXT_TOKENS <= context <= GOOD_CONTEXT_TOKENS
+
+
+def test_weights_that_are_larger_than_all_memory_are_refused_before_they_are_pulled() -> None:
+    variants = [
+        Variant(source=f"hf:acme/big:{name}", file_bytes=gib * GIBIBYTE)
+        for name, gib in (("Q8_0", 34), ("Q4_K_M", 18), ("Q2_K", 12), ("IQ1_M", 7))
+    ]
+    require_memory_for(variants[1], 18 * GIBIBYTE, variants)
+    with pytest.raises(WeftError) as refused:
+        require_memory_for(variants[1], 14 * GIBIBYTE, variants)
+    assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
+    assert refused.value.message == (
+        "hf:acme/big:Q4_K_M needs 18 GiB for its weights alone, and there are 14 GiB on accelerators and in the host's "
+        "memory together; hf:acme/big:Q2_K (12 GiB) would fit"
+    )
+    with pytest.raises(WeftError, match=r"; none of its quantizations fits$"):
+        require_memory_for(variants[1], 2 * GIBIBYTE, variants)
+    with pytest.raises(WeftError, match=r"; nothing was pulled$"):
+        require_memory_for(variants[1], 2 * GIBIBYTE, ())
+
+
+def test_all_memory_is_that_of_all_devices_and_the_host_where_it_is_known() -> None:
+    assert machine(4, 8, host=16, reserve=1).most_bytes == 26 * GIBIBYTE
+    assert machine(4, host=None).most_bytes is None
