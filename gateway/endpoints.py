@@ -23,7 +23,7 @@ from gateway.admin.operations import (
     list_clients,
     list_requests,
 )
-from gateway.admin.schemas import FlushBody, LoadBody, UnloadBody
+from gateway.admin.schemas import FlushBody, LoadBody, PullBody, SourceLoadBody, UnloadBody
 from gateway.admin.secrets import NewSecretBody, SecretsDeps, SecretValueBody
 from gateway.anthropic.messages import count_tokens, create_message
 from gateway.anthropic.schema import CountTokensRequest, MessagesRequest
@@ -379,6 +379,27 @@ ADMIN: EndpointGroup[AdminDeps] = EndpointGroup(
             _OPERATE,
             admin_models.load_model,
             json_body(LoadBody) | answers(_OPERATION_SCHEMA, path="name", status=202),
+            status=202,
+        ),
+        _post(
+            f"{_ADMIN}/models",
+            _OPERATE,
+            admin_models.load_source,
+            json_body(SourceLoadBody) | answers(_OPERATION_SCHEMA, status=202),
+            status=202,
+        ),
+        _post(
+            f"{_ADMIN}/pulls",
+            _OPERATE,
+            admin_models.pull_model,
+            json_body(PullBody) | answers(_OPERATION_SCHEMA, status=202),
+            status=202,
+        ),
+        _post(
+            f"{_ADMIN_MODEL}/remove",
+            _OPERATE,
+            admin_models.remove_model,
+            json_body(UnloadBody) | answers(_OPERATION_SCHEMA, path="name", status=202),
             status=202,
         ),
         _post(

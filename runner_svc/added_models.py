@@ -6,6 +6,7 @@ request.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -217,6 +218,24 @@ def added_model(request: AddRequest) -> added_model_pb2.AddedModel:
     )
 
 
+SUFFIX = ".added.json"
+"""Of the file of each runner."""
+
+
+def remembered_models(folder: Path) -> list[added_model_pb2.AddedModel]:
+    """Returns the added models of all runners whose files lie in a folder; none of files that cannot be read."""
+    found: list[added_model_pb2.AddedModel] = []
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        with suppress(OSError, ParseError, UnicodeDecodeError):
+            found += _parsed(path).models
+    return found
+
+
+def _parsed(path: Path) -> added_model_pb2.AddedModels:
+    with path.open("rb") as file:
+        return Parse(file.read(MAX_FILE_BYTES), added_model_pb2.AddedModels(), ignore_unknown_fields=True)
+
+
 class AddedModelsFile:
     """The file of a runner with its added models, replaced as a whole."""
 
@@ -226,8 +245,7 @@ class AddedModelsFile:
     def read(self) -> list[added_model_pb2.AddedModel]:
         """Returns the models; none, with an error in the log, for a file that cannot be read, which is kept aside."""
         try:
-            with self._path.open("rb") as file:
-                found = Parse(file.read(MAX_FILE_BYTES), added_model_pb2.AddedModels(), ignore_unknown_fields=True)
+            found = _parsed(self._path)
         except FileNotFoundError:
             return []
         except (OSError, ParseError, UnicodeDecodeError) as error:

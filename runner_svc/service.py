@@ -10,7 +10,7 @@ from random import SystemRandom
 import grpc
 from typing_extensions import override
 
-from runner_svc.added_models import AddedModels
+from runner_svc.added_models import SUFFIX, AddedModels
 from runner_svc.cache.manager import CacheManager
 from runner_svc.chat.request import ChatSetup
 from runner_svc.config import RunnerConfig
@@ -85,7 +85,7 @@ class RunnerService(Service):
         self._caches = CacheManager.over(self._instances.values(), config.session_file.parent)
         self._added: AddedModels | None = None
         if config.adder is not None:
-            file = config.session_file.with_suffix(".added.json")
+            file = config.session_file.with_suffix(SUFFIX)
             self._added = AddedModels(config.adder, self, file, config.max_added_models)
         for instance in self._instances.values():
             instance.on_adopted = partial(self._note_adopted, instance)

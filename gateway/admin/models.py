@@ -8,10 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.operations import SURFACE, AdminDeps, AdminPorts, create_operation
-from gateway.admin.schemas import FlushBody, LoadBody, UnloadBody
+from gateway.admin.schemas import FlushBody, LoadBody, PullBody, SourceLoadBody, UnloadBody
 from gateway.answers.unary import json_response
 from gateway.intake.query import begin_read
 from gateway.operations import read_body
+from gateway.request_facts import facts_of
 from gateway.resources.handlers import name_of
 from weft.api.gateway.v1 import admin_model_pb2 as pb
 from weft.api.registry.v1.runner_pb2 import InstanceState
@@ -20,9 +21,18 @@ from weft.dispatch.fleet import FleetView, ModelView, abilities_in
 from weft.dispatch.operations import OPERATIONS
 from weft.dispatch.placement import PoolQueue
 from weft.documents.codec import document_of, word_of
-from weft.documents.operation_actions import LoadSettings, flush_action, load_action, unload_action
+from weft.documents.operation_actions import (
+    LoadSettings,
+    flush_action,
+    load_action,
+    pull_action,
+    remove_action,
+    unload_action,
+)
 from weft.kernel.abilities import Abilities
 from weft.kernel.errors import WeftError
+from weft.kernel.model_source import asked_source, reaches_anywhere
+from weft.kernel.principal import ANY_SOURCE
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
 
@@ -224,6 +234,37 @@ async def unload_model(deps: AdminDeps, request: Request) -> Response:
     """Unloads a model, or every member of a pool: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, UnloadBody, SURFACE, optional=True)
     return await create_operation(request, deps.ports, unload_action(name_of(request)), body.authorization)
+
+
+async def load_source(deps: AdminDeps, request: Request) -> Response:
+    """Serves and loads a model by its source: 202 with the operation."""
+    body = await read_body(request, deps.gateway.config, SourceLoadBody, SURFACE)
+    _require_source(request, body.source)
+    settings = LoadSettings.model_construct(**{name: getattr(body, name) for name in LoadSettings.model_fields})
+    action = load_action(
+        body.name or "", settings, evict_model=body.evict_model or "", source=body.source, runner=body.runner or ""
+    )
+    return await create_operation(request, deps.ports, action, body.authorization)
+
+
+async def pull_model(deps: AdminDeps, request: Request) -> Response:
+    """Pulls the files of a model into the store of a runner's home: 202 with the operation."""
+    body = await read_body(request, deps.gateway.config, PullBody, SURFACE)
+    _require_source(request, body.source)
+    action = pull_action(body.source, runner=body.runner or "", form=body.form)
+    return await create_operation(request, deps.ports, action, body.authorization)
+
+
+async def remove_model(deps: AdminDeps, request: Request) -> Response:
+    """Ends a model that was loaded by its source: 202 with the operation."""
+    body = await read_body(request, deps.gateway.config, UnloadBody, SURFACE, optional=True)
+    return await create_operation(request, deps.ports, remove_action(name_of(request)), body.authorization)
+
+
+def _require_source(request: Request, source: str) -> None:
+    """Raises INVALID_ARGUMENT for what is no source, and PERMISSION_DENIED for one that the caller may not name."""
+    if reaches_anywhere(asked_source(source, "source")):
+        facts_of(request.scope).principal.require(ANY_SOURCE)
 
 
 async def flush_cache(deps: AdminDeps, request: Request) -> Response:

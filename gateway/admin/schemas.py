@@ -6,7 +6,8 @@ from pydantic import Field
 
 from gateway.operations import MAX_AUTHORIZATION_CHARS
 from weft.documents.document_base import DocumentPart, Name
-from weft.documents.operation_actions import MAX_TAG_CHARS, FlushScope, LoadSettings
+from weft.documents.operation_actions import MAX_TAG_CHARS, FlushScope, Form, LoadSettings
+from weft.kernel.model_source import MAX_SOURCE_CHARS
 
 
 class LoadBody(LoadSettings):
@@ -16,6 +17,34 @@ class LoadBody(LoadSettings):
     """A model to unload first."""
     replicas: Annotated[int, Field(ge=1, le=64)] | None = None
     """For a pool: the number of members that are loaded afterwards."""
+    authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
+    """The signatures that `weft sign` and `weft approve` made, where governance requires them."""
+
+
+class SourceLoadBody(LoadSettings):
+    """A model that is served and loaded by its source, without a line in weft.yaml."""
+
+    source: Annotated[str, Field(min_length=1, max_length=MAX_SOURCE_CHARS)]
+    """What it is, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`; a path or a URL needs `models:edit`."""
+    name: Name | None = None
+    """Its name in the mesh. Default: made from the source."""
+    runner: Name | None = None
+    """The runner that serves it. Default: the only one that can."""
+    evict_model: Name | None = None
+    """A model to unload first."""
+    authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
+    """The signatures that `weft sign` and `weft approve` made, where governance requires them."""
+
+
+class PullBody(DocumentPart):
+    """The files of a model that are pulled into the store of a runner's home."""
+
+    source: Annotated[str, Field(min_length=1, max_length=MAX_SOURCE_CHARS)]
+    """What is pulled, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`; a path or a URL needs `models:edit`."""
+    runner: Name | None = None
+    """The runner. Default: the only one that can."""
+    form: Form | None = None
+    """`gguf` or `folder`. Default: GGUF where there is one."""
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
     """The signatures that `weft sign` and `weft approve` made, where governance requires them."""
 

@@ -4,6 +4,7 @@ Bodies are translated to operations of the registry and back.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -28,7 +29,7 @@ from gateway.operations import (
     read_body,
     requester,
 )
-from gateway.request_facts import headers_of
+from gateway.request_facts import facts_of, headers_of
 from gateway.runner_api.capabilities import megabytes
 from gateway.runner_api.state import RunnerApiDeps
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
@@ -36,6 +37,7 @@ from weft.documents import operation_actions
 from weft.documents.field_names import operation_field
 from weft.documents.operation_actions import LoadSettings
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.model_source import HubSource, asked_source, is_source, reaches_anywhere
 from weft.kernel.names import (
     MAX_NAME_CHARS,
     MAX_REQUEST_ID_CHARS,
@@ -44,6 +46,7 @@ from weft.kernel.names import (
     new_id,
     require_request_id,
 )
+from weft.kernel.principal import ANY_SOURCE
 from weft.kernel.reasons import Reason
 
 MAX_MODEL_ID_CHARS = 256
@@ -87,9 +90,10 @@ class LoadBody(_Body):
     """POST /v1/models/load."""
 
     model_id: ModelId
-    """A model of this runner, by its name in the mesh, its source or its path."""
+    """A model of this runner, by its name in the mesh, its source or its path; or a source that it is to serve, such as
+    an id of the Hugging Face hub."""
     quantization: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
-    """One of the model's declared variants."""
+    """One of the model's declared variants; of an id of the hub, one of its repository."""
     max_context_length: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
     """Context of one slot, in tokens."""
     gpu_memory_budget_mb: Annotated[int, Field(ge=1, le=16_777_216)] | None = Field(
@@ -127,9 +131,16 @@ _FIELDS: Mapping[str, str] = MappingProxyType(
         "tenant": "tenantId",
         "memoryBudgetMb": "gpuMemoryBudgetMB",
         "authorization": "verifiedOpToken",
+        "source": "modelId",
     }
 )
-_UNDER_WAY = {"load_model": "loading", "unload_model": "unloading", "flush_cache": "flushing"}
+_UNDER_WAY = {
+    "load_model": "loading",
+    "unload_model": "unloading",
+    "flush_cache": "flushing",
+    "pull_model": "pulling",
+    "remove_model": "removing",
+}
 _State = operation_pb2.Operation
 _NUMBERS = frozenset(reason.value for reason in Reason)
 
@@ -142,12 +153,30 @@ def callers_field(field: str) -> str:
 
 def load_action(body: LoadBody) -> operation_pb2.OperationAction:
     """Returns the action of a load."""
-    settings = LoadSettings.model_construct(
+    return operation_actions.load_action(body.model_id, _settings(body), evict_model=body.evict_model or "")
+
+
+def source_action(body: LoadBody, runner: str) -> operation_pb2.OperationAction:
+    """Returns the action that has a runner serve and load what `modelId` names, which is a source.
+
+    Raises INVALID_ARGUMENT naming the field.
+    """
+    source = asked_source(body.model_id, "modelId")
+    text, settings = body.model_id, _settings(body)
+    if body.quantization is not None:
+        if not isinstance(source, HubSource) or source.wanted:
+            raise invalid_field("quantization", "is taken with a plain id of the hub; the source has its own")
+        text = str(asked_source(str(replace(source, wanted=body.quantization)), "quantization"))
+        settings = settings.model_copy(update={"quantization": None})
+    return operation_actions.load_action("", settings, evict_model=body.evict_model or "", source=text, runner=runner)
+
+
+def _settings(body: LoadBody) -> LoadSettings:
+    return LoadSettings.model_construct(
         context_tokens=body.max_context_length,
         quantization=body.quantization,
         memory_budget_mb=body.gpu_memory_budget_mb,
     )
-    return operation_actions.load_action(body.model_id, settings, evict_model=body.evict_model or "")
 
 
 def flush_action(body: FlushBody, runner: str) -> operation_pb2.OperationAction:
@@ -172,7 +201,8 @@ def concerns(operation: operation_pb2.Operation, runner: str, models: frozenset[
     """Whether an operation concerns this runner or one of its models."""
     match operation.action.WhichOneof("kind"):
         case "load_model":
-            return operation.action.load_model.model in models
+            load = operation.action.load_model
+            return load.runner == runner if load.source else load.model in models
         case "unload_model":
             return operation.action.unload_model.model in models
         case "flush_cache":
@@ -203,7 +233,7 @@ def task_body(operation: operation_pb2.Operation) -> dict[str, object]:
         return {
             "taskId": task_id(operation),
             "status": "failed",
-            "modelId": getattr(operation.action, kind).model if kind else "",
+            "modelId": _model_of(operation),
             "error": failure_of(operation),
             "code": failure_reason(operation).name.lower(),
         }
@@ -246,14 +276,26 @@ def failure_of(operation: operation_pb2.Operation) -> str:
     return operation.detail or failure_reason(operation).name.lower()
 
 
+def _model_of(operation: operation_pb2.Operation) -> str:
+    """Returns the name of the model that an operation is about; of a source that is not served yet, the source."""
+    kind = operation.action.WhichOneof("kind")
+    if kind is None:
+        return ""
+    work = getattr(operation.action, kind)
+    return str(operation.result.added.name or getattr(work, "source", "") or getattr(work, "model", ""))
+
+
 def _loaded(operation: operation_pb2.Operation) -> dict[str, object]:
     result = operation.result
     is_known = result.memory_measured or result.memory_bytes > 0
-    return {
-        "modelId": operation.action.load_model.model,
+    loaded: dict[str, object] = {
+        "modelId": _model_of(operation),
         "gpuMemoryUsedMB": megabytes(result.memory_bytes) if is_known else None,
         "loadTimeMs": result.load_time.ToMilliseconds() if result.HasField("load_time") else None,
     }
+    if result.HasField("added"):
+        loaded["reasons"] = list(result.added.reasons)
+    return loaded
 
 
 def _status(operation: operation_pb2.Operation) -> str:
@@ -285,15 +327,24 @@ DoneBody = Callable[[operation_pb2.Operation], dict[str, object]]
 async def load_model(deps: RunnerApiDeps, request: Request) -> Response:
     """Begins to load a model, or to reload it with other options; 202 with the id of the operation."""
     body = await _body_of(request, deps, LoadBody)
-    named = {"model_id": _name_of(deps, body.model_id)}
     if body.evict_model is not None:
         found = _find_name(deps, body.evict_model)
         if found is None:
             raise invalid_field("evictModel", "must be a model of this runner")
-        named["evict_model"] = found
-    body = body.model_copy(update=named)
-    operation = await _create(request, deps, body, load_action(body))
+        body = body.model_copy(update={"evict_model": found})
+    operation = await _create(request, deps, body, _asked_action(request, deps, body))
     return json_response(begun_body(operation), 202)
+
+
+def _asked_action(request: Request, deps: RunnerApiDeps, body: LoadBody) -> operation_pb2.OperationAction:
+    """Returns the action of a load of a model of this runner, or of a source that it is to serve."""
+    facts = deps.runner.facts()
+    is_known = _find_name(deps, body.model_id) is not None
+    if not is_known and facts.adds_models and is_source(body.model_id):
+        if reaches_anywhere(asked_source(body.model_id, "modelId")):
+            facts_of(request.scope).principal.require(ANY_SOURCE)
+        return source_action(body, facts.name)
+    return load_action(body.model_copy(update={"model_id": _name_of(deps, body.model_id)}))
 
 
 async def unload_model(deps: RunnerApiDeps, request: Request) -> Response:

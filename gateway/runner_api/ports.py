@@ -115,6 +115,8 @@ class RunnerFacts:
     """Runtime and version, such as `llama_server-weft-0.1.0`."""
     stage: RunnerStage
     models: tuple[ModelFacts, ...] = ()
+    adds_models: bool = False
+    """Whether it serves models by their source that its configuration does not name."""
 
 
 class RunnerPort(Protocol):

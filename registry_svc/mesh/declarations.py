@@ -73,6 +73,10 @@ class Unloader(Protocol):
         """Unload a model and return when it is unloaded; raises the WeftError of the failure."""
         ...
 
+    async def remove(self, model: str, requested_by: str) -> None:
+        """End a model that its runner was asked for by its source; returns when it is no longer served."""
+        ...
+
 
 class Declarations:
     """Applies and deletes declarations, one write at a time with those of the session manager."""
@@ -105,6 +109,9 @@ class Declarations:
             self._require_deletable(kind, name)
             for model in self._loaded(kind, name)[1]:
                 await self._unloader.unload(model, requested_by)
+        if kind is Kind.MODEL and self._is_added(name):
+            await self._remove_added(name, requested_by, force=force)
+            return
         await self._core.write(lambda: self._delete(kind, name, force=force))
 
     async def _apply(self, request: ApplyRequest, author: Author) -> list[ApplyResult]:
@@ -344,6 +351,24 @@ class Declarations:
             return "", []
         loaded = [each.model for each in state.capability.message().instances if is_loaded(each)]
         return state.profile.name, [model for model in loaded if kind is Kind.RUNNER or model == name]
+
+    async def _remove_added(self, name: str, requested_by: str, *, force: bool) -> None:
+        """Have the runner of an added model end it; its next session is without the model."""
+        self._require_deletable(Kind.MODEL, name)
+        runner, loaded = self._loaded(Kind.MODEL, name)
+        if loaded and not force:
+            raise still_loaded(Kind.MODEL, name, runner, loaded)
+        await self._unloader.remove(name, requested_by)
+        if self._core.mesh.model(name) is not None:
+            await self._core.write(lambda: self._delete(Kind.MODEL, name, force=True))
+
+    def _is_added(self, name: str) -> bool:
+        """Whether a runner that is there serves a model because it was asked for it by its source."""
+        state = self._core.mesh.publisher_of(name)
+        if state is None or not state.pulse.active:
+            return False
+        instances = state.capability.message().instances
+        return any(each.model == name and each.added_source for each in instances)
 
     def _pointing_at(self, leaving: set[str]) -> set[str]:
         """Return the agents that would have no target without these models."""

@@ -13,11 +13,8 @@ from weft.kernel.model_source import (
     shown_source,
     suggested_name,
 )
-from weft.kernel.principal import Access, Resource, Role
+from weft.kernel.principal import ANY_SOURCE, Access
 from weft.kernel.reasons import Reason
-
-ANY_SOURCE = Access(Resource.MODELS, Role.EDIT)
-"""Scope that a path or a URL needs, besides that of operations: a runner reads any file and asks any server for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

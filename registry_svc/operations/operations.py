@@ -327,6 +327,20 @@ class OperationUnloader:
                 metadata={"model": model},
             )
         action = operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model=model))
+        await self._carry_out(action, model, requested_by)
+
+    async def remove(self, model: str, requested_by: str) -> None:
+        """End a model that was loaded by its source, and wait for its end. Raises as `unload`."""
+        if self._operations.rules().mode != GetGovernanceResponse.MODE_OFF:
+            raise WeftError(
+                Reason.OPERATION_REFUSED,
+                f"governance is on: remove {model} with an authorization (POST /v1/admin/models/{model}/remove)",
+                metadata={"model": model},
+            )
+        action = operation_pb2.OperationAction(remove_model=operation_pb2.RemoveModel(model=model))
+        await self._carry_out(action, model, requested_by)
+
+    async def _carry_out(self, action: operation_pb2.OperationAction, model: str, requested_by: str) -> None:
         check_action(action)
         request = CreateOperationRequest(request_id=new_id("del"), action=action, requested_by=requested_by)
         view, _ = await self._operations.create(request)

@@ -78,6 +78,8 @@ EDIT_MODELS = Access(Resource.MODELS, Role.EDIT)
 """Scope that declaring and deleting models, agents and routes needs."""
 USE_SECRETS = Access(Resource.SECRETS, Role.CREATE)
 """Scope that declaring a model with a secret needs: the secret is sent to the address that the declaration names."""
+ANY_SOURCE = Access(Resource.MODELS, Role.EDIT)
+"""Scope that a load or a pull of a path or a URL needs: a runner reads any file and asks any server for it."""
 MAY_LEAVE = Access(Resource.REMOTE, Role.CREATE)
 """Scope that a request needs to leave the premises, besides its tenant's permission."""
 KEY_VARIABLES = frozenset({"WEFT_API_KEY", "WEFT_SERVICE_KEY", "WEFT_JOIN_TOKEN"})

@@ -169,6 +169,7 @@ def instance_lines(state: InstanceState, described: pb.InstanceDescription | Non
         yield from page(_UNREACHABLE, state)
         return
     yield from page(_DESCRIBED, described)
+    yield from block("Chosen", map(safe_text, described.added.reasons))
     yield from table_block("May be set for a load", _PARAMETERS, described.load_parameters)
     yield from table_block("Restarts", _RESTARTS, described.restarts)
     yield from table_block("Requests", _REQUESTS, described.requests[-SHOWN_REQUESTS:])

@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from runner_svc.added_models import remembered_models
 from runner_svc.model_store.found import found_models, program_folders
 from runner_svc.model_store.pull import Puller, PullSettings
 from runner_svc.model_store.store import FORMS, ModelStore
@@ -119,6 +120,10 @@ def pull(
         ModelForm | None,
         typer.Option("--form", help="gguf, or folder for engines such as vLLM. Default: GGUF where there is one."),
     ] = None,
+    runner: Annotated[
+        str,
+        typer.Option("--runner", metavar="NAME", help="Pull to the home of this runner of the mesh, wherever it runs."),
+    ] = "",
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
@@ -126,10 +131,14 @@ def pull(
     """Pull a model by name: from the Hugging Face hub, a URL, or a folder. No mesh needs to run.
 
     What was loaded before an interruption is kept, and the same command goes on there. A token for gated models is
-    taken from HF_TOKEN or `hf auth login`. With -o json, each line is one state of the progress.
+    taken from HF_TOKEN or `hf auth login`. With -o json, each line is one state of the progress. With --runner it is an
+    operation of the mesh, which goes on after Ctrl-C.
 
     Example: weft pull hf:Qwen/Qwen3-8B-GGUF:Q4_K_M
     """
+    if runner:
+        _pull_there(with_marked_path(source), runner, form, home, output)
+        return
     wanted, settings = parse_source(with_marked_path(source), SOURCE), load_config(config).model_store
     store = _store(home)
     limits = PullSettings(disk_limit_bytes=settings.disk_limit_bytes, allow_http=settings.allow_http)
@@ -147,6 +156,23 @@ def pull(
         print_document(document_of(model), output)
 
 
+def _pull_there(source: str, runner: str, form: ModelForm | None, home: Path, output: OutputFormat) -> None:
+    """Pulls a model to the home of a runner, by an operation of the mesh."""
+    # Imported here: a pull without a mesh needs no client.
+    from weft.client.operations import connect_operations  # noqa: PLC0415
+    from weft_app.cli import verbs  # noqa: PLC0415
+    from weft_app.cli.operations import follow, outcome_text  # noqa: PLC0415
+
+    with verbs.naming_options():
+        action = verbs.pull(source, runner, None if form is None else form.value)
+        with connect_operations(home=home) as operations:
+            ended = follow(operations, operations.create(action), shown=output is OutputFormat.TABLE)
+    if output is OutputFormat.TABLE:
+        say(f"{outcome_text(ended)}\n")
+    else:
+        print_document(document_of(ended.result.pulled), output)
+
+
 @app.command("ls")
 def list_models(
     found: Annotated[
@@ -157,7 +183,7 @@ def list_models(
     config: ConfigOption = None,
     output: WideOutputOption = WideFormat.TABLE,
 ) -> None:
-    """List the models that were pulled: their size, when, and which models of weft.yaml use them.
+    """List the models that were pulled: their size, when, and which models use them.
 
     Example: weft models ls --found
     """
@@ -168,7 +194,7 @@ def list_models(
     models, damaged = store.models()
     configured = load_config(config)
     for model in models:
-        model.used_by.extend(_users(model, store, configured))
+        model.used_by.extend([*_users(model, store, configured), *_added_users(model, store, home)])
     for manifest in damaged:
         note(f"{manifest.file} {manifest.why}")
     _MODELS.print(models, output)
@@ -183,7 +209,7 @@ def remove(
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
 ) -> None:
-    """Remove pulled models, with the files that no other one has. What a model of weft.yaml uses is refused.
+    """Remove pulled models, with the files that no other one has. What a model uses is refused.
 
     Example: weft models rm hf:Qwen/Qwen3-8B-GGUF:Q4_K_M
     """
@@ -197,6 +223,13 @@ def remove(
             raise WeftError(
                 Reason.RESOURCE_IN_USE,
                 f"{model.source} is used by {', '.join(users)} of weft.yaml; remove it with --force",
+            )
+        added = [] if force else _added_users(model, store, home)
+        if added:
+            raise WeftError(
+                Reason.RESOURCE_IN_USE,
+                f"{model.source} is served as {', '.join(added)}; end it first (weft delete model {added[0]}), "
+                "or remove it with --force",
             )
     for model in chosen:
         freed = store.remove(model)
@@ -255,6 +288,16 @@ def _users(model: pb.StoredModel, store: ModelStore, config: WeftConfig) -> list
             if configured.source is None
             else store.is_of(model, parse_source(configured.source, SOURCE)) and FORMS[configured.form] == model.form
         )
+    ]
+
+
+def _added_users(model: pb.StoredModel, store: ModelStore, home: Path) -> list[str]:
+    """Returns the names of the models that runners of this home serve by the source of a stored model."""
+    state = WeftHome(home.expanduser().absolute()).state
+    return [
+        added.name
+        for added in remembered_models(state / "runners")
+        if store.is_of(model, parse_source(added.stored_source, SOURCE)) and added.form == model.form
     ]
 
 

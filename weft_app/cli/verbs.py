@@ -24,7 +24,6 @@ from weft.documents.operation_actions import (
     flush_action,
     load_action,
     pull_action,
-    remove_action,
     unload_action,
 )
 from weft.kernel.errors import invalid_field
@@ -163,20 +162,10 @@ def load(
     return load_action(require_name(model, "MODEL"), settings, evict_model=evict, replicas=replicas)
 
 
-def pull(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A source such as hf:OWNER/REPO.")],
-    *,
-    runner: Annotated[str, typer.Option("--runner", help="The runner whose home it is pulled to.")] = "",
-    form: Annotated[Form | None, typer.Option("--form", help="gguf or folder.")] = None,
-) -> operation_pb2.OperationAction:
+def pull(source: str, runner: str, form: Form | None) -> operation_pb2.OperationAction:
     """Returns the action of a pull. Raises INVALID_ARGUMENT naming the option."""
     parse_source(source, "SOURCE")
-    return pull_action(source, runner=require_name(runner, "--runner") if runner else "", form=form)
-
-
-def remove(model: MembersArgument) -> operation_pb2.OperationAction:
-    """Returns the action of a removal. Raises INVALID_ARGUMENT naming the argument."""
-    return remove_action(require_name(model, "MODEL"))
+    return pull_action(source, runner=require_name(runner, "--runner"), form=form)
 
 
 def unload(model: MembersArgument) -> operation_pb2.OperationAction:

@@ -66,11 +66,17 @@ def runner_facts(
                 state,
                 described.get(state.model) or pb.InstanceDescription(),
                 state.model in chat_models,
-                called.get(state.model, frozenset()),
+                called.get(state.model, frozenset()) | _source_names(state.added_source),
             )
             for state in runner.capability.instances
         ),
+        adds_models=runner.capability.adds_models,
     )
+
+
+def _source_names(source: str) -> frozenset[str]:
+    """Returns what a model is called by that was loaded by this source: with and without `hf:`; none for no source."""
+    return frozenset({source, source.removeprefix(f"{SourceScheme.HUB}:")} if source else ())
 
 
 def usable_devices(sight: HostSnapshot, allowed: Collection[int]) -> tuple[DeviceSnapshot, ...] | None:

@@ -17,6 +17,9 @@ class NothingLoaded:
     async def unload(self, model: str, requested_by: str) -> None:
         raise AssertionError(f"{requested_by} unloads {model}, and no runner is there")
 
+    async def remove(self, model: str, requested_by: str) -> None:
+        raise AssertionError(f"{requested_by} removes {model}, and no runner is there")
+
 
 class BareRegistry:
     """The parts of a registry, started together."""

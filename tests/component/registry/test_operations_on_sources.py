@@ -1,0 +1,190 @@
+"""Operations on sources: loads of models that no weft.yaml names, pulls, and removals."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from operation_stage import Action, Stage, loaded, running_stage, said
+
+from registry_svc.operations.actions import check_action
+from registry_svc.operations.model_sources import needed_access
+from registry_svc.operations.policy.lifecycle import OperationState
+from registry_svc.operations.runner_presence import AddedModelView
+from weft.api.operations.v1 import operation_pb2
+from weft.api.runner.v1.model_store_pb2 import PULL_STAGE_LOADING, PullProgress, StoredModel
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import ANY_SOURCE
+from weft.kernel.reasons import Reason
+
+SOURCE = "hf:acme/tiny-GGUF:Q4_0"
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    async with running_stage() as stage:
+        yield stage
+
+
+def load_source(source: str = SOURCE, *, name: str = "", runner: str = "", replicas: int = 0) -> Action:
+    return Action(load_model=operation_pb2.LoadModel(model=name, source=source, runner=runner, replicas=replicas))
+
+
+def pull(source: str = SOURCE, runner: str = "") -> Action:
+    return Action(pull_model=operation_pb2.PullModel(source=source, runner=runner))
+
+
+def remove(model: str) -> Action:
+    return Action(remove_model=operation_pb2.RemoveModel(model=model))
+
+
+def result_of(result: bytes) -> operation_pb2.OperationResult:
+    return operation_pb2.OperationResult.FromString(result)
+
+
+async def test_a_load_by_source_adds_the_model_and_loads_it(stage: Stage) -> None:
+    stage.calls.add_progress = [PullProgress(stage=PULL_STAGE_LOADING, done_bytes=1024, total_bytes=4096)]
+    operation = await stage.create(load_source())
+    following = asyncio.create_task(stage.views(operation))
+    await stage.until_heard(f"add {SOURCE} as tiny-q4_0 on r1", "load tiny-q4_0 on r1")
+    stage.directory.models["tiny-q4_0"] = "r1"
+    stage.calls.answer("tiny-q4_0", said("loading"), loaded(100, 30))
+    views = await following
+    pulling = next(view.progress for view in views if view.progress.stage == "pulling")
+    assert (pulling.share, pulling.detail) == (0.25, "pulling 1 KiB of 4 KiB")
+    end = views[-1].operation
+    result = result_of(end.result)
+    assert (end.state, end.runner, list(result.models)) == (OperationState.SUCCEEDED, "r1", ["tiny-q4_0"])
+    assert (result.added.name, list(result.added.reasons)) == ("tiny-q4_0", ["so"])
+
+
+async def test_a_load_that_fails_leaves_no_model_behind(stage: Stage) -> None:
+    operation = await stage.create(load_source())
+    stage.calls.answer("tiny-q4_0", WeftError(Reason.BACKEND_ERROR, "no such layer"))
+    end = (await stage.end(operation)).operation
+    assert (end.state, end.reason, end.detail) == (OperationState.FAILED, Reason.BACKEND_ERROR, "no such layer")
+    assert stage.calls.heard[-1] == "remove tiny-q4_0 on r1"
+
+
+async def test_a_load_that_is_cancelled_leaves_no_model_behind(stage: Stage) -> None:
+    operation = await stage.create(load_source())
+    await stage.until_heard(f"add {SOURCE} as tiny-q4_0 on r1", "load tiny-q4_0 on r1")
+    await stage.operations.cancel(operation, "alice")
+    assert (await stage.end(operation)).operation.state is OperationState.CANCELLED
+    assert stage.calls.heard[-2:] == ["load tiny-q4_0 stopped", "remove tiny-q4_0 on r1"]
+
+
+async def test_a_model_that_is_served_from_the_source_is_loaded_again_by_its_name(stage: Stage) -> None:
+    stage.directory.models["mine"] = "r1"
+    stage.directory.added = [AddedModelView(model="mine", source=SOURCE, runner="r1")]
+    stage.calls.answer("mine", WeftError(Reason.BACKEND_ERROR, "broken"))
+    await stage.end(await stage.create(load_source()))
+    # It was served before this load, so that its failure does not remove it.
+    assert stage.calls.heard == [f"add {SOURCE} as mine on r1", "load mine on r1"]
+
+
+async def test_the_name_of_another_resource_is_not_taken(stage: Stage) -> None:
+    stage.directory.models["tiny-q4_0"] = "r2"
+    await stage.create(load_source())
+    await stage.until_heard(f"add {SOURCE} as tiny-q4_0-2 on r1", "load tiny-q4_0-2 on r1")
+    with pytest.raises(WeftError, match="is taken") as refused:
+        await stage.create(load_source(name="m1"))
+    assert refused.value.reason is Reason.ALREADY_EXISTS
+
+
+async def test_one_of_several_runners_must_be_named(stage: Stage) -> None:
+    stage.directory.adding = ["r1", "r2"]
+    with pytest.raises(WeftError, match="must say which runner: r1, r2"):
+        await stage.create(load_source())
+    await stage.create(load_source(runner="r2"))
+    await stage.until_heard(f"add {SOURCE} as tiny-q4_0 on r2", "load tiny-q4_0 on r2")
+
+
+@pytest.mark.parametrize(
+    ("adding", "runner", "reason"),
+    [
+        ([], "", Reason.NO_RUNNER_AVAILABLE),
+        (["r1"], "r2", Reason.INVALID_ARGUMENT),
+        (["r1"], "nobody", Reason.NOT_FOUND),
+    ],
+)
+async def test_a_runner_that_cannot_is_refused(stage: Stage, adding: list[str], runner: str, reason: Reason) -> None:
+    stage.directory.adding = adding
+    for action in (load_source(runner=runner), pull(runner=runner)):
+        with pytest.raises(WeftError) as refused:
+            await stage.create(action)
+        assert refused.value.reason is reason
+
+
+async def test_a_pull_tells_how_far_it_is_and_what_is_stored(stage: Stage) -> None:
+    operation = await stage.create(pull())
+    following = asyncio.create_task(stage.views(operation))
+    stage.calls.pulls.put_nowait(
+        PullProgress(stage=PULL_STAGE_LOADING, done_bytes=512, total_bytes=1024, bytes_per_second=256)
+    )
+    stage.calls.pulls.put_nowait(StoredModel(source=SOURCE, size_bytes=1024))
+    views = await following
+    half = next(view.progress for view in views if view.progress.share == 0.5)
+    assert (half.stage, half.ends_at) == ("pulling", stage.clock.monotonic() + 2)
+    end = views[-1].operation
+    assert (end.state, end.runner) == (OperationState.SUCCEEDED, "r1")
+    assert result_of(end.result).pulled.size_bytes == 1024
+
+
+async def test_a_pull_ends_with_the_refusal_of_its_runner(stage: Stage) -> None:
+    stage.calls.pulls.put_nowait(WeftError(Reason.PERMISSION_DENIED, "hf:acme/tiny is gated"))
+    end = (await stage.end(await stage.create(pull()))).operation
+    assert (end.state, end.reason, end.detail) == (
+        OperationState.FAILED,
+        Reason.PERMISSION_DENIED,
+        "hf:acme/tiny is gated",
+    )
+
+
+async def test_a_pull_that_is_cancelled_is_stopped_at_its_runner(stage: Stage) -> None:
+    operation = await stage.create(pull())
+    await stage.until_heard(f"pull {SOURCE} on r1")
+    await stage.operations.cancel(operation, "alice")
+    assert (await stage.end(operation)).operation.state is OperationState.CANCELLED
+    assert stage.calls.heard[-1] == f"pull {SOURCE} stopped"
+
+
+async def test_an_added_model_is_removed_and_a_configured_one_is_not(stage: Stage) -> None:
+    stage.directory.models["mine"] = "r1"
+    stage.directory.added = [AddedModelView(model="mine", source=SOURCE, runner="r1")]
+    end = (await stage.end(await stage.create(remove("mine")))).operation
+    result = result_of(end.result)
+    assert (list(result.models), result.memory_freed_bytes) == (["mine"], 9)
+    for name, reason in (("m1", Reason.INVALID_ARGUMENT), ("nothing", Reason.MODEL_NOT_FOUND)):
+        with pytest.raises(WeftError) as refused:
+            await stage.create(remove(name))
+        assert refused.value.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("action", "field"),
+    [
+        (load_source("s3:bucket/x"), "action.load_model.source"),
+        (load_source(replicas=2), "action.load_model.replicas"),
+        (Action(load_model=operation_pb2.LoadModel(model="m1", runner="r1")), "action.load_model.runner"),
+        (Action(load_model=operation_pb2.LoadModel()), "action.load_model.model"),
+        (pull(""), "action.pull_model.source"),
+        (pull("https://host/file.zip"), "action.pull_model.source"),
+        (remove(""), "action.remove_model.model"),
+    ],
+)
+def test_a_wrong_action_is_refused_by_its_field(action: Action, field: str) -> None:
+    with pytest.raises(WeftError) as refused:
+        check_action(action)
+    assert refused.value.metadata["field"] == field
+
+
+@pytest.mark.parametrize("source", ["/models/x.gguf", "~/x.gguf", "https://host/x.gguf"])
+def test_a_path_or_a_url_needs_the_right_to_edit_models(source: str) -> None:
+    assert needed_access(load_source(source)) == ANY_SOURCE
+    assert needed_access(pull(source)) == ANY_SOURCE
+
+
+@pytest.mark.parametrize("source", [SOURCE, "acme/tiny", "ollama:llama3.2"])
+def test_a_model_of_the_hub_or_of_a_program_needs_no_more_than_a_load(source: str) -> None:
+    assert needed_access(load_source(source)) is None
+    assert needed_access(Action(load_model=operation_pb2.LoadModel(model="m1"))) is None

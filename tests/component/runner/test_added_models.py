@@ -1,0 +1,201 @@
+"""The models that a runner serves by their source: bound, kept in a file, served again, removed."""
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from runner_svc.added_models import (
+    SUFFIX,
+    AddedModels,
+    AddRequest,
+    ShowPull,
+    added_model,
+    remembered_models,
+)
+from runner_svc.backend.port import Backend
+from runner_svc.instance.settings import ServedModel
+from runner_svc.policy.model_sizing import MachineMemory
+from runner_svc.policy.repository_files import ModelForm
+from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.model_source import ModelSource
+from weft.kernel.reasons import Reason
+
+SOURCE = "hf:acme/tiny-GGUF:Q4_0"
+NOTHING = load_pb2.LoadOptions()
+
+
+def _hide(_: model_store_pb2.PullProgress) -> None:
+    """A ShowPull that shows nothing."""
+
+
+def _no_backend() -> Backend:
+    raise AssertionError("nothing is loaded here")
+
+
+@dataclass
+class FakeAdder:
+    """See ModelAdder: every source is there."""
+
+    prepared: list[AddRequest] = field(default_factory=list)
+    failure: WeftError | None = None
+
+    async def pull(self, source: ModelSource, form: ModelForm | None, show: ShowPull) -> model_store_pb2.StoredModel:
+        raise AssertionError("nothing is pulled here")
+
+    async def prepare(self, request: AddRequest, show: ShowPull) -> ServedModel:
+        self.prepared.append(request)
+        if self.failure is not None:
+            raise self.failure
+        return self.restored(added_model(request))
+
+    def restored(self, added: added_model_pb2.AddedModel) -> ServedModel:
+        if self.failure is not None:
+            raise self.failure
+        return ServedModel(name=added.name, make_backend=_no_backend, operations=frozenset(), added=added)
+
+
+@dataclass
+class FakeHost:
+    """See ModelHost: one model of its configuration, "configured"."""
+
+    served: dict[str, ServedModel | None] = field(default_factory=lambda: {"configured": None})
+
+    def is_served(self, name: str) -> bool:
+        return name in self.served
+
+    async def machine_memory(self) -> MachineMemory:
+        return MachineMemory()
+
+    async def serve(self, model: ServedModel) -> None:
+        self.served[model.name] = model
+
+    async def remove(self, name: str) -> int:
+        return 7 if self.served.pop(name, None) is not None else 0
+
+
+@dataclass
+class Runner:
+    """A runner's added models, and what they stand on."""
+
+    file: Path
+    max_models: int = 2
+    adder: FakeAdder = field(default_factory=FakeAdder)
+    host: FakeHost = field(default_factory=FakeHost)
+
+    def __post_init__(self) -> None:
+        self.models = AddedModels(self.adder, self.host, self.file, self.max_models)
+
+    def again(self) -> "Runner":
+        """The next life of the runner, on the same file."""
+        return replace(self, adder=FakeAdder(), host=FakeHost())
+
+    async def add(self, name: str = "tiny", source: str = SOURCE) -> added_model_pb2.AddedModel:
+        return await self.models.add(source, name, NOTHING, _hide)
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Runner:
+    return Runner(tmp_path / f"local{SUFFIX}")
+
+
+async def test_an_added_model_is_served_again_after_a_restart(runner: Runner) -> None:
+    added = await runner.add()
+    assert (added.name, added.source) == ("tiny", SOURCE)
+    later = runner.again()
+    await later.models.restore()
+    assert set(later.host.served) == {"configured", "tiny"}
+    assert later.adder.prepared == []
+    assert [each.name for each in remembered_models(runner.file.parent)] == ["tiny"]
+
+
+async def test_the_same_source_under_the_same_name_is_added_once(runner: Runner) -> None:
+    await runner.add()
+    await runner.add()
+    assert len(runner.adder.prepared) == 1
+
+
+@pytest.mark.parametrize(("name", "source"), [("tiny", "hf:acme/other"), ("configured", SOURCE)])
+async def test_a_name_that_another_model_has_is_refused(runner: Runner, name: str, source: str) -> None:
+    await runner.add()
+    with pytest.raises(WeftError, match="is taken") as refused:
+        await runner.add(name, source)
+    assert refused.value.reason is Reason.ALREADY_EXISTS
+
+
+async def test_more_models_than_the_bound_are_refused_until_one_is_removed(runner: Runner) -> None:
+    await runner.add("a")
+    await runner.add("b")
+    with pytest.raises(WeftError, match="max_added_models") as refused:
+        await runner.add("c")
+    assert refused.value.reason is Reason.TOO_MANY_RESOURCES
+    await runner.models.remove("a")
+    await runner.add("c")
+    assert set(runner.host.served) == {"configured", "b", "c"}
+
+
+async def test_a_removed_model_is_not_served_after_a_restart(runner: Runner) -> None:
+    await runner.add()
+    model, freed = await runner.models.remove("tiny")
+    assert (model.name, freed) == ("tiny", 7)
+    later = runner.again()
+    await later.models.restore()
+    assert set(later.host.served) == {"configured"}
+
+
+@pytest.mark.parametrize(("name", "reason"), [("configured", Reason.INVALID_ARGUMENT), ("no", Reason.MODEL_NOT_FOUND)])
+async def test_what_was_not_added_is_not_removed(runner: Runner, name: str, reason: Reason) -> None:
+    with pytest.raises(WeftError) as refused:
+        await runner.models.remove(name)
+    assert refused.value.reason is reason
+    assert "configured" in runner.host.served
+
+
+async def test_a_model_that_cannot_be_prepared_is_not_kept(runner: Runner) -> None:
+    runner.adder.failure = WeftError(Reason.UNSUPPORTED_OPERATION, "no engine")
+    with pytest.raises(WeftError, match="no engine"):
+        await runner.add()
+    assert not runner.file.exists()
+    runner.adder.failure = None
+    await runner.add()
+
+
+async def test_a_model_that_cannot_be_kept_is_not_served(tmp_path: Path) -> None:
+    (tmp_path / "nowhere").write_text("no folder", "utf-8")
+    homeless = Runner(tmp_path / "nowhere" / f"local{SUFFIX}")
+    with pytest.raises(WeftError, match="nothing was changed"):
+        await homeless.add()
+    assert set(homeless.host.served) == {"configured"}
+
+
+async def test_a_model_that_cannot_be_served_now_stays_in_the_file(runner: Runner) -> None:
+    await runner.add("a")
+    await runner.add("b")
+    later = runner.again()
+    later.adder.failure = WeftError(Reason.INVALID_ARGUMENT, "its runtime is gone")
+    await later.models.restore()
+    assert set(later.host.served) == {"configured"}
+    await later.models.remove("a")
+    last = later.again()
+    await last.models.restore()
+    assert set(last.host.served) == {"configured", "b"}
+
+
+@pytest.mark.parametrize("content", ["{", '{"schemaVersion": 99, "models": []}', '{"models": 7}'])
+async def test_a_file_that_cannot_be_read_is_kept_aside(runner: Runner, content: str) -> None:
+    runner.file.write_text(content, "utf-8")
+    await runner.models.restore()
+    assert runner.file.with_suffix(".unreadable").read_text("utf-8") == content
+    await runner.add()
+    assert [model["name"] for model in json.loads(runner.file.read_text("utf-8"))["models"]] == ["tiny"]
+
+
+async def test_the_query_of_a_url_is_kept_and_not_shown(runner: Runner) -> None:
+    source = "https://host/model.gguf?token=hidden"
+    added = await runner.add("m", source)
+    assert "hidden" not in added.source
+    assert "hidden" in runner.file.read_text("utf-8")
+    model, _ = await runner.models.remove("m")
+    assert "hidden" not in str(model)

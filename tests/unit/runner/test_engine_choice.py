@@ -1,0 +1,67 @@
+"""Which engine serves a model that is asked for by its source."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from runner_svc.policy.engine_choice import EngineCandidate, WeightFormat, choose_engine, folder_format
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+def _engine(name: str, weights: WeightFormat, remedy: str = "") -> EngineCandidate:
+    return EngineCandidate(name=name, formats=frozenset({weights}), remedy=remedy)
+
+
+@pytest.mark.parametrize(
+    ("names", "configuration", "weights"),
+    [
+        (["config.json", "model.safetensors"], {}, WeightFormat.SAFETENSORS),
+        (["a.safetensors"], {"quantization_config": {"quant_method": "awq"}}, WeightFormat.SAFETENSORS),
+        (["a.safetensors"], {"quantization_config": {"quant_method": "exl3"}}, WeightFormat.EXL3),
+        (["model.bin", "config.json"], {}, WeightFormat.CTRANSLATE2),
+        (["model.bin", "a.safetensors"], {"quantization_config": "odd"}, WeightFormat.SAFETENSORS),
+    ],
+)
+def test_a_folder_tells_the_format_of_its_weights(
+    names: list[str], configuration: Mapping[str, object], weights: WeightFormat
+) -> None:
+    assert folder_format(names, configuration) is weights
+
+
+def test_a_folder_without_weights_is_refused() -> None:
+    with pytest.raises(WeftError, match="no weights") as refused:
+        folder_format(["pytorch_model.bin", "config.json"], {})
+    assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
+
+
+def test_the_runners_own_runtime_is_preferred_and_said() -> None:
+    candidates = [_engine("a", WeightFormat.GGUF), _engine("own", WeightFormat.GGUF)]
+    choice = choose_engine(WeightFormat.GGUF, "own", candidates)
+    assert choice.name == "own"
+    assert "own runtime" in choice.reason
+
+
+def test_another_installed_engine_serves_what_the_own_one_does_not_load() -> None:
+    candidates = [
+        _engine("own", WeightFormat.GGUF),
+        _engine("absent", WeightFormat.SAFETENSORS, "weft runtime install absent"),
+        _engine("there", WeightFormat.SAFETENSORS),
+    ]
+    assert choose_engine(WeightFormat.SAFETENSORS, "own", candidates).name == "there"
+
+
+def test_where_no_engine_is_installed_the_refusal_names_the_command() -> None:
+    candidates = [
+        _engine("own", WeightFormat.GGUF),
+        _engine("x", WeightFormat.SAFETENSORS, "weft runtime install x"),
+        _engine("x_too", WeightFormat.SAFETENSORS, "weft runtime install x"),
+    ]
+    with pytest.raises(WeftError, match=r"run: weft runtime install x$") as refused:
+        choose_engine(WeightFormat.SAFETENSORS, "own", candidates)
+    assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
+
+
+def test_a_format_that_no_runtime_loads_is_refused() -> None:
+    with pytest.raises(WeftError, match="no runtime of this release"):
+        choose_engine(WeightFormat.EXL3, "own", [_engine("own", WeightFormat.GGUF)])
