@@ -117,14 +117,14 @@ async def test_a_home_of_a_killed_host_can_be_used_again(tmp_path: Path) -> None
         assert (await _chat(again))[0] == 200
 
 
-async def test_a_killed_runner_process_is_started_again_and_its_backend_replaced(mesh: MeshProcess) -> None:
-    runner = psutil.Process(mesh.facts["pids"]["runners"]["a"])
+async def test_a_killed_runner_process_is_started_again_and_its_backend_replaced(running: MeshProcess) -> None:
+    runner = psutil.Process(running.facts["pids"]["runners"]["a"])
     old_backends = runner.children(recursive=True)
     runner.kill()
     await eventually(lambda: not alive(old_backends), 2.0, "the backend outlived its runner")
 
     async def serves() -> bool:
-        return (await _chat(mesh))[0] == 200
+        return (await _chat(running))[0] == 200
 
     await eventually(serves, 15.0, "the runner did not come back")
 
