@@ -15,7 +15,6 @@ from aiohttp import web
 
 from weft_testing.fake_backend.arguments import ServerSettings, parse_command_line
 from weft_testing.fake_backend.behaviour import Behaviour, Control
-from weft_testing.fake_backend.process import take_device_memory
 from weft_testing.fake_backend.process_faults import ProcessFaults, crash, die_with_parent, fail_to_fit
 from weft_testing.fake_backend.server import FakeServer
 from weft_testing.fake_backend.vllm_routes import print_load
@@ -44,6 +43,9 @@ async def serve(settings: ServerSettings, behaviour: Behaviour) -> None:
     if behaviour.crash_at_start:
         crash(signal.Signals[behaviour.crash_signal])
     if settings.take_device_memory:
+        # Here, not above: what cards need takes a tenth of the time of a start, and most fakes have none.
+        from weft_testing.fake_backend.process import take_device_memory  # noqa: PLC0415
+
         take_device_memory(settings.take_device_memory, settings.tensor_split, os.environ)
     if behaviour.exit_at_start is not None and not behaviour.load_seconds:
         _exit_at_start(behaviour.exit_at_start)
