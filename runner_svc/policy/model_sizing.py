@@ -360,14 +360,14 @@ def _context_reason(model: SizedModel, asked: AskedSize, fit: _Fit) -> str:
 def _context_bound(model: SizedModel, asked: AskedSize, fit: _Fit) -> str:
     """Returns what bounds a context that was not asked for."""
     cache, trained = _cache_words(model, fit), model.trained_context_tokens
+    if fit.context_tokens == trained:
+        return f"all that the model was trained for; {cache}"
     if fit.room.place is Place.SPLIT:
         return f"{cache}; a longer one would leave fewer layers on accelerators"
     if fit.context_tokens < _wanted_context(model, fit.room, asked):
         return f"{cache} {_memory_bound(model, fit)}"
     if not trained:
         return f"the file does not say what the model was trained for; {cache}"
-    if fit.context_tokens == trained:
-        return f"all that the model was trained for; {cache}"
     return f"the longest that is chosen {_where(fit)}; {cache}"
 
 

@@ -30,13 +30,29 @@ _STAGES = ("... ", "ok  ", "warn ", "fail ")
 
 
 def is_mesh_running(home: WeftHome) -> bool:
-    """Whether a mesh is found for a home: one that runs on it, or one elsewhere that the environment names."""
+    """Whether a mesh is found for a home: one that runs on it, or one elsewhere that the environment names.
+
+    One that only begins is waited for. Raises SERVICE_UNAVAILABLE where that takes longer than START_SECONDS.
+    """
+    _await_start(home)
     try:
         mesh_address(home.root, "registry")
     except WeftError:
         return False
     # A host that was killed leaves its file, and not its lock.
     return home.running() is None or home.is_claimed()
+
+
+def _await_start(home: WeftHome) -> None:
+    """Waits until the host that has locked a home has announced its mesh, or has ended."""
+    deadline, is_told = time.monotonic() + START_SECONDS, False
+    while home.running() is None and home.is_claimed():
+        if time.monotonic() >= deadline:
+            raise _too_slow(home, home.logs)
+        if not is_told:
+            is_told = True
+            note(f"a mesh is starting on {home.root}; waiting until its models are ready")
+        time.sleep(POLL_SECONDS)
 
 
 @contextmanager
@@ -92,8 +108,12 @@ def _announced(home: WeftHome, process: "subprocess.Popen[bytes]", output: Path)
             why = lines[-1].removeprefix("weft: ") if lines else f"exit status {process.returncode}"
             raise WeftError(Reason.SERVICE_UNAVAILABLE, f"no mesh could be started on {home.root}: {why}")
         time.sleep(POLL_SECONDS)
+    raise _too_slow(home, output)
+
+
+def _too_slow(home: WeftHome, output: Path) -> WeftError:
     message = f"the mesh on {home.root} did not start within {START_SECONDS:.0f} s; see {output}"
-    raise WeftError(Reason.SERVICE_UNAVAILABLE, message)
+    return WeftError(Reason.SERVICE_UNAVAILABLE, message)
 
 
 def _lines(output: Path) -> list[str]:

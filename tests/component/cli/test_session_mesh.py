@@ -1,0 +1,64 @@
+"""The mesh of one command: whether one runs on the home already, and what is said where none can be started."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_app.cli.session_mesh import is_mesh_running, session_mesh
+from weft_app.compose.home import WeftHome
+
+FACTS = {"url": "http://127.0.0.1:9", "grpc": "127.0.0.1:9"}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> WeftHome:
+    home = WeftHome(tmp_path / "home")
+    home.create()
+    return home
+
+
+def test_an_empty_home_has_no_mesh(tmp_path: Path) -> None:
+    assert not is_mesh_running(WeftHome(tmp_path / "none"))
+
+
+def test_one_that_is_announced_and_holds_its_lock_runs_and_one_that_was_killed_does_not(home: WeftHome) -> None:
+    with home.claim():
+        home.announce(FACTS)
+        assert is_mesh_running(home)
+        left = home.up_file.read_bytes()
+    home.up_file.write_bytes(left)
+    assert not is_mesh_running(home)
+
+
+def test_one_that_only_begins_is_waited_for(home: WeftHome) -> None:
+    with ThreadPoolExecutor(1) as pool, home.claim():
+        found = pool.submit(is_mesh_running, home)
+        home.announce(FACTS)
+        assert found.result(30)
+
+
+def test_one_that_ends_before_it_is_up_is_none(home: WeftHome) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with home.claim():
+            found = pool.submit(is_mesh_running, home)
+        assert not found.result(30)
+
+
+def test_a_mesh_elsewhere_that_the_environment_names_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WEFT_REGISTRY", "127.0.0.1:9")
+    assert is_mesh_running(WeftHome(tmp_path / ".weft"))
+
+
+def test_a_configuration_that_is_refused_is_said_with_its_place(home: WeftHome, tmp_path: Path) -> None:
+    file = tmp_path / "weft.yaml"
+    file.write_text("runners: [{name: box, models: []}]\n")
+    with pytest.raises(WeftError) as refused, session_mesh(home, file):
+        pass
+    assert refused.value.reason is Reason.SERVICE_UNAVAILABLE
+    assert refused.value.message.startswith(f"no mesh could be started on {home.root}: ")
+    assert "runners.0.models: " in refused.value.message
+    assert not home.is_claimed()
