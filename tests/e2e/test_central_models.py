@@ -265,6 +265,22 @@ async def _failed(mesh: MeshProcess) -> Any:
     return found if found[0] != 200 else None
 
 
+async def test_the_doctor_names_the_provider_and_the_secret_and_sends_no_request(
+    mesh: MeshProcess, provider: CountingProvider
+) -> None:
+    async def findings() -> dict[str, Any]:
+        _, out, _ = await run_weft("doctor", "-o", "json", home=mesh.home)
+        return next(each for each in json.loads(out)["items"] if each["check"] == "central models")
+
+    asked = len(provider.requests)
+    found = await findings()
+    assert (found["verdict"], found["detail"].startswith(f"{MODEL}: ")) == ("ok", True)
+    await _weft(mesh, "delete", "secret", SECRET, "--force")
+    found = await findings()
+    assert (found["verdict"], found["detail"]) == ("failed", f"{MODEL}: there is no secret/{SECRET}")
+    assert len(provider.requests) == asked
+
+
 async def test_what_cannot_be_served_is_refused_with_its_option(mesh: MeshProcess) -> None:
     async def create(*options: str) -> tuple[int, str]:
         return await _refused(mesh, "create", "model", "other", *options)

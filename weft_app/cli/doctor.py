@@ -42,6 +42,8 @@ from weft_app.cli.options import (
     OutputOption,
 )
 from weft_app.cli.output import Column, Listing
+from weft_app.cli.provider_checks import check_central_models
+from weft_app.cli.secrets import all_secrets
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
 from weft_app.config.config import CONFIG_NAME, DEFAULT_PORT, WeftConfig
@@ -124,6 +126,7 @@ def examine(home: WeftHome, config_path: Path | None, port: int | None) -> Itera
     yield _port(home, port if port is not None else config.port)
     if home.running() is not None:
         yield from _engines(home)
+    yield from _central_models(home)
     yield from _clocks(home)
 
 
@@ -337,9 +340,36 @@ def _port(home: WeftHome, port: int) -> Finding:
     return Finding(check="port", verdict=Verdict.OK, detail=f"{port} is free")
 
 
+def _has_registry(home: WeftHome) -> bool:
+    return home.running() is not None or (home.run / "registry.sock").exists()
+
+
+def _central_models(home: WeftHome) -> Iterator[Finding]:
+    """Yields one finding per central model, where a registry runs on this home. No key is sent to anybody."""
+    if not _has_registry(home):
+        return
+    check = "central models"
+    try:
+        with connect_registry(home=home.root) as registry:
+            documents = registry.documents(ResourceKind.MODEL)
+        manifests = [document.manifest for document in documents if isinstance(document, ModelDocument)]
+        if not any(manifest.HasField("provider") for manifest in manifests):
+            return
+        secrets = {secret.name for secret in all_secrets(home.root)}
+    except WeftError as error:
+        yield Finding(check=check, verdict=Verdict.WARNING, detail=error.message, remedy="weft get models")
+        return
+    for found in check_central_models(manifests, secrets):
+        if found.problem:
+            yield _failed(check, f"{found.model}: {found.problem}", found.remedy)
+        else:
+            detail = f"{found.model}: its provider can be reached, and its secret exists"
+            yield Finding(check=check, verdict=Verdict.OK, detail=detail)
+
+
 def _clocks(home: WeftHome) -> Iterator[Finding]:
     """Yields one finding per runner whose clock is notably off, where a registry runs on this home."""
-    if home.running() is None and not (home.run / "registry.sock").exists():
+    if not _has_registry(home):
         return
     try:
         with connect_registry(home=home.root) as registry:

@@ -44,7 +44,7 @@ def complete_secret(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes the names of existing secrets."""
     home = ctx.params.get("home") or DEFAULT_HOME
     try:
-        found = _all(home, COMPLETION_TIMEOUT_SECONDS)
+        found = all_secrets(home, COMPLETION_TIMEOUT_SECONDS)
     except (WeftError, OSError, ValueError):
         # Completion prints nothing about faults of the mesh: the command line is half typed.
         return []
@@ -117,7 +117,7 @@ def show_secrets(words: Sequence[str], output: ResourceFormat, home: Path) -> No
     if output is ResourceFormat.YAML:
         raise invalid_field("--output", "must be table, wide, json or name: secrets are not declared")
     names = _names(words)
-    found = _all(home)
+    found = all_secrets(home)
     missing = set(names) - {secret.name for secret in found}
     if missing:
         raise _unknown(min(missing), [secret.name for secret in found])
@@ -208,7 +208,8 @@ def _show(secret: pb.Secret, done: str, output: NamedFormat) -> None:
         print_document(document, output)
 
 
-def _all(home: Path, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> list[pb.Secret]:
+def all_secrets(home: Path, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> list[pb.Secret]:
+    """Returns the secrets of the mesh on `home`, without their values."""
     found = call_registry(home, SecretServiceStub, "ListSecrets", pb.ListSecretsRequest(), timeout_seconds)
     return list(found.secrets)
 
@@ -216,7 +217,7 @@ def _all(home: Path, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> list[pb.S
 def _with_suggestion(home: Path, name: str, error: WeftError) -> WeftError:
     if error.reason is not Reason.NOT_FOUND:
         return error
-    return _unknown(name, [secret.name for secret in _all(home)])
+    return _unknown(name, [secret.name for secret in all_secrets(home)])
 
 
 def _unknown(name: str, known: Sequence[str]) -> WeftError:

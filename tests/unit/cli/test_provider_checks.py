@@ -1,0 +1,89 @@
+"""What `weft doctor` says about central models, and what their providers get of it."""
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from weft.api.registry.v1 import model_pb2
+from weft_app.cli import provider_checks
+from weft_app.cli.provider_checks import CentralModelCheck, check_central_models, unreached_words
+from weft_testing.certificates import Authority
+from weft_testing.free_port import free_port
+
+HOST = "127.0.0.1"
+
+
+@contextmanager
+def _provider(context: ssl.SSLContext | None = None) -> Iterator[tuple[int, list[bytes]]]:
+    """A provider that keeps what it is sent, after TLS if `context` is given; its port."""
+    got: list[bytes] = []
+    over = threading.Event()
+
+    def serve() -> None:
+        while not over.is_set():
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            try:
+                with connection if context is None else context.wrap_socket(connection, server_side=True) as taken:
+                    got.append(taken.recv(4096))
+            except OSError:
+                got.append(b"")
+
+    with socket.create_server((HOST, 0)) as listening:
+        server = threading.Thread(target=serve)
+        server.start()
+        try:
+            yield listening.getsockname()[1], got
+        finally:
+            over.set()
+            listening.shutdown(socket.SHUT_RDWR)
+            server.join()
+
+
+def _model(url: str, ref: str = "", name: str = "m") -> model_pb2.ModelManifest:
+    return model_pb2.ModelManifest(name=name, provider=model_pb2.ModelProvider(url=url, api_key_ref=ref))
+
+
+def test_a_provider_is_connected_to_and_sent_nothing() -> None:
+    with _provider() as (port, got):
+        manifests = [_model(f"http://{HOST}:{port}/v1", "secret/k"), model_pb2.ModelManifest(name="local")]
+        assert list(check_central_models(manifests, {"k"})) == [CentralModelCheck(model="m")]
+    assert b"".join(got) == b""
+
+
+def test_a_secret_that_does_not_exist_is_named_with_what_creates_it() -> None:
+    with _provider() as (port, _):
+        (found,) = check_central_models([_model(f"http://{HOST}:{port}/v1", "secret/gone")], {"k"})
+    assert (found.problem, found.remedy) == ("there is no secret/gone", "weft create secret gone -")
+
+
+def test_a_provider_that_takes_no_connection_is_named_with_the_field_to_look_at() -> None:
+    port = free_port()
+    (found,) = check_central_models([_model(f"http://{HOST}:{port}/v1")], set())
+    assert f"{HOST}:{port} cannot be reached: Connection refused" in found.problem
+    assert found.remedy == "look at `provider.url`: weft get model m -o yaml"
+
+
+def test_a_certificate_of_nobody_and_a_port_without_tls_are_told_apart(tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    Authority().issue(HOST).write(tmp_path)
+    context.load_cert_chain(tmp_path / "own.pem", tmp_path / "own.key")
+    with _provider(context) as (port, _):
+        assert "certificate of" in unreached_words((HOST, port, True))
+    with _provider() as (port, got):
+        assert unreached_words((HOST, port, True))
+    assert all(each[:1] in (b"", b"\x16") for each in got), "a handshake and no request"
+
+
+def test_a_provider_that_is_silent_is_waited_for_no_longer_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provider_checks, "CONNECT_SECONDS", 0.05)
+    with socket.create_server((HOST, 0)) as listening:
+        words = unreached_words((HOST, listening.getsockname()[1], True))
+    assert "does not answer within 0.05 s" in words
