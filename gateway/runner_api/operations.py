@@ -202,7 +202,8 @@ def concerns(operation: operation_pb2.Operation, runner: str, models: frozenset[
     match operation.action.WhichOneof("kind"):
         case "load_model":
             load = operation.action.load_model
-            return load.runner == runner if load.source else load.model in models
+            # Until its runner is chosen, a load by source belongs to none.
+            return runner in (operation.runner, load.runner) if load.source else load.model in models
         case "unload_model":
             return operation.action.unload_model.model in models
         case "flush_cache":
