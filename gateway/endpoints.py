@@ -48,11 +48,13 @@ from gateway.ollama import embed as ollama_embed
 from gateway.ollama import models as ollama_models
 from gateway.ollama import store as ollama_store
 from gateway.ollama.deps import OllamaDeps
+from gateway.ollama.pull import pull_model
 from gateway.ollama.schema import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
+    OllamaPullRequest,
     OllamaShowRequest,
 )
 from gateway.openai import audio, images, models
@@ -209,7 +211,7 @@ OLLAMA: EndpointGroup[OllamaDeps] = EndpointGroup(
         _ollama_post("/api/show", _VIEW_MODELS, ollama_models.show_model, OllamaShowRequest),
         _get("/api/ps", _VIEW_MODELS, ollama_models.list_running, _OLLAMA_FAILS, with_head=True),
         _get("/api/version", _VIEW_MODELS, ollama_models.get_version, _OLLAMA_FAILS, with_head=True),
-        _post("/api/pull", _OPERATE, ollama_store.refuse_pull, _OLLAMA_FAILS, name="refuse_pull"),
+        _ollama_post("/api/pull", _OPERATE, pull_model, OllamaPullRequest),
         _post("/api/create", _EDIT_MODELS, ollama_store.refuse_create, _OLLAMA_FAILS, name="refuse_create"),
         _post("/api/copy", _EDIT_MODELS, ollama_store.refuse_copy, _OLLAMA_FAILS, name="refuse_copy"),
         _post("/api/push", _EDIT_MODELS, ollama_store.refuse_push, _OLLAMA_FAILS, name="refuse_push"),

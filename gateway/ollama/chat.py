@@ -107,14 +107,14 @@ def _changed_load(deps: OllamaDeps, request: Request, params: GeneratingRequest,
     async def produce() -> JsonAnswer:
         begun = await operations.create(wanted)
         ended = await ended_operation(operations, begun, gateway.config.request_timeout_seconds)
-        _require_success(ended)
+        require_success(ended)
         return JsonAnswer(body, [], media_type)
 
     slack = gateway.config.deadline_slack_seconds
     return UnaryAnswer(produce, cut_off_seconds=gateway.config.request_timeout_seconds + slack)
 
 
-def _require_success(operation: operation_pb2.Operation) -> None:
+def require_success(operation: operation_pb2.Operation) -> None:
     """Raises the reason of an operation that failed, DEADLINE_EXCEEDED for one that goes on."""
     if operation.state not in ENDED:
         raise WeftError(Reason.DEADLINE_EXCEEDED, f"it goes on as {operation.name}; see /v1/admin/{operation.name}")

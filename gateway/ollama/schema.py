@@ -18,6 +18,7 @@ from gateway.intake.request_model import (
 )
 from gateway.openai.chat_schema import FunctionDefinition
 from gateway.openai.sampling import MAX_TOP_LOGPROBS, Penalty, Share, StopText
+from weft.kernel.model_source import MAX_SOURCE_CHARS
 
 MAX_NAME_CHARS = 256
 EFFORTS = ("low", "medium", "high", "max")
@@ -167,6 +168,19 @@ class OllamaEmbeddingsRequest(OllamaRequest):
     """The older form of a request for embeddings: one text."""
 
     prompt: str
+
+
+class OllamaPullRequest(StrictModel):
+    """A request to pull a model."""
+
+    model: Annotated[str, Field(max_length=MAX_SOURCE_CHARS)] | None = None
+    """What it is pulled from, such as `hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M` or `hf:Qwen/Qwen3-8B-GGUF`."""
+    name: Annotated[str, Field(max_length=MAX_SOURCE_CHARS)] | None = None
+    """The older name of `model`."""
+    insecure: bool | None = None
+    """True is refused: it is a setting of the mesh."""
+    stream: bool | None = None
+    """Absent: true."""
 
 
 class OllamaShowRequest(StrictModel):

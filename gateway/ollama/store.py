@@ -1,4 +1,4 @@
-"""The endpoints that change which models there are: refused with what to use instead."""
+"""The endpoints of Ollama's API that change models by its own means: refused with what to use instead."""
 
 import re
 from functools import partial
@@ -13,7 +13,6 @@ from weft.kernel.reasons import Reason
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 INSTEAD = {
-    "pull": "models are pulled by `weft pull`, or by a model's `source` in weft.yaml",
     "create": "models are made by weft.yaml or `weft apply`; one with a system prompt and parameters is an agent",
     "copy": "a second name of a model is another model of weft.yaml with the same file, or a pool or a route",
     "push": "nothing is uploaded: a model's files stay where they are",
@@ -36,6 +35,6 @@ async def refuse_blob(deps: OllamaDeps, request: Request) -> Response:
     return await refuse("blob", deps, request)
 
 
-refuse_pull, refuse_create, refuse_copy, refuse_push, refuse_delete = (
-    partial(refuse, what) for what in ("pull", "create", "copy", "push", "delete")
+refuse_create, refuse_copy, refuse_push, refuse_delete = (
+    partial(refuse, what) for what in ("create", "copy", "push", "delete")
 )

@@ -75,11 +75,12 @@ ENDPOINTS = (
     Endpoint("POST", "/api/generate", "ollama", {"model": "tiny", "prompt": "hi"}, "ollama"),
     Endpoint("POST", "/api/embed", "ollama", {"model": "tiny", "input": "hi"}, "ollama"),
     Endpoint("POST", "/api/embeddings", "ollama", {"model": "tiny", "prompt": "hi"}, "ollama"),
+    Endpoint("POST", "/api/pull", "operation", {"model": "hf:a/b"}, "ollama"),
     Endpoint("POST", "/api/show", "facts", {"model": "tiny"}, "ollama"),
     *(Endpoint("GET", f"/api/{facts}", "read", dialect="ollama") for facts in ("tags", "ps", "version")),
     *(
         Endpoint("POST", f"/api/{change}", "refused", dialect="ollama")
-        for change in ("pull", "create", "copy", "push", "blobs/{digest}")
+        for change in ("create", "copy", "push", "blobs/{digest}")
     ),
     Endpoint("DELETE", "/api/delete", "refused", dialect="ollama"),
     Endpoint("GET", "/", "read"),

@@ -270,7 +270,7 @@ async def test_a_bad_body_is_told_in_the_words_of_the_surface(
 
 def takes_json(path: str) -> bool:
     """Whether a POST there reads a JSON body before any other check."""
-    if path in {"/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"}:
+    if path in {"/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show", "/api/pull"}:
         return True
     return path.startswith("/v1/") and not any(
         part in path for part in ("/admin/", "/audio/", "/images/", "/files", "/cancel")

@@ -2,11 +2,12 @@
 
 import asyncio
 import json
-from dataclasses import replace
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from admin_script import ScriptedOperations, admin_ports, two_replicas
+from admin_script import ScriptedOperations, admin_ports, an_operation, two_replicas
 from gateway_script import (
     FixedFleet,
     RawResponse,
@@ -27,7 +28,8 @@ from messages_script import call, two_calls
 from test_gateway_keys import Keys, bearer, ring_of, verifier
 
 from gateway.config import GatewayConfig
-from weft.api.common.v1 import completion_pb2, event_pb2, receipt_pb2, signal_pb2, warning_pb2
+from weft.api.common.v1 import completion_pb2, error_reason_pb2, event_pb2, receipt_pb2, signal_pb2, warning_pb2
+from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority, Skill
@@ -37,7 +39,6 @@ CHAT, GENERATE = "/api/chat", "/api/generate"
 HI = [{"role": "user", "content": "Hi"}]
 PIECE = b'"message":{"role":"assistant","content":""},"done":false}\n'
 REFUSED = [
-    ("POST", "/api/pull", "weft pull"),
     ("POST", "/api/create", "weft apply"),
     ("POST", "/api/copy", "weft.yaml"),
     ("POST", "/api/push", "uploaded"),
@@ -347,6 +348,90 @@ async def test_a_load_that_fails_needs_rights_or_a_mesh_that_can_says_so() -> No
     assert failed.status >= 400
     assert (none.status, json.loads(none.body)["code"]) == (501, "unsupported_operation")
     assert (denied.status, json.loads(denied.body)["code"]) == (403, "permission_denied")
+    assert operations.created == []
+
+
+PULL = "/api/pull"
+
+
+@dataclass
+class PullingOperations(ScriptedOperations):
+    """A pull: its progress, its result, and whether it goes on until `gate` is set."""
+
+    gate: asyncio.Event | None = None
+    was_watched: asyncio.Event = field(default_factory=asyncio.Event)
+    was_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def cancel(self, name: str, requested_by: str) -> operation_pb2.Operation:
+        self.was_cancelled.set()
+        return await super().cancel(name, requested_by)
+
+    async def watch(self, name: str) -> AsyncGenerator[operation_pb2.Operation]:
+        self.was_watched.set()
+        for state in self.watch_states:
+            found = an_operation(state)
+            found.detail = "pulling 1.0 MiB of 2.0 MiB" if state == "RUNNING" else ""
+            if state == "SUCCEEDED":
+                found.result.pulled.source, found.result.pulled.size_bytes = "hf:a/b", 2_097_152
+            if state == "FAILED":
+                found.reason, found.detail = error_reason_pb2.ERROR_REASON_NOT_FOUND, "the hub has no such repository"
+            yield found
+        if self.gate is not None:
+            await self.gate.wait()
+
+
+@pytest.mark.parametrize("name", ["hf.co/a/b:Q4_K_M", "hf:a/b", "a/b", "hf.co/a/b:latest"])
+async def test_a_pull_is_an_operation_and_its_lines_say_how_far_it_is(name: str) -> None:
+    operations = PullingOperations(watch_states=("RUNNING", "RUNNING", "SUCCEEDED"))
+    async with serving(admin=admin_ports(operations)) as gateway:
+        found = lines(await gateway.request("POST", PULL, json.dumps({"model": name}).encode()))
+        whole = await gateway.request("POST", PULL, json.dumps({"name": name, "stream": False}).encode())
+    assert [one["status"] for one in found] == ["pulling 1.0 MiB of 2.0 MiB", "pulled hf:a/b", "success"]
+    assert (found[0]["progress"], "total" in found[0]) == (0.5, False)
+    assert (found[1]["total"], found[1]["completed"]) == (2_097_152, 2_097_152)
+    assert json.loads(whole.body) == {"status": "success"}
+    assert {created.action.pull_model.source for created in operations.created} == {name.removesuffix(":latest")}
+
+
+async def test_a_pull_that_fails_ends_with_its_reason() -> None:
+    operations = PullingOperations(watch_states=("RUNNING", "FAILED"))
+    async with serving(admin=admin_ports(operations)) as gateway:
+        last = lines(await gateway.request("POST", PULL, b'{"model":"hf:a/b"}'))[-1]
+        whole = await gateway.request("POST", PULL, b'{"model":"hf:a/b","stream":false}')
+    assert (last["error"], last["code"]) == ("the hub has no such repository", "not_found")
+    assert (whole.status, json.loads(whole.body)["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_caller_that_leaves_cancels_its_pull(*, stream: bool) -> None:
+    operations = PullingOperations(watch_states=("RUNNING",), gate=asyncio.Event())
+    async with serving(admin=admin_ports(operations), config=QUICK) as gateway:
+        async with gateway.connection() as (reader, writer):
+            writer.write(gateway.post(PULL, json.dumps({"model": "hf:a/b", "stream": stream}).encode()))
+            if stream:
+                await reader.readuntil(b"pulling 1.0 MiB")
+            async with asyncio.timeout(5):
+                await operations.was_watched.wait()
+        async with asyncio.timeout(5):
+            await operations.was_cancelled.wait()
+    assert ("cancel", "operations/op-1", "http:ollama") in operations.asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"model": "llama3.2"}, "model"),
+        ({"model": "llama3.2:1b"}, "model"),
+        ({}, "model"),
+        ({"model": "hf:a"}, "model"),
+        ({"model": "hf:a/b", "insecure": True}, "insecure"),
+    ],
+)
+async def test_what_is_no_source_is_not_pulled(asked: dict[str, Any], field: str) -> None:
+    operations = PullingOperations()
+    async with serving(admin=admin_ports(operations)) as gateway:
+        answer = await gateway.request("POST", PULL, json.dumps(asked).encode())
+    assert (answer.status, json.loads(answer.body)["param"]) == (400, field)
     assert operations.created == []
 
 

@@ -1,0 +1,163 @@
+"""POST /api/pull: pulls the files of a model, as an operation of the mesh, and tells how far it is in JSON lines.
+
+A caller that disconnects cancels the pull, as at Ollama; the next pull of the same goes on where it ended.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
+
+from gateway.answers.answer_builder import encode_json
+from gateway.answers.stream import EventStream, SseWriter
+from gateway.answers.unary import JsonAnswer, UnaryAnswer
+from gateway.deps import GatewayDeps
+from gateway.errors import ClientGoneError, Dialect, envelope
+from gateway.ollama.answers import JSON_LINES
+from gateway.ollama.chat import require_success
+from gateway.ollama.deps import SURFACE, OllamaDeps
+from gateway.ollama.names import LATEST
+from gateway.ollama.schema import OllamaPullRequest
+from gateway.operations import OperationsPort, read_body, requester
+from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1 import operation_service_pb2 as pb
+from weft.documents.operation_actions import pull_action
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
+from weft.kernel.model_source import asked_source, is_source
+from weft.kernel.names import new_id
+from weft.kernel.reasons import Reason
+
+_WAITING = b'{"status":"waiting"}\n'
+_SUCCESS = encode_json({"status": "success"})
+_NOT_A_SOURCE = (
+    "must be what a model is pulled from, such as hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M: names of Ollama's library are not "
+    "known here"
+)
+
+log = get_logger("weft.gateway")
+
+
+async def pull_model(deps: OllamaDeps, request: Request) -> Response:
+    """Pulls the files of a model into the store of a runner, as JSON lines unless `stream` is false."""
+    params = await read_body(request, deps.gateway.config, OllamaPullRequest, SURFACE)
+    operations = deps.operations
+    if operations is None:
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this gateway has no operations: use `weft pull`")
+    if params.insecure:
+        raise invalid_field("insecure", "is a setting of the mesh: model_store.allow_http")
+    source = (params.model or params.name or "").removesuffix(LATEST)
+    if not is_source(source):
+        raise invalid_field("model", _NOT_A_SOURCE)
+    asked_source(source, "model")
+    pull = _Pull(operations, source, requester(request, "http:ollama"))
+    if params.stream is False:
+        return _WholePull(pull, deps.gateway)
+    return _PullStream(pull, deps.gateway)
+
+
+class _Pull:
+    """One pull as an operation."""
+
+    def __init__(self, operations: OperationsPort, source: str, requested_by: str) -> None:
+        self._operations = operations
+        self._requested_by = requested_by
+        self._wanted = pb.CreateOperationRequest(
+            request_id=new_id("op"), action=pull_action(source), requested_by=requested_by
+        )
+        self._name = ""
+        """Empty until the operation is created."""
+
+    async def states(self) -> AsyncGenerator[operation_pb2.Operation]:
+        """Yields the operation after every change until it has succeeded. Raises the reason of one that has not."""
+        begun = await self._operations.create(self._wanted)
+        self._name = begun.name
+        last = begun
+        async with aclosing(self._operations.watch(begun.name)) as states:
+            async for last in states:
+                yield last
+        require_success(last)
+
+    async def cancel(self) -> None:
+        """Ask for its end, if it has begun."""
+        if not self._name:
+            return
+        try:
+            await self._operations.cancel(self._name, self._requested_by)
+        except WeftError as error:
+            # It has ended meanwhile, or goes on and can be cancelled by its name.
+            log.info("pull not cancelled", operation=self._name, reason=error.reason.name.lower())
+
+
+class _PullStream(EventStream):
+    """Streams the states of a pull."""
+
+    _keepalive = _WAITING
+    _content_type = JSON_LINES
+
+    def __init__(self, pull: _Pull, deps: GatewayDeps) -> None:
+        super().__init__(deps, _lines(pull), failure=_failure_line)
+        self._pull = pull
+
+    @override
+    async def _pump(self, scope: Scope, receive: Receive, writer: SseWriter) -> None:
+        try:
+            await super()._pump(scope, receive, writer)
+        except ClientGoneError:
+            await self._pull.cancel()
+            raise
+
+
+class _WholePull(UnaryAnswer):
+    """Answers at the end of a pull."""
+
+    def __init__(self, pull: _Pull, deps: GatewayDeps) -> None:
+        super().__init__(self._ended, cut_off_seconds=deps.config.request_timeout_seconds)
+        self._pull = pull
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pull and send; a caller that disconnects cancels the pull."""
+        try:
+            await super().__call__(scope, receive, send)
+        except ClientGoneError:
+            await self._pull.cancel()
+            raise
+
+    async def _ended(self) -> JsonAnswer:
+        async with aclosing(self._pull.states()) as states:
+            async for _ in states:
+                pass
+        return JsonAnswer(_SUCCESS, [])
+
+
+async def _lines(pull: _Pull) -> AsyncGenerator[bytes]:
+    """Yields the progress as JSON lines, the last of them its success; the same progress is not told twice."""
+    told = b""
+    async with aclosing(pull.states()) as states:
+        async for operation in states:
+            line = encode_json(_progress(operation)) + b"\n"
+            if line != told:
+                told = line
+                yield line
+    yield _SUCCESS + b"\n"
+
+
+def _progress(operation: operation_pb2.Operation) -> dict[str, Any]:
+    """Returns how far a pull is; sizes once they are known."""
+    found: dict[str, Any] = {"status": operation.detail or operation.stage or "waiting"}
+    if operation.HasField("progress"):
+        found["progress"] = operation.progress
+    if operation.result.HasField("pulled"):
+        pulled = operation.result.pulled
+        found |= {"digest": pulled.digest, "total": pulled.size_bytes, "completed": pulled.size_bytes}
+        found["status"] = f"pulled {pulled.source}"
+    return {**found, "operation": operation.name}
+
+
+def _failure_line(error: WeftError, request_id: str) -> bytes:
+    return envelope(error, request_id, Dialect.OLLAMA) + b"\n"
