@@ -1,7 +1,7 @@
 """The ASGI application of a gateway, with the middleware for request ids, authentication and errors."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -101,6 +101,8 @@ class GatewayPorts:
     """Request records; None: there are none."""
     router: RouterSource | None = None
     """Whether a router is reachable; None: it runs in this process."""
+    released_tasks: Callable[[], Mapping[str, int]] | None = None
+    """Finished tasks that the router of this process released, by bound; None: it is in another process."""
     journal: JournalPolicy | None = None
     """Which requests are durable tasks by setting; None: those that the mesh's settings and models name."""
     media: MediaSource | None = None
@@ -138,6 +140,8 @@ def create_app(
         gate=gate_of(ports.keys, ticking),
         rate_limits=None if config.rate_limits is None else TenantRateLimits(config.rate_limits, ticking),
     )
+    if ports.released_tasks is not None:
+        deps.metrics.count_released(ports.released_tasks)
     app = bare_app("weft gateway", deps, GATEWAY_GROUPS)
     for group in (OPENAI, ANTHROPIC):
         app.add_group(group, deps)

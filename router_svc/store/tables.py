@@ -98,6 +98,7 @@ tasks = Table(
     Column("ended_at", Double, nullable=True),
     Column("last_index", Integer, nullable=False),
     Column("result_size", BigInteger, nullable=False),
+    Column("request_size", BigInteger, nullable=False, server_default="0"),
     Column("error_reason", SmallInteger, nullable=False),
     Column("error_message", Text, nullable=False),
     PrimaryKeyConstraint("seq"),
@@ -111,6 +112,7 @@ tasks = Table(
     Index("ix_tasks_expiry", "expires_at", info={_WHERE: "state = 1"}),
     Index("ix_tasks_lease", "lease_until", info={_WHERE: "state = 2"}),
     Index("ix_tasks_ended", "ended_at", info={_WHERE: "state > 2"}),
+    Index("ix_tasks_kept", "tenant", "ended_at", info={_WHERE: "state > 2"}),
     sqlite_autoincrement=True,
 )
 """Durable tasks. Times are UTC seconds since the epoch; `state` as in weft.durable.tasks; `attempt` is part of the
@@ -238,6 +240,6 @@ SCHEMA = Schema(
     owner="router",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0004",
+    newest="0005",
     version_table="router_alembic_version",
 )

@@ -1,5 +1,7 @@
 """The suite of whoever keeps tasks: claims, what is written under them, and what comes to nothing."""
 
+from dataclasses import replace
+
 from sqlalchemy import select
 from stored_tasks import (
     CRASH,
@@ -22,13 +24,15 @@ from stored_tasks import (
 )
 
 from router_svc.durable.tasks.sql_rows import MAX_ERROR_CHARS
-from router_svc.durable.tasks.store_port import Claim, TaskOutcome, TaskStore
+from router_svc.durable.tasks.store_port import Claim, Lane, TaskOutcome, TaskStore
+from router_svc.policy.task_release import KeptTasks, Release, ReleaseBound
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import event_number
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 from weft.kernel.timestamps import datetime_of, optional_datetime
 
 pytest_plugins = ("database_fixtures", "task_store_fixtures")
@@ -250,3 +254,42 @@ async def test_what_ended_long_ago_is_forgotten_with_all_that_belongs_to_it(
     assert await kept.purge_ended(NOW + 3, 2) == 0
     for table in (tasks, task_specs, task_attempts, task_pieces):
         assert await count(beside, table) == 1
+
+
+async def ended_row(kept: TaskStore, name: str, now: float, tenant: str = "ann", words: str = "a") -> None:
+    await kept.submit(a_row(name, lane=Lane("demo", tenant, Priority.DURABLE), prompt="x" * 10))
+    claim = await claimed(kept, name, now=now)
+    outcome = TaskOutcome(state=task_pb2.TASK_STATE_COMPLETED, chunks=[a_chunk(1, words)])
+    assert await kept.end(claim, outcome, now)
+
+
+async def test_finished_tasks_are_counted_with_their_requests_and_answers(kept: TaskStore) -> None:
+    await kept.submit(a_row("open"))
+    await ended_row(kept, "task-1", NOW)
+    await ended_row(kept, "task-2", NOW, words="ab" * 50)
+    await ended_row(kept, "task-3", NOW, tenant="bob")
+    counts = await kept.kept_counts()
+    one = len(a_row("task-1", prompt="x" * 10).spec) + len(a_chunk(1, "a").output)
+    two = len(a_row("task-2", prompt="x" * 10).spec) + len(a_chunk(1, "ab" * 50).output)
+    assert counts == {"ann": KeptTasks(count=2, size=one + two), "bob": KeptTasks(count=1, size=one)}
+
+
+async def test_the_oldest_finished_tasks_are_released_and_never_one_that_goes_on(
+    kept: TaskStore, beside: RouterDatabase
+) -> None:
+    await kept.submit(a_row("waits"))
+    await begun(kept, "runs")
+    for number, tenant in enumerate(["ann", "bob", "ann", "ann"]):
+        await ended_row(kept, f"task-{number}", NOW + number, tenant)
+    of_ann = Release(bound=ReleaseBound.COUNT, tenant="ann", count=2)
+    assert (await kept.release_oldest(of_ann, 1)).count == 1
+    assert (await kept.release_oldest(replace(of_ann, count=1), 10)).count == 1
+    assert [name for name in ("task-0", "task-2", "task-3") if await kept.get("ann", name)] == ["task-3"]
+    all_bytes = Release(bound=ReleaseBound.BYTES, tenant="", size=1)
+    assert (await kept.release_oldest(all_bytes, 10)).count == 1
+    assert await kept.get("bob", "task-1") is None
+    assert (await kept.release_oldest(replace(all_bytes, size=1 << 40), 10)).count == 1
+    assert (await kept.release_oldest(replace(all_bytes, size=1 << 40), 10)).count == 0
+    assert [name for name in ("waits", "runs") if await kept.get("ann", name)] == ["waits", "runs"]
+    assert await count(beside, task_specs) == 2
+    assert await count(beside, task_pieces) == 0

@@ -18,6 +18,7 @@ from typing_extensions import override
 from router_svc.durable.tasks.sql_rows import values_of
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Claim, Lane
+from router_svc.policy.task_release import Release, ReleaseBound
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
 from weft.api.router.v1 import task_pb2, task_service_pb2
@@ -100,6 +101,15 @@ USES: dict[str, tuple[Use, str]] = {
     "cancel": (lambda store: store.cancel("t3", "task-10", NOW), "uq_tasks_id"),
     "revert_expired": (lambda store: store.revert_expired(NOW + LEASE, 5), "ix_tasks_lease"),
     "fail_expired": (lambda store: store.fail_expired(NOW + 3600, 5), "ix_tasks_expiry"),
+    "open_of_request": (lambda store: store.open_of_request("req-1", 5), "ix_tasks_request"),
+    "release_oldest of a tenant": (
+        lambda store: store.release_oldest(Release(bound=ReleaseBound.COUNT, tenant="t1", count=5), 5),
+        "ix_tasks_kept",
+    ),
+    "release_oldest": (
+        lambda store: store.release_oldest(Release(bound=ReleaseBound.BYTES, tenant="", count=5), 5),
+        "ix_tasks_ended",
+    ),
     "forget_ended": (lambda store: store.purge_ended(NOW + 5, 5), "ix_tasks_ended"),
 }
 

@@ -134,6 +134,11 @@ class Tasks:
         request = task_service_pb2.ListTasksRequest(model=model, states=states, page_size=page_size)
         return list((await until_known(lambda: self.stub.ListTasks(request, timeout=CALL_SECONDS))).tasks)
 
+    async def of_request(self, request_id: str) -> list[task_pb2.Task]:
+        """Those of a journaled request."""
+        request = task_service_pb2.ListTasksRequest(request_id=request_id)
+        return list((await until_known(lambda: self.stub.ListTasks(request, timeout=CALL_SECONDS))).tasks)
+
     async def notice(self) -> str:
         """What is said of whoever keeps the tasks."""
         request = task_service_pb2.ListTasksRequest(page_size=1)

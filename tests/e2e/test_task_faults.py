@@ -5,17 +5,22 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 from join_process import laptop_server, make_token, relay_facts, running_join
 from kit.fake_backend import run_fake_backend
 from mesh_process import eventually, fake_runner, running_mesh, write_config
 from task_mesh import QUICK_TASKS, TaskMesh, Tasks, all_over, running_task_mesh, task_service
 
-from weft.api.router.v1 import task_pb2
+from weft.api.common.v1 import chat_pb2, sampling_pb2
+from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc, task_pb2
+from weft.dispatch.remote_router import RemoteRequests
+from weft.kernel.rpc import open_channel
 from weft_testing.torture.history import Kind, expected_text
 
-SLOW, ABSENT, FAST = "m-slow", "m-absent", "m-fast"
+SLOW, ABSENT, FAST, KEPT = "m-slow", "m-absent", "m-fast", "m-kept"
 BACKLOG = 1000
 SUBMIT_AT_ONCE = 64
 
@@ -27,11 +32,14 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TaskMesh]:
         fake_runner("slow", pool="p-slow", answer_tokens=0, tokens_per_second=30),
         fake_runner("absent", pool="p-absent"),
         fake_runner("fast", pool="p-fast", slots=16),
+        fake_runner("kept", pool="p-kept", answer_tokens=0, tokens_per_second=30),
     )
+    runners[-1]["models"][0]["journal"] = "keep"
     with running_task_mesh(tmp_path_factory.mktemp("tasks"), *runners) as mesh:
         mesh.start("router")
         mesh.start_runner("slow")
         mesh.start_runner("fast")
+        mesh.start_runner("kept")
         yield mesh
 
 
@@ -119,3 +127,58 @@ async def test_a_thousand_tasks_outlive_their_router_and_each_ends_once(mesh: Ta
     assert set(ends.values()) == {1}
     # One whose end was kept by the router that was killed may lack its line, and hardly more do.
     assert len(ends) >= BACKLOG - 2 * SUBMIT_AT_ONCE
+
+
+async def _journaled_chat(mesh: TaskMesh, request_id: str, until: asyncio.Event) -> grpc.StatusCode:
+    """The code with which a chat of a model that is journaled by setting ends; `until` is set by its first words."""
+    question = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
+    payload = chat_pb2.ChatPayload(messages=[question], sampling=sampling_pb2.SamplingParams(max_tokens=60))
+    async with open_channel(mesh.address) as channel:
+        stub: Any = inference_service_pb2_grpc.InferenceServiceStub(channel)
+        request = inference_service_pb2.ChatRequest(model=KEPT, payload=payload)
+        call = stub.Chat(request, metadata=(("x-request-id", request_id),), timeout=60.0)
+        try:
+            async for news in call:
+                if any(event.HasField("delta") for event in news.events):
+                    until.set()
+        except grpc.aio.AioRpcError:
+            pass
+        code: grpc.StatusCode = await call.code()
+        return code
+
+
+async def test_a_journaled_chat_goes_on_over_a_killed_runner_and_a_killed_router_without_its_caller(
+    mesh: TaskMesh, tasks: Tasks
+) -> None:
+    says_something = asyncio.Event()
+    asking = asyncio.create_task(_journaled_chat(mesh, "mine-1", says_something))
+    await asyncio.wait_for(says_something.wait(), 20.0)
+    mesh.end("runner-kept", signal.SIGKILL)
+    assert await asking is grpc.StatusCode.UNAVAILABLE, "two answers are never spliced"
+    (task,) = await tasks.of_request("mine-1")
+    assert task.state in (task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_RUNNING)
+    mesh.end("router", signal.SIGKILL)
+    await asyncio.to_thread(mesh.start, "router")
+    await asyncio.to_thread(mesh.start_runner, "kept")
+    ended, text = await tasks.answer(task.id)
+    assert (ended.state, text, ended.request_id) == (task_pb2.TASK_STATE_COMPLETED, expected_text(60), "mine-1")
+    assert ended.attempt >= 2
+
+
+async def test_a_journaled_chat_is_cancelled_by_its_callers_own_id_after_the_caller_has_left(
+    mesh: TaskMesh, tasks: Tasks
+) -> None:
+    says_something = asyncio.Event()
+    asking = asyncio.create_task(_journaled_chat(mesh, "mine-2", says_something))
+    await asyncio.wait_for(says_something.wait(), 20.0)
+    asking.cancel()
+    await asyncio.wait([asking])
+    (task,) = await tasks.of_request("mine-2")
+    assert task.state == task_pb2.TASK_STATE_RUNNING, "it is kept"
+    async with open_channel(mesh.address) as channel:
+        requests = RemoteRequests(channel)
+        record = await requests.cancel("mine-2", "", "local")
+    assert record.cancelled_by
+    (ended,) = await tasks.of_request("mine-2")
+    assert ended.state == task_pb2.TASK_STATE_CANCELLED
+    await eventually(lambda: mesh.backend_events(task.id, "cancelled"), 5.0, "the backend works on")

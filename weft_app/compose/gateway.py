@@ -1,5 +1,6 @@
 """Configuration and serving of a gateway."""
 
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -71,6 +72,8 @@ class MeshClients:
     clock: Clock
     router: RouterSource | None = None
     """Watches whether a router answers; None: the router is in this very process."""
+    released_tasks: Callable[[], Mapping[str, int]] | None = None
+    """See GatewayPorts."""
     names: FleetSource | None = None
     """The mesh with the models that are still expected; None: `fleet`."""
 
@@ -98,6 +101,7 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
         api_keys=KeysClient(mesh.registry, timeout_seconds=timeout),
         secrets=SecretsClient(mesh.registry, timeout_seconds=timeout),
         router=mesh.router,
+        released_tasks=mesh.released_tasks,
         journal=JournalPolicy(mesh.names or mesh.fleet, journal_rules(config.router)),
     )
     return gateway.service.build(edge, ports)

@@ -17,6 +17,7 @@ import registry_svc.service
 import router_svc.service
 from gateway.http.tls import server_context
 from registry_svc.service import RegistryService
+from router_svc.durable.tasks.service import TaskService
 from router_svc.service import RouterService
 from runner_svc.settings import RunnerSettings
 from weft.api.registry.v1 import agent_pb2
@@ -87,7 +88,7 @@ class RouterSide:
     """The router's side of a mesh that a gateway in the same process is built over."""
 
     router: RouterService
-    engine: Service
+    engine: TaskService
     """The engine that runs tasks."""
     responses: ResponseStore
     tasks: TaskPort
@@ -236,6 +237,7 @@ class UpHost:
             keys=keys,
             clock=self._clock,
             names=router,
+            released_tasks=lambda: side.engine.released,
         )
         edge = build_gateway(self._config, mesh)
         self._stack.push_async_callback(self._stop_runners)

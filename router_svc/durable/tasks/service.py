@@ -1,6 +1,6 @@
 """The task service: composition of the task engine, its gRPC servicer, and their life cycle."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -167,7 +167,8 @@ class TaskService(Service):
         )
         self._engine = TaskEngine(deps)
         self._counts = OpenTaskCounts(store, limits, clock)
-        sweeps = {"tasks": TaskSweeps(deps, self._counts).sweep}
+        self._sweeps = TaskSweeps(deps, self._counts)
+        sweeps = {"tasks": self._sweeps.sweep}
         self._sweeper = Sweeper("task-sweeper", sweeps, limits.sweep_interval_seconds, clock)
         self._tasks = LocalTasks(deps, self._engine, self._counts, names)
 
@@ -175,6 +176,11 @@ class TaskService(Service):
     def tasks(self) -> LocalTasks:
         """The task port for callers in this process."""
         return self._tasks
+
+    @property
+    def released(self) -> Mapping[str, int]:
+        """How many finished tasks were released before their time since the start, by the bound that demanded it."""
+        return {bound.value: count for bound, count in self._sweeps.released.items()}
 
     async def names_waited_for(self) -> frozenset[str]:
         """Returns the requested model names of pending tasks. Raises SERVICE_UNAVAILABLE."""

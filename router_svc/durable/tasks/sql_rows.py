@@ -71,6 +71,7 @@ def values_of(row: TaskRow, state: int) -> dict[str, object]:
         "ended_at": None,
         "last_index": 0,
         "result_size": 0,
+        "request_size": len(row.spec),
         "error_reason": Reason.UNSPECIFIED.value,
         "error_message": "",
     }

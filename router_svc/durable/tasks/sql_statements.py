@@ -105,7 +105,6 @@ LOCK_TASK = TASK.with_for_update()
 OPEN_OF_REQUEST = (
     select(tasks)
     .where(tasks.c.request_id == bindparam("the_request_id", type_=String), tasks.c.state.in_((1, 2)))
-    .order_by(tasks.c.seq)
     .limit(THE_LIMIT)
 )
 SPECS = select(task_specs).where(task_specs.c.task_id.in_(THE_IDS))
@@ -330,6 +329,25 @@ PURGE_TASKS = delete(tasks).where(
         .with_for_update(skip_locked=True)
     )
 )
+
+_SIZE = tasks.c.result_size + tasks.c.request_size
+KEPT_COUNTS = (
+    select(tasks.c.tenant, func.count().label("number"), func.sum(_SIZE).label("size"))
+    .where(IS_TERMINAL)
+    .group_by(tasks.c.tenant)
+)
+_KEPT = (
+    select(tasks.c.seq, _SIZE.label("size"))
+    .where(IS_TERMINAL, ~_IS_AWAITED)
+    .limit(THE_LIMIT)
+    .with_for_update(skip_locked=True)
+)
+OLDEST_KEPT = _KEPT.order_by(tasks.c.ended_at)
+# As in `PENDING_TASKS`: with an equality PostgreSQL may scan the finished tasks of all tenants.
+OLDEST_KEPT_OF_TENANT = _KEPT.where(tasks.c.tenant.between(THE_TENANT, THE_TENANT)).order_by(
+    tasks.c.tenant, tasks.c.ended_at
+)
+DELETE_TASKS = delete(tasks).where(tasks.c.seq.in_(bindparam("the_seqs", expanding=True)))
 
 # -- times in the future
 

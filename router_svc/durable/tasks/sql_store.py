@@ -27,6 +27,7 @@ from router_svc.durable.tasks.store_port import (
     TaskStore,
 )
 from router_svc.durable.tasks.task_events import PostgresEvents, notify_routers
+from router_svc.policy.task_release import KeptTasks, Release
 from router_svc.store.database import RouterDatabase
 from router_svc.store.group_commit import GroupCommit
 from weft.api.router.v1 import task_pb2
@@ -145,7 +146,12 @@ class SqlTaskReads(TaskReads):
     @override
     async def open_of_request(self, request_id: str, limit: int) -> Sequence[task_pb2.Task]:
         found = await self._database.rows(sql_statements.OPEN_OF_REQUEST, the_request_id=request_id, the_limit=limit)
-        return [task_of(row) for row in found]
+        return [task_of(row) for row in sorted(found, key=lambda row: row.seq)]
+
+    @override
+    async def kept_counts(self) -> Mapping[str, KeptTasks]:
+        found = await self._database.rows(sql_statements.KEPT_COUNTS)
+        return {row.tenant: KeptTasks(count=row.number, size=int(row.size)) for row in found}
 
     @override
     async def open_counts(self) -> Mapping[str, int]:
@@ -405,6 +411,26 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
             return (await connection.execute(sql_statements.PURGE_TASKS, values)).rowcount
 
         return await self._write(purge, _many_changed)
+
+    @override
+    async def release_oldest(self, wanted: Release, limit: int) -> KeptTasks:
+        async def release(connection: AsyncConnection) -> KeptTasks:
+            values: dict[str, object] = {"the_limit": limit}
+            oldest = sql_statements.OLDEST_KEPT
+            if wanted.tenant:
+                oldest, values = sql_statements.OLDEST_KEPT_OF_TENANT, values | {"the_tenant": wanted.tenant}
+            chosen: list[int] = []
+            size = 0
+            for row in await connection.execute(oldest, values):
+                if len(chosen) >= wanted.count and size >= wanted.size:
+                    break
+                chosen.append(row.seq)
+                size += row.size
+            if chosen:
+                await connection.execute(sql_statements.DELETE_TASKS, {"the_seqs": chosen})
+            return KeptTasks(count=len(chosen), size=size)
+
+        return await self._write(release, lambda released: _many_changed(released.count))
 
     @override
     async def bring_back(self, now: float, longest_pause_seconds: float, limit: int) -> int:

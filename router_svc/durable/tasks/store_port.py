@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from router_svc.policy.task_release import KeptTasks, Release
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.kernel.clock import Clock
@@ -185,6 +186,10 @@ class TaskReads(Protocol):
         """Returns unfinished tasks of the requests with this id, of any tenant, oldest first."""
         ...
 
+    async def kept_counts(self) -> Mapping[str, KeptTasks]:
+        """Returns how many finished tasks there are and how long they are, by tenant."""
+        ...
+
     async def open_counts(self) -> Mapping[str, int]:
         """Returns the number of tasks that are not terminal, by tenant."""
         ...
@@ -248,6 +253,13 @@ class TaskStore(TaskReads, Protocol):
 
     async def purge_ended(self, before: float, limit: int) -> int:
         """Deletes tasks that ended before a time, except items of batches without written results; returns how many."""
+        ...
+
+    async def release_oldest(self, wanted: Release, limit: int) -> KeptTasks:
+        """Deletes the oldest finished tasks until `wanted` is reached, at most `limit`; returns what was deleted.
+
+        Of items of batches only those whose results are written.
+        """
         ...
 
     async def listen(self, on_event: Callable[[StoreEvent], None]) -> None:

@@ -4,10 +4,13 @@ Times that lie too far in the future, because a clock was set back, are correcte
 """
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.store_port import ManyChanged, TaskChanged, TaskReads
 from router_svc.durable.tasks.task_run import TaskDeps
+from router_svc.policy.task_release import KeepBounds, Release, ReleaseBound, releases
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import state_name
 from weft.kernel.clock import Clock
@@ -79,13 +82,51 @@ class TaskSweeps:
         self._counts = counts
         self._database_clock = deps.database_clock
         self._limits = deps.limits
+        self._released = dict.fromkeys(ReleaseBound, 0)
 
     async def sweep(self) -> None:
         """Sweeps once. Raises SERVICE_UNAVAILABLE."""
         await self._bring_back()
         await self._fail_expired()
         await self._purge_ended()
+        await self._release()
         await self._counts.count()
+
+    @property
+    def released(self) -> Mapping[ReleaseBound, int]:
+        """How many finished tasks were released before their time since the start, by bound."""
+        return self._released
+
+    async def _release(self) -> None:
+        """Releases the oldest finished tasks beyond the bounds of what is kept."""
+        limits = self._limits
+        bounds = KeepBounds(
+            max_per_tenant=limits.max_kept_per_tenant,
+            max_tenant_bytes=limits.max_kept_tenant_bytes,
+            max_bytes=limits.max_kept_bytes,
+        )
+        for wanted in releases(await self._store.kept_counts(), bounds):
+            count, size = await self._release_until(wanted)
+            self._released[wanted.bound] += count
+            if count:
+                log.warning(
+                    "finished tasks released before their time",
+                    bound=wanted.bound.value,
+                    tenant=wanted.tenant or None,
+                    tasks=count,
+                    bytes=size,
+                )
+
+    async def _release_until(self, wanted: Release) -> tuple[int, int]:
+        count, size = 0, 0
+        while count < wanted.count or size < wanted.size:
+            left = replace(wanted, count=max(0, wanted.count - count), size=max(0, wanted.size - size))
+            released = await self._store.release_oldest(left, self._limits.sweep_batch)
+            if not released.count:
+                break  # What is left are lines of batches whose results are still to be written.
+            count, size = count + released.count, size + released.size
+            await asyncio.sleep(0)
+        return count, size
 
     async def _bring_back(self) -> None:
         limits = self._limits

@@ -18,6 +18,7 @@ from router_svc.durable.tasks.store_port import (
     TaskOutcome,
     TaskRow,
 )
+from router_svc.policy.task_release import KeptTasks, Release
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import DEFAULT_LISTED, event_number, is_terminal, task_error
@@ -333,6 +334,27 @@ class MemoryTaskStore:
         for task_id in over[:limit]:
             del self.kept[task_id]
         return len(over[:limit])
+
+    async def kept_counts(self) -> Mapping[str, KeptTasks]:
+        self._look()
+        kept: dict[str, KeptTasks] = {}
+        for each in self.kept.values():
+            if each.ended_at is not None:
+                own = kept.get(each.row.lane.tenant, KeptTasks(count=0, size=0))
+                kept[each.row.lane.tenant] = KeptTasks(count=own.count + 1, size=own.size + len(each.row.spec))
+        return kept
+
+    async def release_oldest(self, wanted: Release, limit: int) -> KeptTasks:
+        self._look()
+        ended = [each for each in self.kept.values() if each.ended_at is not None]
+        ended = [each for each in ended if wanted.tenant in ("", each.row.lane.tenant)]
+        count = size = 0
+        for each in sorted(ended, key=lambda one: one.ended_at or 0.0)[:limit]:
+            if count >= wanted.count and size >= wanted.size:
+                break
+            count, size = count + 1, size + len(each.row.spec)
+            del self.kept[each.row.id]
+        return KeptTasks(count=count, size=size)
 
     async def open_counts(self) -> Mapping[str, int]:
         self._look()

@@ -271,6 +271,24 @@ async def test_tasks_are_forgotten_a_week_after_their_end() -> None:
     assert TaskLimits().keep_seconds == 7 * 86_400
 
 
+async def test_the_oldest_finished_tasks_beyond_the_bound_go_with_the_next_sweep_and_are_counted() -> None:
+    async with task_bench(limits=TaskLimits(max_kept_per_tenant=1)) as bench:
+        done = []
+        for _ in range(3):
+            task, call = await bench.begun()
+            call.finish()
+            await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
+            await bench.advance(1)
+            done.append(task.id)
+        await bench.advance(310)
+        assert (await bench.get(done[-1])).state == task_pb2.TASK_STATE_COMPLETED
+        for gone in done[:-1]:
+            with pytest.raises(WeftError) as found:
+                await bench.get(gone)
+            assert found.value.reason is Reason.NOT_FOUND
+        assert bench.service.released == {"count": 2, "tenant_bytes": 0, "bytes": 0}
+
+
 async def test_a_graceful_stop_lets_an_attempt_finish_within_the_grace() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
