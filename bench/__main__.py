@@ -14,6 +14,7 @@ from bench import measures
 from bench.contender import PEERS, WEFT, Contender, InstallError, ensure_installed, load_contender
 from bench.edge import measure_edge
 from bench.engines import measure_engines
+from bench.journal import measure_journal
 from bench.launch import LaunchError, Target, running, running_stub
 from bench.machine import describe_machine
 from bench.measures import Measure
@@ -36,6 +37,9 @@ ORDER = (
     *measures.ENGINE_TOKENS.values(),
     *measures.ENGINE_FIRST.values(),
     *measures.TASK_CLAIM.values(),
+    *measures.JOURNAL_P50.values(),
+    *measures.JOURNAL_P99.values(),
+    *measures.JOURNAL_CPU.values(),
     *measures.PLACEMENT_BY_RUNNERS.values(),
     *measures.PLACEMENT_BY_QUEUED.values(),
 )
@@ -49,6 +53,7 @@ OWN_SCENARIOS: Mapping[str, Callable[[Options, Figures, Path], None]] = {
     "edge": measure_edge,
     "placements": measure_placements,
     "tasks": measure_tasks,
+    "journal": measure_journal,
     "start": measure_start,
     "engines": measure_engines,
 }

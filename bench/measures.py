@@ -142,6 +142,18 @@ TASK_CLAIM = {
     for waiting in (1_000, 100_000)
 }
 TASK_CLAIM_RATIO = Measure("durable tasks: the same with 100,000 waiting, beside 1,000", "", Goal(1.1), 3)
+JOURNAL_P50 = {
+    model: Measure(f"unary chats of 16 tokens, one after another, {model}, p50", "ms", None, 2)
+    for model in ("plain", "journaled")
+}
+JOURNAL_P99 = {
+    model: Measure(f"unary chats of 16 tokens, one after another, {model}, p99", "ms", None, 2)
+    for model in ("plain", "journaled")
+}
+JOURNAL_CPU = {
+    model: Measure(f"CPU of gateway and router for one of these, {model}", "us", None, 0)
+    for model in ("plain", "journaled")
+}
 PLACEMENT_RATE = Measure("placements on one core, 1,000 runners, 10,000 queued", "1/s", Goal(20_000, False), 0)
 PLACEMENT_CPU = Measure("one placement of these", "us")
 PLACEMENT_BY_RUNNERS = {
