@@ -123,11 +123,16 @@ class AdmittedRequest:
         record = self.record
         last: Frame = []
         async with self._caching(payload) as turn:
-            if warnings := [*turn.warnings, *_effort_warning(payload, self._abilities)]:
+            effort = _effort_warning(payload, self._abilities)
+            if warnings := [*turn.warnings, *effort]:
                 yield warnings
             try:
                 async with aclosing(self._backend.generate(payload, self._begin(call, turn))) as frames:
-                    async for frame in frames:
+                    async for each in frames:
+                        # An engine that does not take the parameter says so too, and with less of the reason.
+                        frame = _without_effort_warning(each) if effort else each
+                        if each and not frame:
+                            continue
                         turn.worked = turn.worked or (bool(frame) and not frame[0].HasField("warning"))
                         if frame and frame[-1].WhichOneof("event") == "finished":
                             self._measure(frame[-1].finished.receipt)
@@ -213,3 +218,7 @@ def _effort_warning(payload: GenerationPayload, abilities: Abilities) -> Frame:
     message = f"{_EFFORT}: none was not followed: the model {why}"
     code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
     return [event_pb2.InferenceEvent(warning=warning_pb2.Warning(code=code, field=_EFFORT, message=message))]
+
+
+def _without_effort_warning(frame: Frame) -> Frame:
+    return [event for event in frame if not (event.HasField("warning") and event.warning.field == _EFFORT)]

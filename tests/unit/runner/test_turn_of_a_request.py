@@ -1,0 +1,103 @@
+"""One turn of an admitted request: the end of its use of the prefix cache, and its warnings."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from runner_svc.backend.port import Backend, CallInfo
+from runner_svc.cache.model_cache import RequestCache, RunningTurn
+from runner_svc.instance.admission import AdmittedRequest
+from runner_svc.request_records import RequestRecord
+from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, warning_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.abilities import UNKNOWN, Abilities, ThinkingMode
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_testing.fake_clock import FakeClock
+
+Event = event_pb2.InferenceEvent
+TEXT: Frame = [Event(delta=event_pb2.Delta(text="Hi."))]
+LAST: Frame = [Event(finished=event_pb2.Finished(receipt=receipt_pb2.Receipt()))]
+ALWAYS_THINKS = Abilities(thinking_modes=frozenset({ThinkingMode.DEFAULT, ThinkingMode.ENABLED}))
+UNTAKEN = warning_pb2.Warning(
+    code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field="reasoning_effort", message="is not taken"
+)
+
+
+class ScriptedEngine:
+    """A backend that plays these frames."""
+
+    def __init__(self, *frames: Frame, fails: bool = False) -> None:
+        self._frames = frames
+        self._fails = fails
+
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        for frame in self._frames:
+            yield frame
+        if self._fails:
+            raise WeftError(Reason.SERVER_DIED, "gone")
+
+
+class HeldPrefix:
+    """The use of a prefix cache: whether a turn holds a prefix now."""
+
+    def __init__(self) -> None:
+        self.is_held = False
+
+    @asynccontextmanager
+    async def generating(self, payload: GenerationPayload) -> AsyncIterator[RunningTurn]:
+        self.is_held = True
+        try:
+            yield RunningTurn()
+        finally:
+            self.is_held = False
+
+
+def _request(engine: ScriptedEngine, prefix: HeldPrefix, abilities: Abilities = UNKNOWN) -> AdmittedRequest:
+    clock = FakeClock()
+    record = RequestRecord(
+        request_id="req-1", model="m", clock=clock, started=0.0, started_at=clock.utc_now(), last_progress=0.0
+    )
+    return AdmittedRequest(
+        record, cast("Backend", engine), lambda _: None, cast("RequestCache", cast("Any", prefix)), abilities
+    )
+
+
+def _turn(request: AdmittedRequest, **fields: Any) -> AsyncGenerator[Frame]:
+    return request.generate(chat_pb2.ChatPayload(**fields), CallInfo(request_id="req-1", traceparent=""))
+
+
+async def test_the_last_frame_of_an_answer_comes_after_its_turn_has_ended() -> None:
+    prefix = HeldPrefix()
+    held = [(frame, prefix.is_held) async for frame in _turn(_request(ScriptedEngine(TEXT, LAST), prefix))]
+    assert held == [(TEXT, True), (LAST, False)]
+
+
+async def test_a_turn_that_its_caller_leaves_or_its_engine_breaks_has_ended_too() -> None:
+    prefix = HeldPrefix()
+    left = _turn(_request(ScriptedEngine(TEXT, LAST), prefix))
+    assert await anext(left) == TEXT
+    await left.aclose()
+    assert not prefix.is_held
+    broken = _turn(_request(ScriptedEngine(TEXT, fails=True), prefix))
+    assert await anext(broken) == TEXT
+    with pytest.raises(WeftError, match="gone"):
+        await anext(broken)
+    assert not prefix.is_held
+
+
+async def _warned(abilities: Abilities, *frames: Frame) -> list[str]:
+    turn = _turn(
+        _request(ScriptedEngine(*frames), HeldPrefix(), abilities), reasoning_effort=chat_pb2.REASONING_EFFORT_NONE
+    )
+    return [event.warning.message async for frame in turn for event in frame if event.HasField("warning")]
+
+
+async def test_an_effort_that_is_not_followed_is_warned_of_once_with_the_reason() -> None:
+    other = warning_pb2.Warning(code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field="seed", message="no seed")
+    frames: list[Frame] = [[Event(warning=UNTAKEN), Event(warning=other)], [Event(warning=UNTAKEN)], TEXT, LAST]
+    why = "reasoning_effort: none was not followed: the model does not answer without thinking"
+    assert await _warned(ALWAYS_THINKS, *frames) == [why, "no seed"]
+    assert await _warned(UNKNOWN, *frames) == ["is not taken", "no seed", "is not taken"], "the engine's own stay"
