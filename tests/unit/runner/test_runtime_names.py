@@ -17,6 +17,7 @@ ALLOWED = {
     "runner_svc/runtimes/vllm_serve/runtime.py": "`vllm` is the program that it starts",
     "weft_testing/fake_backend/vllm_routes.py": "`vllm` owns the models that its server lists",
     "weft_app/compose/central.py": "models that operators declare are those of `openai_remote`",
+    "gateway/ollama/models.py": "`server` is the name of a field",
     "weft_app/cli/doctor.py": "`server` is a check of `weft doctor`",
 }
 """Modules that may name a runtime, with the reason."""
