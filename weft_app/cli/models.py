@@ -23,7 +23,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.model_source import parse_source
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
-from weft_app.cli.model_paths import with_marked_path
+from weft_app.cli.asked_model import with_marked_path
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_INTERRUPTED,

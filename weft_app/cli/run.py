@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,13 +19,11 @@ from weft.client.operations import Operations, connect_operations, has_ended
 from weft.documents.codec import document_of
 from weft.documents.operation_actions import LoadSettings, load_options
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.model_source import PathSource, asked_source, is_source
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
+from weft_app.cli.asked_model import MODEL, AskedModel, asked_model
 from weft_app.cli.chat import (
-    AGENT_PREFIX,
     MAX_TIMEOUT_SECONDS,
-    ROUTE_PREFIX,
     Conversation,
     converse,
     only_message,
@@ -33,25 +31,15 @@ from weft_app.cli.chat import (
     resolve,
 )
 from weft_app.cli.completion import complete_chat_target
-from weft_app.cli.model_paths import existing_path
 from weft_app.cli.operations import TokenOption, follow, read_token
 from weft_app.cli.options import DEFAULT_HOME, EXIT_INTERRUPTED, ConfigOption, HomeOption, OutputFormat, note
 from weft_app.cli.output import document_text, safe_text, say
 from weft_app.cli.session_mesh import is_mesh_running, session_mesh
 from weft_app.compose.home import WeftHome
 
-MODEL = "MODEL"
 SLOTS = "slots"
 _SIGNALLED = 128
 """Base of the exit code after a signal, as shells have it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedModel:
-    """What is to be run: a name of the mesh, or a source."""
-
-    name: str = ""
-    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +72,7 @@ def run(
     ] = None,
     slots: Annotated[int | None, typer.Option("--slots", min=1, max=1024, help="Requests at once.")] = None,
     name: Annotated[str, typer.Option("--name", help="Name of the model in the mesh. Default: by its source.")] = "",
+    runner: Annotated[str, typer.Option("--runner", help="Of a source: the runner that is to serve it.")] = "",
     system: Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens per answer.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
@@ -110,6 +99,7 @@ def run(
     asked, text = asked_model(model), only_message(prompt, "PROMPT")
     if output is not OutputFormat.TABLE and text is None:
         raise invalid_field("--output", "is for one answer; give a PROMPT, or pipe it in")
+    _require_source_for(asked, {"--name": name, "--runner": runner})
     wanted = LoadSettings(context_tokens=context, parameters={} if slots is None else {SLOTS: slots})
     history: list[Message] = [{"role": "system", "content": system}] if system else []
     options = _chat_options(max_tokens, temperature, thinking)
@@ -118,7 +108,10 @@ def run(
     with _ended_by_signals(), ExitStack() as stack:
         if not is_mesh_running(folder):
             _start_session(stack, folder, config)
-        running = _running(asked, name, wanted, authorization, home)
+        load = operation_pb2.LoadModel(
+            model=asked.name or name, source=asked.source, runner=runner, options=load_options(wanted)
+        )
+        running = _running(load, authorization, home)
         mesh = stack.enter_context(connect(home=home))
         if output is not OutputFormat.TABLE and text is not None:
             say(document_text(_answer_document(mesh, running, [*history, _turn(text)], options, timeout), output))
@@ -132,23 +125,12 @@ def run(
             converse(conversation)
 
 
-def asked_model(text: str) -> AskedModel:
-    """Returns what a text names: a file or folder that exists, a source, or a name of the mesh.
-
-    Raises INVALID_ARGUMENT naming MODEL.
-    """
-    if text.startswith((AGENT_PREFIX, ROUTE_PREFIX)):
-        return AskedModel(name=text)
-    path = existing_path(text)
-    if path is not None:
-        return AskedModel(source=str(path))
-    if not is_source(text):
-        return AskedModel(name=require_name(text, MODEL))
-    source = asked_source(text, MODEL)
-    if isinstance(source, PathSource):
-        # A runner has a working folder of its own, and may be on another machine.
-        return AskedModel(source=str(Path(source.path).expanduser().absolute()))
-    return AskedModel(source=str(source))
+def _require_source_for(asked: AskedModel, options: Mapping[str, str]) -> None:
+    for option, given in options.items():
+        if given:
+            require_name(given, option)
+            if not asked.source:
+                raise invalid_field(option, "is for a source such as hf:OWNER/REPO")
 
 
 def _chat_options(max_tokens: int | None, temperature: float | None, thinking: bool | None) -> ChatOptions:
@@ -169,16 +151,14 @@ def _start_session(stack: ExitStack, home: WeftHome, config: Path | None) -> Non
     note(f"it serves {facts['url']}/v1 until this command ends; `weft up --home {home.root}` keeps one running")
 
 
-def _running(asked: AskedModel, name: str, settings: LoadSettings, authorization: str, home: Path) -> RunningModel:
+def _running(load: operation_pb2.LoadModel, authorization: str, home: Path) -> RunningModel:
     """Returns the model once the mesh serves it; one that is named by its source is pulled and loaded."""
-    if not asked.source:
-        found, header = _resolved(asked.name, home)
-        if settings != LoadSettings():
-            _load(operation_pb2.LoadModel(model=found, options=load_options(settings)), authorization, home)
-        return RunningModel(name=found, header=header)
-    load = operation_pb2.LoadModel(model=name, source=asked.source, options=load_options(settings))
-    result = _load(load, authorization, home).result
-    added = result.added
+    if not load.source:
+        load.model, header = _resolved(load.model, home)
+        if load.options.parameters:
+            _load(load, authorization, home)
+        return RunningModel(name=load.model, header=header)
+    added = _load(load, authorization, home).result.added
     note(f"{safe_text(added.source)} is served as {added.name}")
     for reason in added.reasons:
         note(f"  {safe_text(reason)}")

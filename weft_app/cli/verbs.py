@@ -27,9 +27,10 @@ from weft.documents.operation_actions import (
     unload_action,
 )
 from weft.kernel.errors import invalid_field
-from weft.kernel.model_source import is_source, parse_source
+from weft.kernel.model_source import parse_source
 from weft.kernel.names import require_name
 from weft.kernel.units import keep_alive_seconds, parse_size
+from weft_app.cli.asked_model import asked_model, existing_path
 from weft_app.cli.completion import complete_model
 from weft_app.cli.options import naming_fields, reporting
 
@@ -153,9 +154,11 @@ def load(
     for option, given in (("--evict", evict), ("--name", name), ("--runner", runner)):
         if given:
             require_name(given, option)
-    if is_source(model):
-        parse_source(model, "MODEL")
-        return load_action(name, settings, evict_model=evict, replicas=replicas, source=model, runner=runner)
+    asked = asked_model(model)
+    if asked.source:
+        if existing_path(model) is None:
+            parse_source(model, "MODEL")  # unlike `weft run` it takes no bare id, which may be a mistyped name
+        return load_action(name, settings, evict_model=evict, replicas=replicas, source=asked.source, runner=runner)
     for option, given in (("--name", name), ("--runner", runner)):
         if given:
             raise invalid_field(option, "is for a source such as hf:OWNER/REPO")

@@ -71,8 +71,8 @@ def test_a_source_is_loaded_and_answers_and_the_choice_is_said_beside_the_answer
 
 
 def test_a_name_and_a_size_that_are_asked_for_go_into_the_load(stage: Stage) -> None:
-    stage.run("run", SOURCE, "hi", "--name", "mine", "--context", "4096", "--slots", "2")
-    assert stage.load.model == "mine"
+    stage.run("run", SOURCE, "hi", "--name", "mine", "--runner", "box", "--context", "4096", "--slots", "2")
+    assert (stage.load.model, stage.load.runner) == ("mine", "box")
     parameters = {name: value.integer for name, value in stage.load.options.parameters.items()}
     assert parameters == {"context_tokens": 4096, "slots": 2}
 
@@ -132,6 +132,8 @@ def test_an_answer_is_a_document_with_what_was_chosen_and_the_receipt(stage: Sta
         (("ftp:/x", "hi"), "MODEL"),
         (("not a name", "hi"), "MODEL: must be 1 to"),
         ((SOURCE, " "), "PROMPT: the message is empty"),
+        (("tiny", "hi", "--runner", "box"), "--runner: is for a source such as hf:OWNER/REPO"),
+        ((SOURCE, "hi", "--name", "two words"), "--name: must be 1 to"),
     ],
 )
 def test_what_is_no_model_or_no_message_is_refused_by_its_name(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from weft.kernel.errors import FieldError
-from weft_app.cli.run import AskedModel, asked_model
+from weft_app.cli.asked_model import AskedModel, asked_model
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,56 @@
+"""The model that a command is asked for: a name of the mesh, a source, or a path, which may lack its `./`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.kernel.model_source import GGUF, PathSource, asked_source, is_source
+from weft.kernel.names import require_name
+
+MODEL = "MODEL"
+_PREFIXES = ("agent/", "route/")
+"""What begins the name of an agent or a route where models are named as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedModel:
+    """What is to be run: a name of the mesh, or a source."""
+
+    name: str = ""
+    source: str = ""
+
+
+def asked_model(text: str) -> AskedModel:
+    """Returns what a text names: a file or folder that exists, a source, or a name of the mesh.
+
+    Raises INVALID_ARGUMENT naming MODEL.
+    """
+    if text.startswith(_PREFIXES):
+        return AskedModel(name=text)
+    path = existing_path(text)
+    if path is not None:
+        return AskedModel(source=str(path))
+    if not is_source(text):
+        return AskedModel(name=require_name(text, MODEL))
+    source = asked_source(text, MODEL)
+    if isinstance(source, PathSource):
+        # A runner has a working folder of its own, and may be on another machine.
+        return AskedModel(source=str(Path(source.path).expanduser().absolute()))
+    return AskedModel(source=str(source))
+
+
+def existing_path(text: str) -> Path | None:
+    """Returns the whole path of a model's file or folder that a text names; None: it names none that is there."""
+    try:
+        path = Path(text).expanduser()
+        # A bare word may be a name as well: only a file that cannot be anything else is one.
+        is_model = path.exists() if "/" in text else path.suffix.lower() == GGUF and path.is_file()
+        return path.absolute() if is_model else None
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
+def with_marked_path(text: str) -> str:
+    """Returns a source, with `./` before a relative path that is there."""
+    if text.startswith(("/", ".", "~")) or existing_path(text) is None:
+        return text
+    return f"./{text}"
