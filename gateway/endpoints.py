@@ -140,6 +140,8 @@ def _get(
 
 
 def _post(path: str, access: Access, handler: Handler[DepsT], doc: OperationDoc, **fields: Any) -> Endpoint[DepsT]:
+    # `gateway.intake.headers.request_context` checks the name of each request to a model; an upload is about none.
+    fields.setdefault("by_name", access == _USE)
     return Endpoint(method="POST", path=path, access=access, handler=handler, doc=doc, **fields)
 
 
@@ -177,10 +179,10 @@ OPENAI: EndpointGroup[InferenceDeps] = EndpointGroup(
             json_body(SpeechRequest) | _RECORDING,
             response_class=StreamingResponse,
         ),
-        _get("/v1/models", _VIEW_MODELS, models.list_models, with_head=True),
-        _get("/v1/models/{model}", _VIEW_MODELS, models.get_model, with_head=True),
-        _get("/v1/models/agent/{agent}", _VIEW_MODELS, models.get_agent, with_head=True),
-        _get("/v1/models/route/{route}", _VIEW_MODELS, models.get_route, with_head=True),
+        _get("/v1/models", _VIEW_MODELS, models.list_models, with_head=True, by_name=True),
+        _get("/v1/models/{model}", _VIEW_MODELS, models.get_model, with_head=True, by_name=True),
+        _get("/v1/models/agent/{agent}", _VIEW_MODELS, models.get_agent, with_head=True, by_name=True),
+        _get("/v1/models/route/{route}", _VIEW_MODELS, models.get_route, with_head=True, by_name=True),
     ),
 )
 ANTHROPIC: EndpointGroup[InferenceDeps] = EndpointGroup(
@@ -261,6 +263,7 @@ def _reads(kind: ResourceKind) -> tuple[Endpoint[GatewayDeps], ...]:
             answers(page_schema(kind), query=resources.list_parameters(kind)),
             summary=f"Get {plural}",
             operation_id=f"get_{plural}",
+            by_name=kind is not ResourceKind.RUNNER,
         ),
         _get(
             f"{_API}/{plural}/{{name}}",
@@ -269,6 +272,7 @@ def _reads(kind: ResourceKind) -> tuple[Endpoint[GatewayDeps], ...]:
             answers(resource_schema(kind), path="name"),
             summary=f"Get {plural} by name",
             operation_id=f"get_{plural}_by_name",
+            by_name=kind is not ResourceKind.RUNNER,
         ),
     )
 
@@ -282,6 +286,7 @@ def _deletion(kind: ResourceKind) -> Endpoint[GatewayDeps]:
         status=204,
         summary=f"Delete {kind.value}",
         operation_id=f"delete_{kind.value}",
+        by_name=kind is not ResourceKind.RUNNER,
     )
 
 
@@ -293,6 +298,7 @@ def _replacement(kind: ResourceKind) -> Endpoint[GatewayDeps]:
         json_or_yaml_body(resource_schema(kind)) | answers(APPLY_ANSWER, path="name", query=APPLY_PARAMETERS, also=201),
         summary=f"Put {kind.value}",
         operation_id=f"put_{kind.value}",
+        by_name=True,
     )
 
 
@@ -307,6 +313,7 @@ RESOURCES: EndpointGroup[GatewayDeps] = EndpointGroup(
             answers(POOL_MEMBERS, path="name"),
             summary="Get models by name members",
             operation_id="get_models_by_name_members",
+            by_name=True,
         ),
         *map(_deletion, _DELETABLE),
         _post(
@@ -315,6 +322,7 @@ RESOURCES: EndpointGroup[GatewayDeps] = EndpointGroup(
             apply_resources,
             json_or_yaml_body(ApplyRequest) | answers(APPLY_ANSWER, query=APPLY_PARAMETERS),
             name="apply",
+            by_name=True,
         ),
         *map(_replacement, _PUTTABLE),
         _get(
@@ -382,6 +390,7 @@ ADMIN: EndpointGroup[AdminDeps] = EndpointGroup(
             admin_models.load_model,
             json_body(LoadBody) | answers(_OPERATION_SCHEMA, path="name", status=202),
             status=202,
+            by_name=True,
         ),
         _post(
             f"{_ADMIN}/models",
@@ -410,6 +419,7 @@ ADMIN: EndpointGroup[AdminDeps] = EndpointGroup(
             admin_models.unload_model,
             json_body(UnloadBody) | answers(_OPERATION_SCHEMA, path="name", status=202),
             status=202,
+            by_name=True,
         ),
         _post(
             f"{_ADMIN}/cache/flush",
@@ -417,6 +427,7 @@ ADMIN: EndpointGroup[AdminDeps] = EndpointGroup(
             admin_models.flush_cache,
             json_body(FlushBody) | answers(_OPERATION_SCHEMA, status=202),
             status=202,
+            by_name=True,
         ),
         _get(
             f"{_ADMIN}/operations",
@@ -578,7 +589,9 @@ BATCHES: EndpointGroup[BatchDeps] = EndpointGroup(
     ),
 )
 DOCUMENT: EndpointGroup[EndpointApp] = EndpointGroup(
-    tag="document", endpoints=(_get("/openapi.json", _VIEW_MODELS, get_openapi, with_head=True, in_schema=False),)
+    tag="document",
+    # The document names no model.
+    endpoints=(_get("/openapi.json", _VIEW_MODELS, get_openapi, with_head=True, in_schema=False, by_name=True),),
 )
 
 _LOAD_TASK = "/v1/models/load/{task}"

@@ -9,6 +9,9 @@ from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, ModelDocument
 
+Names = tuple[str, ...] | None
+"""Names that are shown, each a name or a beginning and `*`; None: all."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourcePage:
@@ -40,7 +43,9 @@ class RegistryPort(Protocol):
     DEADLINE_EXCEEDED when it does not answer in time.
     """
 
-    async def list_page(self, kind: ResourceKind, page_size: int, page_token: str, labels: str = "") -> ResourcePage:
+    async def list_page(
+        self, kind: ResourceKind, page_size: int, page_token: str, labels: str = "", names: Names = None
+    ) -> ResourcePage:
         """Returns a page of the resources of a kind; `page_size` 0 means the registry's default."""
         ...
 

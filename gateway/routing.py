@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import EdgeError
 from gateway.openapi import OperationDoc, Schema, add_schemas
+from gateway.request_facts import facts_of
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import Access
 from weft.kernel.reasons import Reason
@@ -50,6 +51,9 @@ class Endpoint(Generic[DepsT]):
     """None: derived from the name."""
     operation_id: str | None = None
     """None: derived from name and path."""
+    by_name: bool = False
+    """Whether a scope that is limited to names suffices: then the handler checks the names that a request is about, or
+    leaves out of the answer what the caller may not see."""
     in_schema: bool = True
     """Whether it is in the OpenAPI document."""
 
@@ -66,6 +70,16 @@ class EndpointGroup(Generic[DepsT]):
     tag: str
     """Its tag in the OpenAPI document."""
     endpoints: tuple[Endpoint[DepsT], ...]
+
+
+def _guarded(handler: BoundHandler, access: Access) -> BoundHandler:
+    """Returns a handler that a scope limited to names does not suffice for."""
+
+    async def guarded(request: Request) -> Response:
+        facts_of(request.scope).principal.require(access)
+        return await handler(request)
+
+    return guarded
 
 
 class EndpointApp:
@@ -96,6 +110,9 @@ class EndpointApp:
         """Serve the endpoints of a group with these collaborators."""
         for endpoint in group.endpoints:
             handler: BoundHandler = partial(endpoint.handler, deps)
+            documented = handler
+            if endpoint.access is not None and not endpoint.by_name:
+                handler = _guarded(handler, endpoint.access)
             for method in endpoint.methods:
                 route = Route(endpoint.path, handler, methods=[method])
                 # Starlette adds HEAD to each GET.
@@ -104,7 +121,7 @@ class EndpointApp:
                 if "{" not in endpoint.path:
                     self.static_routes[method, endpoint.path] = handler
             if endpoint.in_schema:
-                self._documented.append((endpoint, handler, group.tag))
+                self._documented.append((endpoint, documented, group.tag))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""

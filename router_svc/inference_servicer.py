@@ -9,7 +9,7 @@ import grpc
 
 from router_svc.call_metadata import metadata_of, tenant_of
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.agents import require_model_name
+from weft.dispatch.agents import name_asked_for, require_model_name
 from weft.dispatch.call import Call, RequestDispatcher
 from weft.dispatch.operations import OPERATIONS, OperationSpec
 from weft.dispatch.parameter_checks import client_of, handling_of, priority_of, session_of
@@ -21,7 +21,7 @@ from weft.kernel.names import (
     new_id,
     require_token,
 )
-from weft.kernel.principal import MAY_LEAVE
+from weft.kernel.principal import MAY_LEAVE, USE_MODELS
 from weft.kernel.request import Operation
 from weft.kernel.rpc import add_methods, answering
 from weft.kernel.rpc_auth import caller
@@ -96,6 +96,7 @@ class InferenceServicer:
             caller().require(MAY_LEAVE)
         await context.send_initial_metadata(((REQUEST_ID, request_id),))
         tenant, model = tenant_of(metadata), require_model_name(request.model, "model")
+        caller().require_name(USE_MODELS, name_asked_for(model))
         when_left = None if self._journal is None else self._journal.required(model, tenant, operation)
         return RequestContext(
             request_id=request_id,

@@ -29,6 +29,7 @@ from weft.dispatch.remote_router import (
     Selection,
 )
 from weft.documents.codec import document_of
+from weft.documents.rights import require_operable
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import enum_words
 from weft.kernel.log import get_logger
@@ -68,6 +69,7 @@ async def create_operation(
     request: Request, ports: AdminPorts, action: operation_pb2.OperationAction, authorization: str
 ) -> Response:
     """Creates an operation; returns 202 with its location. Raises the registry's refusal."""
+    require_operable(facts_of(request.scope).principal, action)
     key = idempotency_key(request)
     wanted = pb.CreateOperationRequest(
         request_id=require_request_id(key, "Idempotency-Key") if key else new_id("op"),

@@ -18,7 +18,7 @@ from gateway.errors import EdgeError
 from gateway.http.cors import is_allowed_origin
 from gateway.intake.request_model import HandledRequest
 from gateway.request_facts import Headers, RequestFacts, facts_of, headers_of
-from weft.dispatch.agents import require_model_name
+from weft.dispatch.agents import name_asked_for, require_model_name
 from weft.dispatch.parameter_checks import cache_tag, require_session
 from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
 from weft.durable.tasks import MAX_IDEMPOTENCY_KEY_CHARS
@@ -31,7 +31,7 @@ from weft.kernel.names import (
     new_id,
     require_token,
 )
-from weft.kernel.principal import LOCAL, MAY_LEAVE
+from weft.kernel.principal import LOCAL, MAY_LEAVE, USE_MODELS
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TEXT_OPERATIONS, CacheMode, Handling, Operation, Priority
 from weft.kernel.telemetry import TRACEPARENT, traceparent_of
@@ -137,11 +137,13 @@ def request_context(
     priority = _priority(headers, params)
     if params.allow_remote and not principal.may(MAY_LEAVE):
         raise FieldError("allow_remote", f"the key lacks the scope {MAY_LEAVE}", Reason.PERMISSION_DENIED)
+    tenant, model = tenant_of(scope), require_model_name(model, "model")
+    principal.require_name(USE_MODELS, name_asked_for(model))
     return RequestContext(
         request_id=facts_of(scope).request_id,
-        tenant=tenant_of(scope),
+        tenant=tenant,
         caller=principal.name,
-        model=require_model_name(model, "model"),
+        model=model,
         operation=operation,
         traceparent=_traceparent(headers),
         priority=Priority.NORMAL if priority is None else priority,

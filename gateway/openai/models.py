@@ -16,9 +16,10 @@ from gateway.errors import Dialect
 from gateway.intake.query import whole_number
 from gateway.request_facts import facts_of
 from weft.api.registry.v1 import agent_pb2, route_pb2
-from weft.dispatch.agents import AGENT_PREFIX, ROUTE_PREFIX, agent_name_of, members_of, target_of
+from weft.dispatch.agents import AGENT_PREFIX, ROUTE_PREFIX, agent_name_of, members_of, name_asked_for, target_of
 from weft.dispatch.fleet import FleetView, ModelView, abilities_in, base_in
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.principal import VIEW_MODELS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Skill
 
@@ -31,9 +32,8 @@ async def list_models(deps: InferenceDeps, request: Request) -> Response:
     """Lists every model, pool, agent and route that accepts requests, including hibernating ones."""
     facts = facts_of(request.scope)
     facts.surface = "models"
-    view = deps.fleet.view
-    found = _page(request, model_list(view)) if facts.dialect is Dialect.ANTHROPIC else model_list(view)
-    return json_response(found)
+    listed = visible_list(model_list(deps.fleet.view), facts.principal)
+    return json_response(_page(request, listed) if facts.dialect is Dialect.ANTHROPIC else listed)
 
 
 async def get_model(deps: InferenceDeps, request: Request) -> Response:
@@ -54,9 +54,11 @@ async def get_route(deps: InferenceDeps, request: Request) -> Response:
 def _answer(deps: InferenceDeps, request: Request, name: str, noun: str) -> Response:
     facts = facts_of(request.scope)
     facts.surface = "models"
+    facts.principal.require_name(VIEW_MODELS, name_asked_for(name))
     entry = model_entry(deps.fleet.view, name)
     if entry is None:
         raise WeftError(Reason.MODEL_NOT_FOUND, f"no {noun} of this name is available now")
+    entry = _visible_entry(entry, facts.principal)
     return json_response(anthropic_entry(entry) if facts.dialect is Dialect.ANTHROPIC else entry)
 
 
@@ -83,6 +85,20 @@ def model_list(view: FleetView) -> dict[str, Any]:
     agents = [_agent_entry(view, agent) for _, agent in sorted(view.agents.items())]
     routes = [_route_entry(view, route) for _, route in sorted(view.routes.items())]
     return {"object": "list", "data": [*models, *(entry for entry in (*agents, *routes) if entry is not None)]}
+
+
+def visible_list(listed: dict[str, Any], principal: Principal) -> dict[str, Any]:
+    """Returns the list without what the caller may not see."""
+    if principal.may(VIEW_MODELS):
+        return listed
+    shown = (each for each in listed["data"] if principal.may_name(VIEW_MODELS, name_asked_for(each["id"])))
+    return {**listed, "data": [_visible_entry(each, principal) for each in shown]}
+
+
+def _visible_entry(entry: dict[str, Any], principal: Principal) -> dict[str, Any]:
+    """Returns an entry without the members that the caller may not see."""
+    members = [name for name in entry["meta"]["members"] if principal.may_name(VIEW_MODELS, name)]
+    return {**entry, "meta": {**entry["meta"], "members": members}}
 
 
 def model_entry(view: FleetView, name: str) -> dict[str, Any] | None:

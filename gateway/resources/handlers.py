@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -29,13 +30,22 @@ from weft.api.registry.v1.resource_kind_pb2 import RESOURCE_KIND_UNSPECIFIED
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.documents.codec import document_of, word_of
 from weft.documents.resource_kinds import ResourceKind, parse_kind
-from weft.documents.resources import AnyDocument, ModelDocument, kind_number, plain
+from weft.documents.resources import (
+    AnyDocument,
+    ModelDocument,
+    PoolDocument,
+    kind_number,
+    plain,
+    pool_document,
+    to_declaration,
+)
+from weft.documents.rights import require_declarable, visible_pool
 from weft.documents.selectors import parse_selector
 from weft.documents.yaml_documents import SourcedDocument, parse_document, read_documents, refuse_repeats
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import require_name
-from weft.kernel.principal import EDIT_MODELS, USE_SECRETS
+from weft.kernel.principal import EDIT_MODELS, USE_SECRETS, VIEW_MODELS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.request import journal_mode_of
 
@@ -61,7 +71,20 @@ async def list_resources(kind: ResourceKind, deps: GatewayDeps, request: Request
     query = begin_read(request, SURFACE, list_parameters(kind))
     size, token, labels = query.count("pageSize", MAX_PAGE_SIZE), query.text("pageToken"), query.text("labels")
     parse_selector(labels, "labels")
-    return json_response(page_body(kind, await deps.registry.list_page(kind, size, token, labels)))
+    if kind is ResourceKind.RUNNER:
+        return json_response(page_body(kind, await deps.registry.list_page(kind, size, token)))
+    principal = facts_of(request.scope).principal
+    principal.require_some(VIEW_MODELS)
+    page = await deps.registry.list_page(kind, size, token, labels, principal.names_for(VIEW_MODELS))
+    shown = [_visible(principal, document) for document in page.documents]
+    return json_response(page_body(kind, replace(page, documents=shown)))
+
+
+def _visible(principal: Principal, document: AnyDocument) -> AnyDocument:
+    """Returns a document without the members of a pool that the caller may not see."""
+    if not isinstance(document, PoolDocument) or document.observed is None:
+        return document
+    return pool_document(visible_pool(principal, document.observed))
 
 
 def list_parameters(kind: ResourceKind) -> tuple[str, ...]:
@@ -72,13 +95,20 @@ def list_parameters(kind: ResourceKind) -> tuple[str, ...]:
 async def get_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
     """Returns one resource."""
     begin_read(request, SURFACE)
-    return json_response(plain(await deps.registry.get(kind, name_of(request))))
+    name, principal = name_of(request), facts_of(request.scope).principal
+    if kind is not ResourceKind.RUNNER:
+        principal.require_name(VIEW_MODELS, name)
+    return json_response(plain(_visible(principal, await deps.registry.get(kind, name))))
 
 
 async def get_members(deps: GatewayDeps, request: Request) -> Response:
     """Returns the pool of a model, with the complete documents of its members."""
     begin_read(request, SURFACE)
-    return json_response(members_body(*await deps.registry.members(name_of(request))))
+    name, principal = name_of(request), facts_of(request.scope).principal
+    principal.require_name(VIEW_MODELS, name)
+    pool, members = await deps.registry.members(name)
+    shown = [member for member in members if principal.may_name(VIEW_MODELS, member.name)]
+    return json_response(members_body(visible_pool(principal, pool), shown))
 
 
 async def delete_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
@@ -91,6 +121,8 @@ async def delete_resource(kind: ResourceKind, deps: GatewayDeps, request: Reques
     require_local_caller(request.scope)
     force = Query(request.scope, frozenset(DELETE_PARAMETERS)).flag("force")
     name = name_of(request)
+    if kind is not ResourceKind.RUNNER:
+        facts.principal.require_name(EDIT_MODELS, name)
     await deps.registry.delete(kind, name, force=force)
     log.info("resource deleted", request_id=facts.request_id, kind=kind.value, name=name, force=force)
     return Response(status_code=204)
@@ -195,9 +227,11 @@ async def _body_of(request: Request, deps: GatewayDeps) -> tuple[bytes, bool]:
 async def _apply(
     request: Request, deps: GatewayDeps, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool
 ) -> Sequence[ApplyResult]:
+    principal = facts_of(request.scope).principal
     if any(isinstance(each, ModelDocument) and each.manifest.provider.api_key_ref for each in documents):
         # The registry sees only the gateway's own key.
-        facts_of(request.scope).principal.require(USE_SECRETS)
+        principal.require(USE_SECRETS)
+    require_declarable(principal, map(to_declaration, documents))
     results = await deps.registry.apply(documents, dry_run=dry_run, adopt=adopt, author=_author(request))
     changed = [
         f"{word_of(result, 'kind')}/{result.name}"

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 from typing_extensions import override
 
-from gateway.ports import NOBODY, Author, RegistryPort, ResourcePage
+from gateway.ports import NOBODY, Author, Names, RegistryPort, ResourcePage
 from weft.api.registry.v1 import (
     declaration_service_pb2,
     declaration_service_pb2_grpc,
@@ -98,11 +98,15 @@ class RegistryClient(RegistryPort):
         self._calls = RegistryCalls(_callers_field, timeout_seconds=timeout_seconds)
 
     @override
-    async def list_page(self, kind: ResourceKind, page_size: int, page_token: str, labels: str = "") -> ResourcePage:
+    async def list_page(
+        self, kind: ResourceKind, page_size: int, page_token: str, labels: str = "", names: Names = None
+    ) -> ResourcePage:
         noun = kind.value.capitalize()
         request = getattr(registry_service_pb2, f"List{noun}sRequest")(page_size=page_size, page_token=page_token)
         if labels:
             request.labels = labels
+        if names is not None:
+            request.names.extend(names)
         found = await self._calls.call(getattr(self._resources, f"List{noun}s"), request)
         documents = [self._document(kind, message) for message in getattr(found, kind.plural)]
         return ResourcePage(documents=documents, next_page_token=found.next_page_token)

@@ -109,6 +109,15 @@ class PageRequest(Protocol):
         ...
 
 
+class NamedPageRequest(PageRequest, Protocol):
+    """A request for a page that may be limited to some names."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names, each a name or a beginning and `*`; empty: all."""
+        ...
+
+
 def page_of(request: PageRequest) -> tuple[str, int]:
     """The name after which the page begins, and how many it holds; raises INVALID_ARGUMENT naming the field."""
     if request.page_size < 0:

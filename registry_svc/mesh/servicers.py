@@ -1,7 +1,7 @@
 """gRPC servicers of the mesh: reads and watches, runner sessions, declarations, settings."""
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -17,6 +17,7 @@ from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.ownership import Author
 from registry_svc.mesh.records import to_kind
 from registry_svc.mesh.requests import (
+    NamedPageRequest,
     PageRequest,
     event_limit,
     events_of,
@@ -27,7 +28,7 @@ from registry_svc.mesh.requests import (
 )
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.watch import Snapshot, Watcher, change_message, concerns
-from registry_svc.wire_values import to_actor
+from registry_svc.wire_values import require_at_most, to_actor
 from weft.api.registry.v1 import (
     agent_pb2,
     declaration_service_pb2,
@@ -44,10 +45,11 @@ from weft.api.registry.v1 import (
     settings_service_pb2_grpc,
 )
 from weft.api.registry.v1.journal_pb2 import JournalMode
+from weft.documents.rights import require_declarable, visible_pool
 from weft.documents.selectors import parse_selector, selects
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name
-from weft.kernel.principal import EDIT_MODELS, MESH_ACCESS, USE_SECRETS, Access, Resource, Role
+from weft.kernel.principal import EDIT_MODELS, MESH_ACCESS, USE_SECRETS, VIEW_MODELS, Access, Resource, Role
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
@@ -55,6 +57,8 @@ from weft.kernel.timestamps import duration_of, stamp_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+MAX_LISTED_PATTERNS = 64
+"""Most names that a request for a list is limited to."""
 M = TypeVar("M")
 T = TypeVar("T")
 
@@ -101,13 +105,18 @@ class Listing(Generic[M]):
         found = [each for name in names[:size] if (each := self._find(mesh, name)) is not None]
         return found, page_token(names[size - 1]) if len(names) > size else ""
 
-    def selected_page(self, request: PageRequest, is_wanted: Callable[[M], bool]) -> tuple[list[M], str]:
-        """A page of those that are wanted; as `page`. The page ends with the last one that it holds."""
+    def selected_page(self, request: NamedPageRequest, is_wanted: Callable[[M], bool]) -> tuple[list[M], str]:
+        """A page of those that are wanted and that the caller may see; as `page`.
+
+        It ends with the last one that it holds: its token names nothing else.
+        """
         after, size = page_of(request)
+        require_at_most(request.names, "names", MAX_LISTED_PATTERNS)
         self._core.require_open()
         mesh = self._core.mesh
         found: list[tuple[str, M]] = []
-        for name in sorted(name for name in self._names(mesh) if name > after):
+        names = (name for name in self._names(mesh) if name > after and is_shown(name, request.names))
+        for name in sorted(names):
             each = self._find(mesh, name)
             if each is None or not is_wanted(each):
                 continue
@@ -157,6 +166,25 @@ class Catalogue:
         return self._core.events.subscribe()
 
 
+def is_shown(name: str, wanted: Sequence[str]) -> bool:
+    """Whether a resource is in a list: the caller may see it, and it is among the names that the request wants."""
+    is_wanted = not wanted or any(Access(Resource.MODELS, Role.VIEW, pattern).includes(name) for pattern in wanted)
+    return is_wanted and caller().may_name(VIEW_MODELS, name)
+
+
+def _named_page(listing: Listing[M], request: NamedPageRequest) -> tuple[list[M], str]:
+    """Return a page of those that the caller may see."""
+    if not request.names and caller().may(VIEW_MODELS):
+        return listing.page(request)
+    return listing.selected_page(request, lambda _: True)
+
+
+def visible_name(name: str) -> str:
+    """Return a name that the caller may see; raises PERMISSION_DENIED naming the scope that is missing."""
+    caller().require_name(VIEW_MODELS, name)
+    return name
+
+
 L = TypeVar("L", model_pb2.Model, agent_pb2.Agent)
 
 
@@ -166,7 +194,7 @@ def _labelled_page(
     """Return a page of those with the labels of the request; raises INVALID_ARGUMENT naming the field."""
     selector = parse_selector(request.labels, "labels")
     if not selector:
-        return listing.page(request)
+        return _named_page(listing, request)
     return listing.selected_page(request, lambda each: selects(selector, each.manifest.tags))
 
 
@@ -192,29 +220,34 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.GetModelRequest, context: Context
     ) -> registry_service_pb2.GetModelResponse:
         async with answering(context):
-            return registry_service_pb2.GetModelResponse(model=self._catalogue.models.get(request.name))
+            return registry_service_pb2.GetModelResponse(model=self._catalogue.models.get(visible_name(request.name)))
 
     @override
     async def GetModelMembers(
         self, request: registry_service_pb2.GetModelMembersRequest, context: Context
     ) -> registry_service_pb2.GetModelMembersResponse:
         async with answering(context):
-            return registry_service_pb2.GetModelMembersResponse(pool=self._catalogue.pool_of(request.name))
+            return registry_service_pb2.GetModelMembersResponse(
+                pool=visible_pool(caller(), self._catalogue.pool_of(visible_name(request.name)))
+            )
 
     @override
     async def ListPools(
         self, request: registry_service_pb2.ListPoolsRequest, context: Context
     ) -> registry_service_pb2.ListPoolsResponse:
         async with answering(context):
-            pools, token = self._catalogue.pools.page(request)
-            return registry_service_pb2.ListPoolsResponse(pools=pools, next_page_token=token)
+            pools, token = _named_page(self._catalogue.pools, request)
+            shown = [visible_pool(caller(), pool) for pool in pools]
+            return registry_service_pb2.ListPoolsResponse(pools=shown, next_page_token=token)
 
     @override
     async def GetPool(
         self, request: registry_service_pb2.GetPoolRequest, context: Context
     ) -> registry_service_pb2.GetPoolResponse:
         async with answering(context):
-            return registry_service_pb2.GetPoolResponse(pool=self._catalogue.pools.get(request.name))
+            return registry_service_pb2.GetPoolResponse(
+                pool=visible_pool(caller(), self._catalogue.pools.get(visible_name(request.name)))
+            )
 
     @override
     async def ListAgents(
@@ -229,14 +262,14 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.GetAgentRequest, context: Context
     ) -> registry_service_pb2.GetAgentResponse:
         async with answering(context):
-            return registry_service_pb2.GetAgentResponse(agent=self._catalogue.agents.get(request.name))
+            return registry_service_pb2.GetAgentResponse(agent=self._catalogue.agents.get(visible_name(request.name)))
 
     @override
     async def ListRoutes(
         self, request: registry_service_pb2.ListRoutesRequest, context: Context
     ) -> registry_service_pb2.ListRoutesResponse:
         async with answering(context):
-            routes, token = self._catalogue.routes.page(request)
+            routes, token = _named_page(self._catalogue.routes, request)
             return registry_service_pb2.ListRoutesResponse(routes=routes, next_page_token=token)
 
     @override
@@ -244,7 +277,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.GetRouteRequest, context: Context
     ) -> registry_service_pb2.GetRouteResponse:
         async with answering(context):
-            return registry_service_pb2.GetRouteResponse(route=self._catalogue.routes.get(request.name))
+            return registry_service_pb2.GetRouteResponse(route=self._catalogue.routes.get(visible_name(request.name)))
 
     @override
     async def ListRunners(
@@ -385,6 +418,7 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
             if any(each.model.manifest.provider.api_key_ref for each in batch.declarations if each.HasField("model")):
                 # Otherwise whoever may declare models could have any secret sent anywhere.
                 caller().require(USE_SECRETS)
+            require_declarable(caller(), batch.declarations)
             results = await self._declarations.apply(batch, author_of(request))
             return declaration_service_pb2.ApplyResponse(results=results)
 
@@ -394,6 +428,9 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
     ) -> declaration_service_pb2.DeleteResponse:
         async with answering(context):
             kind, name = to_kind(request.kind, "kind"), require_name(request.name, "name")
+            if kind in (Kind.RUNNER, Kind.POOL):
+                caller().require(EDIT_MODELS)
+            caller().require_name(EDIT_MODELS, name)
             await self._declarations.delete(kind, name, force=request.force, requested_by=to_actor("weft delete"))
             return declaration_service_pb2.DeleteResponse()
 

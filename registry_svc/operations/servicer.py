@@ -17,6 +17,7 @@ from registry_svc.operations.operations import Operations
 from registry_svc.operations.policy.lifecycle import OPERATION_PREFIX, OperationState
 from registry_svc.wire_values import require_count, to_actor
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
+from weft.documents.rights import require_operable
 from weft.kernel.clock import Clock
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import (
@@ -135,10 +136,12 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
         self, request: operation_service_pb2.CreateOperationRequest, context: Context
     ) -> operation_service_pb2.CreateOperationResponse:
         async with answering(context):
-            needed = needed_access(valid_creation(request).action)
+            wanted = valid_creation(request)
+            needed = needed_access(wanted.action)
             if needed is not None:
                 caller().require(needed)
-            view, existed = await self._operations.create(request)
+            require_operable(caller(), wanted.action)
+            view, existed = await self._operations.create(wanted)
             return operation_service_pb2.CreateOperationResponse(operation=self._message(view), existed=existed)
 
     @override

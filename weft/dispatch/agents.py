@@ -58,6 +58,11 @@ def require_model_name(text: str, field: str) -> str:
     return text
 
 
+def name_asked_for(model: str) -> str:
+    """Returns the name in the model of a request: all kinds share one namespace, so it needs no prefix."""
+    return model.removeprefix(AGENT_PREFIX).removeprefix(ROUTE_PREFIX)
+
+
 def require_target(text: str, field: str) -> str:
     """Returns `text` if a router accepts it: a name, or ROUTE_PREFIX and a name. Raises INVALID_ARGUMENT."""
     require_name(text.removeprefix(ROUTE_PREFIX), field)

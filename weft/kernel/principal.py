@@ -1,19 +1,20 @@
 """The caller of a request and its permissions: one function turns any API key into one `Principal`, for HTTP and gRPC.
 
-A scope is a resource and a role, such as `models:view`; `*` stands for every resource, or for every role.
+A scope is a resource and a role, such as `models:view`; `*` stands for every resource, or for every role. A name after
+the resource limits it to that, or to all names with one beginning: `models/team-a:edit`, `inference/team-*:create`.
 """
 
 import hmac
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from hashlib import sha256
 
 from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.names import DEFAULT_TENANT
+from weft.kernel.names import DEFAULT_TENANT, is_name
 from weft.kernel.reasons import Reason
 
 KEY_PREFIX = "weft"
@@ -61,21 +62,39 @@ class Role(Enum):
     """Change and delete."""
 
 
+NAMED_RESOURCES = frozenset({Resource.INFERENCE, Resource.MODELS, Resource.OPERATIONS})
+"""Resources whose scopes can be limited to names: of models, pools, agents and routes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The resource and role that a call needs."""
+    """The resource and role that a call needs, or that a key has."""
 
     resource: Resource
     role: Role
+    name: str = ""
+    """What it is limited to: a name, or with `*` at its end every name that begins so; empty: it is not limited."""
 
     def __str__(self) -> str:
-        return f"{self.resource.value}:{self.role.value}"
+        return f"{self.resource.value}{f'/{self.name}' if self.name else ''}:{self.role.value}"
+
+    def includes(self, name: str) -> bool:
+        """Whether it holds for what has this name, or for all names that `name`, with `*` at its end, stands for."""
+        if self.name.endswith(ANY):
+            return name.startswith(self.name[:-1])
+        return not self.name or name == self.name
 
 
 _EVERYTHING = frozenset(Access(resource, role) for resource in Resource for role in Role)
 MESH_ACCESS = Access(Resource.MESH, Role.CREATE)
 EDIT_MODELS = Access(Resource.MODELS, Role.EDIT)
 """Scope that declaring and deleting models, agents and routes needs."""
+VIEW_MODELS = Access(Resource.MODELS, Role.VIEW)
+"""Scope that seeing models, pools, agents and routes needs."""
+USE_MODELS = Access(Resource.INFERENCE, Role.CREATE)
+"""Scope that requests to models, agents and routes need."""
+OPERATE = Access(Resource.OPERATIONS, Role.CREATE)
+"""Scope that loads, unloads and flushes need."""
 USE_SECRETS = Access(Resource.SECRETS, Role.CREATE)
 """Scope that declaring a model with a secret needs: the secret is sent to the address that the declaration names."""
 ANY_SOURCE = Access(Resource.MODELS, Role.EDIT)
@@ -101,13 +120,41 @@ class Principal:
     """Whether the caller may name the tenant of a request."""
 
     def may(self, access: Access) -> bool:
-        """Whether it has this access."""
-        return access in self.access
+        """Whether it has this access: to everything, or to all that the access is limited to."""
+        return access in self.access or (bool(access.name) and self.may_name(access, access.name))
+
+    def may_name(self, access: Access, name: str) -> bool:
+        """Whether it has the access to what has this name."""
+        if Access(access.resource, access.role) in self.access:
+            return True
+        return any(limited.includes(name) for limited in self._limited(access))
+
+    def names_for(self, access: Access) -> tuple[str, ...] | None:
+        """Returns the names to which its access is limited, sorted, as scopes have them; None: it is not limited."""
+        if access in self.access:
+            return None
+        return tuple(sorted(limited.name for limited in self._limited(access)))
 
     def require(self, access: Access) -> None:
         """Raises PERMISSION_DENIED naming the scope that is missing."""
-        if access not in self.access:
+        if not self.may(access):
             raise WeftError(Reason.PERMISSION_DENIED, f"the key lacks the scope {access}")
+
+    def require_some(self, access: Access) -> None:
+        """Raises PERMISSION_DENIED where it has the access to nothing at all."""
+        if access not in self.access and not self._limited(access):
+            raise WeftError(Reason.PERMISSION_DENIED, f"the key lacks the scope {access}")
+
+    def require_name(self, access: Access, name: str) -> None:
+        """Raises PERMISSION_DENIED naming the scope that is missing for what has this name."""
+        if not self.may_name(access, name):
+            missing = replace(access, name=name)
+            raise WeftError(Reason.PERMISSION_DENIED, f"the key lacks the scope {missing}", metadata={"name": name})
+
+    def _limited(self, access: Access) -> list[Access]:
+        """Returns its access to some names."""
+        kind = (access.resource, access.role)
+        return [each for each in self.access if each.name and (each.resource, each.role) == kind]
 
     def tenant_for(self, claimed: str, field_name: str) -> str:
         """Returns the tenant of a call that claims `claimed`; empty: no claim.
@@ -134,7 +181,9 @@ def service_principal(name: str) -> Principal:
 
 def parse_scope(text: str, field_name: str) -> frozenset[Access]:
     """Returns the access of a scope. Raises INVALID_ARGUMENT naming the field and the known scopes."""
-    resource, _, role = text.partition(":")
+    # Names may have colons.
+    subject, _, role = text.rpartition(":")
+    resource, slash, name = subject.partition("/")
     resources = [known for known in Resource if resource in (ANY, known.value)]
     # `*` is for people and programs; mesh access must be explicit.
     if resource == ANY:
@@ -146,7 +195,20 @@ def parse_scope(text: str, field_name: str) -> frozenset[Access]:
             f"'{text[:64]}' must be <resource>:<role>, with a resource of {_words(Resource)} or *, "
             f"and a role of {_words(Role)} or *",
         )
-    return frozenset(Access(one, each) for one in resources for role in roles for each in (role, Role.VIEW))
+    if slash:
+        _require_pattern(name, resources, field_name)
+    return frozenset(Access(one, each, name) for one in resources for role in roles for each in (role, Role.VIEW))
+
+
+def _require_pattern(name: str, resources: Iterable[Resource], field_name: str) -> None:
+    """Raises INVALID_ARGUMENT for what limits no scope: no name or beginning, or another resource."""
+    if not is_name(name.removesuffix(ANY)):
+        raise invalid_field(
+            field_name, f"'{name[:64]}' must be a name, or the beginning of names and *, such as team-a or team-*"
+        )
+    if not NAMED_RESOURCES.issuperset(resources):
+        words = ", ".join(sorted(resource.value for resource in NAMED_RESOURCES))
+        raise invalid_field(field_name, f"a name limits scopes of {words} only; leave '/{name[:64]}' out")
 
 
 def parse_scopes(texts: Iterable[str], field_name: str) -> frozenset[Access]:

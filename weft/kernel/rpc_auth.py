@@ -176,6 +176,14 @@ def access_of(method: str) -> Access | None:
     return Access(Resource(resource), Role(role)) if scope else MESH_ACCESS
 
 
+@lru_cache(maxsize=_MAX_REMEMBERED)
+def checks_names(method: str) -> bool:
+    """Whether the servicer of a method checks the names of a request, so that scopes limited to names suffice."""
+    service, _, name = method.removeprefix("/").partition("/")
+    rpc = _rpcs_of(service).get(name)
+    return rpc is not None and bool(rpc.GetOptions().Extensions[access_pb2.access_by_name])
+
+
 def _rpcs_of(service: str) -> Mapping[str, MethodDescriptor]:
     """Returns the rpcs of a service by name; none for one that is not of our contract."""
     package, _, name = service.rpartition(".")
@@ -216,7 +224,9 @@ class AuthInterceptor(RpcGuard):
     def check(self, method: str, context: Context) -> None:
         """Raises UNAUTHENTICATED or PERMISSION_DENIED; sets the caller for the servicer."""
         principal, access = self._principal(context), access_of(method)
-        if access is not None:
+        if access is not None and checks_names(method):
+            principal.require_some(access)
+        elif access is not None:
             principal.require(access)
         set_caller(principal)
 

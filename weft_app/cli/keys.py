@@ -97,7 +97,8 @@ def create(
     *,
     tenant: Annotated[str, typer.Option("--tenant", help="Tenant of its requests. Default: `default`.")] = "",
     scopes: Annotated[
-        list[str] | None, typer.Option("--scope", help="Scope, such as `models:view` (repeatable).")
+        list[str] | None,
+        typer.Option("--scope", help="Scope, such as `models:view`, or `models/team-a-*:edit` for names (repeatable)."),
     ] = None,
     role: Annotated[
         KeyRole | None, typer.Option("--role", help="Named set of scopes. Default without --scope: user.")
@@ -111,7 +112,9 @@ def create(
 ) -> None:
     """Create a key, and print it. It is shown only this once.
 
-    Example: weft keys create --tenant team-a --role user --expires 90d --description "Ann's notebook"
+    A scope may be limited to a name of models, agents and routes, or to a beginning of names.
+
+    Example: weft keys create --tenant team-a --scope 'inference/team-a-*:create' --scope 'models/team-a-*:view'
     """
     with naming_fields(_option_of):
         wanted = dict.fromkeys((*(scopes_of(role) if role else ()), *(scopes or ())))

@@ -20,13 +20,13 @@ from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import batch_service_pb2_grpc, file_service_pb2_grpc
 from weft.api.router.v1 import file_service_pb2 as file_pb
-from weft.dispatch.agents import KnownNames
+from weft.dispatch.agents import KnownNames, name_asked_for
 from weft.durable.batches import BATCH_OUTPUT, MAX_PIECE_BYTES, BatchPort, FilePort, LineResult
 from weft.durable.remote_stores import MAX_LINES_PER_MESSAGE
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
-from weft.kernel.principal import MAY_LEAVE, MESH_ACCESS
+from weft.kernel.principal import MAY_LEAVE, MESH_ACCESS, USE_MODELS
 from weft.kernel.rpc import answering, answers
 from weft.kernel.rpc_auth import caller
 from weft.kernel.service import Service
@@ -123,6 +123,7 @@ async def _lines(
         for line in message.lines:
             if line.spec.options.allow_remote:
                 caller().require(MAY_LEAVE)
+            caller().require_name(USE_MODELS, name_asked_for(line.spec.model))
             yield line
         count += len(message.lines)
         last, message = message, await anext(messages, None)

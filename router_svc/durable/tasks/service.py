@@ -24,14 +24,14 @@ from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import MAX_CALLER_CHARS
 from weft.api.router.v1 import task_service_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
-from weft.dispatch.agents import KnownNames
+from weft.dispatch.agents import KnownNames, name_asked_for
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.placement import PlacementPort
 from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, new_id, require_token
-from weft.kernel.principal import MAY_LEAVE
+from weft.kernel.principal import MAY_LEAVE, USE_MODELS
 from weft.kernel.rpc import ChannelPool, answering, answers
 from weft.kernel.rpc_auth import caller
 from weft.kernel.service import Service
@@ -53,6 +53,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         spec = request.spec
         if spec.options.allow_remote:
             caller().require(MAY_LEAVE)
+        caller().require_name(USE_MODELS, name_asked_for(spec.model))
         # Resubmissions with a key must have the same digest, so no trace is added to them.
         if not spec.traceparent and not request.idempotency_key:
             spec.traceparent = valid_traceparent(metadata.get(TRACEPARENT)) or ""

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gateway.ports import NOBODY, Author, ResourcePage
+from gateway.ports import NOBODY, Author, Names, ResourcePage
 from weft.api.registry.v1 import journal_pb2, resource_kind_pb2
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.event_pb2 import Event, EventReason
@@ -69,8 +69,12 @@ class ScriptedRegistry:
     """Who declared, of each apply."""
     was_closed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def list_page(self, kind: ResourceKind, page_size: int, page_token: str, labels: str = "") -> ResourcePage:
-        self._note("list", kind, page_size, page_token, *([labels] if labels else []))
+    async def list_page(
+        self, kind: ResourceKind, page_size: int, page_token: str, labels: str = "", names: Names = None
+    ) -> ResourcePage:
+        self._note(
+            "list", kind, page_size, page_token, *([labels] if labels else []), *([names] if names is not None else [])
+        )
         found = [entry for entry in self.documents if entry.kind is kind and entry.name > page_token]
         found.sort(key=lambda entry: entry.name)
         page = found[: page_size or len(found)]

@@ -3,7 +3,7 @@
 import hmac
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,6 +26,9 @@ from weft.kernel.principal import (
     service_principal,
 )
 from weft.kernel.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SOON, EARLIER = NOW + timedelta(seconds=1), NOW - timedelta(seconds=1)
@@ -243,3 +246,80 @@ def test_local_callers_and_services_of_the_mesh_may_do_everything() -> None:
         assert all(known.may(Access(resource, role)) for resource in Resource for role in Role)
         assert known.names_tenants
     assert service_principal("router-1").name == "service:router-1"
+
+
+@pytest.mark.parametrize(
+    ("scope", "allowed"),
+    [
+        ("models/team-a:view", {"models/team-a:view"}),
+        ("models/team-*:edit", {"models/team-*:view", "models/team-*:edit"}),
+        ("inference/qwen3:8b:create", {"inference/qwen3:8b:view", "inference/qwen3:8b:create"}),
+        ("operations/q*:*", {"operations/q*:view", "operations/q*:create", "operations/q*:edit"}),
+    ],
+)
+def test_a_scope_may_be_limited_to_a_name_or_a_beginning(scope: str, allowed: set[str]) -> None:
+    assert {str(access) for access in parse_scope(scope, "scopes")} == allowed
+
+
+@pytest.mark.parametrize(
+    ("scope", "word"),
+    [
+        ("models/:view", "team-*"),
+        ("models/*:view", "team-*"),
+        ("models/a*b:view", "team-*"),
+        ("models/a**:view", "team-*"),
+        ("models/[a-z]:view", "team-*"),
+        ("models/.*:view", "team-*"),
+        ("models/a/b:view", "team-*"),
+        (f"models/{'x' * 129}:view", "team-*"),
+        ("keys/abc:view", "leave '/abc' out"),
+        ("secrets/abc:create", "inference, models, operations"),
+        ("mesh/abc:create", "leave"),
+        ("*/abc:view", "leave"),
+    ],
+)
+def test_a_limit_that_is_no_name_or_of_a_resource_without_names_is_refused(scope: str, word: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        parse_scope(scope, "scopes")
+    assert word in refused.value.message
+    assert kept_access([scope]) == frozenset(), "a stored one allows nothing"
+
+
+def test_rights_by_name_hold_for_their_names_and_nothing_else() -> None:
+    limited = authenticate(
+        ring(replace(KEY, access=parse_scopes(["models/team-*:edit", "models/b:view"], "s"))), GOOD, NOW
+    )
+    edit, view = Access(Resource.MODELS, Role.EDIT), Access(Resource.MODELS, Role.VIEW)
+    assert [name for name in ("team-", "team-a", "teams", "team", "b", "") if limited.may_name(edit, name)] == [
+        "team-",
+        "team-a",
+    ]
+    assert limited.may_name(view, "b")
+    assert not limited.may(edit)
+    assert limited.may(replace(edit, name="team-a-*")), "what a key may pass on to another"
+    assert not limited.may(replace(edit, name="te*"))
+    assert limited.names_for(view) == ("b", "team-*")
+    assert limited.names_for(Access(Resource.KEYS, Role.VIEW)) == ()
+    assert LOCAL.names_for(view) is None
+    limited.require_some(edit)
+    limited.require_name(edit, "team-b")
+    refusals: tuple[Callable[[], None], ...] = (
+        lambda: limited.require(edit),
+        lambda: limited.require_name(edit, "b"),
+        lambda: limited.require_some(Access(Resource.INFERENCE, Role.CREATE)),
+        lambda: limited.require_name(Access(Resource.OPERATIONS, Role.EDIT), "team-a"),
+    )
+    for refused in refusals:
+        with pytest.raises(WeftError) as found:
+            refused()
+        assert found.value.reason is Reason.PERMISSION_DENIED
+    with pytest.raises(WeftError, match="lacks the scope models/b:edit"):
+        limited.require_name(edit, "b")
+
+
+def test_an_unlimited_scope_includes_every_name() -> None:
+    whole = authenticate(ring(replace(KEY, access=parse_scopes(["models:edit", "models/x:view"], "s"))), GOOD, NOW)
+    edit = Access(Resource.MODELS, Role.EDIT)
+    assert whole.may_name(edit, "anything")
+    assert whole.names_for(edit) is None
+    assert whole.may(replace(edit, name="team-*"))

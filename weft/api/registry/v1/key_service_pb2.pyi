@@ -36,7 +36,7 @@ class Key(google.protobuf.message.Message):
     """The tenant that its requests are of."""
     @property
     def scopes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """What it may do, such as "inference:create" or "*:view"; at most 32."""
+        """What it may do, such as "inference:create", "*:view" or "models/team-*:edit"; at most 32."""
 
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:

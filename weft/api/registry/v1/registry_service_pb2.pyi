@@ -29,6 +29,7 @@ class ListModelsRequest(google.protobuf.message.Message):
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
+    NAMES_FIELD_NUMBER: builtins.int
     page_size: builtins.int
     """At most this many; 0 means 100, more than 1,000 means 1,000."""
     page_token: builtins.str
@@ -37,14 +38,19 @@ class ListModelsRequest(google.protobuf.message.Message):
     """Only those with such tier, owner and labels, such as "tier=fast,team=a": parts KEY=VALUE, KEY!=VALUE, KEY and !KEY
     that hold all. Empty: all.
     """
+    @property
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Only those with such names, each a name or a beginning and "*". Empty: all."""
+
     def __init__(
         self,
         *,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
         labels: builtins.str = ...,
+        names: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["labels", b"labels", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["labels", b"labels", "names", b"names", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
 
 global___ListModelsRequest = ListModelsRequest
 
@@ -158,17 +164,23 @@ class ListPoolsRequest(google.protobuf.message.Message):
 
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    NAMES_FIELD_NUMBER: builtins.int
     page_size: builtins.int
     """At most this many; 0 means 100, more than 1,000 means 1,000."""
     page_token: builtins.str
     """Where the last page ended."""
+    @property
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Only those with such names, each a name or a beginning and "*". Empty: all."""
+
     def __init__(
         self,
         *,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
+        names: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["names", b"names", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
 
 global___ListPoolsRequest = ListPoolsRequest
 
@@ -244,6 +256,7 @@ class ListAgentsRequest(google.protobuf.message.Message):
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
+    NAMES_FIELD_NUMBER: builtins.int
     page_size: builtins.int
     """At most this many; 0 means 100, more than 1,000 means 1,000."""
     page_token: builtins.str
@@ -252,14 +265,19 @@ class ListAgentsRequest(google.protobuf.message.Message):
     """Only those with such tier, owner and labels, such as "tier=fast,team=a": parts KEY=VALUE, KEY!=VALUE, KEY and !KEY
     that hold all. Empty: all.
     """
+    @property
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Only those with such names, each a name or a beginning and "*". Empty: all."""
+
     def __init__(
         self,
         *,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
         labels: builtins.str = ...,
+        names: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["labels", b"labels", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["labels", b"labels", "names", b"names", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
 
 global___ListAgentsRequest = ListAgentsRequest
 
@@ -334,17 +352,23 @@ class ListRoutesRequest(google.protobuf.message.Message):
 
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    NAMES_FIELD_NUMBER: builtins.int
     page_size: builtins.int
     """At most this many; 0 means 100, more than 1,000 means 1,000."""
     page_token: builtins.str
     """Where the last page ended."""
+    @property
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Only those with such names, each a name or a beginning and "*". Empty: all."""
+
     def __init__(
         self,
         *,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
+        names: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["names", b"names", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
 
 global___ListRoutesRequest = ListRoutesRequest
 

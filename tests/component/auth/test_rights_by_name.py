@@ -1,0 +1,329 @@
+"""Scopes that are limited to names, over gRPC: what the registry lets their keys see, declare and delete."""
+
+import importlib
+import pkgutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import weft.api
+from registry_svc.config import RegistryConfig
+from registry_svc.service import build
+from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
+from weft.api.registry.v1 import (
+    declaration_service_pb2,
+    declaration_service_pb2_grpc,
+    registry_service_pb2,
+    registry_service_pb2_grpc,
+    resource_kind_pb2,
+)
+from weft.api.registry.v1.agent_pb2 import AgentManifest
+from weft.api.registry.v1.declaration_service_pb2 import Declaration, ModelDeclaration
+from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
+from weft.api.registry.v1.route_pb2 import RouteManifest
+from weft.api.registry.v1.tags_pb2 import Tags
+from weft.api.runner.v1.runner_service_pb2 import FlushCacheRequest
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call, new_server, open_channel
+from weft.kernel.rpc_auth import AuthInterceptor, access_of, checks_names
+from weft_testing.fake_clock import FakeClock
+
+PEPPER, SECRET = b"p" * 32, "5" * 64
+HOLDERS = {
+    "everything00": ("models:edit", "operations:create", "inference:create"),
+    "team00000000": ("models/team-*:edit", "inference/shared:create"),
+    "reader000000": ("models/team-a:view",),
+    "worker000000": ("operations/team-*:create",),
+    "nobody000000": ("telemetry:view",),
+}
+LoadModel, UnloadModel, FlushCache = operation_pb2.LoadModel, operation_pb2.UnloadModel, operation_pb2.FlushCache
+RemoveModel, SOURCE = operation_pb2.RemoveModel, "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M"
+ALL = FlushCacheRequest.SCOPE_ALL
+EVERY_MODEL = ["other", "shared", "team-a", "team-b"]
+PB = registry_service_pb2
+MODEL, AGENT = resource_kind_pb2.RESOURCE_KIND_MODEL, resource_kind_pb2.RESOURCE_KIND_AGENT
+ROUTE, RUNNER = resource_kind_pb2.RESOURCE_KIND_ROUTE, resource_kind_pb2.RESOURCE_KIND_RUNNER
+
+
+class Caller:
+    """Calls of one key on a registry. Refusals are WeftErrors."""
+
+    def __init__(self, channel: grpc.aio.Channel, key_id: str) -> None:
+        self._metadata = (("x-api-key", key_text(key_id, SECRET)),)
+        self.reads: Any = registry_service_pb2_grpc.RegistryServiceStub(channel)
+        self.declarations: Any = declaration_service_pb2_grpc.DeclarationServiceStub(channel)
+        self.operations: Any = operation_service_pb2_grpc.OperationServiceStub(channel)
+
+    async def call(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, metadata=self._metadata, timeout=10)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.INTERNAL) from error
+
+    async def apply(self, *declarations: Declaration) -> Any:
+        request = declaration_service_pb2.ApplyRequest(declarations=declarations)
+        return (await self.call(self.declarations.Apply, request)).results
+
+    async def delete(self, kind: Any, name: str) -> None:
+        await self.call(self.declarations.Delete, declaration_service_pb2.DeleteRequest(kind=kind, name=name))
+
+
+def a_model(name: str, pool: str = "", owner: str = "") -> Declaration:
+    manifest = ModelManifest(name=name, pool_name=pool, operations=[MODEL_OPERATION_CHAT])
+    if owner:
+        manifest.tags.CopyFrom(Tags(owner=owner))
+    return Declaration(model=ModelDeclaration(manifest=manifest))
+
+
+def an_agent(name: str, model: str) -> Declaration:
+    return Declaration(agent=AgentManifest(name=name, model=model))
+
+
+def a_route(name: str, *candidates: str) -> Declaration:
+    return Declaration(route=RouteManifest(name=name, candidates=candidates))
+
+
+@asynccontextmanager
+async def registry(folder: Path) -> AsyncIterator[Callable[[str], Caller]]:
+    """A registry that asks for keys, with models of several teams; gives the caller of a key."""
+    clock = FakeClock()
+    keys = KeyRing(
+        pepper=PEPPER,
+        keys={
+            key_id: KeyVerifier(
+                key_id=key_id, tenant="ann", access=parse_scopes(scopes, "s"), digest=key_digest(PEPPER, SECRET)
+            )
+            for key_id, scopes in HOLDERS.items()
+        },
+    )
+    service = build(RegistryConfig(database_url=f"sqlite+aiosqlite:///{folder}/registry.db"), clock=clock)
+    server = new_server((AuthInterceptor(lambda: keys, clock),))
+    service.register(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await service.start()
+    await server.start()
+    try:
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            await Caller(channel, "everything00").apply(
+                a_model("team-a", pool="team-pool"),
+                a_model("team-b", pool="team-pool"),
+                a_model("other", pool="team-pool"),
+                a_model("shared"),
+                an_agent("team-coder", "team-a"),
+                an_agent("boss", "other"),
+                a_route("team-route", "team-a"),
+                a_route("road", "other"),
+            )
+            yield lambda key_id: Caller(channel, key_id)
+    finally:
+        await service.stop(grace_seconds=5.0)
+        await server.stop(grace=None)
+
+
+@asynccontextmanager
+async def refused(*words: str) -> AsyncIterator[None]:
+    with pytest.raises(WeftError) as found:
+        yield
+    assert found.value.reason is Reason.PERMISSION_DENIED
+    for word in words:
+        assert word in found.value.message
+
+
+async def test_lists_hold_what_the_key_may_see_and_their_tokens_name_nothing_else(tmp_path: Path) -> None:
+    async with registry(tmp_path) as of:
+        for key, models, agents, routes, pools in (
+            (
+                "everything00",
+                ["other", "shared", "team-a", "team-b"],
+                ["boss", "team-coder"],
+                2,
+                ["shared", "team-pool"],
+            ),
+            ("team00000000", ["team-a", "team-b"], ["team-coder"], 1, ["team-pool"]),
+            ("reader000000", ["team-a"], [], 0, []),
+        ):
+            caller = of(key)
+            reads, found, token = caller.reads, [], ""
+            while True:
+                page = await caller.call(reads.ListModels, PB.ListModelsRequest(page_size=1, page_token=token))
+                found += page.models
+                token = page.next_page_token
+                if not token:
+                    break
+            assert [model.manifest.name for model in found] == models
+            listed = (await caller.call(reads.ListAgents, PB.ListAgentsRequest())).agents
+            assert [agent.manifest.name for agent in listed] == agents
+            assert len((await caller.call(reads.ListRoutes, PB.ListRoutesRequest())).routes) == routes
+            shown = (await caller.call(reads.ListPools, PB.ListPoolsRequest())).pools
+            assert [pool.name for pool in shown] == pools
+        async with refused("models:view"):
+            await of("nobody000000").call(of("nobody000000").reads.ListModels, PB.ListModelsRequest())
+
+
+async def test_a_service_lists_for_a_caller_by_the_names_that_this_may_see(tmp_path: Path) -> None:
+    async with registry(tmp_path) as of:
+        whole, limited = of("everything00"), of("reader000000")
+        for caller, names in ((whole, ["team-a", "team-b"]), (limited, ["team-a"])):
+            wanted = PB.ListModelsRequest(names=["team-*", "none"])
+            found = (await caller.call(caller.reads.ListModels, wanted)).models
+            assert [model.manifest.name for model in found] == names
+        with pytest.raises(WeftError) as too_many:
+            await whole.call(whole.reads.ListModels, PB.ListModelsRequest(names=["a"] * 65))
+        assert too_many.value.reason is Reason.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("rpc", "request_", "mine"),
+    [
+        ("GetModel", PB.GetModelRequest(name="other"), PB.GetModelRequest(name="team-a")),
+        ("GetModel", PB.GetModelRequest(name="not-there"), PB.GetModelRequest(name="team-b")),
+        ("GetModelMembers", PB.GetModelMembersRequest(name="shared"), PB.GetModelMembersRequest(name="team-a")),
+        ("GetPool", PB.GetPoolRequest(name="shared"), PB.GetPoolRequest(name="team-pool")),
+        ("GetAgent", PB.GetAgentRequest(name="boss"), PB.GetAgentRequest(name="team-coder")),
+        ("GetRoute", PB.GetRouteRequest(name="road"), PB.GetRouteRequest(name="team-route")),
+    ],
+)
+async def test_what_the_key_may_not_see_is_refused_by_name_whether_or_not_it_is_there(
+    tmp_path: Path, rpc: str, request_: Any, mine: Any
+) -> None:
+    async with registry(tmp_path) as of:
+        team = of("team00000000")
+        async with refused(f"models/{request_.name}:view"):
+            await team.call(getattr(team.reads, rpc), request_)
+        assert (await team.call(getattr(team.reads, rpc), mine)).ByteSize()
+
+
+async def test_a_pool_is_shown_without_the_members_that_the_key_may_not_see(tmp_path: Path) -> None:
+    async with registry(tmp_path) as of:
+        for key, members in (("everything00", ["other", "team-a", "team-b"]), ("team00000000", ["team-a", "team-b"])):
+            caller = of(key)
+            for pool in (
+                (await caller.call(caller.reads.GetPool, PB.GetPoolRequest(name="team-pool"))).pool,
+                (await caller.call(caller.reads.GetModelMembers, PB.GetModelMembersRequest(name="team-a"))).pool,
+            ):
+                assert [model.manifest.name for model in pool.members] == members
+                assert (pool.size, pool.explicit) == (len(members), True)
+
+
+@pytest.mark.parametrize(
+    ("declaration", "missing"),
+    [
+        (a_model("mine"), "models/mine:edit"),
+        (a_model("other"), "models/other:edit"),
+        (a_model("team-c", pool="prod"), "models/prod:edit"),
+        (an_agent("mine", "team-a"), "models/mine:edit"),
+        (an_agent("team-spy", "other"), "inference/other:create"),
+        (a_route("road", "team-a"), "models/road:edit"),
+        (a_route("team-way", "team-a", "other"), "inference/other:create"),
+    ],
+)
+async def test_a_key_declares_and_points_to_its_own_names_only_and_nothing_of_a_refused_batch_is_done(
+    tmp_path: Path, declaration: Declaration, missing: str
+) -> None:
+    async with registry(tmp_path) as of:
+        team = of("team00000000")
+        async with refused(missing):
+            await team.apply(a_model("team-new"), declaration)
+        with pytest.raises(WeftError) as found:
+            await team.call(team.reads.GetModel, PB.GetModelRequest(name="team-new"))
+        assert found.value.reason is Reason.MODEL_NOT_FOUND
+        await of("everything00").apply(a_model("team-new"), declaration)
+
+
+async def test_a_key_declares_and_deletes_what_it_may_and_owns_what_it_creates(tmp_path: Path) -> None:
+    async with registry(tmp_path) as of:
+        team = of("team00000000")
+        results = await team.apply(
+            a_model("team-c", pool="team-pool"), an_agent("team-two", "shared"), a_route("team-way", "team-c", "shared")
+        )
+        assert [result.outcome for result in results] == [1, 1, 1]
+        made = (await team.call(team.reads.GetModel, PB.GetModelRequest(name="team-c"))).model
+        assert made.manifest.tags.owner == "key:team00000000"
+        for owner in ("key:everything00", "somebody"):
+            async with refused("owner"):
+                await team.apply(a_model("team-d", owner=owner))
+        async with refused("owner"):
+            await team.apply(a_model("team-a", owner="key:team00000000"))
+        await of("everything00").apply(a_model("team-c", owner="somebody"))
+        for kind, name in ((ROUTE, "team-way"), (AGENT, "team-two"), (MODEL, "team-c")):
+            await team.delete(kind, name)
+        for kind, name in (
+            (MODEL, "other"),
+            (AGENT, "boss"),
+            (ROUTE, "road"),
+            (MODEL, "not-there"),
+            (RUNNER, "team-r"),
+        ):
+            async with refused("models"):
+                await team.delete(kind, name)
+        async with refused("the key lacks the scope models:edit"):
+            await of("reader000000").delete(MODEL, "team-a")
+
+
+@pytest.mark.parametrize(
+    ("action", "missing"),
+    [
+        (operation_pb2.OperationAction(load_model=LoadModel(model="other")), "operations/other:create"),
+        (operation_pb2.OperationAction(load_model=LoadModel(model="team-a", evict_model="x")), "operations/x:create"),
+        (operation_pb2.OperationAction(unload_model=UnloadModel(model="other")), "operations/other:create"),
+        (operation_pb2.OperationAction(flush_cache=FlushCache(scope=ALL)), "operations:create"),
+        (operation_pb2.OperationAction(remove_model=RemoveModel(model="other")), "operations/other:create"),
+        (operation_pb2.OperationAction(load_model=LoadModel(model="team-x", source=SOURCE)), "operations:create"),
+        (operation_pb2.OperationAction(pull_model=operation_pb2.PullModel(source=SOURCE)), "operations:create"),
+    ],
+)
+async def test_operations_on_other_models_are_refused_by_name(
+    tmp_path: Path, action: operation_pb2.OperationAction, missing: str
+) -> None:
+    async with registry(tmp_path) as of:
+        worker = of("worker000000")
+
+        async def ask(request_id: str, action: operation_pb2.OperationAction) -> None:
+            request = operation_service_pb2.CreateOperationRequest(request_id=request_id, action=action)
+            await worker.call(worker.operations.CreateOperation, request)
+
+        async with refused(missing):
+            await ask("one", action)
+        # The negative control: a load of its own model is accepted.
+        await ask("two", operation_pb2.OperationAction(load_model=LoadModel(model="team-a")))
+
+
+async def test_a_watch_of_the_whole_mesh_is_for_scopes_without_names(tmp_path: Path) -> None:
+    async with registry(tmp_path) as of:
+        team = of("team00000000")
+        call = team.reads.Watch(PB.WatchRequest(), metadata=team._metadata, timeout=10)
+        with pytest.raises(grpc.aio.AioRpcError) as found:
+            await call.read()
+        assert found.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_the_rpcs_for_which_a_limited_scope_suffices_are_these() -> None:
+    names = [info.name for info in pkgutil.walk_packages(weft.api.__path__, "weft.api.")]
+    files = [importlib.import_module(name).DESCRIPTOR for name in names if name.endswith("_service_pb2")]
+    methods = [
+        f"/{service.full_name}/{method.name}"
+        for file in files
+        for service in file.services_by_name.values()
+        for method in service.methods
+    ]
+    found = {method.rpartition(".")[2]: str(access_of(method)) for method in methods if checks_names(method)}
+    # Whoever adds one checks the names in its servicer, and here.
+    assert found == {
+        **{f"RegistryService/{name}": "models:view" for name in (
+            "ListModels", "GetModel", "GetModelMembers", "ListPools", "GetPool", "ListAgents", "GetAgent", "ListRoutes",
+            "GetRoute",
+        )},
+        "DeclarationService/Apply": "models:edit", "DeclarationService/Delete": "models:edit",
+        **{f"InferenceService/{name}": "inference:create" for name in (
+            "Chat", "Complete", "Embed", "Rerank", "Tokenize", "GenerateImages", "Transcribe", "Speak",
+        )},
+        "TaskService/SubmitTask": "inference:create", "BatchService/CreateBatch": "inference:create",
+        "FileService/UploadFile": "inference:create", "OperationService/CreateOperation": "operations:create",
+    }  # fmt: skip
+    assert not checks_names("/weft.api.router.v1.TaskService/Anything")

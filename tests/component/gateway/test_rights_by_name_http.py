@@ -1,0 +1,256 @@
+"""Scopes that are limited to names, over HTTP: which models a key may ask, see, declare and load."""
+
+import json
+from typing import Any
+
+import pytest
+from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, model, serving
+from registry_script import ScriptedRegistry
+
+from gateway.endpoints import GATEWAY_GROUPS, RUNNER_GROUPS, endpoints_of
+from weft.documents.resource_kinds import ResourceKind
+from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
+
+PEPPER, SECRET = b"p" * 32, "5" * 64
+HOLDERS = {
+    "everything00": ("inference:create", "models:edit", "operations:create"),
+    "tiny00000000": ("inference/tiny:create", "models/tiny:view"),
+    "team00000000": ("inference/team-*:create", "models/team-*:edit", "inference/shared:create"),
+    "seers0000000": ("models/team-*:edit", "secrets:create"),
+    "nobody000000": ("telemetry:view",),
+}
+FLEET = FixedFleet.of(model("tiny", pool="pair"), model("small", pool="pair"), model("team-a"), model("shared"))
+
+
+class Ring:
+    """The keys of HOLDERS."""
+
+    is_ready = True
+    ring = KeyRing(
+        pepper=PEPPER,
+        keys={
+            key_id: KeyVerifier(
+                key_id=key_id, tenant="ann", access=parse_scopes(scopes, "s"), digest=key_digest(PEPPER, SECRET)
+            )
+            for key_id, scopes in HOLDERS.items()
+        },
+    )
+
+
+async def ask(gateway: RunningGateway, key: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {key_text(key, SECRET)}", "Content-Type": "application/json"}
+    answer = await gateway.request(method, path, b"" if body is None else json.dumps(body).encode(), headers)
+    return answer.status, json.loads(answer.body) if answer.body else None
+
+
+def why(found: tuple[int, Any]) -> str:
+    status, body = found
+    assert (status, body["error"].get("code", "permission_denied")) == (403, "permission_denied"), found
+    return str(body["error"]["message"])
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/chat/completions", {"messages": MESSAGES}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "stream": True}),
+    ("/v1/completions", {"prompt": "hi"}),
+    ("/v1/embeddings", {"input": "hi"}),
+    ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ("/rerank", {"query": "a", "documents": ["b"]}),
+    ("/tokenize", {"prompt": "hi"}),
+    ("/v1/tokenize", {"prompt": "hi"}),
+    ("/v1/images/generations", {"prompt": "hi"}),
+    ("/v1/audio/speech", {"input": "hi", "voice": "a"}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9}),
+    ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+    ("/v1/responses", {"input": "hi"}),
+)
+
+
+@pytest.mark.parametrize(("path", "body"), REQUESTS)
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("small", "small"),
+        ("pair", "pair"),
+        ("agent/coder", "coder"),
+        ("route/tiny-route", "tiny-route"),
+        ("auto", "auto"),
+    ],
+)
+async def test_a_request_to_another_name_is_refused_on_every_surface_and_is_not_dispatched(
+    path: str, body: dict[str, Any], name: str, missing: str
+) -> None:
+    async with serving(ScriptedDispatcher(), keys=Ring(), fleet=FLEET) as gateway:
+        found = await ask(gateway, "tiny00000000", "POST", path, {**body, "model": name})
+        assert why(found) == f"the key lacks the scope inference/{missing}:create"
+        assert gateway.dispatcher.contexts == []
+
+
+@pytest.mark.parametrize(("path", "body"), REQUESTS)
+async def test_a_request_to_a_name_of_the_key_is_dispatched_on_every_surface(path: str, body: dict[str, Any]) -> None:
+    async with serving(ScriptedDispatcher(), keys=Ring(), fleet=FLEET) as gateway:
+        headers = {"Authorization": f"Bearer {key_text('tiny00000000', SECRET)}", "Content-Type": "application/json"}
+        answer = await gateway.request("POST", path, json.dumps({**body, "model": "tiny"}).encode(), headers)
+        assert answer.status != 403
+        assert [context.model for context in gateway.dispatcher.contexts] == ["tiny"]
+
+
+OLLAMA: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/api/chat", {"messages": MESSAGES}),
+    ("/api/generate", {"prompt": "hi"}),
+    ("/api/embed", {"input": "hi"}),
+    ("/api/embeddings", {"prompt": "hi"}),
+)
+
+
+@pytest.mark.parametrize(("path", "body"), OLLAMA)
+async def test_requests_of_ollamas_clients_are_refused_by_name_too(path: str, body: dict[str, Any]) -> None:
+    async with serving(ScriptedDispatcher(), keys=Ring(), fleet=FLEET) as gateway:
+        status, found = await ask(gateway, "tiny00000000", "POST", path, {**body, "model": "small", "stream": False})
+        assert (status, "inference/small:create" in found["error"]) == (403, True)
+        assert gateway.dispatcher.contexts == []
+        await ask(gateway, "tiny00000000", "POST", path, {**body, "model": "tiny", "stream": False})
+        assert [context.model for context in gateway.dispatcher.contexts] == ["tiny"]
+
+
+async def test_an_agent_is_used_by_its_own_name() -> None:
+    async with serving(ScriptedDispatcher(), keys=Ring(), fleet=FLEET) as gateway:
+        body = {"model": "agent/team-coder", "messages": MESSAGES}
+        assert (await ask(gateway, "team00000000", "POST", "/v1/chat/completions", body))[0] == 200
+        assert [context.model for context in gateway.dispatcher.contexts] == ["agent/team-coder"]
+
+
+async def test_lists_of_models_hold_what_the_key_may_see() -> None:
+    async with serving(keys=Ring(), fleet=FLEET) as gateway:
+        everyone = await ask(gateway, "everything00", "GET", "/v1/models")
+        assert [entry["id"] for entry in everyone[1]["data"]] == ["pair", "shared", "team-a"]
+        team = await ask(gateway, "team00000000", "GET", "/v1/models")
+        assert [entry["id"] for entry in team[1]["data"]] == ["team-a"]
+        status, tiny = await ask(gateway, "tiny00000000", "GET", "/v1/models/tiny")
+        assert (status, tiny["meta"]["members"]) == (200, ["tiny"]), "small is in the pool, and is not named"
+        for name in ("small", "pair", "not-there"):
+            found = await ask(gateway, "tiny00000000", "GET", f"/v1/models/{name}")
+            assert why(found) == f"the key lacks the scope models/{name}:view"
+        assert (await ask(gateway, "nobody000000", "GET", "/v1/models"))[0] == 403
+
+
+async def test_resources_are_listed_by_the_names_of_the_key_and_read_by_them() -> None:
+    registry = ScriptedRegistry()
+    async with serving(registry=registry, keys=Ring(), fleet=FLEET) as gateway:
+        for plural in ("models", "agents", "pools", "routes"):
+            assert (await ask(gateway, "tiny00000000", "GET", f"/api/v1/{plural}"))[0] == 200
+        assert [asked[4:] for asked in registry.asked] == [(("tiny",),)] * 4
+        await ask(gateway, "everything00", "GET", "/api/v1/models")
+        assert registry.asked[-1][4:] == ()
+        registry.asked.clear()
+        for path, name in (
+            ("models/small", "small"),
+            ("models/small/members", "small"),
+            ("agents/coder", "coder"),
+            ("pools/chat", "chat"),
+            ("routes/summaries", "summaries"),
+        ):
+            found = await ask(gateway, "tiny00000000", "GET", f"/api/v1/{path}")
+            assert why(found) == f"the key lacks the scope models/{name}:view"
+        assert registry.asked == []
+        assert (await ask(gateway, "tiny00000000", "GET", "/api/v1/models/tiny"))[0] == 200
+        _, members = await ask(gateway, "tiny00000000", "GET", "/api/v1/models/tiny/members")
+        assert [member["name"] for member in members["members"]] == ["tiny"]
+
+
+def a_model(name: str, **fields: Any) -> dict[str, Any]:
+    return {"kind": "model", "name": name, "operations": ["chat"], **fields}
+
+
+@pytest.mark.parametrize(
+    ("document", "missing"),
+    [
+        (a_model("tiny"), "models/tiny:edit"),
+        (a_model("team-b", poolName="chat"), "models/chat:edit"),
+        ({"kind": "agent", "name": "coder", "model": "team-a"}, "models/coder:edit"),
+        ({"kind": "agent", "name": "team-spy", "model": "tiny"}, "inference/tiny:create"),
+        ({"kind": "route", "name": "team-way", "candidates": ["team-a", "tiny"]}, "inference/tiny:create"),
+    ],
+)
+async def test_other_names_are_not_declared_put_or_deleted(document: dict[str, Any], missing: str) -> None:
+    registry = ScriptedRegistry()
+    kind, name = ResourceKind(document["kind"]), document["name"]
+    async with serving(registry=registry, keys=Ring(), fleet=FLEET) as gateway:
+        documents = {"documents": [a_model("team-c"), document]}
+        assert missing in why(await ask(gateway, "team00000000", "POST", "/api/v1/apply", documents))
+        assert missing in why(await ask(gateway, "team00000000", "PUT", f"/api/v1/{kind.plural}/{name}", document))
+        if not name.startswith("team-"):
+            assert missing in why(await ask(gateway, "team00000000", "DELETE", f"/api/v1/{kind.plural}/{name}"))
+        assert registry.asked == []
+        # The negative control: the same with the scope for everything.
+        assert (await ask(gateway, "everything00", "POST", "/api/v1/apply", documents))[0] == 200
+        assert [(author.name, author.own_only) for author in registry.authors] == [("key:everything00", False)]
+
+
+async def test_a_team_declares_and_deletes_its_own_names_as_their_owner() -> None:
+    registry = ScriptedRegistry()
+    documents = [
+        a_model("team-b", poolName="team-pool"),
+        {"kind": "agent", "name": "team-coder", "model": "shared"},
+        {"kind": "route", "name": "team-way", "candidates": ["team-b", "shared"]},
+    ]
+    async with serving(registry=registry, keys=Ring(), fleet=FLEET) as gateway:
+        found = await ask(gateway, "team00000000", "POST", "/api/v1/apply", {"documents": documents})
+        assert found[0] == 200, found
+        assert [(author.name, author.own_only) for author in registry.authors] == [("key:team00000000", True)]
+        assert (await ask(gateway, "team00000000", "DELETE", "/api/v1/models/team-b"))[0] == 204
+
+
+@pytest.mark.parametrize("key", ["everything00", "team00000000"])
+async def test_a_key_that_edits_models_but_no_secrets_cannot_attach_or_change_a_reference(key: str) -> None:
+    registry = ScriptedRegistry()
+    provider = {"url": "https://api.example.com/v1", "apiKeyRef": "secret/example-key"}
+    document = a_model("team-b", provider=provider)
+    calls = (("POST", "/api/v1/apply", {"documents": [document]}), ("PUT", "/api/v1/models/team-b", document))
+    async with serving(registry=registry, keys=Ring(), fleet=FLEET) as gateway:
+        for method, path, body in calls:
+            found = await ask(gateway, key, method, path, body)
+            assert why(found) == "the key lacks the scope secrets:create"
+        assert registry.asked == []
+        # Without a secret, or with the scope for secrets, it may.
+        bare = a_model("team-b", provider={"url": "https://api.example.com/v1"})
+        assert (await ask(gateway, key, "PUT", "/api/v1/models/team-b", bare))[0] in (200, 201)
+        for method, path, body in calls:
+            assert (await ask(gateway, "seers0000000", method, path, body))[0] in (200, 201)
+
+
+LIMITED = {
+    "inference:create": "inference/tiny:create",
+    "inference:view": "inference/tiny:view",
+    "inference:edit": "inference/tiny:edit",
+    "models:view": "models/tiny:view",
+    "models:edit": "models/tiny:edit",
+    "operations:view": "operations/tiny:view",
+    "operations:create": "operations/tiny:create",
+    "operations:edit": "operations/tiny:edit",
+}
+
+
+def test_the_endpoints_for_which_a_limited_scope_suffices_are_these() -> None:
+    rows = endpoints_of((*GATEWAY_GROUPS, *RUNNER_GROUPS))
+    found = {(row.method, row.path) for row in rows if row.by_name and row.access is not None}
+    uses = {("POST", path) for path, _ in (*REQUESTS, *OLLAMA)} | {
+        ("POST", path)
+        for path in (
+            "/v1/images/edits",
+            "/v1/images/variations",
+            "/v1/audio/transcriptions",
+            "/v1/audio/translations",
+            "/v1/batches",
+            "/v1/files",
+            "/api/v1/inference-tasks",
+        )
+    }
+    reads = {("GET", f"/v1/models{rest}") for rest in ("", "/{model}", "/agent/{agent}", "/route/{route}")}
+    kinds = ("models", "agents", "pools", "routes")
+    reads |= {("GET", f"/api/v1/{kind}{rest}") for kind in kinds for rest in ("", "/{name}")}
+    edits = {(method, f"/api/v1/{kind}/{{name}}") for method in ("PUT", "DELETE") for kind in kinds if kind != "pools"}
+    admin = {("POST", f"/v1/admin/{path}") for path in ("models/{name}/load", "models/{name}/unload", "cache/flush")}
+    others = {("GET", "/api/v1/models/{name}/members"), ("POST", "/api/v1/apply"), ("GET", "/openapi.json")}
+    assert found == uses | reads | edits | admin | others

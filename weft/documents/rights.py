@@ -1,0 +1,80 @@
+"""Rights by name: which names a declaration or an operation is about, and that a caller may do it to all of them.
+
+A caller whose scopes are not limited to names passes every check here.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from weft.api.operations.v1.operation_pb2 import OperationAction
+from weft.api.registry.v1.declaration_service_pb2 import Declaration
+from weft.api.registry.v1.pool_pb2 import Pool
+from weft.documents.mesh_state import pool_message
+from weft.kernel.principal import EDIT_MODELS, OPERATE, USE_MODELS, VIEW_MODELS, Principal
+
+
+def require_declarable(principal: Principal, declarations: Iterable[Declaration]) -> None:
+    """Raises PERMISSION_DENIED for the first name that the caller may not edit, or not point to.
+
+    The pool of a model is a name that it is about: its members answer for each other. An agent or a route may point to
+    what its caller may edit or use, since whoever may use the agent reaches that.
+    """
+    if principal.may(EDIT_MODELS):
+        return
+    for declaration in declarations:
+        for name in _declared_names(declaration):
+            principal.require_name(EDIT_MODELS, name)
+        for name in _targets(declaration):
+            if not principal.may_name(EDIT_MODELS, name):
+                principal.require_name(USE_MODELS, name)
+
+
+def _declared_names(declaration: Declaration) -> Iterator[str]:
+    match declaration.WhichOneof("resource"):
+        case "model":
+            yield declaration.model.manifest.name
+            if declaration.model.manifest.pool_name:
+                yield declaration.model.manifest.pool_name
+        case "agent":
+            yield declaration.agent.name
+        case "route":
+            yield declaration.route.name
+        case "runner":
+            yield declaration.runner.name
+        case "pool":
+            yield declaration.pool.name
+
+
+def _targets(declaration: Declaration) -> Iterator[str]:
+    if declaration.HasField("agent"):
+        yield declaration.agent.pool or declaration.agent.model
+    yield from declaration.route.candidates
+
+
+def require_operable(principal: Principal, action: OperationAction) -> None:
+    """Raises PERMISSION_DENIED for the first model that the caller may not load, unload or flush.
+
+    What is about no one model, or brings a new one, needs the scope for everything.
+    """
+    match action.WhichOneof("kind"):
+        case "load_model" if not action.load_model.source:
+            principal.require_name(OPERATE, action.load_model.model)
+            if action.load_model.evict_model:
+                principal.require_name(OPERATE, action.load_model.evict_model)
+        case "unload_model":
+            principal.require_name(OPERATE, action.unload_model.model)
+        case "remove_model":
+            principal.require_name(OPERATE, action.remove_model.model)
+        case "flush_cache" if action.flush_cache.model:
+            principal.require_name(OPERATE, action.flush_cache.model)
+        case _:
+            principal.require(OPERATE)
+
+
+def visible_pool(principal: Principal, pool: Pool) -> Pool:
+    """Returns a pool with the members that the caller may see."""
+    if principal.may(VIEW_MODELS):
+        return pool
+    members = [model for model in pool.members if principal.may_name(VIEW_MODELS, model.manifest.name)]
+    found = pool_message(pool.name, members)
+    found.explicit = pool.explicit
+    return found
