@@ -15,6 +15,7 @@ from gateway.media import MediaSource, NoMediaSource, RequestMedia
 from gateway.metrics import GatewayMetrics
 from gateway.ports import RegistryPort
 from gateway.request_facts import RequestFacts, facts_of
+from weft.dispatch.agents import named
 from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.remote_router import RouterSource
@@ -65,6 +66,7 @@ class InferenceDeps:
         Raises INVALID_ARGUMENT for a wrong header or name, UNSUPPORTED_OPERATION for a request that must be journaled
         and cannot be, RATE_LIMIT_EXCEEDED above the tenant's rate limit.
         """
+        model = named(self.fleet.view, model)
         self.note(scope, surface=surface, model=model)
         context = request_context(scope, self.config, params, model=model, operation=operation)
         require_within(params, self.config.limits)

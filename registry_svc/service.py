@@ -187,7 +187,7 @@ class RegistryService:
         settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(SettingsServicer(SettingsManager(core)), server)
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(self.ledger, core.mesh_clock), server)
         operation_service_pb2_grpc.add_OperationServiceServicer_to_server(
-            OperationServicer(self._operations.operations, core.clock), server
+            OperationServicer(self._operations.operations, core.clock, core.name_of), server
         )
 
     async def until_central_models(self) -> None:

@@ -1,6 +1,6 @@
 """InferenceService: the public gRPC API, over the same dispatcher as the HTTP edge. Translation only."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -43,9 +43,14 @@ class InferenceServicer:
         default_timeout_seconds: float,
         schemas: SchemaLimits,
         journal: JournalPolicy | None = None,
+        named: Callable[[str], str] = str,
     ) -> None:
-        """`journal`: which requests are durable tasks by setting; None: none is."""
+        """`journal`: which requests are durable tasks by setting; None: none is.
+
+        `named` returns a model with its name in place of an id.
+        """
         self._journal = journal
+        self._named = named
         self._dispatcher = dispatcher
         self._default_timeout_seconds = default_timeout_seconds
         self._schemas = schemas
@@ -95,7 +100,7 @@ class InferenceServicer:
         if request.options.allow_remote:
             caller().require(MAY_LEAVE)
         await context.send_initial_metadata(((REQUEST_ID, request_id),))
-        tenant, model = tenant_of(metadata), require_model_name(request.model, "model")
+        tenant, model = tenant_of(metadata), self._named(require_model_name(request.model, "model"))
         caller().require_name(USE_MODELS, name_asked_for(model))
         when_left = None if self._journal is None else self._journal.required(model, tenant, operation)
         return RequestContext(

@@ -24,6 +24,7 @@ from weft.api.router.v1 import (
     request_service_pb2,
     request_service_pb2_grpc,
 )
+from weft.dispatch.agents import named
 from weft.dispatch.call import LayeredDispatcher
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWatcher
@@ -155,7 +156,13 @@ class RouterService(Service):
         dispatcher = LayeredDispatcher(
             Dispatcher(self._placement, self._channels, clock=self._clock, fleet=self), *layers
         )
-        InferenceServicer(dispatcher, config.default_timeout_seconds, config.schemas, journal).add_to_server(server)
+        InferenceServicer(
+            dispatcher,
+            config.default_timeout_seconds,
+            config.schemas,
+            journal,
+            named=lambda model: named(self._view, model),
+        ).add_to_server(server)
         placement = PlacementServicer(self._placement, journal)
         placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(placement, server)
         request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(self._requests), server)

@@ -13,7 +13,7 @@ from gateway.answers.unary import json_response
 from gateway.intake.query import begin_read
 from gateway.operations import read_body
 from gateway.request_facts import facts_of
-from gateway.resources.handlers import name_of
+from gateway.resources.handlers import known_name_of
 from weft.api.gateway.v1 import admin_model_pb2 as pb
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2
@@ -205,7 +205,7 @@ async def list_admin_models(deps: AdminDeps, request: Request) -> Response:
 async def get_admin_model(deps: AdminDeps, request: Request) -> Response:
     """Returns one model, by the name of its pool or of any member of it."""
     _begin(request)
-    name = name_of(request)
+    name = known_name_of(request, deps.gateway)
     view = deps.gateway.fleet.view
     found = view.pool_members(name)
     if not found:
@@ -226,14 +226,18 @@ async def load_model(deps: AdminDeps, request: Request) -> Response:
     """Loads a model, or reloads it with other settings: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, LoadBody, SURFACE, optional=True)
     settings = LoadSettings.model_construct(**{name: getattr(body, name) for name in LoadSettings.model_fields})
-    action = load_action(name_of(request), settings, evict_model=body.evict_model or "", replicas=body.replicas or 0)
+    action = load_action(
+        known_name_of(request, deps.gateway), settings, evict_model=body.evict_model or "", replicas=body.replicas or 0
+    )
     return await create_operation(request, deps.ports, action, body.authorization)
 
 
 async def unload_model(deps: AdminDeps, request: Request) -> Response:
     """Unloads a model, or every member of a pool: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, UnloadBody, SURFACE, optional=True)
-    return await create_operation(request, deps.ports, unload_action(name_of(request)), body.authorization)
+    return await create_operation(
+        request, deps.ports, unload_action(known_name_of(request, deps.gateway)), body.authorization
+    )
 
 
 async def load_source(deps: AdminDeps, request: Request) -> Response:
@@ -258,7 +262,9 @@ async def pull_model(deps: AdminDeps, request: Request) -> Response:
 async def remove_model(deps: AdminDeps, request: Request) -> Response:
     """Ends a model that was loaded by its source: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, UnloadBody, SURFACE, optional=True)
-    return await create_operation(request, deps.ports, remove_action(name_of(request)), body.authorization)
+    return await create_operation(
+        request, deps.ports, remove_action(known_name_of(request, deps.gateway)), body.authorization
+    )
 
 
 def _require_source(request: Request, source: str) -> None:

@@ -16,7 +16,7 @@ from gateway.errors import Dialect
 from gateway.intake.query import whole_number
 from gateway.request_facts import facts_of
 from weft.api.registry.v1 import agent_pb2, route_pb2
-from weft.dispatch.agents import AGENT_PREFIX, ROUTE_PREFIX, agent_name_of, members_of, name_asked_for, target_of
+from weft.dispatch.agents import AGENT_PREFIX, ROUTE_PREFIX, agent_name_of, members_of, name_asked_for, named, target_of
 from weft.dispatch.fleet import FleetView, ModelView, abilities_in, base_in
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.principal import VIEW_MODELS, Principal
@@ -54,6 +54,7 @@ async def get_route(deps: InferenceDeps, request: Request) -> Response:
 def _answer(deps: InferenceDeps, request: Request, name: str, noun: str) -> Response:
     facts = facts_of(request.scope)
     facts.surface = "models"
+    name = named(deps.fleet.view, name)
     facts.principal.require_name(VIEW_MODELS, name_asked_for(name))
     entry = model_entry(deps.fleet.view, name)
     if entry is None:

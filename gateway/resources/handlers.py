@@ -24,10 +24,11 @@ from gateway.resources.documents import (
     members_body,
     page_body,
 )
-from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
+from weft.api.registry.v1.declaration_service_pb2 import ApplyResult, Declaration
 from weft.api.registry.v1.registry_service_pb2 import ListEventsRequest, WatchEventsRequest
 from weft.api.registry.v1.resource_kind_pb2 import RESOURCE_KIND_UNSPECIFIED
 from weft.api.registry.v1.settings_pb2 import MeshSettings
+from weft.dispatch.agents import name_asked_for, named
 from weft.documents.codec import document_of, word_of
 from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import (
@@ -66,6 +67,11 @@ def name_of(request: Request) -> str:
     return require_name(request.path_params["name"], "name")
 
 
+def known_name_of(request: Request, deps: GatewayDeps) -> str:
+    """Returns the name in the path, or the name for the id there. Raises INVALID_ARGUMENT for an invalid one."""
+    return name_asked_for(named(deps.fleet.view, name_of(request)))
+
+
 async def list_resources(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
     """Lists resources by name, in pages."""
     query = begin_read(request, SURFACE, list_parameters(kind))
@@ -95,7 +101,7 @@ def list_parameters(kind: ResourceKind) -> tuple[str, ...]:
 async def get_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
     """Returns one resource."""
     begin_read(request, SURFACE)
-    name, principal = name_of(request), facts_of(request.scope).principal
+    name, principal = known_name_of(request, deps), facts_of(request.scope).principal
     if kind is not ResourceKind.RUNNER:
         principal.require_name(VIEW_MODELS, name)
     return json_response(plain(_visible(principal, await deps.registry.get(kind, name))))
@@ -104,7 +110,7 @@ async def get_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) 
 async def get_members(deps: GatewayDeps, request: Request) -> Response:
     """Returns the pool of a model, with the complete documents of its members."""
     begin_read(request, SURFACE)
-    name, principal = name_of(request), facts_of(request.scope).principal
+    name, principal = known_name_of(request, deps), facts_of(request.scope).principal
     principal.require_name(VIEW_MODELS, name)
     pool, members = await deps.registry.members(name)
     shown = [member for member in members if principal.may_name(VIEW_MODELS, member.name)]
@@ -120,7 +126,7 @@ async def delete_resource(kind: ResourceKind, deps: GatewayDeps, request: Reques
     facts.surface = SURFACE
     require_local_caller(request.scope)
     force = Query(request.scope, frozenset(DELETE_PARAMETERS)).flag("force")
-    name = name_of(request)
+    name = known_name_of(request, deps)
     if kind is not ResourceKind.RUNNER:
         facts.principal.require_name(EDIT_MODELS, name)
     await deps.registry.delete(kind, name, force=force)
@@ -137,6 +143,7 @@ async def get_events(deps: GatewayDeps, request: Request) -> Response:
     """Returns the newest events, oldest first; with watch=1 a stream of new events as server-sent events."""
     query = begin_read(request, SURFACE, EVENT_PARAMETERS)
     wanted = _events_of(query)
+    wanted.name = name_asked_for(named(deps.fleet.view, wanted.name))
     if query.flag("watch"):
         if wanted.limit:
             raise invalid_field("limit", "is not allowed with a watch, which has no end")
@@ -231,7 +238,7 @@ async def _apply(
     if any(isinstance(each, ModelDocument) and each.manifest.provider.api_key_ref for each in documents):
         # The registry sees only the gateway's own key.
         principal.require(USE_SECRETS)
-    require_declarable(principal, map(to_declaration, documents))
+    require_declarable(principal, (_named_targets(deps, to_declaration(each)) for each in documents))
     results = await deps.registry.apply(documents, dry_run=dry_run, adopt=adopt, author=_author(request))
     changed = [
         f"{word_of(result, 'kind')}/{result.name}"
@@ -242,6 +249,18 @@ async def _apply(
         request_id = facts_of(request.scope).request_id
         log.info("resources applied", request_id=request_id, count=len(changed), first=changed[0])
     return results
+
+
+def _named_targets(deps: GatewayDeps, declaration: Declaration) -> Declaration:
+    """Returns a copy of a declaration that points to names where the given one points to ids."""
+    found = Declaration()
+    found.CopyFrom(declaration)
+    view = deps.fleet.view
+    if found.agent.model:
+        found.agent.model = named(view, found.agent.model)
+    if found.HasField("route"):
+        found.route.candidates[:] = [named(view, name) for name in found.route.candidates]
+    return found
 
 
 def _author(request: Request) -> Author:

@@ -80,6 +80,10 @@ class RegistryCore:
             self.join_tokens = {}
             await self.store.close()
 
+    def name_of(self, name_or_id: str) -> str:
+        """The name of the model, the agent or the route with this id; any other text as it is."""
+        return self.mesh.ids.name_of(name_or_id)
+
     def require_open(self) -> None:
         """Raise SHUTTING_DOWN outside of start and stop."""
         if not self._open:

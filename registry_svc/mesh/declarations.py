@@ -98,6 +98,18 @@ class Declarations:
         """One result per declaration, in order; see DeclarationService.Apply. `author` declares them."""
         return await self._core.write(lambda: self._apply(request, author))
 
+    def name_of(self, name_or_id: str) -> str:
+        """The name of the model, the agent or the route with this id; any other text as it is."""
+        return self._core.name_of(name_or_id)
+
+    def name_targets(self, request: ApplyRequest) -> None:
+        """Replace ids to which agents and routes point by names, under which they are stored."""
+        for declaration in request.declarations:
+            if declaration.agent.model:
+                declaration.agent.model = self.name_of(declaration.agent.model)
+            if declaration.HasField("route"):
+                declaration.route.candidates[:] = map(self.name_of, declaration.route.candidates)
+
     async def delete(self, kind: Kind, name: str, *, force: bool = False, requested_by: str = "") -> None:
         """Delete a resource, also one of a runner; see DeclarationService.Delete.
 

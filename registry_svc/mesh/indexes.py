@@ -10,6 +10,7 @@ from registry_svc.mesh.policy.declarations import Candidate
 from registry_svc.mesh.records import Manifest, key_of, manifest_bytes, pool_name_of
 from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2
 from weft.dispatch.agents import target_of
+from weft.kernel.names import is_resource_id
 
 
 @dataclass(slots=True)
@@ -35,6 +36,29 @@ class _Tally:
     def remove(self, model: str, *, names_it: bool) -> None:
         self.counts[self.statuses.pop(model)] -= 1
         self.naming -= names_it
+
+
+class IdIndex:
+    """The names of models, agents and routes by their ids."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._ids: dict[tuple[Kind, str], str] = {}
+
+    def put(self, kind: Kind, name: str, id_: str) -> None:
+        """Note the id of a name, in place of an earlier one."""
+        if self._ids.get((kind, name)) != id_:
+            self.drop(kind, name)
+            self._ids[kind, name] = id_
+            self._names[id_] = name
+
+    def drop(self, kind: Kind, name: str) -> None:
+        """Forget a name."""
+        self._names.pop(self._ids.pop((kind, name), ""), None)
+
+    def name_of(self, text: str) -> str:
+        """Returns the name of what has this id; any other text as it is."""
+        return self._names.get(text, text) if is_resource_id(text) else text
 
 
 class PoolIndex:

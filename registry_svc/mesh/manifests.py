@@ -16,6 +16,7 @@ from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, 
 from weft.documents.selectors import require_labels
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.field_rules import check_message
+from weft.kernel.names import require_no_id
 from weft.kernel.timestamps import duration_of
 from weft.kernel.units import keep_alive_seconds
 from weft.wake.recipes import set_defaults
@@ -24,6 +25,8 @@ from weft.wake.recipes import set_defaults
 def valid_model(manifest: model_pb2.ModelManifest, field: str, *, published: bool) -> model_pb2.ModelManifest:
     """Return a valid model; raises INVALID_ARGUMENT naming the field. `published`: sent by a runner."""
     check_message(manifest, field)
+    require_no_id(manifest.name, f"{field}.name")
+    require_no_id(manifest.pool_name, f"{field}.pool_name")
     manifest.DiscardUnknownFields()
     manifest.operations[:] = sorted(set(manifest.operations))
     manifest.skills[:] = sorted(set(manifest.skills))
@@ -39,6 +42,7 @@ def valid_model(manifest: model_pb2.ModelManifest, field: str, *, published: boo
 def valid_agent(manifest: agent_pb2.AgentManifest, field: str) -> agent_pb2.AgentManifest:
     """Return a valid agent; raises INVALID_ARGUMENT naming the field."""
     check_message(manifest, field)
+    require_no_id(manifest.name, f"{field}.name")
     manifest.DiscardUnknownFields()
     if not manifest.default_params.ByteSize():
         manifest.ClearField("default_params")
@@ -67,6 +71,7 @@ def _drop_defaults(behaviour: agent_behaviour_pb2.AgentBehaviour) -> None:
 def valid_route(manifest: route_pb2.RouteManifest, field: str) -> route_pb2.RouteManifest:
     """Return a valid route; raises INVALID_ARGUMENT naming the field."""
     check_message(manifest, field)
+    require_no_id(manifest.name, f"{field}.name")
     manifest.DiscardUnknownFields()
     if manifest.HasField("budget"):
         manifest.budget.FromNanoseconds(manifest.budget.ToNanoseconds())

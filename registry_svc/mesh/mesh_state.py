@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from registry_svc.mesh.domain import Kind
-from registry_svc.mesh.indexes import ManifestSizes, PoolIndex, RouteIndex, TargetIndex
+from registry_svc.mesh.indexes import IdIndex, ManifestSizes, PoolIndex, RouteIndex, TargetIndex
 from registry_svc.mesh.overlay import may_serve, public_agent, public_model, virtual_agent, virtual_model
 from registry_svc.mesh.policy.declarations import Target
 from registry_svc.mesh.session_state import SessionState
@@ -32,6 +32,7 @@ class ResourceIndex:
         self.targets = TargetIndex(self.pools)
         self.routes = RouteIndex(self.pools)
         self.sizes = ManifestSizes()
+        self.ids = IdIndex()
         self.detail_bytes = 0
         """Size of the detail texts of all reports."""
 
@@ -290,10 +291,12 @@ class Mesh(ResourceIndex):
                 gone.append(name)
                 touched_pools |= self.pools.drop(name)
                 self.sizes.drop(Kind.MODEL, name)
+                self.ids.drop(Kind.MODEL, name)
             else:
                 new[name] = model
                 touched_pools |= self.pools.put(model.manifest, model.status)
                 self.sizes.put(model.manifest)
+                self.ids.put(Kind.MODEL, name, model.id)
         return gone, new, touched_pools
 
     def _replaced_agents(self, names: Iterable[str]) -> tuple[list[str], list[agent_pb2.Agent]]:
@@ -305,10 +308,12 @@ class Mesh(ResourceIndex):
                 gone.append(name)
                 self.targets.drop(name)
                 self.sizes.drop(Kind.AGENT, name)
+                self.ids.drop(Kind.AGENT, name)
             else:
                 new.append(agent)
                 self.targets.put(agent.manifest, agent.status)
                 self.sizes.put(agent.manifest)
+                self.ids.put(Kind.AGENT, name, agent.id)
         return gone, new
 
     def _routes_over(self, models: Iterable[str]) -> set[str]:
@@ -329,10 +334,12 @@ class Mesh(ResourceIndex):
             if route is None:
                 gone.append(name)
                 self.sizes.drop(Kind.ROUTE, name)
+                self.ids.drop(Kind.ROUTE, name)
             else:
                 new[name] = route
                 self.routes.note_status(route)
                 self.sizes.put(route.manifest)
+                self.ids.put(Kind.ROUTE, name, route.id)
         for name in affected:
             route = self.routes.get(name)
             if route is not None and self.routes.note_status(route):

@@ -15,6 +15,7 @@ from weft.api.registry.v1 import (
     runner_pb2,
 )
 from weft.kernel.field_rules import enum_words
+from weft.kernel.names import resource_id
 
 _API_WORDS = enum_words(model_pb2.ModelProvider.Api.DESCRIPTOR)
 
@@ -108,6 +109,7 @@ def virtual_model(publication: Held[model_pb2.Model], publisher: Publisher) -> m
 
 def _of_publisher(model: model_pb2.Model, publisher: Publisher | None) -> model_pb2.Model:
     model.status = model_pb2.Model.Status.ValueType(model_status(model.manifest, publisher))
+    model.id = resource_id("model", model.manifest.name, model.create_time.ToNanoseconds())
     provider = model.manifest.provider
     model.type = _API_WORDS.get(provider.api, "") if model.manifest.HasField("provider") else ""
     if publisher is not None:
@@ -121,6 +123,7 @@ def public_agent(declared: agent_pb2.Agent, target: Status) -> agent_pb2.Agent:
     """A declared agent; `target` is the status of the pool it points to."""
     agent = agent_pb2.Agent()
     agent.CopyFrom(declared)
+    agent.id = resource_id("agent", agent.manifest.name, agent.create_time.ToNanoseconds())
     agent.status = agent_pb2.Agent.Status.ValueType(target)
     return agent
 
@@ -136,6 +139,7 @@ def shown_route(declared: route_pb2.Route, status: Status) -> route_pb2.Route:
     """A declared route; `status` is the best that one of its candidates has."""
     route = route_pb2.Route()
     route.CopyFrom(declared)
+    route.id = resource_id("route", route.manifest.name, route.create_time.ToNanoseconds())
     route.status = route_pb2.Route.Status.ValueType(status)
     return route
 

@@ -144,6 +144,10 @@ class Catalogue:
         )
         self.runners = Listing(core, Mesh.runner_names, _runner, Reason.NOT_FOUND, "runner")
 
+    def name_of(self, name_or_id: str) -> str:
+        """The name of the model, the agent or the route with this id; any other text as it is."""
+        return self._core.name_of(name_or_id)
+
     def pool_of(self, model: str) -> pool_pb2.Pool:
         """The pool that a model is in; raises MODEL_NOT_FOUND when there is no such model."""
         self._core.require_open()
@@ -179,12 +183,6 @@ def _named_page(listing: Listing[M], request: NamedPageRequest) -> tuple[list[M]
     return listing.selected_page(request, lambda _: True)
 
 
-def visible_name(name: str) -> str:
-    """Return a name that the caller may see; raises PERMISSION_DENIED naming the scope that is missing."""
-    caller().require_name(VIEW_MODELS, name)
-    return name
-
-
 L = TypeVar("L", model_pb2.Model, agent_pb2.Agent)
 
 
@@ -207,6 +205,12 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
 
+    def _visible(self, name_or_id: str) -> str:
+        """Return a name that the caller may see; raises PERMISSION_DENIED naming the scope that is missing."""
+        name = self._catalogue.name_of(name_or_id)
+        caller().require_name(VIEW_MODELS, name)
+        return name
+
     @override
     async def ListModels(
         self, request: registry_service_pb2.ListModelsRequest, context: Context
@@ -220,7 +224,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.GetModelRequest, context: Context
     ) -> registry_service_pb2.GetModelResponse:
         async with answering(context):
-            return registry_service_pb2.GetModelResponse(model=self._catalogue.models.get(visible_name(request.name)))
+            return registry_service_pb2.GetModelResponse(model=self._catalogue.models.get(self._visible(request.name)))
 
     @override
     async def GetModelMembers(
@@ -228,7 +232,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
     ) -> registry_service_pb2.GetModelMembersResponse:
         async with answering(context):
             return registry_service_pb2.GetModelMembersResponse(
-                pool=visible_pool(caller(), self._catalogue.pool_of(visible_name(request.name)))
+                pool=visible_pool(caller(), self._catalogue.pool_of(self._visible(request.name)))
             )
 
     @override
@@ -246,7 +250,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
     ) -> registry_service_pb2.GetPoolResponse:
         async with answering(context):
             return registry_service_pb2.GetPoolResponse(
-                pool=visible_pool(caller(), self._catalogue.pools.get(visible_name(request.name)))
+                pool=visible_pool(caller(), self._catalogue.pools.get(self._visible(request.name)))
             )
 
     @override
@@ -262,7 +266,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.GetAgentRequest, context: Context
     ) -> registry_service_pb2.GetAgentResponse:
         async with answering(context):
-            return registry_service_pb2.GetAgentResponse(agent=self._catalogue.agents.get(visible_name(request.name)))
+            return registry_service_pb2.GetAgentResponse(agent=self._catalogue.agents.get(self._visible(request.name)))
 
     @override
     async def ListRoutes(
@@ -277,7 +281,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.GetRouteRequest, context: Context
     ) -> registry_service_pb2.GetRouteResponse:
         async with answering(context):
-            return registry_service_pb2.GetRouteResponse(route=self._catalogue.routes.get(visible_name(request.name)))
+            return registry_service_pb2.GetRouteResponse(route=self._catalogue.routes.get(self._visible(request.name)))
 
     @override
     async def ListRunners(
@@ -318,7 +322,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
     ) -> registry_service_pb2.ListEventsResponse:
         async with answering(context):
             kind, name = events_of(request)
-            events = self._catalogue.events(kind, name, event_limit(request))
+            events = self._catalogue.events(kind, self._catalogue.name_of(name), event_limit(request))
             return registry_service_pb2.ListEventsResponse(events=events)
 
     @override
@@ -327,6 +331,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
     ) -> None:
         async with answering(context):
             kind, name = events_of(request)
+            name = self._catalogue.name_of(name)
             with self._catalogue.watch_events() as watcher:
                 # A caller that has the headers misses no event from now on.
                 await context.send_initial_metadata(())
@@ -415,6 +420,7 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
     ) -> declaration_service_pb2.ApplyResponse:
         async with answering(context):
             batch = valid_batch(request, self._config)
+            self._declarations.name_targets(batch)
             if any(each.model.manifest.provider.api_key_ref for each in batch.declarations if each.HasField("model")):
                 # Otherwise whoever may declare models could have any secret sent anywhere.
                 caller().require(USE_SECRETS)
@@ -427,7 +433,8 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
         self, request: declaration_service_pb2.DeleteRequest, context: Context
     ) -> declaration_service_pb2.DeleteResponse:
         async with answering(context):
-            kind, name = to_kind(request.kind, "kind"), require_name(request.name, "name")
+            kind = to_kind(request.kind, "kind")
+            name = self._declarations.name_of(require_name(request.name, "name"))
             if kind in (Kind.RUNNER, Kind.POOL):
                 caller().require(EDIT_MODELS)
             caller().require_name(EDIT_MODELS, name)

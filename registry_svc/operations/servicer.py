@@ -3,6 +3,7 @@
 import base64
 import binascii
 import re
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -124,12 +125,28 @@ def _timestamp(moment: datetime) -> timestamp_pb2.Timestamp:
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+def _name_models(action: operation_pb2.OperationAction, name_of: Callable[[str], str]) -> None:
+    """Replaces ids of models in an action by their names, which governance and the audit are about."""
+    match action.WhichOneof("kind"):
+        case "load_model":
+            action.load_model.model = name_of(action.load_model.model)
+            action.load_model.evict_model = name_of(action.load_model.evict_model)
+        case "unload_model":
+            action.unload_model.model = name_of(action.unload_model.model)
+        case "remove_model":
+            action.remove_model.model = name_of(action.remove_model.model)
+        case "flush_cache":
+            action.flush_cache.model = name_of(action.flush_cache.model)
+
+
 class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
     """See OperationService in the contract."""
 
-    def __init__(self, operations: Operations, clock: Clock) -> None:
+    def __init__(self, operations: Operations, clock: Clock, name_of: Callable[[str], str] = str) -> None:
+        """`name_of` returns the name for the id of a model, and any other text as it is."""
         self._operations = operations
         self._clock = clock
+        self._name_of = name_of
 
     @override
     async def CreateOperation(
@@ -137,6 +154,7 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
     ) -> operation_service_pb2.CreateOperationResponse:
         async with answering(context):
             wanted = valid_creation(request)
+            _name_models(wanted.action, self._name_of)
             needed = needed_access(wanted.action)
             if needed is not None:
                 caller().require(needed)

@@ -201,7 +201,7 @@ def connect_runner_of(registry: Registry, model: str) -> "RunnerOfModel":
     observed = runner.observed
     if observed is None or observed.status != runner_pb2.Runner.STATUS_ACTIVE:
         raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"the runner {name}, which serves {model}, is not there")
-    return RunnerOfModel(observed.address, model, observed.runtime)
+    return RunnerOfModel(observed.address, document.name, observed.runtime)
 
 
 class RunnerOfModel(ServiceClient):

@@ -17,7 +17,7 @@ from weft.dispatch.payload_description import (
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.names import close_names, require_name
+from weft.kernel.names import close_names, is_resource_id, require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -56,6 +56,22 @@ def require_model_name(text: str, field: str) -> str:
     prefix = next((prefix for prefix in (AGENT_PREFIX, ROUTE_PREFIX) if text.startswith(prefix)), "")
     require_name(text.removeprefix(prefix), field)
     return text
+
+
+def named(view: FleetView, model: str) -> str:
+    """Returns the model of a request with the name in place of an id; any other text as it is.
+
+    The id of an agent or of a route needs no prefix. Only a text with the form of an id is looked for.
+    """
+    text = name_asked_for(model)
+    if not is_resource_id(text):
+        return model
+    if text.startswith("model-"):
+        return next((each.name for each in view.models.values() if each.id == text), model)
+    is_agent = text.startswith("agent-")
+    found = view.agents if is_agent else view.routes
+    prefix = AGENT_PREFIX if is_agent else ROUTE_PREFIX
+    return next((f"{prefix}{name}" for name, each in found.items() if each.id == text), model)
 
 
 def name_asked_for(model: str) -> str:
@@ -202,6 +218,10 @@ class KnownNames:
         self._fleet = fleet
         self._view = FleetView()
         self._names: frozenset[str] = frozenset()
+
+    def named(self, model: str) -> str:
+        """Returns the model of a request with the name in place of an id; see `named`."""
+        return named(self._fleet.view, model)
 
     def require(self, name: str, field: str) -> None:
         """Raises MODEL_NOT_FOUND for an unknown name. Before the first snapshot every name passes."""

@@ -86,6 +86,8 @@ class ModelView:
     """Whether only its configuration is known, because its runner is still starting."""
     journal: JournalMode = JournalMode.UNSET
     """Whether its requests are durable tasks."""
+    id: str = ""
+    """Its id; empty: not known."""
 
     @property
     def reachable(self) -> bool:
@@ -227,6 +229,7 @@ def _model(model: model_pb2.Model) -> ModelView:
         skills=_skills(manifest),
         journal=journal_in(manifest.journal),
         digest=manifest.digest,
+        id=model.id,
     )
 
 

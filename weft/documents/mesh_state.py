@@ -7,6 +7,7 @@ from typing import Any
 from weft.api.registry.v1 import agent_pb2, model_pb2, pool_pb2, registry_service_pb2, route_pb2, runner_pb2
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, instance_of, model_document, observed_document, pool_document
+from weft.kernel.names import is_resource_id
 
 Key = tuple[ResourceKind, str]
 
@@ -41,8 +42,8 @@ class MeshState:
         yield from ((ResourceKind.ROUTE, name) for name in self.routes)
 
     def document(self, key: Key) -> AnyDocument | None:
-        """Returns the current document of a resource; None: it does not exist."""
-        kind, name = key
+        """Returns the current document of a resource, by its name or its id; None: it does not exist."""
+        kind, name = key[0], self._name_of(*key)
         if kind is ResourceKind.POOL:
             members = [self.models[member] for member in self._of_pool.get(name, ())]
             return pool_document(pool_message(name, members)) if members else None
@@ -57,6 +58,17 @@ class MeshState:
         }
         message = messages[kind].get(name)
         return None if message is None else observed_document(kind, message)
+
+    def _name_of(self, kind: ResourceKind, text: str) -> str:
+        """Returns the name for an id, and any other text as it is."""
+        if not is_resource_id(text):
+            return text
+        identified: Mapping[ResourceKind, Mapping[str, Any]] = {
+            ResourceKind.MODEL: self.models,
+            ResourceKind.AGENT: self.agents,
+            ResourceKind.ROUTE: self.routes,
+        }
+        return next((name for name, message in identified.get(kind, {}).items() if message.id == text), text)
 
     def documents(self, kind: ResourceKind) -> list[AnyDocument]:
         """Returns the resources of one kind, by name."""

@@ -5,6 +5,7 @@ import re
 import secrets
 from collections.abc import Iterable
 from difflib import get_close_matches
+from hashlib import sha256
 
 from weft.kernel.errors import invalid_field
 
@@ -24,6 +25,8 @@ CENTRAL_RUNNER = "central-models"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 # Ids and tenants travel as gRPC metadata and HTTP headers: printable ASCII without spaces and separators.
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=-]*")
+_ID_DIGITS = 24
+_RESOURCE_ID = re.compile(rf"(?:model|agent|route)-[0-9a-f]{{{_ID_DIGITS}}}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -61,6 +64,23 @@ def require_request_id(text: str, field: str) -> str:
     if len(text) > MAX_REQUEST_ID_CHARS or _REQUEST_ID.fullmatch(text) is None:
         raise invalid_field(field, f"must be 1 to {MAX_REQUEST_ID_CHARS} letters, digits, '.', '_' or '-'")
     return text
+
+
+def resource_id(kind: str, name: str, created_nanoseconds: int) -> str:
+    """Returns the id of a model, an agent or a route; another one after it was deleted and made again."""
+    digest = sha256(f"{kind}/{name}/{created_nanoseconds}".encode()).hexdigest()
+    return f"{kind}-{digest[:_ID_DIGITS]}"
+
+
+def is_resource_id(text: str) -> bool:
+    """Whether `text` has the form of the id of a model, an agent or a route, such as "model-" and 24 hex digits."""
+    return _RESOURCE_ID.fullmatch(text) is not None
+
+
+def require_no_id(text: str, field: str) -> None:
+    """Raises INVALID_ARGUMENT for a name with the form of an id: it could stand in front of what has that id."""
+    if is_resource_id(text):
+        raise invalid_field(field, f"must not have the form of an id, '{text}'; choose another name")
 
 
 def new_id(prefix: str) -> str:

@@ -49,6 +49,7 @@ _MODEL_WIDE = (
     Column("KEY", "{manifest.provider.api_key_ref}"),
     Column("OWNER", "{manifest.tags.owner}"),
     Column("LABELS", lambda model: labels_text(model.manifest.tags)),
+    Column("ID", "{observed.id}"),
     Column("PHASE", "[{instance.phase}]"),
     Column("ADAPTS", lambda model: model.instance.base_model if model.instance else ""),
     Column("SLOTS", lambda model: slots([model.instance] if model.instance else [])),
@@ -71,6 +72,7 @@ _AGENT_WIDE = (
     Column("TIER", "{declared.tags.tier}"),
     Column("OWNER", "{declared.tags.owner}"),
     Column("LABELS", lambda agent: labels_text(agent.declared.tags)),
+    Column("ID", "{observed.id}"),
     Column("RUNNER", "{observed.runner}"),
     Column("TOOLS", "[{declared.behaviour.tools:commas}]"),
     Column("SIGNALS", "[{declared.behaviour.signals:commas}]"),
@@ -116,6 +118,7 @@ _ROUTE_WIDE = (
     _ROUTE[3],
     Column("KEEP", "[{declared.keep_alive:keep}]"),
     Column("PINNED", "{declared.pin_primary:yes}"),
+    Column("ID", "{observed.id}"),
     Column("AGE", "[{observed.create_time:age}]", ticks=True),
     Column("DESCRIPTION", "{declared.description}"),
 )

@@ -58,7 +58,7 @@ def gather(registry: Registry, target: Target) -> Facts:
         routes=_routes(registry, document, pool),
         rungs=_rungs(registry, document),
         runner=describe_runner(address, LOG_LINES) if address else None,
-        events=_or_none(lambda: registry.events(target.kind, target.name, EVENTS)) or [],
+        events=_or_none(lambda: registry.events(target.kind, document.name, EVENTS)) or [],
     )
 
 

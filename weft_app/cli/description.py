@@ -204,6 +204,7 @@ _MODEL = (
     Column("Kind", "{observed.kind} model"),
     Column("Status", "{state}"),
     Column("Runner", "[{observed.runner}|none]"),
+    Column("Id", "{observed.id}"),
     Column("Type", "{observed.type}"),
     Column("Model", upstream_of),
     Column("Tier", "{manifest.tags.tier}"),

@@ -248,6 +248,9 @@ class ResourceWatch:
             self.show(state, changed)
 
     def _begin(self, state: MeshState) -> None:
+        named = {name: document for name in self._names if (document := state.document((self._kind, name))) is not None}
+        # Ids are names from here on.
+        self._names = frozenset(named[name].name if name in named else name for name in self._names)
         documents = [document for document in state.documents(self._kind) if self._is_wanted(document.name)]
         missing = self._names - {document.name for document in documents}
         if missing:

@@ -43,8 +43,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
     """TaskService over the task port; translation only."""
 
-    def __init__(self, tasks: TaskPort) -> None:
+    def __init__(self, tasks: TaskPort, names: KnownNames | None = None) -> None:
+        """`names` finds the name for the id of a model; None: ids are not known."""
         self._tasks = tasks
+        self._names = names
 
     @override
     @answers
@@ -53,6 +55,8 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         spec = request.spec
         if spec.options.allow_remote:
             caller().require(MAY_LEAVE)
+        if self._names is not None:
+            spec.model = self._names.named(spec.model)
         caller().require_name(USE_MODELS, name_asked_for(spec.model))
         # Resubmissions with a key must have the same digest, so no trace is added to them.
         if not spec.traceparent and not request.idempotency_key:
@@ -153,6 +157,7 @@ class TaskService(Service):
     ) -> None:
         """`names`: models, routes and agents that tasks may name; None: any name is accepted."""
         self._store = store
+        self._names = names
         database_clock = DatabaseClock(clock, store.database_now)
         self._database_clock = database_clock
         self._limits = limits
@@ -205,7 +210,7 @@ class TaskService(Service):
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
-        task_service_pb2_grpc.add_TaskServiceServicer_to_server(TaskServicer(self._tasks), server)
+        task_service_pb2_grpc.add_TaskServiceServicer_to_server(TaskServicer(self._tasks, self._names), server)
 
     async def start(self) -> None:
         """Starts the store, the engine and the sweeper. Raises SERVICE_UNAVAILABLE."""

@@ -180,6 +180,7 @@ class _Registry(registry_service_pb2_grpc.RegistryServiceServicer):
         return pool_message(name, [model for model in self._mesh.state.models.values() if pool_of(model) == name])
 
     def _one(self, rows: dict[str, Any], name: str, context: Any, kind: str) -> Any:
+        name = next((known for known, row in rows.items() if getattr(row, "id", "") == name != ""), name)
         if name not in rows:
             reason = Reason.MODEL_NOT_FOUND if kind == "model" else Reason.NOT_FOUND
             refuse(context, reason, f"there is no {kind} {name!r}")

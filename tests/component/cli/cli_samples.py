@@ -14,6 +14,7 @@ from weft.api.registry.v1 import (
     wake_pb2,
 )
 from weft.kernel.address import relayed_address
+from weft.kernel.names import resource_id
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -32,6 +33,7 @@ def some_model(name: str = "qwen", pool: str = "big", status: str = "ACTIVE") ->
             upstream="qwen.gguf",
         ),
         type="llama_server",
+        id=resource_id("model", name, 0),
         runner="r1",
         status=model_pb2.Model.Status.Value(f"STATUS_{status}"),
         kind=model_pb2.Model.KIND_VIRTUAL,

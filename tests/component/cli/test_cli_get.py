@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from weft.api.registry.v1.registry_service_pb2 import Change
 from weft.documents.schemas import schemas
 from weft.kernel.errors import WeftError
+from weft.kernel.names import resource_id
 from weft.kernel.reasons import Reason
 from weft_app.cli import follow
 from weft_app.cli.main import app
@@ -96,8 +97,40 @@ def test_wide_models_name_their_file_their_key_and_who_answers_for_them(mesh: Sc
     header, first, second = mesh.run("get", "models", "frontier", "qwen", "-o", "wide").stdout.splitlines()
     for title, text in (("MODEL", "big-1"), ("KEY", "secret/example-key")):
         assert first[header.index(f" {title} ") + 1 :].startswith(text)
-    for title, text in (("MODEL", "qwen.gguf"), ("KEY", "-"), ("OWNER", "ann"), ("LABELS", "team=a,zone=x")):
+    for title, text in (
+        ("MODEL", "qwen.gguf"),
+        ("KEY", "-"),
+        ("OWNER", "ann"),
+        ("LABELS", "team=a,zone=x"),
+        ("ID", "model-"),
+    ):
         assert second[header.index(f" {title} ") + 1 :].startswith(text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("get", "model", "{}", "-o", "name"),
+        ("get", "model/{}", "-o", "json"),
+        ("get", "models", "{}", "-o", "wide"),
+        ("describe", "model", "{}"),
+        ("events", "model", "qwen"),
+        ("wait", "model", "{}", "--for", "exists"),
+    ],
+)
+def test_commands_take_the_id_of_a_model_for_its_name(mesh: ScriptedMesh, arguments: tuple[str, ...]) -> None:
+    by_id = mesh.run(*(word.format(resource_id("model", "qwen", 0)) for word in arguments))
+    by_name = mesh.run(*(word.format("qwen") for word in arguments))
+    assert (by_id.exit_code, by_name.exit_code) == (0, 0), by_id.output
+    if arguments[0] != "wait":
+        assert by_id.stdout == by_name.stdout
+
+
+def test_a_watch_of_an_id_follows_the_name(mesh: ScriptedMesh) -> None:
+    mesh.changes.put(Change(deleted_model="qwen"))
+    mesh.changes.put(OVER)
+    result = mesh.run("get", "model", resource_id("model", "qwen", 0), "-w", "-o", "name")
+    assert result.stdout.split() == ["model/qwen", "model/qwen"], result.output
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_only_get_offers_requests_and_clients_in_its_help(mesh: ScriptedMesh) ->
 
 def test_wide_shows_how_long_models_stay_and_whether_the_primary_is_pinned(mesh: ScriptedMesh) -> None:
     header, row = mesh.run("get", "routes", "-o", "wide").stdout.splitlines()
-    assert header.split() == ["NAME", "STATUS", "CANDIDATES", "BUDGET", "KEEP", "PINNED", "AGE", "DESCRIPTION"]
+    assert header.split() == ["NAME", "STATUS", "CANDIDATES", "BUDGET", "KEEP", "PINNED", "ID", "AGE", "DESCRIPTION"]
     assert row.split()[:6] == ["summaries", "active", "qwen,big", "60s", "300s", "yes"]
 
 

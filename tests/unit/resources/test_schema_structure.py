@@ -52,6 +52,7 @@ CHANGED = {
     # Whether requests are journaled by setting, and as which task, is new.
     "ModelDocument.properties.journal",
     "ReceiptDocument.properties.taskId",
+    *(f"{kind}Status.properties.id" for kind in ("Model", "Agent", "Route")),
     # The times of a request as a whole, and at its engine, are new.
     "ReceiptDocument.properties.engineTimings",
     "ReceiptDocument.properties.totalSeconds",

@@ -138,12 +138,15 @@ class Agent(google.protobuf.message.Message):
     CREATE_TIME_FIELD_NUMBER: builtins.int
     LAST_HEARTBEAT_TIME_FIELD_NUMBER: builtins.int
     INACTIVE_TIME_FIELD_NUMBER: builtins.int
+    ID_FIELD_NUMBER: builtins.int
     kind: global___Agent.Kind.ValueType
     """Who declared it."""
     runner: builtins.str
     """The runner that published it; empty for a public one."""
     status: global___Agent.Status.ValueType
     """Whether it can answer."""
+    id: builtins.str
+    """Its id, which is taken wherever its name is. Another one after it was deleted and made again."""
     @property
     def manifest(self) -> global___AgentManifest:
         """The manifest that was declared or published."""
@@ -170,8 +173,9 @@ class Agent(google.protobuf.message.Message):
         create_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         last_heartbeat_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         inactive_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["create_time", b"create_time", "inactive_time", b"inactive_time", "last_heartbeat_time", b"last_heartbeat_time", "manifest", b"manifest"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "inactive_time", b"inactive_time", "kind", b"kind", "last_heartbeat_time", b"last_heartbeat_time", "manifest", b"manifest", "runner", b"runner", "status", b"status"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "id", b"id", "inactive_time", b"inactive_time", "kind", b"kind", "last_heartbeat_time", b"last_heartbeat_time", "manifest", b"manifest", "runner", b"runner", "status", b"status"]) -> None: ...
 
 global___Agent = Agent

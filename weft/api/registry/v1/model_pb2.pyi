@@ -407,6 +407,7 @@ class Model(google.protobuf.message.Message):
     INACTIVE_TIME_FIELD_NUMBER: builtins.int
     DECLARED_RUNNER_FIELD_NUMBER: builtins.int
     TYPE_FIELD_NUMBER: builtins.int
+    ID_FIELD_NUMBER: builtins.int
     runner: builtins.str
     """The runner that serves it, by name. Empty: none yet."""
     status: global___Model.Status.ValueType
@@ -419,6 +420,8 @@ class Model(google.protobuf.message.Message):
     """What kind of engine or provider serves it: the runtime of its runner, such as "llama_server", or the interface of
     its provider, such as "openai". Empty: not known.
     """
+    id: builtins.str
+    """Its id, which is taken wherever its name is. Another one after it was deleted and made again."""
     @property
     def manifest(self) -> global___ModelManifest:
         """The manifest as declared or published."""
@@ -447,8 +450,9 @@ class Model(google.protobuf.message.Message):
         inactive_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         declared_runner: builtins.str = ...,
         type: builtins.str = ...,
+        id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["create_time", b"create_time", "inactive_time", b"inactive_time", "last_heartbeat_time", b"last_heartbeat_time", "manifest", b"manifest"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "declared_runner", b"declared_runner", "inactive_time", b"inactive_time", "kind", b"kind", "last_heartbeat_time", b"last_heartbeat_time", "manifest", b"manifest", "runner", b"runner", "status", b"status", "type", b"type"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "declared_runner", b"declared_runner", "id", b"id", "inactive_time", b"inactive_time", "kind", b"kind", "last_heartbeat_time", b"last_heartbeat_time", "manifest", b"manifest", "runner", b"runner", "status", b"status", "type", b"type"]) -> None: ...
 
 global___Model = Model

@@ -111,8 +111,11 @@ class Route(google.protobuf.message.Message):
     MANIFEST_FIELD_NUMBER: builtins.int
     STATUS_FIELD_NUMBER: builtins.int
     CREATE_TIME_FIELD_NUMBER: builtins.int
+    ID_FIELD_NUMBER: builtins.int
     status: global___Route.Status.ValueType
     """Whether it can answer."""
+    id: builtins.str
+    """Its id, which is taken wherever its name is. Another one after it was deleted and made again."""
     @property
     def manifest(self) -> global___RouteManifest:
         """The manifest as declared."""
@@ -127,8 +130,9 @@ class Route(google.protobuf.message.Message):
         manifest: global___RouteManifest | None = ...,
         status: global___Route.Status.ValueType = ...,
         create_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["create_time", b"create_time", "manifest", b"manifest"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "manifest", b"manifest", "status", b"status"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "id", b"id", "manifest", b"manifest", "status", b"status"]) -> None: ...
 
 global___Route = Route

@@ -1,0 +1,140 @@
+"""Ids of models, agents and routes: taken by every rpc that takes names, and never a name themselves."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from registry_harness import (
+    AGENT,
+    MODEL,
+    ROUTE,
+    Declaration,
+    RunningRegistry,
+    SomeRunner,
+    a_route,
+    an_agent,
+    declare,
+    manifest,
+    refused,
+    running_registry,
+)
+
+from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
+from weft.api.registry.v1 import registry_service_pb2 as pb
+from weft.kernel.names import is_resource_id
+from weft.kernel.reasons import Reason
+from weft_testing.fake_clock import FakeClock
+
+ID = "model-0123456789abcdef01234567"
+Call = Callable[[RunningRegistry, str], Awaitable[Any]]
+
+
+async def some_mesh(mesh: RunningRegistry) -> dict[str, str]:
+    """Ids by name."""
+    await SomeRunner(mesh, models=(manifest("published"),)).open()
+    await mesh.apply(declare("declared"), Declaration(agent=an_agent("judge", "declared")), a_route("way", "declared"))
+    return {
+        "published": (await mesh.model("published")).id,
+        "declared": (await mesh.model("declared")).id,
+        "judge": (await mesh.agent("judge")).id,
+        "way": (await mesh.route("way")).id,
+    }
+
+
+async def _members(mesh: RunningRegistry, text: str) -> str:
+    return (await mesh.registry.GetModelMembers(pb.GetModelMembersRequest(name=text))).pool.name
+
+
+async def _event(mesh: RunningRegistry, kind: int, text: str) -> str:
+    return (await mesh.events(kind, text))[-1].split()[1]
+
+
+READS: dict[str, tuple[str, Call]] = {
+    "GetModel of a runner": ("published", lambda mesh, text: _name(mesh.model(text))),
+    "GetModel": ("declared", lambda mesh, text: _name(mesh.model(text))),
+    "GetModelMembers": ("declared", _members),
+    "GetAgent": ("judge", lambda mesh, text: _name(mesh.agent(text))),
+    "GetRoute": ("way", lambda mesh, text: _name(mesh.route(text))),
+    "ListEvents of a model": ("declared", lambda mesh, text: _event(mesh, MODEL, text)),
+    "ListEvents of an agent": ("judge", lambda mesh, text: _event(mesh, AGENT, text)),
+}
+
+
+async def _name(found: Awaitable[Any]) -> str:
+    return str((await found).manifest.name)
+
+
+@pytest.mark.parametrize("rpc", READS)
+async def test_an_id_is_taken_where_a_name_is(mesh: RunningRegistry, rpc: str) -> None:
+    ids = await some_mesh(mesh)
+    name, call = READS[rpc]
+    assert is_resource_id(ids[name])
+    assert await call(mesh, ids[name]) == await call(mesh, name) == name
+
+
+async def test_agents_and_routes_may_point_to_an_id_and_are_stored_with_the_name(mesh: RunningRegistry) -> None:
+    ids = await some_mesh(mesh)
+    await mesh.apply(
+        Declaration(agent=an_agent("second", ids["published"])), a_route("road", ids["published"], "declared")
+    )
+    assert (await mesh.agent("second")).manifest.model == "published"
+    assert list((await mesh.route("road")).manifest.candidates) == ["published", "declared"]
+
+
+async def test_a_load_by_id_is_a_load_of_the_name(mesh: RunningRegistry) -> None:
+    ids = await some_mesh(mesh)
+    operations: Any = operation_service_pb2_grpc.OperationServiceStub(mesh.channel)
+    action = operation_pb2.OperationAction(load_model=operation_pb2.LoadModel(model=ids["published"]))
+    created = await operations.CreateOperation(
+        operation_service_pb2.CreateOperationRequest(request_id="one", action=action)
+    )
+    assert created.operation.action.load_model.model == "published"
+
+
+async def test_what_is_deleted_by_its_id_is_gone_and_made_again_has_another(mesh: RunningRegistry) -> None:
+    ids = await some_mesh(mesh)
+    for kind, name in ((ROUTE, "way"), (AGENT, "judge"), (MODEL, "declared")):
+        await mesh.delete(kind, ids[name])
+    with refused(Reason.MODEL_NOT_FOUND):
+        await mesh.model("declared")
+    await mesh.clock.advance(1.0)
+    await mesh.apply(declare("declared"))
+    assert (await mesh.model("declared")).id != ids["declared"]
+    with refused(Reason.MODEL_NOT_FOUND):
+        await mesh.model(ids["declared"])
+
+
+async def test_ids_outlive_a_restart_and_a_change_of_their_declaration(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running_registry(tmp_path, clock=clock) as mesh:
+        ids = await some_mesh(mesh)
+        await mesh.apply(declare(manifest("declared", context_tokens=512)))
+        assert (await mesh.model("declared")).id == ids["declared"]
+    async with running_registry(tmp_path, clock=clock) as mesh:
+        assert (await mesh.model(ids["declared"])).manifest.name == "declared"
+        assert (await mesh.agent(ids["judge"])).id == ids["judge"]
+        assert (await mesh.route(ids["way"])).id == ids["way"]
+        assert (await mesh.model(ids["published"])).manifest.name == "published"
+
+
+@pytest.mark.parametrize(
+    "declaration",
+    [
+        declare(ID),
+        declare(manifest("m1", pool=ID)),
+        Declaration(agent=an_agent(ID.replace("model", "agent"), "declared")),
+        a_route(ID.replace("model", "route"), "declared"),
+    ],
+)
+async def test_no_name_has_the_form_of_an_id_so_that_none_stands_before_it(
+    mesh: RunningRegistry, declaration: Declaration
+) -> None:
+    await some_mesh(mesh)
+    with refused(Reason.INVALID_ARGUMENT) as errors:
+        await mesh.apply(declaration)
+    assert "form of an id" in errors[0].message
+    with refused(Reason.INVALID_ARGUMENT):
+        await SomeRunner(mesh, name="r2", models=(manifest(ID),)).open()
+    # Other names that begin so are names.
+    await mesh.apply(declare("model-0123456789abcdef0123456"), declare("model-7b"))
