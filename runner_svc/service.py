@@ -1,6 +1,7 @@
 """The runner service: builds instances, session and servicers, and starts and stops them in order."""
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -148,6 +149,7 @@ class RunnerService(Service):
             clock=self._clock,
             jitter=SystemRandom().random,
         )
+        self._session.on_taken = self._withdraw_taken
         if self._config.leftovers is not None:
             await asyncio.to_thread(self._config.leftovers.sweep)
         if self._leases is not None:
@@ -213,6 +215,15 @@ class RunnerService(Service):
         if instance is not None:
             self._retire(instance)
             self._note_models()
+
+    def _withdraw_taken(self, names: Collection[str]) -> None:
+        """Serve added models no longer whose names others have taken while this runner was away.
+
+        Without a session it would serve nothing. They are tried again at the next start.
+        """
+        for instance in [each for each in self._in_order if each.config.added is not None and each.model in names]:
+            log.error("an added model is not served: its name is taken", model=instance.model)
+            self.withdraw(instance.model)
 
     def _retire(self, instance: Instance) -> "asyncio.Task[None]":
         """Take no further requests for an instance; returns the task that ends it after those that it has."""

@@ -200,10 +200,17 @@ class Job:
         self._result.added.CopyFrom(added)
 
     async def _until_published(self, model: str) -> None:
-        """Wait until the mesh knows a model that was added, at most PUBLISHED_SECONDS: its runner says so by itself."""
+        """Wait until the mesh knows a model that was added: its runner says so by itself.
+
+        Raises MODEL_NOT_FOUND after PUBLISHED_SECONDS: the runner could not publish it.
+        """
         until = self._deps.clock.monotonic() + PUBLISHED_SECONDS
         while self._deps.directory.runner_of(model) is None and self._deps.clock.monotonic() < until:
             await self._deps.clock.sleep(PUBLISHED_CHECK_SECONDS)
+        if self._deps.directory.runner_of(model) is None:
+            raise WeftError(
+                Reason.MODEL_NOT_FOUND, f"{model} was loaded, and its runner could not publish it; its log says why"
+            )
 
     async def _remove_again(self) -> None:
         """Remove the model that was added for this load, which failed: a load that fails leaves nothing behind."""

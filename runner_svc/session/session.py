@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,6 +84,8 @@ class RunnerSession:
         jitter: Callable[[], float],
     ) -> None:
         """`gates` receive the session's key; `jitter` returns 0 to 1 and spreads the retries of many runners."""
+        self.on_taken: Callable[[Collection[str]], None] = lambda _: None
+        """Called with the names that others have, for which the registry refuses the session."""
         self._registry = registry
         self._stub = cast(
             "RunnerSessionServiceAsyncStub", runner_session_service_pb2_grpc.RunnerSessionServiceStub(registry)
@@ -249,6 +251,8 @@ class RunnerSession:
             log.warning("the registry is away, serving on")
         else:
             log.error("the registry refused", reason=error.reason.name, message=error.message)
+            if error.reason is Reason.ALREADY_EXISTS:
+                self.on_taken(frozenset(error.metadata.values()))
 
 
 def _no_report_yet(heartbeat_interval_seconds: float, report_interval_seconds: float) -> ReportTimes:

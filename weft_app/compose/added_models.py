@@ -139,7 +139,9 @@ class SectionAdder(ModelAdder):
         self, added: added_model_pb2.AddedModel, runtime: Runtime[Any], source: ModelSource, files: FoundFiles | None
     ) -> ServedModel:
         """Returns a model as it is served, by the settings that weft.yaml would have for it."""
-        if not issubclass(runtime.settings, FileModelSettings) and files is None:
+        # A folder may have been named that holds the file.
+        needs_files = isinstance(source, PathSource) or not issubclass(runtime.settings, FileModelSettings)
+        if needs_files and files is None:
             files = self._sources.files_here(source)
         document = model_document(added, runtime, source, files)
         runner = {"name": self._section.name, "runtime": runtime.name, "models": [document]}

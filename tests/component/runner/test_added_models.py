@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from kit.engine_settings import engine_settings
+from runner_harness import running_runner
 
 from runner_svc.added_models import (
     SUFFIX,
@@ -15,13 +17,17 @@ from runner_svc.added_models import (
     remembered_models,
 )
 from runner_svc.backend.port import Backend
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.settings import HibernationSettings, ServedModel
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.model_sizing import MachineMemory
 from runner_svc.policy.repository_files import ModelForm
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.model_source import ModelSource
 from weft.kernel.reasons import Reason
+from weft_testing.fake_backend.process import fake_backend_command
 
 SOURCE = "hf:acme/tiny-GGUF:Q4_0"
 NOTHING = load_pb2.LoadOptions()
@@ -199,3 +205,40 @@ async def test_the_query_of_a_url_is_kept_and_not_shown(runner: Runner) -> None:
     assert "hidden" in runner.file.read_text("utf-8")
     model, _ = await runner.models.remove("m")
     assert "hidden" not in str(model)
+
+
+def _served(name: str, added: added_model_pb2.AddedModel | None = None) -> ServedModel:
+    config = engine_settings(LlamaServerModel, command=tuple(fake_backend_command()), path=Path(__file__), name=name)
+    return ServedModel(
+        name=name,
+        make_backend=lambda: LlamaServerBackend(*config),
+        hibernation=HibernationSettings(start_asleep=True),
+        added=added,
+    )
+
+
+async def test_an_added_model_whose_name_another_runner_took_does_not_keep_the_runner_from_the_mesh(
+    tmp_path: Path,
+) -> None:
+    added = added_model_pb2.AddedModel(name="tiny", source=SOURCE)
+    async with running_runner(tmp_path, [_served("own"), _served("tiny", added)]) as runner:
+        await runner.until(Phase.HIBERNATING, "own")
+        taken = WeftError(Reason.ALREADY_EXISTS, "the name is taken", metadata={"owner_kind": "model", "model": "tiny"})
+        runner.registry.failures = [taken]
+        runner.service.reopen_session()
+        await runner.until_opened(3)
+        assert [[model.name for model in opened.models] for opened in runner.registry.opened] == [
+            ["own", "tiny"],
+            ["own", "tiny"],
+            ["own"],
+        ]
+
+
+async def test_a_configured_model_is_not_given_up_for_another_runner(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_served("own"), _served("tiny")]) as runner:
+        await runner.until(Phase.HIBERNATING, "own")
+        taken = WeftError(Reason.ALREADY_EXISTS, "the name is taken", metadata={"owner_kind": "model", "model": "tiny"})
+        runner.registry.failures = [taken]
+        runner.service.reopen_session()
+        await runner.until_opened(3)
+        assert [model.name for model in runner.registry.opened[-1].models] == ["own", "tiny"]

@@ -1,0 +1,160 @@
+"""What a runner of weft.yaml makes of a source: the engine by its files, and the settings that weft.yaml would have."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from runner_svc.added_models import AddRequest
+from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.instance.settings import ServedModel
+from runner_svc.model_store.store import ModelStore
+from runner_svc.runtimes.settings import ModelSettings
+from runner_svc.settings import ModelStoreSettings, RunnerSettings
+from weft.api.runner.v1 import added_model_pb2, model_store_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.model_source import asked_source
+from weft.kernel.reasons import Reason
+from weft_app.compose.added_models import SectionAdder, Sized, SizingRequest
+from weft_app.compose.model_sources import ModelSources
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
+
+SIZING = added_model_pb2.ModelSizing(context_tokens=4096, slots=2, gpu_layers=7)
+
+
+def _hide(_: model_store_pb2.PullProgress) -> None:
+    """A ShowPull that shows nothing."""
+
+
+@dataclass
+class Workshop:
+    """A SectionAdder for one runner, and the settings that it has built models from."""
+
+    folder: Path
+    built: list[tuple[RunnerSettings, ModelSettings]] = field(default_factory=list)
+    sized: list[SizingRequest] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        section = parse_section(
+            ConfiguredRunner,
+            {"name": "local", "command": ["engine"], "models": [{"name": "own", "path": "/own.gguf"}]},
+        )
+        sources = ModelSources(ModelStore(self.folder / "models"), ModelStoreSettings())
+        environments = EnvironmentFolder(self.folder / "runtimes")
+        self.adder = SectionAdder(section, sources, environments, self._build, self._size)
+
+    def _build(self, section: RunnerSettings, model: ModelSettings) -> ServedModel:
+        self.built.append((section, model))
+        return ServedModel(name=model.name, make_backend=lambda: pytest.fail("nothing is loaded here"))
+
+    async def _size(self, request: SizingRequest) -> Sized:
+        self.sized.append(request)
+        return Sized(sizing=SIZING, reasons=("it fits",))
+
+    async def prepare(self, source: str) -> added_model_pb2.AddedModel:
+        served = await self.adder.prepare(AddRequest(source=asked_source(source, "source"), name="tiny"), _hide)
+        assert served.added is not None
+        return served.added
+
+    @property
+    def settings(self) -> ModelSettings:
+        """The settings of the model that was built last."""
+        return self.built[-1][1]
+
+
+@pytest.fixture
+def workshop(tmp_path: Path) -> Workshop:
+    return Workshop(tmp_path)
+
+
+def _gguf(folder: Path, name: str = "tiny-Q4_0.gguf") -> Path:
+    folder.mkdir(exist_ok=True)
+    file = folder / name
+    file.write_bytes(b"GGUF and more")
+    return file
+
+
+async def test_a_gguf_file_becomes_a_model_of_the_runners_own_runtime_with_its_size(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    file = _gguf(tmp_path)
+    added = await workshop.prepare(str(file))
+    section, model = workshop.built[-1]
+    assert (section.name, section.runtime, section.command) == ("local", "llama_server", ("engine",))
+    assert (model.name, model.location) == ("tiny", str(file))
+    assert (model.context_tokens, model.slots) == (4096, 2)
+    assert model.extra_arguments == ("--gpu-layers", "7")  # type: ignore[attr-defined]
+    assert model.start_asleep  # type: ignore[attr-defined]
+    assert (added.runtime, added.form, added.sizing) == ("llama_server", model_store_pb2.STORED_FORM_GGUF, SIZING)
+    assert list(added.reasons) == [
+        "llama_server serves it, the runner's own runtime: it is a GGUF file",
+        "it fits",
+    ]
+
+
+async def test_a_restored_model_has_the_same_settings(workshop: Workshop, tmp_path: Path) -> None:
+    added = await workshop.prepare(str(_gguf(tmp_path)))
+    before = workshop.settings
+    restored = workshop.adder.restored(added)
+    assert workshop.settings == before
+    assert restored.added == added
+    assert len(workshop.sized) == 1
+
+
+async def test_a_folder_with_one_gguf_file_is_that_file_also_after_a_restart(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    file = _gguf(tmp_path / "tiny")
+    added = await workshop.prepare(str(file.parent))
+    assert workshop.settings.location == str(file)
+    workshop.adder.restored(added)
+    assert workshop.settings.location == str(file)
+    file.unlink()
+    with pytest.raises(WeftError):
+        workshop.adder.restored(added)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "command"),
+    [
+        ({}, "weft runtime install vllm"),
+        ({"quantization_config": {"quant_method": "exl3"}}, "weft runtime install exllamav3"),
+    ],
+)
+async def test_a_folder_without_an_installed_engine_is_refused_with_the_command(
+    workshop: Workshop, tmp_path: Path, configuration: dict[str, object], command: str
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(configuration), "utf-8")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(WeftError, match=command) as refused:
+        await workshop.prepare(str(folder))
+    assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
+    assert workshop.built == []
+
+
+@pytest.mark.parametrize(
+    ("source", "reason", "words"),
+    [
+        ("./tiny.gguf", Reason.INVALID_ARGUMENT, "whole path"),
+        ("{folder}/absent.gguf", Reason.NOT_FOUND, "cannot be read"),
+        ("{folder}/notes.txt", Reason.INVALID_ARGUMENT, "is no GGUF file"),
+        ("ollama:absent", Reason.NOT_FOUND, "is not on this machine"),
+    ],
+)
+async def test_what_is_no_model_is_refused(
+    workshop: Workshop, tmp_path: Path, source: str, reason: Reason, words: str
+) -> None:
+    (tmp_path / "notes.txt").write_text("notes", "utf-8")
+    with pytest.raises(WeftError, match=words) as refused:
+        await workshop.prepare(source.format(folder=tmp_path))
+    assert refused.value.reason is reason
+
+
+def test_a_runtime_that_is_gone_is_said(workshop: Workshop) -> None:
+    gone = added_model_pb2.AddedModel(name="tiny", stored_source="hf:a/b", runtime="gone")
+    with pytest.raises(WeftError, match="gone is not installed any more"):
+        workshop.adder.restored(gone)
