@@ -81,6 +81,8 @@ class GuardedEngine(asyncio.Protocol):
         self._started: asyncio.Future[int | OSError] = loop.create_future()
         self._closed = asyncio.Event()
         self._killed_by_us = False
+        self._is_dropped = False
+        """Whether the runner has killed the guardian."""
         self._refused = False
         """Whether the guardian could not start the engine, and ends."""
         self.leaf = start.leaf
@@ -169,6 +171,7 @@ class GuardedEngine(asyncio.Protocol):
 
     def drop_guardian(self) -> None:
         """Kill a guardian that does not respond; `gone` is set once its descendants have been killed."""
+        self._is_dropped = True
         for pid in self._system.descendants(self._guardian.pid):
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -215,7 +218,7 @@ class GuardedEngine(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.close()
             if self.pid and not self.ended.done():
-                log.error("the guardian of an engine died", pid=self.pid)
+                self._say_how_the_guardian_ended()
             self._kill_orphans_now()
             await self._reap()
             await self._until_no_orphans()
@@ -223,6 +226,12 @@ class GuardedEngine(asyncio.Protocol):
             await self._remove_leaf()
             self._end("killed", signal.SIGKILL)
             self.gone.set()
+
+    def _say_how_the_guardian_ended(self) -> None:
+        if self._is_dropped:
+            log.warning("the guardian of an engine did not answer in time, and was ended by its runner", pid=self.pid)
+        else:
+            log.error("the guardian of an engine died", pid=self.pid)
 
     async def _remove_leaf(self) -> None:
         # Newer kernels release a task's cgroup only after its parent may have reaped it.

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import uvloop
 from kit.own_children import own_children
+from structlog.testing import capture_logs
 from supervisor_process import (
     FAMILY,
     FAMILY_READY,
@@ -147,6 +148,27 @@ async def test_a_frozen_guardian_does_not_keep_anything_alive(how: str) -> None:
             await process.stop()
         assert not marked(mark)
         assert not is_alive(guardian)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGSTOP, "the guardian of an engine did not answer in time, and was ended by its runner"),
+        (signal.SIGKILL, "the guardian of an engine died"),
+    ],
+    ids=["frozen", "killed"],
+)
+async def test_a_guardian_that_its_runner_ended_is_not_said_to_have_died(number: signal.Signals, said: str) -> None:
+    """At a stop under load a guardian that answered too late was logged as one that had died."""
+    async with supervised("guardian") as (process, _, mark):
+        guardian = psutil.Process(process.pid).parent()
+        assert guardian is not None
+        with capture_logs() as logs:
+            guardian.send_signal(number)
+            async with asyncio.timeout(QUICK_STOP_SECONDS + SWEEP_SECONDS):
+                await process.stop()
+        assert not marked(mark)
+    assert [line["event"] for line in logs if "guardian" in line["event"]] == [said]
 
 
 async def test_a_second_stop_finds_nothing_to_do_and_stops_at_once_share_the_work() -> None:
