@@ -223,10 +223,12 @@ def _ended_by_signals() -> Iterator[None]:
         received.append(number)
         raise KeyboardInterrupt
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end)
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     except KeyboardInterrupt:
         sys.stderr.write("\n")
         raise typer.Exit(_SIGNALLED + received[0] if received else EXIT_INTERRUPTED) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +69,12 @@ def test_a_source_is_loaded_and_answers_and_the_choice_is_said_beside_the_answer
     said = [f"weft: {SOURCE} is served as tiny", "weft:   context 2048 of 8192: memory", "weft:   1 slot: memory"]
     assert "\n".join(said) in done.stderr
     assert [request.model for request in stage.mesh.asked] == ["tiny"]
+
+
+def test_signals_are_handled_as_before_once_the_command_has_ended(stage: Stage) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
+    stage.run("run", "tiny", "hi")
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
 
 
 def test_a_name_and_a_size_that_are_asked_for_go_into_the_load(stage: Stage) -> None:
