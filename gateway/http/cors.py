@@ -20,8 +20,8 @@ from weft.kernel.reasons import Reason
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 """Methods that pages may use: those of the table of endpoints."""
 REQUEST_HEADERS = (
-    "accept", "anthropic-beta", "anthropic-dangerous-direct-browser-access", "anthropic-version", "authorization",
-    "content-type", "idempotency-key", "last-event-id", "openai-beta", "openai-organization", "openai-project",
+    "anthropic-beta", "anthropic-dangerous-direct-browser-access", "anthropic-version", "authorization",
+    "idempotency-key", "last-event-id", "openai-beta", "openai-organization", "openai-project",
     "traceparent", "tracestate", "user-agent", "x-api-key", "x-cache-mode", "x-cache-tag", "x-client-id", "x-priority",
     "x-request-id", "x-request-timeout-seconds", "x-requested-with", "x-session-affinity", "x-session-id",
     "x-stainless-arch", "x-stainless-async", "x-stainless-custom-poll-interval", "x-stainless-helper",
@@ -29,7 +29,8 @@ REQUEST_HEADERS = (
     "x-stainless-poll-helper", "x-stainless-retry-count", "x-stainless-runtime", "x-stainless-runtime-version",
     "x-stainless-timeout", "x-tenant-id",
 )  # fmt: skip
-"""Headers that pages may send: those that the APIs read, and those that their SDKs add."""
+"""Headers that pages may send besides Accept and Content-Type: those that the APIs read, and those that their SDKs
+add."""
 EXPOSED_HEADERS = (
     "location", "request-id", "retry-after", "x-cache-hit", "x-cache-tokens-reused", "x-gpu-time-ms", "x-left-premises",
     "x-load-wait-ms", "x-queue-wait-ms", "x-request-id", "x-should-retry", "x-weft-task-id", "x-weft-warnings",

@@ -13,7 +13,7 @@ from gateway.ollama.deps import SURFACE, OllamaDeps
 from gateway.ollama.names import mesh_name
 from gateway.ollama.payload import is_raw, prompt_to_chat, to_chat, to_completion
 from gateway.ollama.schema import GeneratingRequest, OllamaChatRequest, OllamaGenerateRequest
-from gateway.operations import ENDED, ended_operation, requester
+from gateway.operations import ENDED, OperationsPort, ended_operation, requester
 from gateway.request_facts import facts_of
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
@@ -29,6 +29,7 @@ from weft.kernel.units import keep_alive_seconds
 
 _OPERATE = Access(Resource.OPERATIONS, Role.CREATE)
 _REASONS = frozenset(reason.value for reason in Reason)
+_NAMES_OF_MODEL = frozenset({"name", "source"})
 _SUCCEEDED = operation_pb2.Operation.STATE_SUCCEEDED
 
 
@@ -105,13 +106,23 @@ def _changed_load(deps: OllamaDeps, request: Request, params: GeneratingRequest,
         body, media_type = body + b"\n", JSON_LINES
 
     async def produce() -> JsonAnswer:
-        begun = await operations.create(wanted)
+        begun = await create_operation(operations, wanted)
         ended = await ended_operation(operations, begun, gateway.config.request_timeout_seconds)
         require_success(ended)
         return JsonAnswer(body, [], media_type)
 
     slack = gateway.config.deadline_slack_seconds
     return UnaryAnswer(produce, cut_off_seconds=gateway.config.request_timeout_seconds + slack)
+
+
+async def create_operation(operations: OperationsPort, wanted: pb.CreateOperationRequest) -> operation_pb2.Operation:
+    """Creates an operation. Raises the registry's refusal, which names the field as Ollama's API does."""
+    try:
+        return await operations.create(wanted)
+    except WeftError as error:
+        if error.metadata.get("field") in _NAMES_OF_MODEL:
+            error.metadata["field"] = "model"
+        raise
 
 
 def require_success(operation: operation_pb2.Operation) -> None:

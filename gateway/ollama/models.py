@@ -116,10 +116,7 @@ def _tag(view: FleetView, entry: dict[str, Any]) -> dict[str, object]:
 def _running(view: FleetView, entry: dict[str, Any], loaded: Sequence[InstanceState]) -> dict[str, object]:
     """Returns a model in memory; `loaded`: its instances that are."""
     memory = [instance.memory for instance in loaded if instance.HasField("memory")]
-    sizes: dict[str, object] = {}
-    if len(memory) == len(loaded):
-        held = sum(one.measured_bytes if one.HasField("measured_bytes") else one.leased_bytes for one in memory)
-        sizes = {"size": held, "size_vram": held}
+    held = sum(one.measured_bytes if one.HasField("measured_bytes") else one.leased_bytes for one in memory)
     ends = [instance.unload_time for instance in loaded if instance.HasField("unload_time")]
     contexts = [instance.context_tokens for instance in loaded if instance.context_tokens]
     return {
@@ -127,7 +124,8 @@ def _running(view: FleetView, entry: dict[str, Any], loaded: Sequence[InstanceSt
         "model": entry["id"],
         "digest": _digest(entry, _members(view, entry)),
         "details": _details(entry),
-        **sizes,
+        # Its size in main memory is not known, and so there is no `size`.
+        **({"size_vram": held} if len(memory) == len(loaded) else {}),
         # Of one that is not unloaded by itself there is no such time.
         **({"expires_at": _moment(max(end.ToDatetime(UTC) for end in ends))} if len(ends) == len(loaded) else {}),
         **({"context_length": min(contexts)} if contexts else {}),

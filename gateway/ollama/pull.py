@@ -18,11 +18,11 @@ from gateway.answers.unary import JsonAnswer, UnaryAnswer
 from gateway.deps import GatewayDeps
 from gateway.errors import ClientGoneError, Dialect, envelope
 from gateway.ollama.answers import JSON_LINES
-from gateway.ollama.chat import require_success
+from gateway.ollama.chat import create_operation, require_success
 from gateway.ollama.deps import SURFACE, OllamaDeps
 from gateway.ollama.names import LATEST
 from gateway.ollama.schema import OllamaPullRequest
-from gateway.operations import OperationsPort, read_body, requester
+from gateway.operations import ENDED, OperationsPort, read_body, requester
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.documents.operation_actions import pull_action
@@ -74,7 +74,7 @@ class _Pull:
 
     async def states(self) -> AsyncGenerator[operation_pb2.Operation]:
         """Yields the operation after every change until it has succeeded. Raises the reason of one that has not."""
-        begun = await self._operations.create(self._wanted)
+        begun = await create_operation(self._operations, self._wanted)
         self._name = begun.name
         last = begun
         async with aclosing(self._operations.watch(begun.name)) as states:
@@ -141,7 +141,8 @@ async def _lines(pull: _Pull) -> AsyncGenerator[bytes]:
     async with aclosing(pull.states()) as states:
         async for operation in states:
             line = encode_json(_progress(operation)) + b"\n"
-            if line != told:
+            has_failed = operation.state in ENDED and operation.state != operation_pb2.Operation.STATE_SUCCEEDED
+            if line != told and not has_failed:
                 told = line
                 yield line
     yield _SUCCESS + b"\n"

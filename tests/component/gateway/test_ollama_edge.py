@@ -296,7 +296,7 @@ async def test_models_in_memory_are_those_whose_engine_is_ready() -> None:
     async with serving(fleet=FixedFleet(two_replicas())) as gateway:
         (found,) = json.loads((await gateway.request("GET", "/api/ps")).body)["models"]
     assert (found["name"], found["size_vram"], found["context_length"]) == ("qwen", 5 * 1024**3, 2048)
-    assert "expires_at" not in found
+    assert not {"expires_at", "size"} & set(found)
 
 
 async def test_the_server_says_what_it_is() -> None:
@@ -333,6 +333,16 @@ async def test_a_request_without_words_loads_or_unloads_the_model(
     (created,) = operations.created
     assert created.action.WhichOneof("kind") == action
     assert getattr(created.action, action).model == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("path", "raw", "named"), [(CHAT, {"model": "nope"}, "name"), ("/api/pull", {"model": "hf:a/b"}, "source")]
+)
+async def test_the_registrys_refusal_names_the_field_that_was_sent(path: str, raw: dict[str, Any], named: str) -> None:
+    refusal = WeftError(Reason.MODEL_NOT_FOUND, "no model of this name is known", metadata={"field": named})
+    async with serving(admin=admin_ports(ScriptedOperations(failure=refusal))) as gateway:
+        answer = await gateway.request("POST", path, json.dumps(raw).encode())
+    assert (answer.status, json.loads(answer.body)["param"]) == (404, "model")
 
 
 async def test_a_load_that_fails_needs_rights_or_a_mesh_that_can_says_so() -> None:
