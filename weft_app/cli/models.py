@@ -164,7 +164,7 @@ def _pull_there(source: str, runner: str, form: ModelForm | None, home: Path, ou
     from weft_app.cli.operations import follow, outcome_text  # noqa: PLC0415
 
     with verbs.naming_options():
-        action = verbs.pull(source, runner, None if form is None else form.value)
+        action = verbs.pull(source, runner=runner, form="" if form is None else form.value)
         with connect_operations(home=home) as operations:
             ended = follow(operations, operations.create(action), shown=output is OutputFormat.TABLE)
     if output is OutputFormat.TABLE:

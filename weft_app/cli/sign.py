@@ -223,6 +223,26 @@ app.command("unload")(
     """,
     )
 )
+app.command("pull")(
+    verbs.command(
+        verbs.pull,
+        _make_token,
+        """Permit a pull to the home of a runner.
+
+    Example: weft sign pull hf:Qwen/Qwen3-8B-GGUF:Q4_K_M --runner gpu-0 --key alice.pem --as alice --out op.json
+    """,
+    )
+)
+app.command("remove")(
+    verbs.command(
+        verbs.remove,
+        _make_token,
+        """Permit the end of a model that was loaded by its source.
+
+    Example: weft sign remove qwen3-8b-q4_k_m --key alice.pem --as alice --out op.json
+    """,
+    )
+)
 app.command("flush")(
     verbs.command(
         verbs.flush,

@@ -24,6 +24,7 @@ from weft.documents.operation_actions import (
     flush_action,
     load_action,
     pull_action,
+    remove_action,
     unload_action,
 )
 from weft.kernel.errors import invalid_field
@@ -165,10 +166,25 @@ def load(
     return load_action(require_name(model, "MODEL"), settings, evict_model=evict, replicas=replicas)
 
 
-def pull(source: str, runner: str, form: Form | None) -> operation_pb2.OperationAction:
+def pull(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A source such as hf:OWNER/REPO.")],
+    *,
+    runner: Annotated[str, typer.Option("--runner", help="The runner whose home it is pulled to.")] = "",
+    form: Annotated[str, typer.Option("--form", help="gguf, or folder.")] = "",
+) -> operation_pb2.OperationAction:
     """Returns the action of a pull. Raises INVALID_ARGUMENT naming the option."""
     parse_source(source, "SOURCE")
-    return pull_action(source, runner=require_name(runner, "--runner"), form=form)
+    if runner:
+        require_name(runner, "--runner")
+    if form not in ("", "gguf", "folder"):
+        raise invalid_field("--form", "must be gguf or folder")
+    wanted: Form | None = None if not form else "gguf" if form == "gguf" else "folder"
+    return pull_action(source, runner=runner, form=wanted)
+
+
+def remove(model: MembersArgument) -> operation_pb2.OperationAction:
+    """Returns the action of a removal. Raises INVALID_ARGUMENT naming the argument."""
+    return remove_action(require_name(model, "MODEL"))
 
 
 def unload(model: MembersArgument) -> operation_pb2.OperationAction:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kit.examples import given
 
 from weft.api.operations.v1 import operation_pb2
-from weft.api.runner.v1 import load_pb2, runner_service_pb2
+from weft.api.runner.v1 import load_pb2, model_store_pb2, runner_service_pb2
 from weft.signing.strict_json import (
     MAX_DEPTH,
     MAX_TOKEN_BYTES,
@@ -186,3 +186,36 @@ def test_words_leave_nothing_out() -> None:
         "b: no",
         "c: nothing",
     ]
+
+
+@pytest.mark.parametrize(
+    ("action", "fields", "words"),
+    [
+        (
+            operation_pb2.OperationAction(
+                load_model=operation_pb2.LoadModel(model="mine", source="hf:a/b:Q4_0", runner="r1")
+            ),
+            {"operation": "model-load", "modelId": "hf:a/b:Q4_0", "name": "mine", "runner": "r1"},
+            ["load hf:a/b:Q4_0", "model: mine", "runner: r1"],
+        ),
+        (
+            operation_pb2.OperationAction(
+                pull_model=operation_pb2.PullModel(
+                    source="hf:a/b", runner="r1", form=model_store_pb2.STORED_FORM_FOLDER
+                )
+            ),
+            {"operation": "model-pull", "modelId": "hf:a/b", "runner": "r1", "form": "folder"},
+            ["pull hf:a/b", "runner: r1", "form: folder"],
+        ),
+        (
+            operation_pb2.OperationAction(remove_model=operation_pb2.RemoveModel(model="mine")),
+            {"operation": "model-remove", "modelId": "mine"},
+            ["remove mine"],
+        ),
+    ],
+)
+def test_a_source_is_named_by_its_token_and_in_words(
+    action: operation_pb2.OperationAction, fields: dict[str, object], words: list[str]
+) -> None:
+    assert token_fields(action) == fields
+    assert in_words(action) == words
