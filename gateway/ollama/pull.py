@@ -23,13 +23,15 @@ from gateway.ollama.deps import SURFACE, OllamaDeps
 from gateway.ollama.names import LATEST
 from gateway.ollama.schema import OllamaPullRequest
 from gateway.operations import ENDED, OperationsPort, read_body, requester
+from gateway.request_facts import facts_of
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.documents.operation_actions import pull_action
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
-from weft.kernel.model_source import asked_source, is_source
+from weft.kernel.model_source import asked_source, is_source, reaches_anywhere
 from weft.kernel.names import new_id
+from weft.kernel.principal import ANY_SOURCE
 from weft.kernel.reasons import Reason
 
 _WAITING = b'{"status":"waiting"}\n'
@@ -53,7 +55,8 @@ async def pull_model(deps: OllamaDeps, request: Request) -> Response:
     source = (params.model or params.name or "").removesuffix(LATEST)
     if not is_source(source):
         raise invalid_field("model", _NOT_A_SOURCE)
-    asked_source(source, "model")
+    if reaches_anywhere(asked_source(source, "model")):
+        facts_of(request.scope).principal.require(ANY_SOURCE)
     pull = _Pull(operations, source, requester(request, "http:ollama"))
     if params.stream is False:
         return _WholePull(pull, deps.gateway)

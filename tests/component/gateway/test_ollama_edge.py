@@ -445,6 +445,17 @@ async def test_what_is_no_source_is_not_pulled(asked: dict[str, Any], field: str
     assert operations.created == []
 
 
+@pytest.mark.parametrize("source", ["/etc/weft/secret.gguf", "https://elsewhere.example/model.gguf"])
+async def test_a_path_or_an_address_is_pulled_for_those_alone_who_may_change_models(source: str) -> None:
+    raw = json.dumps({"model": source}).encode()
+    for scopes, status in ((["operations:create"], 403), (["operations:create", "models:edit"], 200)):
+        operations = PullingOperations()
+        keys = Keys(ring_of(verifier("abcdefghijk1", *scopes)))
+        async with serving(admin=admin_ports(operations), keys=keys) as gateway:
+            answer = await gateway.request("POST", PULL, raw, bearer())
+        assert (answer.status, len(operations.created)) == (status, int(status == 200))
+
+
 @pytest.mark.parametrize(("method", "path", "words"), REFUSED)
 async def test_changes_of_models_are_refused_with_what_to_use(method: str, path: str, words: str) -> None:
     async with serving() as gateway:
