@@ -53,7 +53,7 @@ def action_summary(action: operation_pb2.OperationAction) -> str:
     """Return a short description of an action, for the log."""
     match action.WhichOneof("kind"):
         case "load_model":
-            return f"load {action.load_model.model}"
+            return f"load {action.load_model.model or action.load_model.source}"
         case "unload_model":
             return f"unload {action.unload_model.model}"
         case "pull_model":

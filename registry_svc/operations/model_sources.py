@@ -7,6 +7,7 @@ from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.model_source import (
     ModelSource,
+    UrlSource,
     asked_source,
     free_name,
     reaches_anywhere,
@@ -37,7 +38,13 @@ def source_of(action: operation_pb2.OperationAction) -> tuple[ModelSource, str] 
             text, field = action.pull_model.source, "action.pull_model.source"
         case _:
             return None
-    return asked_source(text, field), field
+    source = asked_source(text, field)
+    if isinstance(source, UrlSource) and source.shown != str(source):
+        # It may be a credential, and operations are shown, logged and audited as they are.
+        raise invalid_field(
+            field, "a URL with a query is not taken by operations, which are shown; use weft pull there"
+        )
+    return source, field
 
 
 def needed_access(action: operation_pb2.OperationAction) -> Access | None:

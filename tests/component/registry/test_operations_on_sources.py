@@ -169,6 +169,8 @@ async def test_an_added_model_is_removed_and_a_configured_one_is_not(stage: Stag
         (Action(load_model=operation_pb2.LoadModel()), "action.load_model.model"),
         (pull(""), "action.pull_model.source"),
         (pull("https://host/file.zip"), "action.pull_model.source"),
+        (pull("https://host/file.gguf?signature=secret"), "action.pull_model.source"),
+        (load_source("https://host/file.gguf?signature=secret"), "action.load_model.source"),
         (remove(""), "action.remove_model.model"),
     ],
 )
