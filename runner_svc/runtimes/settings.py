@@ -285,14 +285,33 @@ class HostedModelSettings(StartedModelSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileModelSettings(HostedModelSettings):
+class SourcedModelSettings(HostedModelSettings):
+    """Adds that the files of a model may be pulled by its name."""
+
+    source: Annotated[SourceText, PUBLIC] | None = None
+    """What it is pulled from at its first load, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`, in place of `path` or `model`
+    (docs/models.md)."""
+
+    form: ClassVar[ModelForm]
+    """The form of its files."""
+    files_setting: ClassVar[str]
+    """The setting that names its files where no source does."""
+
+    def __post_init__(self) -> None:
+        if self.source is not None and getattr(self, self.files_setting) is not None:
+            raise ValueError(f"model {self.name} has a {self.files_setting} and a source; leave one of them out")
+
+    def pulled(self, path: Path, projector: Path | None) -> Self:
+        """Returns the settings with the files that were pulled from its source."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileModelSettings(SourcedModelSettings):
     """Adds what can be said about a model in a file, whose memory is estimated from that file."""
 
     path: Annotated[PathText, PUBLIC] | None = None
     """The GGUF file; `~` is your home folder. Required without `source`."""
-    source: Annotated[SourceText, PUBLIC] | None = None
-    """What it is pulled from at its first load, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`, in place of `path`
-    (docs/models.md)."""
     quantizations: Annotated[Mapping[Name, PathText], MaxLen(16)] = field(default_factory=dict)
     """Further files of the same model by quantization, such as `q8_0: ~/models/qwen-q8_0.gguf`, for `weft load`."""
     memory_mb: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
@@ -303,11 +322,7 @@ class FileModelSettings(HostedModelSettings):
     """A chat template (Jinja) to use instead of the model file's own."""
 
     form: ClassVar[ModelForm] = ModelForm.GGUF
-    """The form of its files."""
-
-    def __post_init__(self) -> None:
-        if self.path is not None and self.source is not None:
-            raise ValueError(f"model {self.name} has a path and a source; leave one of them out")
+    files_setting: ClassVar[str] = "path"
 
     @property
     @override
@@ -315,8 +330,8 @@ class FileModelSettings(HostedModelSettings):
         """The model file, by its whole path; NOT_PULLED for a source that was not pulled yet."""
         return NOT_PULLED if self.path is None else self.path.expanduser()
 
+    @override
     def pulled(self, path: Path, projector: Path | None) -> Self:
-        """Returns the settings with the files that were pulled from its source."""
         del projector
         return replace(self, path=path, source=None)
 

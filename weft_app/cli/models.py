@@ -16,7 +16,7 @@ from runner_svc.model_store.found import found_models, program_folders
 from runner_svc.model_store.pull import Puller, PullSettings
 from runner_svc.model_store.store import FORMS, ModelStore
 from runner_svc.policy.repository_files import ModelForm
-from runner_svc.runtimes.settings import FileModelSettings
+from runner_svc.runtimes.settings import SourcedModelSettings
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.documents.codec import document_of, word_of
 from weft.kernel.errors import WeftError
@@ -282,7 +282,7 @@ def _users(model: pb.StoredModel, store: ModelStore, config: WeftConfig) -> list
         configured.name
         for runner in config.runners or ()
         for configured in runner.models
-        if isinstance(configured, FileModelSettings)
+        if isinstance(configured, SourcedModelSettings)
         if (
             configured.file.absolute().is_relative_to(folder)
             if configured.source is None

@@ -25,7 +25,7 @@ from runner_svc.policy.engine_choice import (
 )
 from runner_svc.policy.repository_files import ModelForm
 from runner_svc.runtimes.runtime import Runtime
-from runner_svc.runtimes.settings import FileModelSettings, ModelSettings
+from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.runtimes.table import find_runtime, usable_names
 from runner_svc.settings import RunnerSettings
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
@@ -140,8 +140,7 @@ class SectionAdder(ModelAdder):
     ) -> ServedModel:
         """Returns a model as it is served, by the settings that weft.yaml would have for it."""
         # A folder may have been named that holds the file.
-        needs_files = isinstance(source, PathSource) or not issubclass(runtime.settings, FileModelSettings)
-        if needs_files and files is None:
+        if isinstance(source, PathSource) and files is None:
             files = self._sources.files_here(source)
         document = model_document(added, runtime, source, files)
         runner = {"name": self._section.name, "runtime": runtime.name, "models": [document]}
@@ -182,17 +181,9 @@ class SectionAdder(ModelAdder):
 def model_document(
     added: added_model_pb2.AddedModel, runtime: Runtime[Any], source: ModelSource, files: FoundFiles | None
 ) -> dict[str, Any]:
-    """Returns an added model as weft.yaml would have it.
-
-    `files` are needed for a runtime whose models have no `source`.
-    """
-    document: dict[str, Any] = {"name": added.name, "start_asleep": True}
-    if issubclass(runtime.settings, FileModelSettings):
-        where = str(files.path) if files is not None and isinstance(source, PathSource) else str(source)
-        document["source"] = where
-    else:
-        assert files is not None, "the caller has looked for them"
-        document["model"] = str(files.path)
+    """Returns an added model as weft.yaml would have it; `files`: those of a path."""
+    where = str(files.path) if files is not None and isinstance(source, PathSource) else str(source)
+    document: dict[str, Any] = {"name": added.name, "start_asleep": True, "source": where}
     sizing = added.sizing
     if sizing.context_tokens:
         document["context_tokens"] = sizing.context_tokens

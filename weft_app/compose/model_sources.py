@@ -14,7 +14,7 @@ from runner_svc.model_store.found import FoundFiles, found_in_folder, locate, pr
 from runner_svc.model_store.pull import PullSettings
 from runner_svc.model_store.store import ModelStore
 from runner_svc.policy.repository_files import ModelForm
-from runner_svc.runtimes.settings import FileModelSettings, ModelSettings
+from runner_svc.runtimes.settings import ModelSettings, SourcedModelSettings
 from runner_svc.settings import ModelStoreSettings
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.abilities import UNKNOWN
@@ -44,13 +44,13 @@ class ModelSources:
 
     def served(self, model: ModelSettings, build: Build) -> ServedModel:
         """Returns a model as it is served; one whose source was not pulled yet is pulled with its first load."""
-        if not isinstance(model, FileModelSettings) or model.source is None:
+        if not isinstance(model, SourcedModelSettings) or model.source is None:
             return build(model)
         source = parse_source(model.source, f"{model.name}.source")
         with suppress(WeftError):
             here = self._files_here(source, model.form)
             if here is not None:
-                return build(model.pulled(here.path, here.projector))
+                return _built(model, here, build)
         # Nothing is known of its files, so that nothing is said of them either.
         return replace(
             build(model),
@@ -87,14 +87,16 @@ class ModelSources:
     def _limits(self) -> PullSettings:
         return PullSettings(disk_limit_bytes=self.settings.disk_limit_bytes, allow_http=self.settings.allow_http)
 
-    async def _fetch(self, model: FileModelSettings, source: ModelSource, build: Build, note: NoteFetch) -> ServedModel:
+    async def _fetch(
+        self, model: SourcedModelSettings, source: ModelSource, build: Build, note: NoteFetch
+    ) -> ServedModel:
         def show(progress: pb.PullProgress) -> None:
             note(_words(progress), _share(progress))
 
         here = await asyncio.to_thread(self._files_here, source, model.form)
         if here is None:
             here = self._stored_files(await self.pull(source, model.form, show))
-        return await asyncio.to_thread(build, model.pulled(here.path, here.projector))
+        return await asyncio.to_thread(_built, model, here, build)
 
     def _files_here(self, source: ModelSource, form: ModelForm | None) -> FoundFiles | None:
         """Returns the files of a source that are on this machine; None: they must be pulled.
@@ -113,6 +115,12 @@ class ModelSources:
 
     def _stored_files(self, stored: pb.StoredModel) -> FoundFiles:
         return FoundFiles(path=self.store.path_of(stored), projector=self.store.projector_of(stored))
+
+
+def _built(model: SourcedModelSettings, here: FoundFiles, build: Build) -> ServedModel:
+    served = build(model.pulled(here.path, here.projector))
+    # A folder in the store is named by its content.
+    return replace(served, upstream_name=model.upstream_name) if here.path.is_dir() else served
 
 
 def _words(progress: pb.PullProgress) -> str:

@@ -19,7 +19,7 @@ from gateway.runner_api.state import RunnerApiConfig
 from router_svc.service import RouterService
 from runner_svc.config import RunnerConfig
 from runner_svc.memory.lease_manager import Observer
-from runner_svc.runtimes.settings import FileModelSettings, ModelSettings
+from runner_svc.runtimes.settings import ModelSettings, SourcedModelSettings
 from runner_svc.service import RunnerService
 from runner_svc.settings import RunnerSettings
 from weft.api.runner.v1 import runner_service_pb2 as pb
@@ -44,7 +44,7 @@ def other_names(models: Iterable[ModelSettings]) -> dict[str, frozenset[str]]:
     return {
         model.name: frozenset({model.location, model.location.removeprefix(f"{SourceScheme.HUB}:")})
         for model in models
-        if isinstance(model, FileModelSettings)
+        if isinstance(model, SourcedModelSettings)
     }
 
 

@@ -11,7 +11,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import any_schema, with_info_plain_validator_function
 
 from runner_svc.runtimes.runtime import Runtime
-from runner_svc.runtimes.settings import FileModelSettings, ModelSettings, StartedModelSettings, settings_fields
+from runner_svc.runtimes.settings import ModelSettings, SourcedModelSettings, StartedModelSettings, settings_fields
 from runner_svc.runtimes.table import built_in, find_runtime
 from runner_svc.settings import RunnerSettings
 from weft.kernel.errors import invalid_field
@@ -24,8 +24,6 @@ else:
     # What the reference and the schema show; a runtime of another package is read by its own settings, too.
     AnyModel = Union[tuple(runtime.settings for runtime in built_in())]  # noqa: UP007 - made at run time
 
-_FILES = frozenset({"path", "source"})
-"""Settings of which a model in files has one."""
 MAX_MODELS = 64
 """Of one runner."""
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -83,9 +81,11 @@ def _misplaced(value: Any, runtime: Runtime[Any]) -> Iterator[InitErrorDetails]:
             if name not in model:
                 message = f"model {model['name']} needs {name}, because the runtime is {runtime.name}"
                 yield _refused((index, name), message, model)
-        if issubclass(runtime.settings, FileModelSettings) and model.keys().isdisjoint(_FILES):
-            message = f"model {model['name']} needs path, because the runtime is {runtime.name}; or a source"
-            yield _refused((index, "path"), message, model)
+        if issubclass(runtime.settings, SourcedModelSettings):
+            files = runtime.settings.files_setting
+            if model.keys().isdisjoint({files, "source"}):
+                message = f"model {model['name']} needs {files}, because the runtime is {runtime.name}; or a source"
+                yield _refused((index, files), message, model)
 
 
 def _foreign(model: Any, setting: str, runtime: Runtime[Any]) -> str:

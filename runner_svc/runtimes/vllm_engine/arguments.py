@@ -125,7 +125,7 @@ def _adapter_arguments(model: VllmModel) -> list[str]:
 
 def model_location(model: VllmModel, order: LoadOrder) -> str:
     """Returns the folder or the id of the model that a load asks for."""
-    return str(order.model_path or model.folder or model.model)
+    return str(order.model_path or model.folder or model.location)
 
 
 def _memory_arguments(

@@ -86,9 +86,9 @@ def model_engine(
     """Returns the engine of a model, whose memory is forecast from these facts of its files."""
     draft = None if model.speculative_model is None else Path(model.speculative_model).expanduser()
     forecast = ForecastModel(
-        name=model.model,
+        name=model.location,
         files=ModelFiles(
-            path=model.folder or Path(model.model),
+            path=model.file,
             draft=draft if draft and draft.is_dir() else None,
             adapters=tuple(file for each in model.served_adapters if (file := each.digested_file) is not None),
         ),

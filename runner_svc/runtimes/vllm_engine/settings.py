@@ -1,14 +1,15 @@
 """The settings in `weft.yaml` of a model that vLLM loads, whether in its server or in a host program."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt, Le, MaxLen
 from typing_extensions import override
 
-from runner_svc.runtimes.settings import MAX_ADAPTERS, AdapterSettings, HostedModelSettings
+from runner_svc.policy.repository_files import ModelForm
+from runner_svc.runtimes.settings import MAX_ADAPTERS, NOT_PULLED, AdapterSettings, SourcedModelSettings
 from weft.kernel.settings import PUBLIC, PathText, Pattern
 
 ModelId = Annotated[str, MaxLen(1024), Pattern(r"^[^-\s\x00][^\x00]*$")]
@@ -48,15 +49,16 @@ def local_or_id(path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmModel(HostedModelSettings):
+class VllmModel(SourcedModelSettings):
     """A model that an engine of vLLM's own loads.
 
     `context_tokens` is vLLM's `max_model_len`, and `slots` its `max_num_seqs`: set few for one user, since vLLM
     reserves memory for CUDA graphs by their number.
     """
 
-    model: Annotated[ModelId, PUBLIC]
-    """A folder with safetensors and `config.json`, or an id of the hub; `~` is your home folder."""
+    model: Annotated[ModelId, PUBLIC] | None = None
+    """A folder with safetensors and `config.json`, or an id of the hub, which vLLM itself loads into the hub's cache.
+    `~` is your home folder. Required without `source`."""
     kind: Annotated[Literal["generation", "embedding", "reranking"], PUBLIC] = "generation"
     """What it does; a model of one kind does nothing else."""
     memory_mb: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
@@ -122,6 +124,9 @@ class VllmModel(HostedModelSettings):
     start_timeout_seconds: Annotated[float, Ge(1), Le(86_400)] | None = None
     """Longest time from the start until it answers. Default: as long as it makes progress (`load_stall_seconds`)."""
 
+    form: ClassVar[ModelForm] = ModelForm.FOLDER
+    files_setting: ClassVar[str] = "model"
+
     @property
     @override
     def served_adapters(self) -> tuple[AdapterSettings, ...]:
@@ -130,14 +135,19 @@ class VllmModel(HostedModelSettings):
     @property
     def folder(self) -> Path | None:
         """The folder of the model, by its whole path; None: it is not on this machine, or in the cache of the hub."""
-        path = Path(self.model).expanduser()
+        path = self.file
         return path if path.is_dir() else None
 
     @property
     @override
     def file(self) -> Path:
-        """The folder of the model; its id on the hub where there is none."""
-        return self.folder or Path(self.model)
+        """The folder of the model; its id on the hub where there is none, NOT_PULLED before its source was pulled."""
+        return NOT_PULLED if self.model is None else Path(self.model).expanduser()
+
+    @override
+    def pulled(self, path: Path, projector: Path | None) -> Self:
+        del projector
+        return replace(self, model=str(path), source=None)
 
     @property
     @override
@@ -148,11 +158,11 @@ class VllmModel(HostedModelSettings):
     @property
     @override
     def location(self) -> str:
-        """The folder or the id of the model."""
-        return self.model
+        """The folder or the id of the model, or its source."""
+        return self.model or self.source or ""
 
     @property
     @override
     def upstream_name(self) -> str:
-        """The name of the folder, or the id."""
-        return self.model if self.folder is None else self.folder.name
+        """The name of the folder, or the id, or the source."""
+        return self.location if self.folder is None else self.folder.name

@@ -462,7 +462,7 @@ def _forecast(folder: Path, **settings: Any) -> VllmForecast:
     model = _model(model=str(folder), **settings)
     facts = read_model_facts(folder)
     forecast = ForecastModel(
-        name=model.model,
+        name=model.location,
         files=ModelFiles(path=folder),
         context_tokens=model.slot_context_tokens,
         slots=model.slots,
