@@ -284,8 +284,9 @@ def _mark(target: Marked, control: object) -> None:
     """Keep a cache mark of the form that Anthropic's API has; anything else is not used."""
     if isinstance(control, dict) and control.get("type") == "ephemeral":
         target.cache_mark.SetInParent()
-        if control.get("ttl") in CACHE_TTLS:
-            target.cache_mark.ttl = control["ttl"]
+        ttl = control.get("ttl")
+        if isinstance(ttl, str) and ttl in CACHE_TTLS:
+            target.cache_mark.ttl = ttl
 
 
 def _mark_failed(turn: chat_pb2.ChatMessage) -> None:

@@ -112,7 +112,7 @@ async def test_numbers_of_forgotten_tasks_are_not_given_again(engine: AsyncEngin
     await store.stop()
 
 
-PARTIAL = {f"ix_tasks_{name}" for name in ("lane", "ready", "expiry", "lease", "ended")}
+PARTIAL = {f"ix_tasks_{name}" for name in ("lane", "ready", "expiry", "lease", "ended", "kept")}
 
 
 def _partial_indexes(connection: Connection) -> set[str]:

@@ -25,8 +25,8 @@ PROGRAMS = (
     "weft_app.cli.main",
     "weft_app.compose.torture_router",
     "weft_testing.fake_backend",
-    "kit.weft",
     "kit.clock_off",
+    "kit.patient_weft",
     "kit.in_mounts",
     "kit.with_site",
 )

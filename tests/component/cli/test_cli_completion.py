@@ -15,7 +15,7 @@ def _offered(home: Path, line: str) -> list[str]:
     """What bash would be offered for `line`, whose last word is being typed."""
     words = line.split(" ")
     done = subprocess.run(
-        [*warm("kit.weft")],
+        [*warm("kit.patient_weft")],
         env={
             **os.environ,
             "WEFT_HOME": str(home),

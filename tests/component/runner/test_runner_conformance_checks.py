@@ -74,7 +74,7 @@ class BrokenRunner:
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
 
     # What the generated registration also asks for.
-    Wake = YieldMemory = FlushCache = Load
+    Wake = YieldMemory = FlushCache = PullModel = AddModel = RemoveModel = Load
     Watch = Check
     List = Check
 

@@ -203,6 +203,13 @@ def test_a_document_in_a_result_is_named() -> None:
     assert caught.value.field == "messages[1].content[0].content[0].type"
 
 
+@pytest.mark.parametrize("ttl", [["5m"], {"for": "5m"}, 5, None, "2h"])
+def test_a_cache_mark_with_an_odd_time_to_live_is_one_without(ttl: object) -> None:
+    control = {"type": "ephemeral", "ttl": ttl}
+    mark = payload(tools=[{**WEATHER, "cache_control": control}]).tools[0].function.cache_mark
+    assert mark.ttl == ""
+
+
 def test_tools_are_functions_and_others_are_dropped_with_a_warning() -> None:
     custom = {"type": "custom", "description": "Tells", "strict": True, "cache_control": None, **WEATHER}
     found = translated(tools=[custom, SEARCH], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
