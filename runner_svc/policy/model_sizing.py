@@ -67,7 +67,7 @@ class DeviceMemory:
 
     @property
     def grantable_bytes(self) -> int:
-        """Memory that leases can have at most, whoever has it at the moment."""
+        """Returns the memory that leases can take in all, in use or free."""
         return max(0, self.total_bytes - self.reserved_bytes)
 
 

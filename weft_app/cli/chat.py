@@ -110,7 +110,10 @@ def chat(
             autocompletion=complete_chat_target,
         ),
     ],
-    message: Annotated[str | None, typer.Option("--message", "-m", help="Send one message and exit.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="Send this one message and exit.", show_default=False)
+    ] = None,
+    message: Annotated[str | None, typer.Option("--message", "-m", help="The same as PROMPT.")] = None,
     system: Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens per answer.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
@@ -125,7 +128,7 @@ def chat(
     in_background: Annotated[
         bool,
         typer.Option(
-            "--async", help="Submit -m as a durable task, print its id, and exit; the model may be unavailable."
+            "--async", help="Submit PROMPT as a durable task, print its id, and exit; the model may be unavailable."
         ),
     ] = False,
     wait_for_model: Annotated[
@@ -139,8 +142,10 @@ def chat(
 ) -> None:
     """Chat with a model, pool, agent or route. The answer goes to stdout, everything else to stderr.
 
-    Example: weft chat smollm2-135m -m "Why is the sky blue?"
+    Example: weft chat smollm2-135m "Why is the sky blue?"
     """
+    if prompt is not None and message is not None:
+        raise invalid_field("--message", "is the same as PROMPT; give one of them")
     options: ChatOptions = {}
     if max_tokens is not None:
         options["max_tokens"] = max_tokens
@@ -151,7 +156,8 @@ def chat(
     if allow_remote:
         options["allow_remote"] = True
     history: list[Message] = [{"role": "system", "content": system}] if system else []
-    once = only_message(message, "--message", "; give it with -m, or pipe it in")
+    field = "PROMPT" if prompt is not None else "--message"
+    once = only_message(prompt if prompt is not None else message, field, "; give it behind NAME, or pipe it in")
     if in_background:
         submit(name, once, history, options, home, wait_for_model=wait_for_model)
         return

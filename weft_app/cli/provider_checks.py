@@ -53,7 +53,7 @@ def check_central_models(
 
 
 def _place(url: str) -> tuple[str, int, bool]:
-    """Returns host, port, and whether it is over TLS."""
+    """Returns the host and port of a URL, and whether it uses TLS."""
     parts = urlsplit(url)
     return parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 443), parts.scheme != "http"
 

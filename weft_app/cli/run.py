@@ -184,7 +184,7 @@ def _load(load: operation_pb2.LoadModel, authorization: str, home: Path) -> oper
 
 
 def _cancel(operations: Operations, operation: operation_pb2.Operation) -> None:
-    """Cancels a load that nobody waits for any more."""
+    """Cancels a load that has not ended, and waits for its end."""
     if not has_ended(operation):
         operations.cancel(operation.name)
         for last in operations.watch(operation.name):

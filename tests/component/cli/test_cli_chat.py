@@ -87,7 +87,16 @@ def test_nobody_answers_for_an_unknown_name(mesh: ScriptedMesh, name: str, code:
     assert not mesh.asked
 
 
-@pytest.mark.parametrize("flags", [("-m", ""), ("-m", " \n"), ()])
+def test_the_message_may_stand_behind_the_name(mesh: ScriptedMesh) -> None:
+    named, bare = mesh.run("chat", "qwen", "-m", "hi"), mesh.run("chat", "qwen", "hi")
+    assert bare.exit_code == 0
+    assert bare.stdout == named.stdout
+    twice = mesh.run("chat", "qwen", "hi", "-m", "hi")
+    assert twice.exit_code == 2
+    assert "--message: is the same as PROMPT" in twice.stderr
+
+
+@pytest.mark.parametrize("flags", [("-m", ""), ("-m", " \n"), (), ("",)])
 def test_saying_nothing_is_refused(mesh: ScriptedMesh, flags: tuple[str, ...]) -> None:
     result = mesh.run("chat", "qwen", *flags, stdin="")
     assert result.exit_code == 2
