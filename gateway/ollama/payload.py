@@ -25,22 +25,13 @@ from gateway.ollama.schema import (
 )
 from gateway.openai.chat_builder import FUNCTION, ChatBuilder, ChatTranslation, entries
 from gateway.openai.extension_fields import fill_extra, unsupported
+from gateway.openai.sampling import SAMPLING_FIELDS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2, warning_pb2
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _WITH_IMAGES = frozenset({"user", "tool"})
-_COPIED = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repeat_penalty",
-)
 # Options of an engine's start: a request cannot change them.
 _LOAD_OPTIONS = frozenset({
     "draft_num_predict", "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_gpu",
@@ -173,7 +164,7 @@ def _require_own_template(request: OllamaGenerateRequest) -> None:
 def _fill_sampling(target: sampling_pb2.SamplingParams, options: Options | None, limits: RequestLimits) -> None:
     if options is None:
         return
-    for name in _COPIED:
+    for name in SAMPLING_FIELDS:
         value = getattr(options, name)
         if value is not None:
             setattr(target, name, value)

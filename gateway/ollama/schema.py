@@ -17,7 +17,7 @@ from gateway.intake.request_model import (
     text_or_list,
 )
 from gateway.openai.chat_schema import FunctionDefinition
-from gateway.openai.sampling import MAX_TOP_LOGPROBS, Penalty, Share, StopText
+from gateway.openai.sampling import MAX_TOP_LOGPROBS, Penalty, Share, StopSequences
 from weft.kernel.model_source import MAX_SOURCE_CHARS
 
 MAX_NAME_CHARS = 256
@@ -48,13 +48,7 @@ class Options(StrictModel):
     top_k: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
     min_p: Share | None = None
     seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
-    stop: (
-        Annotated[
-            Annotated[StopText, Tag("~text")] | Annotated[list[StopText], StopAtFirstError(), Tag("~list")],
-            text_or_list("Input should be a string or a list of strings"),
-        ]
-        | None
-    ) = None
+    stop: StopSequences | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repeat_penalty: Annotated[float, Field(ge=0, le=2)] | None = None

@@ -21,6 +21,11 @@ MAX_LOGIT_BIAS_ENTRIES = 300
 MAX_TOP_LOGPROBS = 20
 
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+StopSequences = Annotated[
+    Annotated[StopText, Tag("~text")] | Annotated[list[StopText], StopAtFirstError(), Tag("~list")],
+    text_or_list("Input should be a string or a list of strings"),
+]
+"""One text or several at which an answer ends."""
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -49,13 +54,7 @@ class GenerationRequest(HandledRequest):
     top_k: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
     min_p: Share | None = None
     seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
-    stop: (
-        Annotated[
-            Annotated[StopText, Tag("~text")] | Annotated[list[StopText], StopAtFirstError(), Tag("~list")],
-            text_or_list("Input should be a string or a list of strings"),
-        ]
-        | None
-    ) = None
+    stop: StopSequences | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repeat_penalty: Annotated[float, Field(ge=0, le=2)] | None = Field(
@@ -67,7 +66,7 @@ class GenerationRequest(HandledRequest):
     stream_options: StreamOptions | None = None
 
 
-_COPIED = (
+SAMPLING_FIELDS = (
     "temperature",
     "top_p",
     "top_k",
@@ -77,6 +76,7 @@ _COPIED = (
     "frequency_penalty",
     "repeat_penalty",
 )
+"""Fields of a request that have the same name in `SamplingParams`."""
 _MAX_TOKEN_ID_DIGITS = 10
 
 
@@ -85,7 +85,7 @@ def fill_sampling(
 ) -> None:
     """Copy the parameters that the request sets; an absent one means the backend's default."""
     given = request.model_fields_set
-    for name in _COPIED:
+    for name in SAMPLING_FIELDS:
         if name in given:
             value = getattr(request, name)
             if value is not None:
