@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS_VENV := .venv-protos
+DIST_VENV := .venv-dist
 PROTO_FILES := $(shell find protos -name '*.proto' | sort)
 INSTALL := $(BIN)/python -P runner_svc/environments/locked_install.py
 ARGS ?=
@@ -21,7 +22,7 @@ COMPILED := $(BIN)/python -m compileall -q -j 0 -x '/(test_[^/]*|conftest)\.py$$
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test test-all torture test-clients test-runtimes check lint types imports protos-lint protos verify docs bench lock clean
+.PHONY: help up demo test test-all torture test-install test-clients test-runtimes check lint types imports protos-lint protos verify docs site recording dist bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -42,6 +43,9 @@ test-all: $(VENV)/.dev ## run the heavy tests too (torture, storms), and propert
 
 test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in an environment of its own
 	@$(PYTEST) -m runtimes $(ARGS)
+
+test-install: $(VENV)/.dev $(DIST_VENV)/.done ## build the wheel, install it by pipx and uvx on a bare account, chat, uninstall
+	@$(PYTEST) -m install tests/install $(ARGS)
 
 torture: $(VENV)/.dev ## kill everything 1,000 times under 10,000 tasks, and check the history (about 20 min; ARGS="--store postgres")
 	@$(BIN)/python -m weft_testing.torture --kills 1000 --tasks 10000 $(ARGS)
@@ -75,6 +79,16 @@ docs: $(VENV)/.dev ## write the pages of docs that are made from code
 	@$(BIN)/python -m weft.documents.schemas docs/schemas
 	@$(BIN)/python -m weft.documents.field_tables docs
 
+dist: $(DIST_VENV)/.done ## build the wheel and the source distribution into dist/, the same bytes each time
+	@rm -rf dist && $(DIST_VENV)/bin/python -m build --no-isolation --outdir dist . > dist.log 2>&1 || { cat dist.log; exit 1; }
+	@rm dist.log && $(DIST_VENV)/bin/twine check --strict dist/* && cd dist && sha256sum *
+
+site: .venv-site/.done ## the documentation as a static site with search, in site/ (it needs no network and no server)
+	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict --quiet && echo "site/index.html"
+
+recording: $(VENV)/.dev $(DIST_VENV)/.done ## run the first minutes of a new user, and draw docs/first-minutes.svg from what was printed
+	@$(BIN)/python docs/site/recording.py docs/first-minutes.svg
+
 bench: $(VENV)/.dev ## measure, and write the table to bench/results
 	@$(BIN)/python -m bench $(ARGS)
 
@@ -82,7 +96,7 @@ lock: $(VENV)/.dev ## resolve the dependencies anew
 	@bash requirements/lock.sh $(BIN)
 
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(PROTOS_VENV) .clients .verify .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(PROTOS_VENV) $(DIST_VENV) .venv-site .clients dist site .verify .mypy_cache .ruff_cache .pytest_cache
 
 define generate
 $(PROTOS_VENV)/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=$(PROTOS_VENV)/bin/protoc-gen-mypy \
@@ -112,7 +126,8 @@ $(VENV)/.dev: $(VENV)/.up requirements/dev.lock
 	@$(INSTALL) requirements/dev.lock
 	@touch $@
 
-$(PROTOS_VENV)/.done: requirements/protos.lock
-	@$(PYTHON) -m venv $(PROTOS_VENV)
-	@$(PROTOS_VENV)/bin/python -P runner_svc/environments/locked_install.py $<
+# An environment of its own for each other tool: its lock file is named like it.
+.venv-%/.done: requirements/%.lock
+	@$(PYTHON) -m venv .venv-$*
+	@.venv-$*/bin/python -P runner_svc/environments/locked_install.py $<
 	@touch $@

@@ -50,6 +50,7 @@ from gateway.errors import (
 )
 from gateway.http.cors import CrossOrigin
 from gateway.http.event_watches import EventWatches
+from gateway.http.server_span import ServerSpans
 from gateway.intake.headers import request_id_of, validate_head
 from gateway.media import MediaSource, NoMediaSource
 from gateway.metrics import GatewayMetrics
@@ -57,9 +58,11 @@ from gateway.ollama.deps import OllamaDeps
 from gateway.ports import RegistryPort
 from gateway.request_facts import FACTS_KEY, RequestFacts, headers_of
 from gateway.responses.handlers import responses_of
+from gateway.responses.running import RunningResponses
 from gateway.routing import EndpointApp, EndpointGroup
 from gateway.tasks.handlers import TaskDeps
 from gateway.tasks.task_apis import task_apis_of
+from gateway.visible_names import with_visible_names
 from weft.dispatch.call import LayeredDispatcher, RequestDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.remote_router import RequestSource, RouterSource
@@ -72,6 +75,7 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.time_limit import time_limited
+from weft.kernel.tracing import NO_TRACING, Tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +111,8 @@ class GatewayPorts:
     """Which requests are durable tasks by setting; None: those that the mesh's settings and models name."""
     media: MediaSource | None = None
     """Fetches media by address; None: as the configuration allows."""
+    tracing: Tracing = NO_TRACING
+    """Where the spans of requests go."""
 
 
 def create_app(
@@ -119,13 +125,33 @@ def create_app(
     clock: Clock | None = None,
 ) -> EndpointApp:
     """Returns the application of one gateway. Its only state is its metrics."""
+    deps = gateway_deps(config, ports, watches=watches, metrics=metrics, clock=clock)
+    if ports.released_tasks is not None:
+        deps.metrics.count_released(ports.released_tasks)
+    return app_over(deps, ports, finishing or FinishingJobs(config.batches.max_finishing))
+
+
+def gateway_deps(
+    config: GatewayConfig,
+    ports: GatewayPorts,
+    *,
+    watches: EventWatches | None = None,
+    metrics: GatewayMetrics | None = None,
+    clock: Clock | None = None,
+    earlier: GatewayDeps | None = None,
+) -> GatewayDeps:
+    """Returns the collaborators of one gateway; `earlier`: those of its former configuration.
+
+    What has the same settings as before is used on: counts of tenants, connections to hosts of media.
+    """
     ticking = clock or SystemClock()
-    tasks = ports.tasks
-    if tasks is not None:
-        # A task whose submission timed out may exist: its idempotency key finds it.
-        tasks = time_limited(tasks, config.task_timeout_seconds, "task store", retry_after_seconds=2)
+    tasks = _bounded_tasks(config, ports)
     layers = () if tasks is None else (durable_calls(tasks, ticking),)
-    deps = GatewayDeps(
+    rate_limits = None if config.rate_limits is None else TenantRateLimits(config.rate_limits, ticking)
+    if earlier is not None and earlier.config.rate_limits == config.rate_limits:
+        rate_limits = earlier.rate_limits
+    is_same_media = earlier is not None and earlier.config.media == config.media
+    return GatewayDeps(
         config=config,
         dispatcher=LayeredDispatcher(ports.dispatcher, *layers),
         can_be_durable=tasks is not None,
@@ -136,31 +162,54 @@ def create_app(
         watches=watches or EventWatches(config.max_event_watches),
         metrics=metrics or GatewayMetrics(),
         clock=ticking,
-        media=ports.media or media_source(config.media, ticking),
+        media=earlier.media
+        if earlier is not None and is_same_media
+        else ports.media or media_source(config.media, ticking),
         gate=gate_of(ports.keys, ticking),
-        rate_limits=None if config.rate_limits is None else TenantRateLimits(config.rate_limits, ticking),
+        rate_limits=rate_limits,
+        tracing=ports.tracing,
     )
-    if ports.released_tasks is not None:
-        deps.metrics.count_released(ports.released_tasks)
+
+
+def _bounded_tasks(config: GatewayConfig, ports: GatewayPorts) -> TaskPort | None:
+    if ports.tasks is None:
+        return None
+    # A task whose submission timed out may exist: its idempotency key finds it.
+    return time_limited(ports.tasks, config.task_timeout_seconds, "task store", retry_after_seconds=2)
+
+
+def app_over(
+    deps: GatewayDeps, ports: GatewayPorts, finishing: FinishingJobs, running: RunningResponses | None = None
+) -> EndpointApp:
+    """Returns the application over these collaborators; `running`: the responses that stream."""
+    tasks = _bounded_tasks(deps.config, ports)
     app = bare_app("weft gateway", deps, GATEWAY_GROUPS)
     for group in (OPENAI, ANTHROPIC):
         app.add_group(group, deps)
     operations = None if ports.admin is None else ports.admin.operations
     app.add_group(OLLAMA, OllamaDeps(gateway=deps, operations=operations))
-    app.add_group(RESPONSES, responses_of(deps, ports.responses, tasks))
+    app.add_group(RESPONSES, responses_of(deps, ports.responses, tasks, running))
     for own in (RESOURCES, SETTINGS, HEALTH):
         app.add_group(own, deps)
     _add_management(app, deps, ports)
     if tasks is not None:
         app.add_group(TASKS, TaskDeps(gateway=deps, tasks=tasks, task_apis=task_apis_of(deps)))
-    _add_files_and_batches(app, deps, ports, finishing or FinishingJobs(config.batches.max_finishing))
+    _add_files_and_batches(app, deps, ports, finishing)
     app.add_group(DOCUMENT, app)
     return app
 
 
 def bare_app(title: str, deps: InferenceDeps, groups: Sequence[EndpointGroup[Any]] = ()) -> EndpointApp:
     """Returns an application without endpoints, inside the middleware; `groups` are those of its OpenAPI document."""
-    layer = partial(EdgeMiddleware, config=deps.config, metrics=deps.metrics, clock=deps.clock, gate=deps.gate)
+    layer = partial(
+        EdgeMiddleware,
+        config=deps.config,
+        metrics=deps.metrics,
+        clock=deps.clock,
+        gate=deps.gate,
+        fleet=deps.fleet,
+        spans=ServerSpans(deps.tracing, deps.clock),
+    )
     return EndpointApp(layer, title=title, version=version("weft"), schemas=published_schemas(groups))
 
 
@@ -207,10 +256,20 @@ class EdgeMiddleware:
     """Wraps the application. Answers its errors, unless the status is already sent."""
 
     def __init__(
-        self, app: ASGIApp, *, config: GatewayConfig, metrics: GatewayMetrics, clock: Clock, gate: Gate
+        self,
+        app: ASGIApp,
+        *,
+        config: GatewayConfig,
+        metrics: GatewayMetrics,
+        clock: Clock,
+        gate: Gate,
+        fleet: FleetSource,
+        spans: ServerSpans,
     ) -> None:
         self._app = app
+        self._spans = spans
         self._gate = gate
+        self._fleet = fleet
         self._cors = CrossOrigin(config.cors)
         self._config = config
         self._metrics = metrics
@@ -225,11 +284,14 @@ class EdgeMiddleware:
         dialect = dialect_of(scope["path"], headers)
         facts = RequestFacts(request_id_of(headers), self._clock.monotonic(), dialect=dialect)
         scope[FACTS_KEY] = facts
+        self._spans.begin(scope, facts)
         sender = _IdentifyingSender(self._cors.sender(headers, send), facts)
         try:
             await self._serve(scope, receive, sender, facts)
         finally:
-            self._metrics.request_ended(facts, self._clock.monotonic() - facts.arrived)
+            ended = self._clock.monotonic()
+            self._metrics.request_ended(facts, ended - facts.arrived)
+            self._spans.end(scope, facts, ended)
             _drop_traceback(facts.error)
 
     async def _serve(self, scope: Scope, receive: Receive, sender: "_IdentifyingSender", facts: RequestFacts) -> None:
@@ -253,6 +315,7 @@ class EdgeMiddleware:
             await self._answer(internal_error(), sender, facts)
 
     async def _answer(self, error: WeftError, sender: "_IdentifyingSender", facts: RequestFacts) -> None:
+        error = with_visible_names(error, self._fleet.view, facts.principal)
         facts.error = error
         if not facts.was_dispatched:
             log.info("refused", request_id=facts.request_id, reason=error.reason.name.lower(), message=error.message)

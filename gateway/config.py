@@ -245,14 +245,23 @@ class RateLimitConfig(TenantRequestRates):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeTls:
-    """HTTPS, TLS 1.2 and newer. Without a certificate the gateway serves plain HTTP, which it does on loopback only."""
+    """HTTPS, TLS 1.2 and newer. On loopback the gateway serves plain HTTP where no certificate is named."""
 
     certificate_file: Annotated[PathText | None, PUBLIC] = None
     """PEM chain. It is reloaded when it changes, together with its key."""
     key_file: Annotated[PathText | None, PUBLIC] = None
     """PEM key of the certificate, without a passphrase; only its owner and group may be able to read it."""
+    authority_file: PathText | None = None
+    """PEM of the authority that clients trust, which `GET /ca.pem` shows them. Default: that of a certificate which the
+    gateway makes itself."""
+    self_signed: Annotated[bool | None, PUBLIC] = None
+    """Whether the gateway makes its certificate itself, of an authority that it keeps under the home and that clients
+    trust by its file or fingerprint. Default: beyond loopback, where no certificate is named."""
     handshake_timeout_seconds: Seconds = 10.0
     """Maximum duration of a TLS handshake."""
+    renewal_check_seconds: Annotated[int, Ge(1), Le(86_400)] = 600
+    """How often a running mesh checks whether its own certificate is due: before it expires, and when the machine has
+    got another name or address."""
 
     @property
     def is_set(self) -> bool:
@@ -281,16 +290,18 @@ class Exposure:
     """Whether callers need API keys."""
     tls_terminated_elsewhere: bool = False
     """Whether a proxy in front terminates TLS, as the operator declares."""
+    is_insecure: bool = False
+    """Whether the operator wants plain HTTP, which others on the network can read."""
 
     def require_protection(self) -> None:
         """Checks an address that is not loopback. Raises INVALID_ARGUMENT naming every missing setting."""
         missing = []
         if not self.has_keys:
             missing.append("keys (auth.required: true)")
-        if self.tls is None and not self.tls_terminated_elsewhere:
+        if self.tls is None and not self.tls_terminated_elsewhere and not self.is_insecure:
             missing.append(
                 "TLS (gateway.tls.certificate_file and gateway.tls.key_file, or gateway.tls_terminated_elsewhere: true "
-                "where a proxy in front speaks it)"
+                "where a proxy in front speaks it, or gateway.insecure: true for plain HTTP)"
             )
         if missing:
             raise invalid_field("host", f"'{self.host}' is not a loopback address, which needs {' and '.join(missing)}")
@@ -358,6 +369,9 @@ class GatewaySettings:
     tls_terminated_elsewhere: Annotated[bool, PUBLIC] = False
     """Whether a proxy in front terminates TLS, so that `host` may be any address without `tls`. The network between
     that proxy and the gateway carries plain text: it must be private."""
+    insecure: Annotated[bool, PUBLIC] = False
+    """Whether `host` may be any address with plain HTTP and no proxy in front. Everyone on the network between can read
+    keys, prompts and answers, and change them."""
     rate_limits: Annotated[TenantRequestRates | None, PUBLIC] = None
     """Requests per tenant. Default: no limit."""
     limits: RequestLimits = field(default_factory=RequestLimits)
@@ -391,4 +405,5 @@ class GatewayConfig(GatewaySettings):
             tls=self.tls if self.tls.is_set else None,
             has_keys=self.auth_required,
             tls_terminated_elsewhere=self.tls_terminated_elsewhere,
+            is_insecure=self.insecure,
         )

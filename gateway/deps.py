@@ -9,13 +9,13 @@ from gateway.auth.authentication import Gate, OpenGate
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.config import GatewayConfig
 from gateway.http.event_watches import EventWatches
-from gateway.intake.headers import journal_of, request_context
+from gateway.intake.headers import journal_of, request_context, tenant_of
 from gateway.intake.request_model import HandledRequest, require_within
 from gateway.media import MediaSource, NoMediaSource, RequestMedia
 from gateway.metrics import GatewayMetrics
 from gateway.ports import RegistryPort
 from gateway.request_facts import RequestFacts, facts_of
-from weft.dispatch.agents import named
+from weft.dispatch.aliases import AskedName, asked_name
 from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.remote_router import RouterSource
@@ -24,6 +24,7 @@ from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation
+from weft.kernel.tracing import NO_TRACING, Tracing
 
 
 def _ignore_limited(model_label: str, tenant: str) -> None:
@@ -49,6 +50,8 @@ class InferenceDeps:
     """Whether the dispatcher can run requests as durable tasks."""
     journal_policy: JournalPolicy | None = None
     """Which requests are durable tasks by setting; None: none is."""
+    tracing: Tracing = NO_TRACING
+    """Where the spans of requests go."""
     on_limited: Callable[[str, str], None] = _ignore_limited
     """Called with the model's label and the tenant of each request that exceeds a rate limit."""
 
@@ -66,9 +69,10 @@ class InferenceDeps:
         Raises INVALID_ARGUMENT for a wrong header or name, UNSUPPORTED_OPERATION for a request that must be journaled
         and cannot be, RATE_LIMIT_EXCEEDED above the tenant's rate limit.
         """
-        model = named(self.fleet.view, model)
+        asked = self.asked(scope, model)
+        model = asked.model
         self.note(scope, surface=surface, model=model)
-        context = request_context(scope, self.config, params, model=model, operation=operation)
+        context = request_context(scope, self.config, params, asked=asked, operation=operation)
         require_within(params, self.config.limits)
         required = None
         if self.journal_policy is not None:
@@ -76,6 +80,10 @@ class InferenceDeps:
         journal = journal_of(scope, params, operation, is_possible=self.can_be_durable, required=required)
         self.count(scope, context.tenant)
         return context if journal is None else replace(context, journal=journal)
+
+    def asked(self, scope: Scope, model: str) -> AskedName:
+        """Returns what a request means by its model: its name for an id, the target for an alias of its tenant."""
+        return asked_name(self.fleet.view, model, tenant_of(scope))
 
     def note(self, scope: Scope, *, surface: str, model: str) -> None:
         """Record API and model of a request in its facts."""

@@ -41,7 +41,7 @@ from gateway.batches.handlers import (
     list_files,
 )
 from gateway.deps import GatewayDeps, InferenceDeps
-from gateway.health import get_health, get_metrics
+from gateway.health import get_authority, get_health, get_metrics
 from gateway.metrics import GatewayMetrics
 from gateway.ollama import chat as ollama
 from gateway.ollama import embed as ollama_embed
@@ -245,8 +245,8 @@ RESPONSES: EndpointGroup[Responses] = EndpointGroup(
 )
 
 _API = "/api/v1"
-_DELETABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, ResourceKind.ROUTE)
-_PUTTABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE)
+_DELETABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, ResourceKind.ROUTE, ResourceKind.ALIAS)
+_PUTTABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE, ResourceKind.ALIAS)
 
 
 def _of_kind(kind: ResourceKind, role: Role) -> Access:
@@ -349,6 +349,7 @@ HEALTH: EndpointGroup[GatewayDeps] = EndpointGroup(
     tag="operations",
     endpoints=(
         _get("/health", None, get_health, name="health", with_head=True),
+        _get("/ca.pem", None, get_authority, name="authority", with_head=True),
         _get(
             "/metrics",
             _VIEW_TELEMETRY,
@@ -410,6 +411,13 @@ ADMIN: EndpointGroup[AdminDeps] = EndpointGroup(
             f"{_ADMIN_MODEL}/remove",
             _OPERATE,
             admin_models.remove_model,
+            json_body(UnloadBody) | answers(_OPERATION_SCHEMA, path="name", status=202),
+            status=202,
+        ),
+        _post(
+            f"{_ADMIN}/servers/{{name}}/detach",
+            _OPERATE,
+            admin_models.detach_server,
             json_body(UnloadBody) | answers(_OPERATION_SCHEMA, path="name", status=202),
             status=202,
         ),

@@ -21,11 +21,13 @@ Refusals for lack of capacity also contain figures; see FIGURES.
 import math
 from collections.abc import Mapping
 from enum import Enum
+from types import MappingProxyType
 
 import msgspec
 
 from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.unknown_names import close_names_of
 
 _MESSAGES = "/v1/messages"
 _OLLAMA, _RESOURCES = "/api", "/api/v1"
@@ -63,6 +65,12 @@ _BUSY_STATUSES = frozenset({429, 503})
 # Statuses that the OpenAI clients retry by default.
 _RETRIED_BY_CLIENTS = frozenset({408, 409, 429})
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_CODES: Mapping[Reason, str] = MappingProxyType({Reason.UNAUTHENTICATED: "invalid_api_key"})
+"""OpenAI's codes, which clients switch on, where the reason has another name.
+
+`model_not_found`, `context_length_exceeded` and `rate_limit_exceeded` are OpenAI's names and the reasons' own.
+`insufficient_quota` is not used: it stops a client for good, and every limit here ends by itself.
+"""
 # Anthropic's error types; its status 529 ("overloaded") is not used here.
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -210,14 +218,22 @@ def public_message(error: WeftError) -> str:
 
 def _machine_fields(error: WeftError) -> dict[str, object]:
     """Returns the error's code, figures, usage and details."""
-    fields: dict[str, object] = {"code": error.reason.name.lower(), **figures_of(error)}
+    fields: dict[str, object] = {"code": code_of(error), **figures_of(error)}
+    close = close_names_of(error)
+    if close:
+        fields["close_names"] = list(close)
     used = {name: _number(error.metadata.get(name, "")) for name in (PROMPT_TOKENS, COMPLETION_TOKENS)}
     if all(count is not None for count in used.values()):
         fields["usage"] = {name: int(count) for name, count in used.items() if count is not None}
     if isinstance(error, DetailedError):
-        fields["code"] = error.code or fields["code"]
         fields |= error.details
     return fields
+
+
+def code_of(error: WeftError) -> str:
+    """Returns the machine-readable code of an error: OpenAI's where it has one, else the name of the reason."""
+    own = error.code if isinstance(error, DetailedError) else ""
+    return own or _CODES.get(error.reason) or error.reason.name.lower()
 
 
 def retry_headers(error: WeftError) -> list[tuple[bytes, bytes]]:

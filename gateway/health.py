@@ -1,6 +1,8 @@
-"""GET and HEAD /health and /metrics."""
+"""GET and HEAD /health, /metrics and /ca.pem."""
 
+import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,6 +15,8 @@ from gateway.request_facts import facts_of
 from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+
+MAX_AUTHORITY_BYTES = 65_536
 
 
 async def get_health(deps: GatewayDeps, request: Request) -> Response:
@@ -31,6 +35,24 @@ async def get_metrics(deps: GatewayDeps, request: Request) -> Response:
     """Returns the gateway's metrics in the Prometheus text format."""
     facts_of(request.scope).surface = "metrics"
     return Response(deps.metrics.render(), media_type=CONTENT_TYPE)
+
+
+async def get_authority(deps: GatewayDeps, request: Request) -> Response:
+    """Returns the certificate of the authority that clients trust. It is public: every handshake shows it."""
+    facts_of(request.scope).surface = "authority"
+    file = deps.config.tls.authority_file
+    if file is None:
+        raise WeftError(Reason.NOT_FOUND, "this gateway has no authority of its own; the system's trust is enough")
+    try:
+        content = await asyncio.to_thread(_read_limited, file.expanduser())
+    except OSError as error:
+        raise WeftError(Reason.INTERNAL, "the certificate of the authority cannot be read") from error
+    return Response(content, media_type="application/x-pem-file")
+
+
+def _read_limited(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(MAX_AUTHORITY_BYTES)
 
 
 def health_status(view: FleetView, *, has_router: bool = True) -> str:

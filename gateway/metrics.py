@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from gateway.request_facts import UNKNOWN_MODEL, RequestFacts
 from weft.api.common.v1 import usage_pb2
-from weft.dispatch.agents import known_names
+from weft.dispatch.agents import TargetLabels
 from weft.dispatch.fleet import FleetView
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -40,8 +40,7 @@ class GatewayMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
-        self._view: FleetView | None = None
-        self._known: frozenset[str] = frozenset()
+        self._targets = TargetLabels()
         self._ends: dict[tuple[str, str, str, str], tuple[Counter, Histogram]] = {}
         """Counters by their labels, as many as the registry itself has: looking labels up takes some 2 us."""
         self._kinds: dict[tuple[str, str], Counter] = {}
@@ -79,9 +78,7 @@ class GatewayMetrics:
 
     def model_label(self, name: str, view: FleetView) -> str:
         """Returns `name` if the fleet knows it, otherwise `unknown`."""
-        if view is not self._view:
-            self._view, self._known = view, known_names(view)
-        return name if name in self._known else UNKNOWN_MODEL
+        return self._targets.label(name, view)
 
     def request_ended(self, facts: RequestFacts, seconds: float) -> None:
         """Count a request and its duration."""

@@ -7,13 +7,17 @@ from typing import cast
 from starlette.types import Scope
 
 from gateway.errors import Dialect
+from weft.dispatch.agents import UNKNOWN_TARGET
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import LOCAL, Principal
+from weft.kernel.tracing import TraceContext
 
 FACTS_KEY = "weft.facts"
+ROUTE_KEY = "weft.route"
+"""Key of a scope: the path of its endpoint with parameters by name; absent: none was found."""
 _HEADERS_KEY = "weft.headers"
 Headers = Mapping[bytes, bytes]
-UNKNOWN_MODEL = "unknown"
+UNKNOWN_MODEL = UNKNOWN_TARGET
 
 
 @dataclass(slots=True)
@@ -36,6 +40,10 @@ class RequestFacts:
     """The caller, once authenticated."""
     dialect: Dialect = Dialect.OPENAI
     """The error format and headers of the answer."""
+    trace: TraceContext | None = None
+    """Its span, and that of what it causes in the mesh; None: tracing is off."""
+    caller_span: TraceContext | None = None
+    """The span of its caller, as its `traceparent` says; None: it has none."""
     task_id: str = ""
     """The request's durable task, once there is one; every answer then has its id."""
 

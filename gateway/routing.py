@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import EdgeError
 from gateway.openapi import OperationDoc, Schema, add_schemas
-from gateway.request_facts import facts_of
+from gateway.request_facts import ROUTE_KEY, facts_of
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import Access
 from weft.kernel.reasons import Reason
@@ -131,6 +131,7 @@ class EndpointApp:
         """Calls the handler of a request. Raises NOT_FOUND for an unknown path, METHOD_NOT_ALLOWED for its method."""
         handler = self.static_routes.get((scope["method"], scope["path"]))
         if handler is not None:
+            scope[ROUTE_KEY] = scope["path"]
             response = await handler(Request(scope, receive))
             await response(scope, receive, send)
             return
@@ -139,6 +140,7 @@ class EndpointApp:
             match, found = route.matches(scope)
             if match is Match.FULL:
                 scope.update(found)
+                scope[ROUTE_KEY] = route.path
                 await route.handle(scope, receive, send)
                 return
             if match is Match.PARTIAL:

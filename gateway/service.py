@@ -4,13 +4,15 @@ from collections.abc import Sequence
 
 import grpc
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.app import GatewayPorts, create_app
+from gateway.app import GatewayPorts, app_over, gateway_deps
 from gateway.batches.finishing import FinishingJobs
 from gateway.config import GatewayConfig
 from gateway.http.event_watches import EventWatches
 from gateway.http.server import AppServer
 from gateway.metrics import GatewayMetrics
+from gateway.responses.running import RunningResponses
 from weft.kernel.clock import Clock, SystemClock
 
 
@@ -38,10 +40,32 @@ class GatewayService:
         metrics: GatewayMetrics,
         clock: Clock,
     ) -> None:
+        self._ports = ports
         self._watches = EventWatches(config.max_event_watches)
         self._finishing = FinishingJobs(config.batches.max_finishing)
-        app = create_app(config, ports, watches=self._watches, finishing=self._finishing, metrics=metrics, clock=clock)
-        self._server = AppServer(app, exposure=config.exposure(), limits=config.connections, on_refused=metrics.refused)
+        self._running = RunningResponses(config.max_running_responses)
+        self._deps = gateway_deps(config, ports, watches=self._watches, metrics=metrics, clock=clock)
+        if ports.released_tasks is not None:
+            metrics.count_released(ports.released_tasks)
+        self._app: ASGIApp = app_over(self._deps, ports, self._finishing, self._running)
+        self._server = AppServer(
+            self._serve, exposure=config.exposure(), limits=config.connections, on_refused=metrics.refused
+        )
+
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """Serve requests that come from now on by other settings; those that run keep the settings they began with.
+
+        Address, TLS, limits of connections, and the bounds of event watches, running responses and finishing batches
+        stay as they are.
+        """
+        deps = self._deps
+        self._deps = gateway_deps(
+            config, self._ports, watches=self._watches, metrics=deps.metrics, clock=deps.clock, earlier=deps
+        )
+        self._app = app_over(self._deps, self._ports, self._finishing, self._running)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
 
     @property
     def port(self) -> int:

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
+from weft.kernel.alias_rules import check_alias
+from weft.kernel.errors import FieldError
 from weft.kernel.settings import (
     PUBLIC,
     SECRET,
@@ -207,13 +209,38 @@ class LedgerConfig(LedgerSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AliasSetting:
+    """Another name of a model, as an alias that is declared; see docs/aliases.md."""
+
+    name: Name
+    """Its own name."""
+    target: Annotated[str, MaxLen(192)]
+    """Who answers: a model or a pool, `agent/NAME` or `route/NAME`."""
+    pattern: Annotated[str, MaxLen(128)] = ""
+    """The names that it stands for: one name, or a beginning and `*`, such as `claude-*`. Default: its own name."""
+    tenant: Annotated[str, MaxLen(64)] = ""
+    """The tenant whose requests it is for. Default: every tenant."""
+    description: Annotated[str, MaxLen(1024)] = ""
+    """For people."""
+
+    def __post_init__(self) -> None:
+        try:
+            check_alias(self.name, self.pattern, self.target, self.tenant)
+        except FieldError as error:
+            raise SettingError(error.field, error.message.removeprefix(f"{error.field}: ")) from None
+
+
+MAX_ALIASES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrySettings:
     """The registry: runners and their heartbeats, declarations, VRAM ledger, operations and keys."""
 
     database_url: Annotated[str | None, PUBLIC, SECRET] = field(default=None, repr=False)
     """Default: an SQLite file under the home. Or `postgresql+asyncpg://user:password@host/database` (TLS:
-    `?ssl=require`; a socket: `?host=/folder`), which needs `pip install 'weft[postgres]'` and no transaction-pooling
-    proxy between."""
+    `?ssl=require`; a socket: `?host=/folder`), which needs `pip install asyncpg` beside weft, and no
+    transaction-pooling proxy between."""
     heartbeat_interval_seconds: Seconds = 30.0
     """How often runners send a heartbeat."""
     report_interval_seconds: Seconds = 5.0
@@ -234,6 +261,8 @@ class RegistrySettings:
     allow_cloud_fallback: Annotated[bool | None, PUBLIC] = None
     """Whether routes may fall back to models off the premises, on a new database; later `weft config set` changes it.
     Default: what the environment variable WEFT_ALLOW_CLOUD_FALLBACK says, else true."""
+    aliases: Annotated[tuple[AliasSetting, ...], MaxLen(MAX_ALIASES), PUBLIC] = ()
+    """Aliases of models; one that an operator declares comes before one of the same name or pattern here."""
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
     """The VRAM ledger: leases of accelerator memory."""
     operations: OperationSettings = field(default_factory=OperationSettings)
@@ -249,6 +278,12 @@ class RegistrySettings:
         require_positive(self, may_be_zero=frozenset({"restart_grace_seconds", "restart_spread_seconds"}))
         if self.inactive_after_seconds <= self.heartbeat_interval_seconds:
             raise SettingError("inactive_after_seconds", "must be longer than heartbeat_interval_seconds")
+        for what in ("name", "pattern"):
+            given = [
+                (each.tenant if what == "pattern" else "", getattr(each, what) or each.name) for each in self.aliases
+            ]
+            if len(set(given)) < len(given):
+                raise SettingError("aliases", f"each must have a {what} of its own")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,8 +316,10 @@ class RegistryConfig(RegistrySettings):
     """Agents that may be known at once, declared or published."""
     max_routes: int = 1_000
     """Routes that may be declared at once."""
+    max_aliases: int = MAX_ALIASES
+    """Aliases that may be declared at once."""
     max_manifest_bytes: int = 32 * 1024 * 1024
-    """Size of all models, agents and routes: a snapshot of the mesh must fit into one gRPC message."""
+    """Size of all models, agents, routes and aliases: a snapshot of the mesh must fit into one gRPC message."""
     max_detail_bytes: int = 8 * 1024 * 1024
     """Size of the texts of all capability reports together; reports beyond it are kept without texts."""
     max_declarations: int = 1_000

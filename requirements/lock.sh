@@ -8,9 +8,11 @@ export UV_CUSTOM_COMPILE_COMMAND="make lock"
 lock() { "$bin/uv" pip compile --quiet --universal --generate-hashes --python-version 3.11 "$@"; }
 
 if [ -z "$only" ]; then
-  lock --no-emit-package weft --extra up pyproject.toml requirements/build.in -o requirements/up.lock
-  lock --no-emit-package weft --extra up --group dev pyproject.toml requirements/build.in -o requirements/dev.lock
+  lock --no-emit-package weft pyproject.toml requirements/build.in -o requirements/up.lock
+  lock --no-emit-package weft --group dev pyproject.toml requirements/build.in -o requirements/dev.lock
   lock requirements/protos.in -o requirements/protos.lock
+  lock requirements/dist.in -o requirements/dist.lock
+  lock requirements/site.in -o requirements/site.lock
   lock --no-deps requirements/model.in -o requirements/model.lock
 fi
 

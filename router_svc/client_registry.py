@@ -12,11 +12,11 @@ from router_svc.policy.client_usage import MAX_TARGETS_TOLD, ClientPattern, Cool
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
-from weft.dispatch.agents import AUTO_MODEL, ROUTE_PREFIX
 from weft.dispatch.placement import PlacementRequest
 from weft.dispatch.rate_windows import Claim, RateWindows, TrackedKeys
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.names import AUTO_MODEL, ROUTE_PREFIX
 from weft.kernel.reasons import Reason, traits
 from weft.kernel.request import Priority
 from weft.kernel.units import Rate, RateUnit
@@ -48,12 +48,32 @@ class RateLimits:
         """`client_rates`: rates of clients with a profile, applied per tenant."""
         self._config = config
         self._client_rates = client_rates
+        self._max_clients = max_clients
+        self._clock = clock
         self._windows = RateWindows(clock)
-        self._tenants = TrackedKeys(self._windows, config.default, config.max_tenants, _TENANT, clock)
-        self._clients = {
-            client: TrackedKeys(self._windows, rates, max_clients, f"{_CLIENT}{client}{_BETWEEN}", clock)
-            for client, rates in client_rates.items()
-        }
+        self._tenants = self._tracked_tenants(config)
+        self._clients = {client: self._tracked_client(client, rates) for client, rates in client_rates.items()}
+
+    def reconfigure(self, config: RateLimitConfig, client_rates: Mapping[str, tuple[Rate, ...]]) -> None:
+        """Uses other rates from now on. What was counted for a rate that stays goes on to count."""
+        before, self._config = self._config, config
+        for tenant, rates in before.tenants.items():
+            for rate in set(rates) - set(config.tenants.get(tenant, ())):
+                self._windows.forget(_TENANT + tenant, rate)
+        if (before.default, before.max_tenants) != (config.default, config.max_tenants):
+            self._tenants.forget_all()
+            self._tenants = self._tracked_tenants(config)
+        for client in [each for each in self._clients if client_rates.get(each) != self._client_rates[each]]:
+            self._clients.pop(client).forget_all()
+        for client in client_rates.keys() - self._clients.keys():
+            self._clients[client] = self._tracked_client(client, client_rates[client])
+        self._client_rates = client_rates
+
+    def _tracked_tenants(self, config: RateLimitConfig) -> TrackedKeys:
+        return TrackedKeys(self._windows, config.default, config.max_tenants, _TENANT, self._clock)
+
+    def _tracked_client(self, client: str, rates: tuple[Rate, ...]) -> TrackedKeys:
+        return TrackedKeys(self._windows, rates, self._max_clients, f"{_CLIENT}{client}{_BETWEEN}", self._clock)
 
     def take(self, tenant: str, client_id: str, tokens: int) -> Counted:
         """Count a request and the estimated tokens of its prompt.
@@ -108,6 +128,10 @@ class ClientsConfig:
     """Clients that are remembered; the least recently seen one is forgotten first."""
 
 
+def _rates_of(config: ClientsConfig) -> dict[str, tuple[Rate, ...]]:
+    return {client: profile.rates for client, profile in config.profiles.items() if profile.rates}
+
+
 @dataclass(slots=True)
 class _Client:
     client_id: str
@@ -131,11 +155,15 @@ class ClientRegistry:
     def __init__(self, config: ClientsConfig, limits: RateLimitConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        rates = {client: profile.rates for client, profile in config.profiles.items() if profile.rates}
-        self._limits = RateLimits(limits, rates, clock, max_clients=config.max_clients)
+        self._limits = RateLimits(limits, _rates_of(config), clock, max_clients=config.max_clients)
         self._clients: OrderedDict[tuple[str, str], _Client] = OrderedDict()
         """By tenant and id; the most recently seen one is the last."""
         self._under_way: dict[int, _UnderWay] = {}
+
+    def reconfigure(self, config: ClientsConfig, limits: RateLimitConfig) -> None:
+        """Use other profiles and rates from now on; what is known of clients stays."""
+        self._config = config
+        self._limits.reconfigure(limits, _rates_of(config))
 
     def resolve(self, request: PlacementRequest) -> PlacementRequest:
         """Return the request with the defaults of its client's profile."""

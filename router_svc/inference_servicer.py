@@ -8,13 +8,16 @@ from typing import Any
 import grpc
 
 from router_svc.call_metadata import metadata_of, tenant_of
+from router_svc.call_spans import CallSpans
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.agents import name_asked_for, require_model_name
+from weft.dispatch.aliases import AskedName
 from weft.dispatch.call import Call, RequestDispatcher
 from weft.dispatch.operations import OPERATIONS, OperationSpec
 from weft.dispatch.parameter_checks import client_of, handling_of, priority_of, session_of
 from weft.dispatch.request_trace import Journal, RequestContext
 from weft.durable.journal_policy import JournalPolicy
+from weft.kernel.clock import SystemClock
 from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.names import (
     MAX_REQUEST_ID_CHARS,
@@ -25,7 +28,6 @@ from weft.kernel.principal import MAY_LEAVE, USE_MODELS
 from weft.kernel.request import Operation
 from weft.kernel.rpc import add_methods, answering
 from weft.kernel.rpc_auth import caller
-from weft.kernel.telemetry import traceparent_of
 
 REQUEST_ID = "x-request-id"
 RECEIPT_TRAILER = "weft-receipt-bin"
@@ -43,14 +45,16 @@ class InferenceServicer:
         default_timeout_seconds: float,
         schemas: SchemaLimits,
         journal: JournalPolicy | None = None,
-        named: Callable[[str], str] = str,
+        asked: Callable[[str, str], AskedName] = lambda model, _: AskedName(model),
+        spans: CallSpans | None = None,
     ) -> None:
         """`journal`: which requests are durable tasks by setting; None: none is.
 
-        `named` returns a model with its name in place of an id.
+        `asked` returns what a tenant means by the model of a request: its name for an id, the target for an alias.
         """
+        self._spans = spans or CallSpans(SystemClock())
         self._journal = journal
-        self._named = named
+        self._asked = asked
         self._dispatcher = dispatcher
         self._default_timeout_seconds = default_timeout_seconds
         self._schemas = schemas
@@ -68,7 +72,8 @@ class InferenceServicer:
     async def _stream(self, spec: Spec, request: Any, context: Context) -> AsyncGenerator[Any]:
         response = spec.router_rpc.response
         async with answering(context):
-            call = await self._call(spec, request, context)
+            trace = self._spans.begin(metadata_of(context))
+            call = await self._call(spec, request, context, trace.traceparent)
             try:
                 async with aclosing(call.chunks()) as chunks:
                     async for chunk in chunks:
@@ -77,30 +82,37 @@ class InferenceServicer:
                     yield response(receipt=call.receipt)
             finally:
                 _send_receipt(context, call)
+                self._spans.end(trace, spec.router_rpc.path, call.receipt)
 
     async def _answer(self, spec: Spec, request: Any, context: Context) -> Any:
         async with answering(context):
-            call = await self._call(spec, request, context)
+            trace = self._spans.begin(metadata_of(context))
+            call = await self._call(spec, request, context, trace.traceparent)
             try:
                 result = await call.result()
             finally:
                 _send_receipt(context, call)
+                self._spans.end(trace, spec.router_rpc.path, call.receipt)
             return spec.router_rpc.response(receipt=call.receipt, **spec.fields(result))
         raise AssertionError("abort has raised")
 
-    async def _call(self, spec: Spec, request: Any, context: Context) -> Call[Any]:
-        ctx = await self._context_of(request, spec.operation, context)
+    async def _call(self, spec: Spec, request: Any, context: Context, traceparent: str) -> Call[Any]:
+        ctx = await self._context_of(request, spec.operation, context, traceparent)
         spec.check(request.payload, self._schemas)
         return self._dispatcher.call(spec, ctx, request.payload)
 
-    async def _context_of(self, request: Any, operation: Operation, context: Context) -> RequestContext:
+    async def _context_of(
+        self, request: Any, operation: Operation, context: Context, traceparent: str
+    ) -> RequestContext:
         metadata = metadata_of(context)
         request_id = metadata.get(REQUEST_ID) or new_id("req")
         require_token(request_id, REQUEST_ID, MAX_REQUEST_ID_CHARS)
         if request.options.allow_remote:
             caller().require(MAY_LEAVE)
         await context.send_initial_metadata(((REQUEST_ID, request_id),))
-        tenant, model = tenant_of(metadata), self._named(require_model_name(request.model, "model"))
+        tenant = tenant_of(metadata)
+        asked = self._asked(request.model, tenant)
+        model = require_model_name(asked.model, "model")
         caller().require_name(USE_MODELS, name_asked_for(model))
         when_left = None if self._journal is None else self._journal.required(model, tenant, operation)
         return RequestContext(
@@ -108,8 +120,9 @@ class InferenceServicer:
             tenant=tenant,
             caller=caller().name,
             model=model,
+            asked_model=asked.alias,
             operation=operation,
-            traceparent=traceparent_of(metadata),
+            traceparent=traceparent,
             priority=priority_of(request.options),
             names_priority=request.options.priority != 0,
             allow_remote=request.options.allow_remote,

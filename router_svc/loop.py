@@ -12,6 +12,7 @@ from typing import Protocol
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.fleet_view import MeshDiff
+from router_svc.observer import NoObserver, SchedulingObserver
 from router_svc.policy.arrival import Arrival, Needs, context_class
 from router_svc.policy.decisions import (
     Decision,
@@ -213,6 +214,7 @@ class LoopDeps:
     waker: WakeStarter
     tickets: TicketIssuer
     records: RouterRecords
+    observer: SchedulingObserver = field(default_factory=NoObserver)
     on_waiting: Callable[[], None] = _ignore_waiting
     """Called repeatedly while callers wait: the state that they wait for should be polled more often."""
 
@@ -305,6 +307,7 @@ class SchedulingLoop:
             return
         now = self._clock.monotonic()
         self._deps.records.requests.note_retry(key, attempt, reason, now)
+        self._deps.observer.note_failed_attempt(reason)
         self._deliver(self._scheduler.report_failed(key, attempt, reason, now))
 
     def finish(self, key: int, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
@@ -318,6 +321,7 @@ class SchedulingLoop:
         requests.note_end(key, now, reason, receipt)
         mailbox.end()
         self._deps.records.clients.note_end(key, receipt)
+        self._deps.observer.note_end(mailbox.request, reason, receipt, self._mesh.view)
         failure = None if reason is Reason.UNSPECIFIED else reason
         self._deliver(self._scheduler.finish(key, now, _served(receipt), failure))
 
@@ -348,6 +352,8 @@ class SchedulingLoop:
         """Report the end of a wake to the scheduler."""
         if not self._closed:
             error, now = end.error, self._clock.monotonic()
+            if error is not None:
+                self._deps.observer.note_failed_wake(model, error.reason)
             failure = None if error is None else WakeFailure(reason=error.reason, message=error.message)
             self._deliver(self._scheduler.wake_finished(model, failure, now, self_reported=end.self_reported))
 
@@ -368,6 +374,7 @@ class SchedulingLoop:
             records.clients.admit(key, request)
         except WeftError as error:
             records.requests.note_refusal(key, error, now)
+            self._deps.observer.note_refusal(request, error.reason, self._mesh.view)
             raise
 
     def _take_view(self) -> None:
@@ -398,10 +405,12 @@ class SchedulingLoop:
     def _carry_out(self, decision: Decision) -> None:
         if isinstance(decision, Wakes):
             if not self._closed:
+                self._deps.observer.note_wake(decision.model)
                 self._deps.waker.begin(decision, partial(self.wake_finished, decision.model))
         elif isinstance(decision, StopsWaking):
             self._deps.waker.give_up(decision.model)
         elif (mailbox := self._mailboxes.get(decision.key)) is not None:
+            self._deps.observer.note_decision(decision, mailbox.request, self._mesh.view)
             mailbox.put(self._decision_of(decision, mailbox))
 
     def _undo(self, decision: Decision) -> None:

@@ -30,7 +30,14 @@ from weft.dispatch.placement import (
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import MAX_CLIENT_CHARS, MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_name, require_token
+from weft.kernel.names import (
+    MAX_CLIENT_CHARS,
+    MAX_NAME_CHARS,
+    MAX_REQUEST_ID_CHARS,
+    MAX_TENANT_CHARS,
+    require_name,
+    require_token,
+)
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import CALLER_BANDS, Operation, Priority, Skill
 from weft.kernel.rpc import answering
@@ -216,6 +223,9 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
         seconds_left=message.time_left.ToNanoseconds() / 1e9 if message.HasField("time_left") else None,
         attempts_used=message.attempts_used,
         traceparent=traceparent,
+        asked_model=require_token(message.asked_model, "open.asked_model", MAX_NAME_CHARS)
+        if message.asked_model
+        else "",
         **_described(message),
     )
 

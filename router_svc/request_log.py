@@ -49,6 +49,7 @@ class RequestEntry:
     __slots__ = (
         "arrived_at",
         "arrived_wall",
+        "asked_model",
         "cancelled_by",
         "client_id",
         "decisions",
@@ -66,6 +67,7 @@ class RequestEntry:
         self.tenant = request.tenant
         self.client_id = request.client_id
         self.target = request.model
+        self.asked_model = request.asked_model
         self.priority = request.priority
         self.arrived_at = now - request.age_seconds
         """Its first arrival at any router."""
@@ -106,6 +108,8 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
     """A Receipt; None: not reported."""
     cancelled_by: str = ""
     """Who cancelled it; empty: nobody did."""
+    asked_model: str = ""
+    """The name that was asked for, where an alias stood for the target; empty: no alias."""
 
 
 _NANOSECONDS = 1e9
@@ -348,6 +352,7 @@ class RequestLog:
             message=message,
             decisions=decisions.SerializeToString(),
             cancelled_by=entry.cancelled_by,
+            asked_model=entry.asked_model,
         )
         if len(self._ended) > self._limits.max_ended:
             self._forget_oldest()

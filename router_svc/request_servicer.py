@@ -42,6 +42,7 @@ def request_record(entry: RequestEntry | EndedRequest, *, with_decisions: bool) 
         tenant=entry.tenant,
         client_id=entry.client_id,
         target=entry.target,
+        asked_model=entry.asked_model,
         priority=entry.priority.wire,  # type: ignore[arg-type]  # same numbers
     )
     record.arrive_time.FromDatetime(entry.arrived_wall)

@@ -6,11 +6,13 @@ from typing import Any, Protocol
 import grpc
 from typing_extensions import override
 
+from router_svc.call_spans import CallSpans
 from router_svc.config import RouterConfig
 from router_svc.fleet_view import view_of_runner
 from router_svc.inference_servicer import InferenceServicer
 from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer
 from router_svc.memory_watch import MemoryWatch
+from router_svc.observer import NoObserver, RouterState, SchedulingObserver
 from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.relay import Relay
 from router_svc.request_servicer import JournaledTasks, LocalRequests, RequestServicer
@@ -24,7 +26,7 @@ from weft.api.router.v1 import (
     request_service_pb2,
     request_service_pb2_grpc,
 )
-from weft.dispatch.agents import named
+from weft.dispatch.aliases import asked_name
 from weft.dispatch.call import LayeredDispatcher
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWatcher
@@ -37,6 +39,7 @@ from weft.kernel.clock import Clock, MeshClock, SystemClock
 from weft.kernel.log import get_logger
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service
+from weft.kernel.tracing import NO_TRACING, Tracing
 from weft.wake.run import run_recipe
 
 log = get_logger("weft.router")
@@ -45,9 +48,15 @@ AUDIT_TIMEOUT_SECONDS = 2.0
 """How long a cancellation waits for its entry in the audit log."""
 
 
-def build(config: RouterConfig, *, clock: Clock | None = None) -> "RouterService":
-    """Build a router that is not started yet."""
-    return RouterService(config, clock or SystemClock())
+def build(
+    config: RouterConfig,
+    *,
+    clock: Clock | None = None,
+    tracing: Tracing = NO_TRACING,
+    observer: SchedulingObserver | None = None,
+) -> "RouterService":
+    """Build a router that is not started yet; `observer` gets the events of its scheduling."""
+    return RouterService(config, clock or SystemClock(), tracing, observer)
 
 
 class Journal(TaskPort, JournaledTasks, Protocol):
@@ -57,15 +66,24 @@ class Journal(TaskPort, JournaledTasks, Protocol):
 class RouterService(Service):
     """The scheduling loop with its waker, its records and its relay, behind the gRPC services of a router."""
 
-    def __init__(self, config: RouterConfig, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        clock: Clock,
+        tracing: Tracing = NO_TRACING,
+        observer: SchedulingObserver | None = None,
+    ) -> None:
         self._config = config
+        self.tracing = tracing
+        """Where the spans of requests and tasks go."""
+        observer = observer or NoObserver()
         self._clock = clock
         # The registry's time, which runners use too: this machine's own clock may be off, or be set.
         self._mesh_clock = MeshClock(clock)
         self._channels = ChannelPool(security=config.security)
         run_wake_recipe = partial(run_recipe, environment=config.wake_environment)
         self._waker = Waker(run_wake_recipe, self._channels, clock, config.wake_recipes)
-        records = RouterRecords.empty(
+        records = self._records = RouterRecords.empty(
             clock, clients=config.clients, rate_limits=config.rate_limits, request_log=config.request_log
         )
         self._loop = SchedulingLoop(
@@ -76,10 +94,19 @@ class RouterService(Service):
                 waker=self._waker,
                 tickets=TicketIssuer(self._mesh_clock, lifetime_seconds=config.ticket_lifetime_seconds),
                 records=records,
+                observer=observer,
                 on_waiting=self._hurry_memory,
             ),
         )
         self._placement = LocalPlacement(self._loop)
+        observer.show(
+            RouterState(
+                queues=self._loop.queues,
+                hosts=lambda: {} if self._memory is None else self._memory.hosts,
+                memory_age_seconds=lambda: None if self._memory is None else self._memory.age_seconds,
+                tracing=tracing,
+            )
+        )
         self._requests = LocalRequests(records.requests, records.clients, clock, self._loop, self._audit_cancellation)
         self._memory: MemoryWatch | None = None
         self._relay = None if config.relay is None else Relay(config.relay, self._mesh_clock)
@@ -95,13 +122,26 @@ class RouterService(Service):
         self._tasks = tasks
         self._requests.look_into(tasks)
 
+    def reconfigure(self, config: RouterConfig) -> None:
+        """Use other profiles of clients and rate limits from now on; every other setting stays as it is."""
+        self._records.clients.reconfigure(config.clients, config.rate_limits)
+
     def expect(self, expected: ExpectedMesh) -> None:
-        """Treat these models and agents as known until their runners have come. Must be called before the start."""
-        self._expected = expected
+        """Treat these models and agents as known, too, until their runners have come."""
+        self._expected.add(expected)
+        self._show_again()
+
+    def expect_not(self, expected: ExpectedMesh) -> None:
+        """Forget those of the expected models and agents that have not come."""
+        self._expected.drop(expected)
+        self._show_again()
 
     def expect_no_more(self) -> None:
         """Forget the expected models that have not come."""
         self._expected.clear()
+        self._show_again()
+
+    def _show_again(self) -> None:
         if self._registry_view.revision:
             self._update_view(self._registry_view)
 
@@ -154,14 +194,15 @@ class RouterService(Service):
         journal = JournalPolicy(self, config.journal, is_possible=tasks is not None)
         layers = () if tasks is None else (durable_calls(tasks, self._clock),)
         dispatcher = LayeredDispatcher(
-            Dispatcher(self._placement, self._channels, clock=self._clock, fleet=self), *layers
+            Dispatcher(self._placement, self._channels, clock=self._clock, fleet=self, tracing=self.tracing), *layers
         )
         InferenceServicer(
             dispatcher,
             config.default_timeout_seconds,
             config.schemas,
             journal,
-            named=lambda model: named(self._view, model),
+            asked=lambda model, tenant: asked_name(self._view, model, tenant),
+            spans=CallSpans(self._clock, self.tracing),
         ).add_to_server(server)
         placement = PlacementServicer(self._placement, journal)
         placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(placement, server)

@@ -241,7 +241,7 @@ def _next_step(view: FleetView, attempt: _Attempt, now: float) -> _Step:
     runner = view.runners.get(model.runner)
     runner_is_up = runner is not None and runner.active and model.reachable
     if runner_is_up and candidate.readiness is Readiness.DOWN:
-        raise WeftError(Reason.WAKE_FAILED, candidate.detail or "its backend cannot be started")
+        raise WeftError(Reason.WAKE_FAILED, candidate.detail or "its engine cannot be started")
     plan = wake_plan(model)
     has_recipe = mesh_recipe(plan) is not None
     recipe_is_due = has_recipe and not attempt.recipe_ran

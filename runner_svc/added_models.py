@@ -5,7 +5,7 @@ request.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +14,16 @@ from weakref import WeakValueDictionary
 
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
+from runner_svc.attached_servers import AttachedServers, record_models, server_record
 from runner_svc.instance.settings import ServedModel
+from runner_svc.policy.followed_models import FollowedModel
 from runner_svc.policy.model_sizing import MachineMemory
 from runner_svc.policy.repository_files import ModelForm
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.log import get_logger
-from weft.kernel.model_source import ModelSource, asked_source, shown_source
+from weft.kernel.model_source import ModelSource, ServerSource, asked_source, server_source, shown_source
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 
@@ -99,8 +101,18 @@ class ModelHost(Protocol):
 class AddedModels:
     """The added models of one runner. Not safe for several processes on one file."""
 
-    def __init__(self, adder: ModelAdder, host: ModelHost, file: Path, max_models: int) -> None:
+    def __init__(
+        self,
+        adder: ModelAdder | None,
+        host: ModelHost,
+        file: Path,
+        max_models: int,
+        *,
+        servers: AttachedServers | None = None,
+    ) -> None:
+        """`adder` None: the runner adds no models by their source. `servers` None: it attaches none."""
         self._adder = adder
+        self._attached = servers
         self._host = host
         self._file = AddedModelsFile(file)
         self._max_models = max_models
@@ -112,19 +124,47 @@ class AddedModels:
 
     async def restore(self) -> None:
         """Serves the models of the file, which are loaded with their first request."""
-        for added in await asyncio.to_thread(self._file.read):
-            self._models[added.name] = added
+        kept = await asyncio.to_thread(self._file.read)
+        self._models |= {added.name: added for added in kept}
+        if self._attached is not None:
+            self._attached.on_models = self._note_listed
+            # At the same time: one that does not answer holds the others up by nothing.
+            await asyncio.gather(*(self._attached.restore(each) for each in kept if each.HasField("server")))
+        for added in kept:
+            if added.HasField("server"):
+                continue
             if self._host.is_served(added.name):
                 log.error("an added model is not served: the configuration has its name", model=added.name)
                 continue
             try:
-                await self._host.serve(await asyncio.to_thread(self._adder.restored, added))
+                await self._host.serve(await asyncio.to_thread(self._sources.restored, added))
             except WeftError as error:
                 log.error("an added model cannot be served", model=added.name, why=error.message)  # noqa: TRY400
 
     async def pull(self, source: str, form: ModelForm | None, show: ShowPull) -> model_store_pb2.StoredModel:
         """Pulls the files of a model. Raises as `ModelAdder.pull`."""
-        return await self._adder.pull(asked_source(source, "source"), form, show)
+        return await self._sources.pull(asked_source(source, "source"), form, show)
+
+    @property
+    def servers(self) -> list[str]:
+        """The servers that are attached, by name."""
+        return [name for name, added in self._models.items() if added.HasField("server")]
+
+    @property
+    def _servers(self) -> AttachedServers:
+        """Raises UNSUPPORTED_OPERATION where the runner attaches no servers."""
+        if self._attached is None:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this runner attaches no servers")
+        return self._attached
+
+    @property
+    def _sources(self) -> ModelAdder:
+        """Raises UNSUPPORTED_OPERATION where the runner adds no models by their source."""
+        if self._adder is None:
+            raise WeftError(
+                Reason.UNSUPPORTED_OPERATION, "this runner serves what its configuration names, and adds no models"
+            )
+        return self._adder
 
     async def add(
         self, source: str, name: str, options: load_pb2.LoadOptions, show: ShowPull
@@ -133,6 +173,9 @@ class AddedModels:
 
         Raises as `ModelAdder.prepare`, ALREADY_EXISTS for the name of another model, TOO_MANY_RESOURCES.
         """
+        server = server_source(source, "source")
+        if server is not None:
+            return await self._attach(server, require_name(name, "name"), options)
         request = AddRequest(
             source=asked_source(source, "source"),
             name=require_name(name, "name"),
@@ -155,7 +198,7 @@ class AddedModels:
                 self._adding.discard(name)
 
     async def _add(self, request: AddRequest, show: ShowPull) -> added_model_pb2.AddedModel:
-        served = await self._adder.prepare(request, show)
+        served = await self._sources.prepare(request, show)
         assert served.added is not None, "what is prepared says how it was added"
         await self._host.serve(served)
         self._models[request.name] = served.added
@@ -167,6 +210,53 @@ class AddedModels:
             raise _not_kept(error) from error
         log.info("model added", model=request.name, source=served.added.source, runtime=served.added.runtime)
         return served.added
+
+    async def _attach(
+        self, server: ServerSource, name: str, options: load_pb2.LoadOptions
+    ) -> added_model_pb2.AddedModel:
+        """Serves every model that a server lists, and returns its record once it is kept in the file.
+
+        Raises CONNECT_FAILED where it does not answer, and ALREADY_EXISTS for a name that is taken.
+        """
+        wanted = server_record(server, name, options)
+        turn = self._turns.setdefault(f"server {name}", asyncio.Lock())
+        async with turn:
+            earlier = next((each for each in self._models.values() if each.stored_source == str(server)), None)
+            if earlier is not None and earlier.name == name:
+                return earlier
+            if name in self._models or self._host.is_served(name):
+                raise WeftError(Reason.ALREADY_EXISTS, f"the name {name} is taken; choose another name for the server")
+            if earlier is not None:
+                raise WeftError(Reason.ALREADY_EXISTS, f"the server is attached already, as {earlier.name}")
+            self._require_room(name)
+            self._adding.add(name)
+            try:
+                await self._servers.attach(wanted)
+                self._models[name] = wanted
+                await self._keep_server(wanted)
+            finally:
+                self._adding.discard(name)
+        log.info("server attached", server=name, models=len(wanted.server.models))
+        return wanted
+
+    async def _keep_server(self, added: added_model_pb2.AddedModel) -> None:
+        try:
+            await self._save()
+        except OSError as error:
+            del self._models[added.name]
+            await self._servers.detach(added.name)
+            raise _not_kept(error) from error
+
+    async def _note_listed(self, server: str, models: Sequence[FollowedModel]) -> None:
+        """Keeps the models of a server whose list has changed, so that a restart without it serves them."""
+        added = self._models.get(server)
+        if added is None or not added.HasField("server"):
+            return
+        record_models(added, models)
+        try:
+            await self._save()
+        except OSError as error:
+            log.warning("the models of a server could not be kept", server=server, why=error.strerror)
 
     async def remove(self, name: str) -> tuple[added_model_pb2.AddedModel, int]:
         """Serves a model no longer; returns it, and the accelerator memory that it held, in bytes.
@@ -186,7 +276,11 @@ class AddedModels:
             except OSError as error:
                 self._models[name] = added
                 raise _not_kept(error) from error
-            freed = await self._host.remove(name)
+            if added.HasField("server"):
+                await self._servers.detach(name)
+                freed = 0
+            else:
+                freed = await self._host.remove(name)
         log.info("model removed", model=name, source=added.source)
         return shown(added), freed
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner_svc.added_models import ModelAdder
+from runner_svc.attached_servers import ServerAdder
+from runner_svc.followed_servers import FollowedServer
 from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.lease_manager import Observer
 from runner_svc.runtimes.table import DEFAULT_RUNTIME
@@ -38,8 +40,12 @@ class RunnerConfig:
     """The published agents. Read-only."""
     tools: tuple[ToolSettings, ...] = ()
     """Sources of the tools that the runner runs for models, see ToolRunner.settings."""
+    followed: tuple[FollowedServer, ...] = ()
+    """The servers of which it serves every model that they list."""
     adder: ModelAdder | None = None
     """What makes models of sources; None: the runner serves what its configuration names alone."""
+    server_adder: ServerAdder | None = None
+    """What makes servers of addresses that are attached while it runs; None: it attaches none."""
     max_added_models: int = DEFAULT_MAX_ADDED_MODELS
     """Models that it serves by their source."""
     observer: Observer | None = None

@@ -1,7 +1,7 @@
 """The runner service: builds instances, session and servicers, and starts and stops them in order."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -12,9 +12,11 @@ import grpc
 from typing_extensions import override
 
 from runner_svc.added_models import SUFFIX, AddedModels
+from runner_svc.attached_servers import AttachedServers
 from runner_svc.cache.manager import CacheManager
 from runner_svc.chat.request import ChatSetup
 from runner_svc.config import RunnerConfig
+from runner_svc.followed_servers import FollowedServers
 from runner_svc.instance.admission import RequestLimit
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import ServedModel
@@ -32,7 +34,7 @@ from runner_svc.session.report import RunnerReport
 from runner_svc.session.session import RunnerSession
 from runner_svc.tools.mcp_servers import untracked_tag
 from runner_svc.tools.tool_box import build_tool_box
-from weft.api.registry.v1 import wake_pb2
+from weft.api.registry.v1 import agent_pb2, wake_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
     generation_service_pb2,
@@ -84,10 +86,12 @@ class RunnerService(Service):
         self._leaving: set[asyncio.Task[None]] = set()
         """Instances that serve no further requests, until those that they have have ended."""
         self._caches = CacheManager.over(self._instances.values(), config.session_file.parent)
+        self._followed = FollowedServers(self, clock)
         self._added: AddedModels | None = None
-        if config.adder is not None:
+        if config.server_adder is not None:
             file = config.session_file.with_suffix(SUFFIX)
-            self._added = AddedModels(config.adder, self, file, config.max_added_models)
+            servers = AttachedServers(config.server_adder, self._followed)
+            self._added = AddedModels(config.adder, self, file, config.max_added_models, servers=servers)
         for instance in self._instances.values():
             instance.on_adopted = partial(self._note_adopted, instance)
         self._gate = TicketGate(runner=config.name, incarnation=incarnation)
@@ -99,6 +103,7 @@ class RunnerService(Service):
             self._caches.figures,
             self._tools.names,
             self._clock_offset,
+            lambda: [] if self._added is None else self._added.servers,
         )
         self._control = RunnerServicer(
             self._report,
@@ -156,6 +161,8 @@ class RunnerService(Service):
             await self._leases.start(self._registry)
         for instance in self._instances.values():
             await instance.start()
+        for server in self._config.followed:
+            await self._followed.follow(server)
         if self._added is not None:
             await self._added.restore()
         # After the instances, which load meanwhile: the start of a tool server that is down takes until its timeout.
@@ -216,14 +223,32 @@ class RunnerService(Service):
             self._retire(instance)
             self._note_models()
 
+    def publish_agents(self, agents: Sequence[agent_pb2.AgentManifest]) -> None:
+        """Publish these agents in place of the present ones."""
+        self._report.published_agents = tuple(agents)
+        self._note_models()
+
+    async def until_published(self, seconds: float) -> bool:
+        """Wait until the registry has the models and agents of this moment; returns whether it has, in this time."""
+        return self._session is not None and await self._session.until_published(seconds)
+
+    def holders_of(self, name: str) -> int:
+        """Returns how many requests a model has; 0 for one that is not served."""
+        instance = self._instances.get(name)
+        return 0 if instance is None else len(instance.slots.holders)
+
     def _withdraw_taken(self, names: Collection[str]) -> None:
         """Serve added models no longer whose names others have taken while this runner was away.
 
-        Without a session it would serve nothing. They are tried again at the next start.
+        Without a session it would serve nothing. They are tried again at the next start, and those of a followed
+        server soon, under other names.
         """
-        for instance in [each for each in self._in_order if each.config.added is not None and each.model in names]:
-            log.error("an added model is not served: its name is taken", model=instance.model)
-            self.withdraw(instance.model)
+        for instance in [each for each in self._in_order if each.model in names]:
+            if instance.config.added is not None:
+                log.error("an added model is not served: its name is taken", model=instance.model)
+            if instance.config.added is not None or instance.config.server:
+                self.withdraw(instance.model)
+        self._followed.note_taken(names)
 
     def _retire(self, instance: Instance) -> "asyncio.Task[None]":
         """Take no further requests for an instance; returns the task that ends it after those that it has."""
@@ -261,6 +286,7 @@ class RunnerService(Service):
     async def stop(self, grace_seconds: float) -> None:
         """Stop: refuse new requests, let running ones finish, end the backends, release leases, close the session."""
         self._control.end_tails()
+        await self._followed.stop()
         await self._drain(grace_seconds)
         await stop_tasks([task for task in (self._reading, self._digesting) if task is not None])
         self._reading = self._digesting = None

@@ -26,7 +26,7 @@ from runner_svc.runtimes.settings import (
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, require_runtime
 from runner_svc.tools.port import ToolSettings
 from weft.kernel.errors import FieldError
-from weft.kernel.settings import PUBLIC, Checked, Name, Pattern, Port, Seconds, SizeText
+from weft.kernel.settings import PUBLIC, SECRET, Checked, Name, Pattern, Port, Seconds, SizeText
 from weft.kernel.units import parse_size
 
 _CHAT = ChatSettings()
@@ -36,6 +36,7 @@ _TIMEOUTS = TimeoutProfile()
 
 
 DEFAULT_MAX_ADDED_MODELS = 32
+DEFAULT_MAX_LISTED_MODELS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +136,16 @@ class RunnerSettings:
     llama_cpp_python and ctranslate2: an interpreter that has the library and msgspec, the path of weft's
     `runner_svc/engine_host/bootstrap.py`, and `runner_svc.runtimes.llama_cpp_python.host` or the like. Default of
     ctranslate2: the environment of `weft runtime install ctranslate2`."""
+    url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] | None = field(default=None, repr=False)
+    """Base URL of a server that runs already, such as `http://127.0.0.1:11434`. Without `models` every model that the
+    server lists is served, and the list is followed; models without a `url` of their own have this one."""
+    api_key_env: Annotated[str, MaxLen(128), PUBLIC] | None = None
+    """With `url`: environment variable that holds the server's key."""
+    remote: bool | None = None
+    """With `url` and without `models`: whether serving its models sends bytes off the premises. It must be set where
+    the address is not one of a network of your own."""
+    max_listed_models: Annotated[int, Ge(1), Le(1024), PUBLIC] = DEFAULT_MAX_LISTED_MODELS
+    """With `url` and without `models`: so many models of the server's list are served, the first ones."""
     models: Annotated[tuple[ModelSettings, ...], PUBLIC]
     """What it serves, one process each, by the settings class of its runtime."""
     agents: Annotated[tuple[AgentSettings, ...], MaxLen(256), PUBLIC] = ()
@@ -210,6 +221,11 @@ class RunnerSettings:
     def engine(self) -> Runtime[Any]:
         """The descriptor of its runtime."""
         return require_runtime(self.runtime)
+
+    @property
+    def follows_server(self) -> bool:
+        """Whether it serves what a server lists."""
+        return self.url is not None and not self.models
 
     @property
     def published_models(self) -> tuple[ModelSettings, ...]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 from starlette.requests import Request
@@ -31,10 +32,11 @@ from weft.documents.operation_actions import (
 )
 from weft.kernel.abilities import Abilities
 from weft.kernel.errors import WeftError
-from weft.kernel.model_source import asked_source, reaches_anywhere
-from weft.kernel.principal import ANY_SOURCE
-from weft.kernel.reasons import Reason
+from weft.kernel.model_source import asked_source, reaches_anywhere, server_source
+from weft.kernel.names import require_name
+from weft.kernel.principal import ANY_SOURCE, USE_SECRETS
 from weft.kernel.request import Operation, Skill
+from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
 
 InstanceDescriptions = Mapping[str, Mapping[str, runner_service_pb2.InstanceDescription]]
 """Instance descriptions as the runners report them, by runner and model."""
@@ -43,6 +45,9 @@ GONE = "gone"
 _BEST_FIRST = ("ready", "loading", "stopping", "hibernating", "draining", "idle", "crash-loop", "failed", GONE)
 _ISOLATION = "CACHE_ISOLATION_"
 STREAMED = frozenset(operation for operation, spec in OPERATIONS.items() if spec.streamed)
+
+KEY_PARAMETER = "api_key_env"
+"""Parameter of a load that attaches a server: the variable whose value the server is sent."""
 
 
 def public_names(view: FleetView) -> dict[str, list[ModelView]]:
@@ -209,7 +214,7 @@ async def get_admin_model(deps: AdminDeps, request: Request) -> Response:
     view = deps.gateway.fleet.view
     found = view.pool_members(name)
     if not found:
-        raise WeftError(Reason.MODEL_NOT_FOUND, "no model or pool of this name is known")
+        raise unknown_name(MODEL_OR_POOL, name)
     (model,) = await _admin_models(deps, {found[0].pool: sorted(found, key=lambda one: one.name)})
     return json_response(document_of(model))
 
@@ -243,7 +248,7 @@ async def unload_model(deps: AdminDeps, request: Request) -> Response:
 async def load_source(deps: AdminDeps, request: Request) -> Response:
     """Serves and loads a model by its source: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, SourceLoadBody, SURFACE)
-    _require_source(request, body.source)
+    _require_source(request, body.source, body.parameters)
     settings = LoadSettings.model_construct(**{name: getattr(body, name) for name in LoadSettings.model_fields})
     action = load_action(
         body.name or "", settings, evict_model=body.evict_model or "", source=body.source, runner=body.runner or ""
@@ -267,8 +272,20 @@ async def remove_model(deps: AdminDeps, request: Request) -> Response:
     )
 
 
-def _require_source(request: Request, source: str) -> None:
+async def detach_server(deps: AdminDeps, request: Request) -> Response:
+    """Detaches a server that was attached: 202 with the operation."""
+    body = await read_body(request, deps.gateway.config, UnloadBody, SURFACE, optional=True)
+    name = require_name(request.path_params["name"], "name")
+    return await create_operation(request, deps.ports, remove_action(name), body.authorization)
+
+
+def _require_source(request: Request, source: str, parameters: Mapping[str, object] = MappingProxyType({})) -> None:
     """Raises INVALID_ARGUMENT for what is no source, and PERMISSION_DENIED for one that the caller may not name."""
+    if server_source(source, "source") is not None:
+        facts_of(request.scope).principal.require(ANY_SOURCE)
+        if KEY_PARAMETER in parameters:
+            facts_of(request.scope).principal.require(USE_SECRETS)
+        return
     if reaches_anywhere(asked_source(source, "source")):
         facts_of(request.scope).principal.require(ANY_SOURCE)
 

@@ -25,9 +25,10 @@ class SourceLoadBody(LoadSettings):
     """A model that is served and loaded by its source, without a line in weft.yaml."""
 
     source: Annotated[str, Field(min_length=1, max_length=MAX_SOURCE_CHARS)]
-    """What it is, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`; a path or a URL needs `models:edit`."""
+    """What it is, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`; a path or a URL needs `models:edit`. The address of a server
+    attaches that server; its `parameters` are `api_key_env`, which needs `secrets:create` too, and `remote`."""
     name: Name | None = None
-    """Its name in the mesh. Default: made from the source."""
+    """Its name in the mesh, or the server's. Default: made from the source."""
     runner: Name | None = None
     """The runner that serves it. Default: the only one that can."""
     evict_model: Name | None = None

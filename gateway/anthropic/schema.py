@@ -131,7 +131,7 @@ class ToolResultBlock(StrictModel):
     content: (
         Annotated[
             Annotated[str, Tag("~text")] | Annotated[list[ResultBlock], StopAtFirstError(), Tag("~list")],
-            text_or_list("Input should be a string or a list of content blocks"),
+            text_or_list("must be a string or a list of content blocks"),
         ]
         | None
     ) = None
@@ -157,7 +157,7 @@ class MessageParam(StrictModel):
     role: Literal["user", "assistant", "system"]
     content: Annotated[
         Annotated[str, Tag("~text")] | Annotated[list[ContentBlock], StopAtFirstError(), Tag("~list")],
-        text_or_list("Input should be a string or a list of content blocks"),
+        text_or_list("must be a string or a list of content blocks"),
     ]
 
 
@@ -239,7 +239,7 @@ class CountTokensRequest(HandledRequest):
     system: (
         Annotated[
             Annotated[str, Tag("~text")] | Annotated[list[TextBlock], StopAtFirstError(), Tag("~list")],
-            text_or_list("Input should be a string or a list of text blocks"),
+            text_or_list("must be a string or a list of text blocks"),
         ]
         | None
     ) = None

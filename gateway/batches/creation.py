@@ -170,7 +170,7 @@ class BatchLines:
         self._require(members, "method", "POST", "invalid_method", number)
         self._require(members, "url", self._endpoint, "invalid_url", number)
         if "body" not in members:
-            self.fail("missing_required_parameter", "body: Field required", number, "body")
+            self.fail("missing_required_parameter", "body: is required", number, "body")
         if len(self.errors) > count or "body" not in members:
             return None
         try:
@@ -209,11 +209,11 @@ class BatchLines:
     def _text(self, members: Members, name: str, number: int) -> str | None:
         """Returns the value of a member; None: it is invalid, and its error recorded."""
         if name not in members:
-            self.fail("missing_required_parameter", f"{name}: Field required", number, name)
+            self.fail("missing_required_parameter", f"{name}: is required", number, name)
             return None
         with suppress(msgspec.MsgspecError):
             return msgspec.json.decode(members[name], type=str)
-        self.fail("invalid_type", f"{name}: Input should be a valid string", number, name)
+        self.fail("invalid_type", f"{name}: must be a text", number, name)
         return None
 
 

@@ -7,7 +7,6 @@ Trailers are added to the headers of a running request, so that a proxy and this
 
 import asyncio
 import ipaddress
-import resource
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -81,6 +80,8 @@ def within_open_files(limits: ConnectionLimits) -> ConnectionLimits:
 
     The other half is for channels, logs and databases. Without files, accepting fails for every caller.
     """
+    import resource  # noqa: PLC0415 - Windows lacks it, where the configuration can still be checked
+
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or limits.max_connections <= soft // 2:
         return limits

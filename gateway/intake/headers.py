@@ -19,9 +19,11 @@ from gateway.http.cors import is_allowed_origin
 from gateway.intake.request_model import HandledRequest
 from gateway.request_facts import Headers, RequestFacts, facts_of, headers_of
 from weft.dispatch.agents import name_asked_for, require_model_name
+from weft.dispatch.aliases import AskedName
 from weft.dispatch.parameter_checks import cache_tag, require_session
 from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
 from weft.durable.tasks import MAX_IDEMPOTENCY_KEY_CHARS
+from weft.kernel.address import is_address, is_any_host
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import (
     MAX_CLIENT_CHARS,
@@ -125,11 +127,16 @@ def _host_name(url: str) -> str | None:
 
 
 def _is_own(name: str | None, config: GatewayConfig) -> bool:
-    return name is not None and (name in _LOOPBACK_NAMES or name == config.host or name in config.allowed_hosts)
+    if name is None:
+        return False
+    if name in _LOOPBACK_NAMES or name == config.host or name in config.allowed_hosts:
+        return True
+    # DNS rebinding needs a name: a page that sends an address comes from there, and asks for it openly.
+    return is_any_host(config.host) and is_address(name)
 
 
 def request_context(
-    scope: Scope, config: GatewayConfig, params: HandledRequest, *, model: str, operation: Operation
+    scope: Scope, config: GatewayConfig, params: HandledRequest, *, asked: AskedName, operation: Operation
 ) -> RequestContext:
     """Returns the request's context for the dispatcher. Raises INVALID_ARGUMENT naming the wrong header or field."""
     headers = headers_of(scope)
@@ -137,15 +144,16 @@ def request_context(
     priority = _priority(headers, params)
     if params.allow_remote and not principal.may(MAY_LEAVE):
         raise FieldError("allow_remote", f"the key lacks the scope {MAY_LEAVE}", Reason.PERMISSION_DENIED)
-    tenant, model = tenant_of(scope), require_model_name(model, "model")
+    tenant, model = tenant_of(scope), require_model_name(asked.model, "model")
     principal.require_name(USE_MODELS, name_asked_for(model))
     return RequestContext(
         request_id=facts_of(scope).request_id,
         tenant=tenant,
         caller=principal.name,
         model=model,
+        asked_model=asked.alias,
         operation=operation,
-        traceparent=_traceparent(headers),
+        traceparent=_traceparent(scope),
         priority=Priority.NORMAL if priority is None else priority,
         names_priority=priority is not None,
         allow_remote=bool(params.allow_remote),
@@ -237,7 +245,11 @@ def timeout_seconds(headers: Headers, config: GatewayConfig) -> float:
     return seconds
 
 
-def _traceparent(headers: Headers) -> str:
+def _traceparent(scope: Scope) -> str:
+    trace = facts_of(scope).trace
+    if trace is not None:
+        return trace.traceparent
+    headers = headers_of(scope)
     given = headers.get(TRACEPARENT.encode())
     return traceparent_of({} if given is None else {TRACEPARENT: given.decode("latin-1")})
 

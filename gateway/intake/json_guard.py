@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails, from_json
 from gateway.intake.request_model import TAG_MARK
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft.kernel.validation_words import plain_words
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -138,12 +139,16 @@ def _require_no(doubt: str) -> None:
         raise _not_json(doubt)
 
 
+_ENDS_SOON = re.compile(r"EOF while parsing \w+ \w+")
+"""What the parser says of a text that ends within a value."""
+
+
 def _too_deep(max_depth: int) -> WeftError:
     return _malformed(f"the body is nested deeper than {max_depth} levels")
 
 
 def _not_json(detail: str) -> WeftError:
-    return _malformed(f"the body is not valid JSON: {detail}"[:_MAX_MESSAGE_CHARS])
+    return _malformed(f"the body is not valid JSON: {_ENDS_SOON.sub('it ends too soon', detail)}"[:_MAX_MESSAGE_CHARS])
 
 
 def _malformed(message: str) -> WeftError:
@@ -156,7 +161,7 @@ def _field_error(found: ErrorDetails) -> WeftError:
     path = field_path(found["loc"])
     if not path:
         return _malformed("the body must be a JSON object")
-    return invalid_field(path, found["msg"].removeprefix("Value error, ")[:_MAX_MESSAGE_CHARS])
+    return invalid_field(path, plain_words(found["msg"])[:_MAX_MESSAGE_CHARS])
 
 
 def field_path(location: tuple[int | str, ...]) -> str:

@@ -11,6 +11,7 @@ from gateway.config import RequestLimits
 from gateway.intake.json_guard import field_path
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft.kernel.validation_words import plain_words
 
 _SHOWN_CHARS = 64
 _MAX_NAME_CHARS = 256
@@ -262,4 +263,4 @@ class Form:
             return model.model_validate_strings(values)
         except ValidationError as error:
             found = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise invalid_field(field_path(found["loc"]) or "body", found["msg"][:_MAX_MESSAGE_CHARS])
+        raise invalid_field(field_path(found["loc"]) or "body", plain_words(found["msg"])[:_MAX_MESSAGE_CHARS])

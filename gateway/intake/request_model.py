@@ -87,7 +87,7 @@ TextsOrTokens = Annotated[
     | Annotated[list[str], StopAtFirstError(), Tag("~texts")]
     | Annotated[list[TokenId], StopAtFirstError(), Tag("~tokens")]
     | Annotated[list[Tokens], StopAtFirstError(), Tag("~token_lists")],
-    by_shape("Input should be a string, a list of strings, a list of token ids or a list of those, and not empty"),
+    by_shape("must be a string, a list of strings, a list of token ids or a list of those, and not empty"),
 ]
 """The type of a completion's prompt and of an embedding's input."""
 

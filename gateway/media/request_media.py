@@ -100,7 +100,7 @@ class RequestMedia:
     def _note(self, url: str, field: str) -> None:
         require_allowed(url, field, self._config)
         if self._allow_remote is False:
-            raise invalid_field(field, "is an address off the premises, which 'allow_remote': false forbids")
+            raise invalid_field(field, "is a remote address, which 'allow_remote': false forbids")
         if url in self._addresses:
             return
         if len(self._addresses) == self._config.max_files:

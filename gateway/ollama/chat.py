@@ -42,7 +42,7 @@ async def chat(deps: OllamaDeps, request: Request) -> Response:
     name = mesh_name(gateway.fleet.view, params.model)
     context = gateway.context(request.scope, surface=SURFACE, params=params, model=name, operation=Operation.CHAT)
     media = gateway.request_media(params)
-    wanted = to_chat(params, gateway.config.limits, media, context_tokens(gateway.fleet.view, name))
+    wanted = to_chat(params, gateway.config.limits, media, context_tokens(gateway.fleet.view, context.model))
     work = Work(gateway, request.scope, context, wanted.payload, wanted.warnings, media)
     return _answered(work, params, Shape.MESSAGE)
 
@@ -57,7 +57,7 @@ async def generate(deps: OllamaDeps, request: Request) -> Response:
     operation = Operation.COMPLETION if is_raw(params) else Operation.CHAT
     context = gateway.context(request.scope, surface=SURFACE, params=params, model=name, operation=operation)
     media = gateway.request_media(params)
-    tokens = context_tokens(gateway.fleet.view, name)
+    tokens = context_tokens(gateway.fleet.view, context.model)
     if is_raw(params):
         payload, warnings = to_completion(params, gateway.config.limits, tokens)
         return _answered(Work(gateway, request.scope, context, payload, warnings), params, Shape.RESPONSE)
@@ -83,7 +83,8 @@ def _changed_load(deps: OllamaDeps, request: Request, params: GeneratingRequest,
     """Loads the model, or unloads it where it is not to be kept, as an operation; answers at its end."""
     gateway = deps.gateway
     gateway.note(request.scope, surface=SURFACE, model=params.model)
-    name = require_model_name(mesh_name(gateway.fleet.view, params.model), "model")
+    asked = gateway.asked(request.scope, mesh_name(gateway.fleet.view, params.model))
+    name = require_model_name(asked.model, "model")
     kept = None if params.keep_alive is None else keep_alive_seconds(params.keep_alive, "keep_alive")
     operations = deps.operations
     if operations is None:

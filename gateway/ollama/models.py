@@ -16,17 +16,17 @@ from starlette.responses import PlainTextResponse, Response
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import json_response
 from gateway.intake.body import read_model
+from gateway.intake.headers import tenant_of
 from gateway.ollama.answers import timestamp
 from gateway.ollama.deps import SURFACE, OllamaDeps
 from gateway.ollama.names import mesh_name
 from gateway.ollama.schema import OllamaShowRequest
-from gateway.openai.models import model_entry, model_list
+from gateway.openai.models import asked_entry, model_list, not_available
 from gateway.request_facts import facts_of
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.fleet import FleetView, ModelView, abilities_in
 from weft.kernel.abilities import ThinkingMode
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors import invalid_field
 from weft.kernel.request import Skill
 
 API_VERSION = "0.12.11"
@@ -43,7 +43,9 @@ async def list_tags(deps: OllamaDeps, request: Request) -> Response:
     """Lists every model, pool, agent and route that accepts requests, in Ollama's format."""
     facts_of(request.scope).surface = SURFACE
     view = deps.gateway.fleet.view
-    return json_response({"models": [_tag(view, entry) for entry in model_list(view)["data"]]})
+    return json_response(
+        {"models": [_tag(view, entry) for entry in model_list(view, tenant_of(request.scope))["data"]]}
+    )
 
 
 async def show_model(deps: OllamaDeps, request: Request) -> Response:
@@ -54,9 +56,9 @@ async def show_model(deps: OllamaDeps, request: Request) -> Response:
     if not given:
         raise invalid_field("model", "is required")
     view = deps.gateway.fleet.view
-    entry = model_entry(view, mesh_name(view, given))
+    entry = asked_entry(view, deps.gateway.asked(request.scope, mesh_name(view, given)))
     if entry is None:
-        raise WeftError(Reason.MODEL_NOT_FOUND, "no model or pool of this name is available now")
+        raise not_available(view, mesh_name(view, given))
     members = _members(view, entry)
     context = entry["meta"]["context_tokens"]
     information = {

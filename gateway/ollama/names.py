@@ -1,7 +1,8 @@
 """Names of models as Ollama's clients write them: with or without the tag `:latest`."""
 
-from weft.dispatch.agents import ROUTE_PREFIX, agent_name_of
+from weft.dispatch.agents import agent_name_of
 from weft.dispatch.fleet import FleetView
+from weft.kernel.names import ROUTE_PREFIX
 
 LATEST = ":latest"
 """The tag that clients add to a name without one."""

@@ -151,7 +151,7 @@ class OllamaEmbedRequest(OllamaRequest):
 
     input: Annotated[
         Annotated[str, Tag("~text")] | Annotated[list[str], Field(min_length=1), StopAtFirstError(), Tag("~list")],
-        text_or_list("Input should be a string or a list of strings, and not empty"),
+        text_or_list("must be a string or a list of strings, and not empty"),
     ]
     truncate: bool | None = None
     """True is warned of: inputs are never truncated, one that is too long is refused."""

@@ -61,12 +61,12 @@ class ToolChoiceObject(StrictModel):
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("~text")] | Annotated[ToolChoiceObject, Tag("~object")],
-    by_shape("Input should be 'none', 'auto', 'required', a named function or allowed tools"),
+    by_shape("must be 'none', 'auto', 'required', a named function or allowed tools"),
 ]
 
 FunctionChoice = Annotated[
     Annotated[Literal["none", "auto"], Tag("~text")] | Annotated[NamedFunction, Tag("~object")],
-    by_shape("Input should be 'none', 'auto' or a named function"),
+    by_shape("must be 'none', 'auto' or a named function"),
 ]
 """`function_call`, the older form of `tool_choice`."""
 
@@ -126,7 +126,7 @@ class ToolCallMade(StrictModel):
 
 Content = Annotated[
     Annotated[str, Tag("~text")] | Annotated[list[ContentPart], StopAtFirstError(), Tag("~list")],
-    text_or_list("Input should be a string or a list of content parts"),
+    text_or_list("must be a string or a list of content parts"),
 ]
 
 

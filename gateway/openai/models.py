@@ -13,15 +13,19 @@ from starlette.responses import Response
 from gateway.answers.unary import json_response
 from gateway.deps import InferenceDeps
 from gateway.errors import Dialect
+from gateway.intake.headers import tenant_of
 from gateway.intake.query import whole_number
 from gateway.request_facts import facts_of
 from weft.api.registry.v1 import agent_pb2, route_pb2
-from weft.dispatch.agents import AGENT_PREFIX, ROUTE_PREFIX, agent_name_of, members_of, name_asked_for, named, target_of
+from weft.dispatch.agents import agent_name_of, known_names, members_of, name_asked_for, target_of
+from weft.dispatch.aliases import AskedName, exact_aliases
 from weft.dispatch.fleet import FleetView, ModelView, abilities_in, base_in
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX
 from weft.kernel.principal import VIEW_MODELS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Skill
+from weft.kernel.unknown_names import unknown_target
 
 MAX_LISTED = 1000
 """Maximum number of models on one page, for Anthropic's clients."""
@@ -32,35 +36,42 @@ async def list_models(deps: InferenceDeps, request: Request) -> Response:
     """Lists every model, pool, agent and route that accepts requests, including hibernating ones."""
     facts = facts_of(request.scope)
     facts.surface = "models"
-    listed = visible_list(model_list(deps.fleet.view), facts.principal)
+    listed = visible_list(model_list(deps.fleet.view, tenant_of(request.scope)), facts.principal)
     return json_response(_page(request, listed) if facts.dialect is Dialect.ANTHROPIC else listed)
 
 
 async def get_model(deps: InferenceDeps, request: Request) -> Response:
     """Returns one model or pool."""
-    return _answer(deps, request, request.path_params["model"], "model or pool")
+    return _answer(deps, request, request.path_params["model"])
 
 
 async def get_agent(deps: InferenceDeps, request: Request) -> Response:
     """Returns one agent, as a model."""
-    return _answer(deps, request, AGENT_PREFIX + request.path_params["agent"], "agent")
+    return _answer(deps, request, AGENT_PREFIX + request.path_params["agent"])
 
 
 async def get_route(deps: InferenceDeps, request: Request) -> Response:
     """Returns one route, as a model."""
-    return _answer(deps, request, ROUTE_PREFIX + request.path_params["route"], "route")
+    return _answer(deps, request, ROUTE_PREFIX + request.path_params["route"])
 
 
-def _answer(deps: InferenceDeps, request: Request, name: str, noun: str) -> Response:
+def _answer(deps: InferenceDeps, request: Request, name: str) -> Response:
     facts = facts_of(request.scope)
     facts.surface = "models"
-    name = named(deps.fleet.view, name)
-    facts.principal.require_name(VIEW_MODELS, name_asked_for(name))
-    entry = model_entry(deps.fleet.view, name)
+    asked = deps.asked(request.scope, name)
+    facts.principal.require_name(VIEW_MODELS, name_asked_for(asked.model))
+    entry = asked_entry(deps.fleet.view, asked)
     if entry is None:
-        raise WeftError(Reason.MODEL_NOT_FOUND, f"no {noun} of this name is available now")
+        raise not_available(deps.fleet.view, name)
     entry = _visible_entry(entry, facts.principal)
     return json_response(anthropic_entry(entry) if facts.dialect is Dialect.ANTHROPIC else entry)
+
+
+def not_available(view: FleetView, name: str) -> WeftError:
+    """Returns the error for a name that reaches no model: MODEL_NOT_FOUND."""
+    if name not in known_names(view):
+        return unknown_target(name, field="")
+    return WeftError(Reason.MODEL_NOT_FOUND, f"{name} is not available now: no runner serves it")
 
 
 def _page(request: Request, listed: dict[str, object]) -> dict[str, object]:
@@ -76,8 +87,8 @@ def _page(request: Request, listed: dict[str, object]) -> dict[str, object]:
 OWNER = "weft"
 
 
-def model_list(view: FleetView) -> dict[str, Any]:
-    """Returns the body of GET /v1/models: pools, models without a pool, agents and routes.
+def model_list(view: FleetView, tenant: str = "") -> dict[str, Any]:
+    """Returns the body of GET /v1/models: pools, models without a pool, agents, routes and a tenant's exact aliases.
 
     The name of a pool's member reaches the whole pool; it is only in the lists of resources.
     """
@@ -85,21 +96,40 @@ def model_list(view: FleetView) -> dict[str, Any]:
     models = [_entry(view, name, members) for name, members in _by_name(view).items() if name in pools]
     agents = [_agent_entry(view, agent) for _, agent in sorted(view.agents.items())]
     routes = [_route_entry(view, route) for _, route in sorted(view.routes.items())]
-    return {"object": "list", "data": [*models, *(entry for entry in (*agents, *routes) if entry is not None)]}
+    others = (*agents, *routes, *_alias_entries(view, tenant))
+    return {"object": "list", "data": [*models, *(entry for entry in others if entry is not None)]}
+
+
+def _alias_entries(view: FleetView, tenant: str) -> list[dict[str, Any] | None]:
+    """Returns the names that are exact aliases for a tenant, each as what it stands for."""
+    return [asked_entry(view, each) for each in exact_aliases(view, tenant)]
 
 
 def visible_list(listed: dict[str, Any], principal: Principal) -> dict[str, Any]:
     """Returns the list without what the caller may not see."""
     if principal.may(VIEW_MODELS):
         return listed
-    shown = (each for each in listed["data"] if principal.may_name(VIEW_MODELS, name_asked_for(each["id"])))
+    shown = (each for each in listed["data"] if principal.may_name(VIEW_MODELS, name_asked_for(_meant(each))))
     return {**listed, "data": [_visible_entry(each, principal) for each in shown]}
+
+
+def _meant(entry: dict[str, Any]) -> str:
+    """Returns the name by which rights to an entry are checked: that of what an alias stands for."""
+    return str(entry["meta"].get("alias_of") or entry["id"])
 
 
 def _visible_entry(entry: dict[str, Any], principal: Principal) -> dict[str, Any]:
     """Returns an entry without the members that the caller may not see."""
     members = [name for name in entry["meta"]["members"] if principal.may_name(VIEW_MODELS, name)]
     return {**entry, "meta": {**entry["meta"], "members": members}}
+
+
+def asked_entry(view: FleetView, asked: AskedName) -> dict[str, Any] | None:
+    """Returns the entry of what was asked for, an alias under its own name; None if it reaches no model."""
+    entry = model_entry(view, asked.model)
+    if entry is None or not asked.alias:
+        return entry
+    return {**entry, "id": asked.alias, "meta": {**entry["meta"], "alias_of": asked.model}}
 
 
 def model_entry(view: FleetView, name: str) -> dict[str, Any] | None:

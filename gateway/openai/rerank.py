@@ -37,7 +37,7 @@ def _text_or_object(value: object) -> str | None:
 
 
 _TEXT_OR_OBJECT = Discriminator(
-    _text_or_object, custom_error_type="wrong_shape", custom_error_message="Input should be a string or an object"
+    _text_or_object, custom_error_type="wrong_shape", custom_error_message="must be a string or an object"
 )
 
 

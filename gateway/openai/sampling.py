@@ -23,7 +23,7 @@ MAX_TOP_LOGPROBS = 20
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 StopSequences = Annotated[
     Annotated[StopText, Tag("~text")] | Annotated[list[StopText], StopAtFirstError(), Tag("~list")],
-    text_or_list("Input should be a string or a list of strings"),
+    text_or_list("must be a string or a list of strings"),
 ]
 """One text or several at which an answer ends."""
 Penalty = Annotated[float, Field(ge=-2, le=2)]

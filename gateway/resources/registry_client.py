@@ -101,13 +101,14 @@ class RegistryClient(RegistryPort):
     async def list_page(
         self, kind: ResourceKind, page_size: int, page_token: str, labels: str = "", names: Names = None
     ) -> ResourcePage:
-        noun = kind.value.capitalize()
-        request = getattr(registry_service_pb2, f"List{noun}sRequest")(page_size=page_size, page_token=page_token)
+        request = getattr(registry_service_pb2, f"List{kind.plural.capitalize()}Request")(
+            page_size=page_size, page_token=page_token
+        )
         if labels:
             request.labels = labels
         if names is not None:
             request.names.extend(names)
-        found = await self._calls.call(getattr(self._resources, f"List{noun}s"), request)
+        found = await self._calls.call(getattr(self._resources, f"List{kind.plural.capitalize()}"), request)
         documents = [self._document(kind, message) for message in getattr(found, kind.plural)]
         return ResourcePage(documents=documents, next_page_token=found.next_page_token)
 

@@ -42,8 +42,13 @@ from weft.kernel.time_limit import time_limited
 SURFACE = "responses"
 
 
-def responses_of(deps: GatewayDeps, store: ResponseStore | None, tasks: TaskPort | None) -> Responses:
-    """Returns the collaborators of one gateway over the response store and the task port."""
+def responses_of(
+    deps: GatewayDeps, store: ResponseStore | None, tasks: TaskPort | None, running: RunningResponses | None = None
+) -> Responses:
+    """Returns the collaborators of one gateway over the response store and the task port.
+
+    `running`: the responses that stream; None: none does yet.
+    """
     config = deps.config
     timeout, most = config.response_store_timeout_seconds, config.max_running_responses
     bounded = None if store is None else time_limited(store, timeout, "response store")
@@ -54,7 +59,7 @@ def responses_of(deps: GatewayDeps, store: ResponseStore | None, tasks: TaskPort
     return Responses(
         deps=deps,
         store=bounded,
-        running=RunningResponses(most),
+        running=running or RunningResponses(most),
         keeps=config.keep_responses,
         background=background,
     )

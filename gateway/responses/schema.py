@@ -22,7 +22,7 @@ MAX_CONTENT_PARTS = 4096
 
 ImageSource = Annotated[
     Annotated[str, Tag("~text")] | Annotated[ImageUrl, Tag("~object")],
-    by_shape("Input should be a URL, or an object with one"),
+    by_shape("must be a URL, or an object with one"),
 ]
 """`input_image` has the URL itself, `image_url` an object around it."""
 
@@ -42,7 +42,7 @@ class InputPart(StrictModel):
 Parts = Annotated[list[InputPart], Field(max_length=MAX_CONTENT_PARTS), StopAtFirstError()]
 ItemContent = Annotated[
     Annotated[str, Tag("~text")] | Annotated[Parts, Tag("~list")],
-    text_or_list("Input should be a string or a list of content parts"),
+    text_or_list("must be a string or a list of content parts"),
 ]
 
 
@@ -164,7 +164,7 @@ class ResponsesRequest(GenerationRequest):
     input: (
         Annotated[
             Annotated[str, Tag("~text")] | Annotated[Items, Tag("~list")],
-            text_or_list("Input should be a string or a list of items"),
+            text_or_list("must be a string or a list of items"),
         ]
         | None
     ) = None
@@ -181,7 +181,7 @@ class ResponsesRequest(GenerationRequest):
         Annotated[
             Annotated[Literal["none", "auto", "required"], Tag("~text")]
             | Annotated[ResponsesToolChoiceObject, Tag("~object")],
-            by_shape("Input should be 'none', 'auto', 'required' or an object"),
+            by_shape("must be 'none', 'auto', 'required' or an object"),
         ]
         | None
     ) = None

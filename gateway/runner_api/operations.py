@@ -48,6 +48,7 @@ from weft.kernel.names import (
 )
 from weft.kernel.principal import ANY_SOURCE
 from weft.kernel.reasons import Reason
+from weft.kernel.unknown_names import MODEL, unknown_name
 
 MAX_MODEL_ID_CHARS = 256
 MAX_TAG_CHARS = 64
@@ -456,9 +457,7 @@ def _name_of(deps: RunnerApiDeps, model_id: str) -> str:
     """As `_find_name`. Raises MODEL_NOT_FOUND."""
     found = _find_name(deps, model_id)
     if found is None:
-        raise WeftError(
-            Reason.MODEL_NOT_FOUND, f"this runner has no model {model_id[:_SHOWN_CHARS]}", metadata={"field": "modelId"}
-        )
+        raise unknown_name(MODEL, model_id, _models(deps), field="modelId")
     return found
 
 

@@ -32,7 +32,6 @@ from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, receipt_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
-from weft.dispatch.agents import named
 from weft.durable.durable_call import task_spec
 from weft.durable.tasks import TASK_PREFIX, TaskPayload, payload_of
 from weft.kernel.errors import FieldError, WeftError, invalid_field
@@ -132,8 +131,8 @@ class TaskApi(Generic[Params]):
         require_few_members(raw, config.limits.max_json_members)
         try:
             params = self._parsed(raw)
-            model = named(self._deps.fleet.view, params.model)
-            context = request_context(submission.scope, config, params, model=model, operation=self._operation)
+            asked = self._deps.asked(submission.scope, params.model)
+            context = request_context(submission.scope, config, params, asked=asked, operation=self._operation)
             require_within(params, config.limits)
             media = self._deps.request_media(params)
             payload = self._to_payload(params, config.limits, media)

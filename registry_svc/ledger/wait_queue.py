@@ -131,13 +131,18 @@ def require_possible(request: MemoryRequest, account: HostAccount) -> None:
     most = largest_lease(devices, request.max_devices)
     if request.size > most:
         count = min(len(devices), request.max_devices or len(devices))
+        way_out = _way_out(request, limits_devices=count < len(account.devices))
         raise WeftError(
             Reason.INSUFFICIENT_MEMORY,
             f"{request.purpose} needs {size_words(request.size)}, but {request.host} can give at most "
-            f"{size_words(most)} on {count} of its devices even when they are empty; use a smaller model or context, "
-            "or allow more devices",
+            f"{size_words(most)} on {count} of its devices even when they are empty; {way_out}",
             metadata={"host": request.host, "needed_bytes": str(request.size), "most_bytes": str(most)},
         )
+
+
+def _way_out(request: MemoryRequest, *, limits_devices: bool) -> str:
+    less = "ask for less" if request.holder.kind is HolderKind.PROGRAM else "use a smaller model or context"
+    return f"{less}, or allow more devices" if limits_devices else less
 
 
 def _activity(lease: Lease) -> str:

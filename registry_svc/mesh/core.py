@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import EventDraft, JoinToken
+from registry_svc.mesh.indexes import configured_alias
 from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.heartbeat import resumed
 from registry_svc.mesh.records import Held
@@ -18,6 +19,7 @@ from weft.api.registry.v1 import registry_service_pb2, settings_pb2
 from weft.kernel.clock import Clock, MeshClock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
+from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX
 from weft.kernel.reasons import Reason
 
 log = get_logger("weft.registry")
@@ -52,7 +54,8 @@ class RegistryCore:
         await self.store.open()
         try:
             stored = await self.store.load()
-            self.mesh.declare(stored.models, stored.agents, stored.routes)
+            self.mesh.aliases.configure(configured_alias(each) for each in self.config.aliases)
+            self.mesh.declare(stored.models, stored.agents, stored.routes, stored.aliases)
             for session in stored.sessions:
                 self.mesh.install(self._read_back(session))
             self.join_tokens = {token.id: token for token in stored.join_tokens}
@@ -83,6 +86,13 @@ class RegistryCore:
     def name_of(self, name_or_id: str) -> str:
         """The name of the model, the agent or the route with this id; any other text as it is."""
         return self.mesh.ids.name_of(name_or_id)
+
+    def asked_by(self, text: str) -> str:
+        """What a request asks for by this text, with a name in place of an id: agents and routes with their prefix."""
+        name = self.name_of(text)
+        if name == text or text.startswith("model-"):
+            return name
+        return f"{AGENT_PREFIX if text.startswith('agent-') else ROUTE_PREFIX}{name}"
 
     def require_open(self) -> None:
         """Raise SHUTTING_DOWN outside of start and stop."""
@@ -117,6 +127,7 @@ class RegistryCore:
             tuple(make for make in models if make is not None),
             tuple(make for make in agents if make is not None),
             tuple(make for make in routes if make is not None),
+            tuple(mesh.aliases.shown.values()),
         )
         return snapshot, self.watchers.subscribe()
 

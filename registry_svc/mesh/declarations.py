@@ -14,7 +14,9 @@ from registry_svc.mesh.overlay import says_the_same
 from registry_svc.mesh.policy.declarations import (
     decide_outcome,
     in_use,
+    require_alias_target,
     require_candidates,
+    require_own_pattern,
     require_target,
     still_loaded,
 )
@@ -24,7 +26,7 @@ from registry_svc.mesh.policy.namespace import require_free
 from registry_svc.mesh.policy.ownership import Author, settled_owner
 from registry_svc.mesh.providers import secret_of
 from registry_svc.mesh.records import is_loaded, kind_number, name_of, pool_name_of, to_kind
-from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, route_pb2
+from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, registry_service_pb2, route_pb2
 from weft.api.registry.v1.declaration_service_pb2 import (
     ApplyRequest,
     ApplyResult,
@@ -34,10 +36,14 @@ from weft.api.registry.v1.declaration_service_pb2 import (
 )
 from weft.api.registry.v1.journal_pb2 import JOURNAL_MODE_UNSPECIFIED, JournalMode
 from weft.api.registry.v1.settings_pb2 import MeshSettings
+from weft.documents.rights import visible_names
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
+from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import stamp_of
+from weft.kernel.unknown_names import unknown_name
 
 log = get_logger("weft.registry")
 
@@ -64,6 +70,9 @@ class _Plan:
     models: list[model_pb2.Model] = field(default_factory=list)
     agents: list[agent_pb2.Agent] = field(default_factory=list)
     routes: list[route_pb2.Route] = field(default_factory=list)
+    aliases: list[alias_pb2.Alias] = field(default_factory=list)
+    arriving_targets: frozenset[str] = frozenset()
+    """The agents and routes of the batch, as requests ask for them."""
 
 
 class Unloader(Protocol):
@@ -103,12 +112,14 @@ class Declarations:
         return self._core.name_of(name_or_id)
 
     def name_targets(self, request: ApplyRequest) -> None:
-        """Replace ids to which agents and routes point by names, under which they are stored."""
+        """Replace ids to which agents, routes and aliases point by names, under which they are stored."""
         for declaration in request.declarations:
             if declaration.agent.model:
                 declaration.agent.model = self.name_of(declaration.agent.model)
             if declaration.HasField("route"):
                 declaration.route.candidates[:] = map(self.name_of, declaration.route.candidates)
+            if declaration.HasField("alias"):
+                declaration.alias.target = self._core.asked_by(declaration.alias.target)
 
     async def delete(self, kind: Kind, name: str, *, force: bool = False, requested_by: str = "") -> None:
         """Delete a resource, also one of a runner; see DeclarationService.Delete.
@@ -129,10 +140,11 @@ class Declarations:
     async def _apply(self, request: ApplyRequest, author: Author) -> list[ApplyResult]:
         plan = self._planned(request, author)
         counts = {"models": len(plan.models), "agents": len(plan.agents), "routes": len(plan.routes)}
+        counts["aliases"] = len(plan.aliases)
         if request.dry_run or not any(counts.values()):
             return plan.results
-        await self._core.store.save_declarations(plan.models, plan.agents, plan.routes)
-        changes = self._core.mesh.declare(plan.models, plan.agents, plan.routes)
+        await self._core.store.save_declarations(plan.models, plan.agents, plan.routes, plan.aliases)
+        changes = self._core.mesh.declare(plan.models, plan.agents, plan.routes, plan.aliases)
         self._core.publish(changes, _events_of(plan))
         self._bell.ring()
         log.info("declarations applied", **counts, adopt=request.adopt)
@@ -145,6 +157,11 @@ class Declarations:
             adopt=request.adopt,
             author=author,
             arriving={manifest.name: pool_name_of(manifest) for manifest in models},
+            arriving_targets=frozenset(
+                f"{kind}/{name_of(each)}"
+                for each in request.declarations
+                if (kind := each.WhichOneof("resource")) in {"agent", "route"}
+            ),
         )
         for index, declaration in enumerate(request.declarations):
             try:
@@ -169,6 +186,8 @@ class Declarations:
                 kind, (outcome, before) = Kind.AGENT, self._plan_agent(plan, given.agent)
             case "route":
                 kind, (outcome, before) = Kind.ROUTE, self._plan_route(plan, given.route)
+            case "alias":
+                kind, (outcome, before) = Kind.ALIAS, self._plan_alias(plan, given.alias)
             case "runner":
                 self._require_runner(given.runner.name)
                 kind, outcome, before = Kind.RUNNER, Outcome.UNCHANGED, given
@@ -254,6 +273,39 @@ class Declarations:
             plan.routes.append(route_pb2.Route(manifest=given, create_time=created))
         return outcome, None if earlier is None else Declaration(route=earlier.manifest)
 
+    def _plan_alias(self, plan: _Plan, given: alias_pb2.AliasManifest) -> tuple[Outcome, Declaration | None]:
+        mesh, name = self._core.mesh, given.name
+        require_alias_target(name, given.target, is_known=self._is_target(plan, given.target))
+        others = (each.manifest for each in plan.aliases)
+        twin = next((each.name for each in others if (each.tenant, each.pattern) == (given.tenant, given.pattern)), "")
+        require_own_pattern(name, given.pattern, twin or mesh.aliases.same_pattern(given))
+        earlier = mesh.aliases.declared(name)
+        outcome = decide_outcome(
+            Kind.ALIAS,
+            name,
+            is_declared=earlier is not None,
+            same=earlier is not None and given == earlier.manifest,
+            publisher="",
+            publisher_live=False,
+            adopt=plan.adopt,
+        )
+        if outcome is not Outcome.UNCHANGED:
+            created = plan.now if earlier is None else earlier.create_time
+            source = alias_pb2.Alias.SOURCE_DECLARED
+            plan.aliases.append(alias_pb2.Alias(manifest=given, source=source, create_time=created))
+        return outcome, None if earlier is None else Declaration(alias=earlier.manifest)
+
+    def _is_target(self, plan: _Plan, target: str) -> bool:
+        """Whether a request could mean this once the batch is applied."""
+        mesh = self._core.mesh
+        if target in plan.arriving_targets or target in plan.arriving or target in plan.arriving.values():
+            return True
+        if target.startswith(AGENT_PREFIX):
+            return mesh.agent(target.removeprefix(AGENT_PREFIX)) is not None
+        if target.startswith(ROUTE_PREFIX):
+            return target.removeprefix(ROUTE_PREFIX) in mesh.routes
+        return mesh.model(target) is not None or mesh.pool(target) is not None
+
     def _require_secret(self, manifest: model_pb2.ModelManifest, field_: str) -> None:
         name = secret_of(manifest)
         if name and not self._has_secret(name):
@@ -287,6 +339,7 @@ class Declarations:
             ("models", len(mesh.pools), Kind.MODEL, config.max_models),
             ("agents", len(mesh.targets), Kind.AGENT, config.max_agents),
             ("routes", len(mesh.routes), Kind.ROUTE, config.max_routes),
+            ("aliases", len(mesh.aliases), Kind.ALIAS, config.max_aliases),
         ):
             require_room(what, present, new.count(kind_number(kind)), limit)
         growth = mesh.sizes.growth_bytes(
@@ -294,9 +347,12 @@ class Declarations:
                 *(each.manifest for each in plan.models),
                 *(each.manifest for each in plan.agents),
                 *(each.manifest for each in plan.routes),
+                *(each.manifest for each in plan.aliases),
             ]
         )
-        require_room("bytes of models, agents and routes", mesh.sizes.total_bytes, growth, config.max_manifest_bytes)
+        require_room(
+            "bytes of models, agents, routes and aliases", mesh.sizes.total_bytes, growth, config.max_manifest_bytes
+        )
 
     async def _delete(self, kind: Kind, name: str, *, force: bool) -> None:
         self._require_deletable(kind, name)
@@ -313,6 +369,9 @@ class Declarations:
                 self._core.publish(self._core.mesh.drop(agents=[name]), _deleted([(kind, name)]))
             case Kind.RUNNER:
                 await self._delete_runner(name)
+            case Kind.ALIAS:
+                await self._core.store.delete_names([], [], [], [name])
+                self._core.publish(self._core.mesh.drop(aliases=[name]), _deleted([(kind, name)]))
             case _:
                 await self._core.store.delete_names([], [], [name])
                 self._core.publish(self._core.mesh.drop(routes=[name]), _deleted([(kind, name)]))
@@ -327,16 +386,18 @@ class Declarations:
         self._core.publish(mesh.forget([state]), _deleted(rows))
 
     def _require_deletable(self, kind: Kind, name: str) -> None:
-        """Raise NOT_FOUND, INVALID_ARGUMENT for a pool, or RESOURCE_IN_USE when agents or routes still refer to it."""
+        """Raise NOT_FOUND, INVALID_ARGUMENT for a pool, or RESOURCE_IN_USE when others still refer to it."""
         mesh = self._core.mesh
-        leaving, own_agents, is_known = set[str](), set[str](), False
+        leaving, own_agents, targets, is_known = set[str](), set[str](), set[str](), False
         match kind:
             case Kind.MODEL:
                 leaving, is_known = {name}, mesh.model(name) is not None
             case Kind.AGENT:
-                is_known = mesh.agent(name) is not None
+                targets, is_known = {AGENT_PREFIX + name}, mesh.agent(name) is not None
             case Kind.ROUTE:
-                is_known = name in mesh.routes
+                targets, is_known = {ROUTE_PREFIX + name}, name in mesh.routes
+            case Kind.ALIAS:
+                is_known = self._require_declared_alias(name)
             case Kind.RUNNER:
                 state = mesh.of_runner(name)
                 is_known = state is not None
@@ -346,10 +407,28 @@ class Declarations:
             case Kind.POOL:
                 raise invalid_field("kind", "a pool follows from its models; delete those instead")
         if not is_known:
-            raise _not_found(kind, name)
+            raise unknown_name(kind.value, name, visible_names(caller(), mesh.names_of(kind)))
         agents, routes = self._pointing_at(leaving) - own_agents, mesh.routes.broken_by(leaving)
-        if agents or routes:
-            raise in_use(kind, name, agents, routes)
+        aliases = mesh.aliases.leading_to(targets | self._leaving_names(leaving))
+        if agents or routes or aliases:
+            raise in_use(kind, name, agents, routes, aliases)
+
+    def _require_declared_alias(self, name: str) -> bool:
+        """Whether there is an alias of this name; raises FAILED_PRECONDITION for one of the configuration."""
+        aliases = self._core.mesh.aliases
+        if aliases.declared(name) is None and name in aliases.shown:
+            raise WeftError(
+                Reason.RESOURCE_IN_USE,
+                f"the alias {name!r} is of the mesh's weft.yaml (registry.aliases); remove it there",
+                metadata={Kind.ALIAS.value: name},
+            )
+        return aliases.declared(name) is not None
+
+    def _leaving_names(self, leaving: set[str]) -> set[str]:
+        """Return these models, and the pools that would have no member without them."""
+        pools = self._core.mesh.pools
+        of_models = {pool for model in leaving if (pool := pools.pool_of(model)) is not None}
+        return {name for name in leaving | of_models if leaving.issuperset(pools.members(name))}
 
     def _loaded(self, kind: Kind, name: str) -> tuple[str, list[str]]:
         """Return the live runner whose engines would become unowned, and its loaded models."""
@@ -422,10 +501,6 @@ def _deleted(rows: list[tuple[Kind, str]]) -> list[EventDraft]:
     return list(events_for(rows, EventReason.DELETED, "deleted by an operator"))
 
 
-def _not_found(kind: Kind, name: str) -> WeftError:
-    return WeftError(Reason.NOT_FOUND, f"there is no {kind.value} {name!r}", metadata={kind.value: name})
-
-
 class SettingsManager:
     """Reads and changes the settings; writes pass one by one with those of declarations and sessions."""
 
@@ -470,7 +545,7 @@ def _happening(before: MeshSettings, settings: MeshSettings) -> EventDraft:
     may = "may" if settings.allow_cloud_fallback else "may not"
     changes = []
     if before.allow_cloud_fallback != settings.allow_cloud_fallback:
-        changes.append(f"routes {may} fall back to models off the premises")
+        changes.append(f"routes {may} fall back to remote models")
     if before.journal != settings.journal:
         changes.append(f"requests without a setting of their own are journaled: {_journal_word(settings)}")
     return EventDraft(

@@ -23,13 +23,14 @@ class Phase(IntEnum):
 
 
 class Kind(Enum):
-    """Kind of a named resource. All kinds share one namespace; only a pool may have the name of a model."""
+    """Kind of a named resource. All kinds but aliases share one namespace; only a pool may have the name of a model."""
 
     MODEL = "model"
     AGENT = "agent"
     RUNNER = "runner"
     POOL = "pool"
     ROUTE = "route"
+    ALIAS = "alias"
 
 
 class Status(IntEnum):

@@ -1,14 +1,15 @@
 """Pools as they follow from the models, kept current one model at a time."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from registry_svc.config import AliasSetting
 from registry_svc.mesh.domain import Kind, Status
 from registry_svc.mesh.overlay import shown_route
 from registry_svc.mesh.policy.declarations import Candidate
 from registry_svc.mesh.records import Manifest, key_of, manifest_bytes, pool_name_of
-from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2
+from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, route_pb2
 from weft.dispatch.agents import target_of
 from weft.kernel.names import is_resource_id
 
@@ -306,8 +307,73 @@ class RouteIndex:
         return self._pools.members(pool)[name]
 
 
+class AliasIndex:
+    """All aliases: what operators declared, over what the configuration has."""
+
+    def __init__(self) -> None:
+        self._declared: dict[str, alias_pb2.Alias] = {}
+        self._configured: dict[str, alias_pb2.Alias] = {}
+        self.shown: Mapping[str, alias_pb2.Alias] = {}
+        """The aliases that count, by name: a configured one does not where one is declared with its name, or for the
+        same pattern and tenant. Another mapping after each change."""
+
+    def __len__(self) -> int:
+        """How many are declared."""
+        return len(self._declared)
+
+    def declared(self, name: str) -> alias_pb2.Alias | None:
+        """The declared alias of this name."""
+        return self._declared.get(name)
+
+    def same_pattern(self, manifest: alias_pb2.AliasManifest) -> str:
+        """The name of another declared alias for the same names of the same tenant; empty: there is none."""
+        others = (each.manifest for each in self._declared.values() if each.manifest.name != manifest.name)
+        return next((each.name for each in others if _scope(each) == _scope(manifest)), "")
+
+    def configure(self, aliases: Iterable[alias_pb2.Alias]) -> None:
+        """Sets the aliases of the configuration."""
+        self._configured = {alias.manifest.name: alias for alias in aliases}
+        self._refresh()
+
+    def put(self, alias: alias_pb2.Alias) -> None:
+        """Keep a declared alias in place of an earlier one of its name."""
+        self._declared[alias.manifest.name] = alias
+        self._refresh()
+
+    def drop(self, name: str) -> None:
+        """Remove a declared alias; an unknown name is ignored."""
+        self._declared.pop(name, None)
+        self._refresh()
+
+    def leading_to(self, targets: Container[str]) -> set[str]:
+        """The declared aliases that lead to one of these targets."""
+        return {name for name, alias in self._declared.items() if alias.manifest.target in targets}
+
+    def _refresh(self) -> None:
+        taken = {_scope(alias.manifest) for alias in self._declared.values()}
+        below = {name: each for name, each in self._configured.items() if _scope(each.manifest) not in taken}
+        self.shown = dict(sorted((below | self._declared).items()))
+
+
+def _scope(manifest: alias_pb2.AliasManifest) -> tuple[str, str]:
+    """The names that an alias stands for: two of one scope would contradict each other."""
+    return manifest.tenant, manifest.pattern
+
+
+def configured_alias(setting: AliasSetting) -> alias_pb2.Alias:
+    """Returns an alias of the configuration."""
+    manifest = alias_pb2.AliasManifest(
+        name=setting.name,
+        pattern=setting.pattern or setting.name,
+        target=setting.target,
+        tenant=setting.tenant,
+        description=setting.description,
+    )
+    return alias_pb2.Alias(manifest=manifest, source=alias_pb2.Alias.SOURCE_CONFIGURED)
+
+
 class ManifestSizes:
-    """The sizes of all models, agents and routes as they are shown, and their sum."""
+    """The sizes of all models, agents, routes and aliases as they are shown, and their sum."""
 
     def __init__(self) -> None:
         self._sizes: dict[tuple[Kind, str], int] = {}

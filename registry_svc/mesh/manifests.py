@@ -12,8 +12,9 @@ from registry_svc.mesh.providers import to_canonical_provider
 from registry_svc.mesh.records import name_of
 from registry_svc.wire_values import require_at_most
 from weft.api.common.v1 import agent_behaviour_pb2
-from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, route_pb2, wake_pb2
+from weft.api.registry.v1 import agent_pb2, alias_pb2, declaration_service_pb2, model_pb2, route_pb2, wake_pb2
 from weft.documents.selectors import require_labels
+from weft.kernel.alias_rules import check_alias
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.names import require_no_id
@@ -81,6 +82,15 @@ def valid_route(manifest: route_pb2.RouteManifest, field: str) -> route_pb2.Rout
     return manifest
 
 
+def valid_alias(manifest: alias_pb2.AliasManifest, field: str) -> alias_pb2.AliasManifest:
+    """Return a valid alias with its pattern; raises INVALID_ARGUMENT naming the field."""
+    check_message(manifest, field)
+    manifest.DiscardUnknownFields()
+    check_alias(manifest.name, manifest.pattern, manifest.target, manifest.tenant, field)
+    manifest.pattern = manifest.pattern or manifest.name
+    return manifest
+
+
 def _check_wake(wake: wake_pb2.Wake, field: str, *, published: bool) -> None:
     """Raise INVALID_ARGUMENT naming the field of a plan that cannot be carried out, or not by routers."""
     if not wake.by_runner and not wake.HasField("by_mesh"):
@@ -127,10 +137,12 @@ def _check_declaration(declaration: declaration_service_pb2.Declaration, field: 
             valid_agent(declaration.agent, f"{field}.agent")
         case "route":
             valid_route(declaration.route, f"{field}.route")
+        case "alias":
+            valid_alias(declaration.alias, f"{field}.alias")
         case "pool":
             require_at_most(declaration.pool.members, f"{field}.pool.members", config.max_models)
         case None:
-            raise invalid_field(field, "must be a model, an agent, a runner, a pool or a route")
+            raise invalid_field(field, "must be a model, an agent, a runner, a pool, a route or an alias")
     check_message(declaration, field)
 
 
@@ -140,12 +152,19 @@ def _require_one_namespace(declarations: Sequence[declaration_service_pb2.Declar
     pools = {each.pool.name for each in declarations if each.HasField("pool")}
     pools |= {each.model.manifest.pool_name for each in declarations if each.HasField("model")}
     seen_pools: set[str] = set()
+    seen_aliases: set[str] = set()
     for index, declaration in enumerate(declarations):
         name = name_of(declaration)
         if declaration.HasField("pool"):
             if name in seen_pools:
                 raise _twice(index, "also declared in this call")
             seen_pools.add(name)
+            continue
+        if declaration.HasField("alias"):
+            # Aliases have a namespace of their own.
+            if name in seen_aliases:
+                raise _twice(index, "also that of another alias in this call")
+            seen_aliases.add(name)
             continue
         if name in owners:
             raise _twice(index, f"also that of declarations[{owners[name]}]")

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from registry_svc.mesh.domain import Kind
-from registry_svc.mesh.indexes import IdIndex, ManifestSizes, PoolIndex, RouteIndex, TargetIndex
+from registry_svc.mesh.indexes import AliasIndex, IdIndex, ManifestSizes, PoolIndex, RouteIndex, TargetIndex
 from registry_svc.mesh.overlay import may_serve, public_agent, public_model, virtual_agent, virtual_model
 from registry_svc.mesh.policy.declarations import Target
 from registry_svc.mesh.session_state import SessionState
-from weft.api.registry.v1 import agent_pb2, model_pb2, pool_pb2, route_pb2, runner_pb2
+from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, pool_pb2, route_pb2, runner_pb2
 from weft.api.registry.v1.registry_service_pb2 import Change
 from weft.dispatch.agents import target_of
 
@@ -31,6 +31,7 @@ class ResourceIndex:
         self.pools = PoolIndex()
         self.targets = TargetIndex(self.pools)
         self.routes = RouteIndex(self.pools)
+        self.aliases = AliasIndex()
         self.sizes = ManifestSizes()
         self.ids = IdIndex()
         self.detail_bytes = 0
@@ -61,6 +62,22 @@ class ResourceIndex:
     def agent_names(self) -> Iterable[str]:
         """The names of all agents, declared and published."""
         return self._by_agent.keys() | self._declared_agents.keys()
+
+    def names_of(self, kind: Kind) -> Iterable[str]:
+        """The names of all resources of a kind."""
+        match kind:
+            case Kind.MODEL:
+                return self.model_names()
+            case Kind.AGENT:
+                return self.agent_names()
+            case Kind.ALIAS:
+                return self.aliases.shown.keys()
+            case Kind.ROUTE:
+                return self.routes.names()
+            case Kind.RUNNER:
+                return self.runner_names()
+            case Kind.POOL:
+                return self.pools.names()
 
     def declared_model(self, name: str) -> model_pb2.Model | None:
         """Return the declaration of a model."""
@@ -227,6 +244,7 @@ class Mesh(ResourceIndex):
         models: Iterable[model_pb2.Model] = (),
         agents: Iterable[agent_pb2.Agent] = (),
         routes: Iterable[route_pb2.Route] = (),
+        aliases: Iterable[alias_pb2.Alias] = (),
     ) -> list[Change]:
         """Put declarations in place of earlier ones of their names; returns the changes."""
         new_routes = {declared.manifest.name: declared for declared in routes}
@@ -240,10 +258,18 @@ class Mesh(ResourceIndex):
             if model.manifest.HasField("provider"):
                 self.central_models[name] = model.manifest
         self._declared_agents |= new_agents
-        return self._changes([], dict.fromkeys(new_models), dict.fromkeys(new_agents), (), new_routes)
+        changes = self._changes([], dict.fromkeys(new_models), dict.fromkeys(new_agents), (), new_routes)
+        return changes + self._replaced_aliases(aliases, ())
 
-    def drop(self, models: Sequence[str] = (), agents: Sequence[str] = (), routes: Sequence[str] = ()) -> list[Change]:
-        """Remove models and agents, declared and published, and routes; returns the changes."""
+    def drop(
+        self,
+        models: Sequence[str] = (),
+        agents: Sequence[str] = (),
+        routes: Sequence[str] = (),
+        aliases: Sequence[str] = (),
+    ) -> list[Change]:
+        """Remove models and agents, declared and published, routes and aliases; returns the changes."""
+        changes = self._replaced_aliases((), aliases)
         for name in routes:
             self.routes.drop(name)
         for name in models:
@@ -252,7 +278,22 @@ class Mesh(ResourceIndex):
         for name in agents:
             self._declared_agents.pop(name, None)
         self._withdraw(models, agents)
-        return self._changes([], dict.fromkeys(models), dict.fromkeys(agents), (), routes)
+        return changes + self._changes([], dict.fromkeys(models), dict.fromkeys(agents), (), routes)
+
+    def _replaced_aliases(self, new: Iterable[alias_pb2.Alias], gone: Iterable[str]) -> list[Change]:
+        """Put and drop declared aliases; returns the changes, those of hidden and uncovered ones included."""
+        before = self.aliases.shown
+        for alias in new:
+            self.aliases.put(alias)
+            self.sizes.put(alias.manifest)
+        for name in gone:
+            self.aliases.drop(name)
+            self.sizes.drop(Kind.ALIAS, name)
+        after = self.aliases.shown
+        return [
+            *(Change(deleted_alias=name) for name in before if name not in after),
+            *(Change(alias=alias) for name, alias in after.items() if before.get(name) != alias),
+        ]
 
     def _changes(
         self,

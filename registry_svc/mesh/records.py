@@ -17,6 +17,7 @@ from typing_extensions import override
 from registry_svc.mesh.domain import EventDraft, Kind
 from weft.api.registry.v1 import (
     agent_pb2,
+    alias_pb2,
     declaration_service_pb2,
     event_pb2,
     model_pb2,
@@ -34,7 +35,7 @@ M = TypeVar("M")
 P = TypeVar("P", bound=Message)
 M_contra = TypeVar("M_contra", contravariant=True)
 
-Manifest = model_pb2.ModelManifest | agent_pb2.AgentManifest | route_pb2.RouteManifest
+Manifest = model_pb2.ModelManifest | agent_pb2.AgentManifest | route_pb2.RouteManifest | alias_pb2.AliasManifest
 
 _KIND_NUMBERS = {
     Kind.MODEL: resource_kind_pb2.RESOURCE_KIND_MODEL,
@@ -42,6 +43,7 @@ _KIND_NUMBERS = {
     Kind.RUNNER: resource_kind_pb2.RESOURCE_KIND_RUNNER,
     Kind.POOL: resource_kind_pb2.RESOURCE_KIND_POOL,
     Kind.ROUTE: resource_kind_pb2.RESOURCE_KIND_ROUTE,
+    Kind.ALIAS: resource_kind_pb2.RESOURCE_KIND_ALIAS,
 }
 _KINDS = {number: kind for kind, number in _KIND_NUMBERS.items()}
 
@@ -55,7 +57,7 @@ def to_kind(kind: resource_kind_pb2.ResourceKind.ValueType, field: str) -> Kind:
     """A kind of resource; raises INVALID_ARGUMENT naming the field when it is none."""
     found = _KINDS.get(kind)
     if found is None:
-        raise invalid_field(field, "must be model, agent, runner, pool or route")
+        raise invalid_field(field, "must be model, agent, runner, pool, route or alias")
     return found
 
 
@@ -72,7 +74,7 @@ def name_of(declaration: declaration_service_pb2.Declaration) -> str:
     return str(getattr(declaration, kind).name) if kind else ""
 
 
-def moment_of(record: model_pb2.Model | agent_pb2.Agent | route_pb2.Route) -> datetime:
+def moment_of(record: model_pb2.Model | agent_pb2.Agent | route_pb2.Route | alias_pb2.Alias) -> datetime:
     """When a model, an agent or a route was first published or declared."""
     return record.create_time.ToDatetime(tzinfo=UTC)
 
@@ -192,6 +194,8 @@ def key_of(manifest: Manifest) -> tuple[Kind, str]:
             return Kind.AGENT, manifest.name
         case route_pb2.RouteManifest():
             return Kind.ROUTE, manifest.name
+        case alias_pb2.AliasManifest():
+            return Kind.ALIAS, manifest.name
 
 
 def manifest_bytes(manifest: Manifest) -> int:
@@ -207,7 +211,9 @@ def manifest_bytes(manifest: Manifest) -> int:
             texts += [*manifest.behaviour.tools, *manifest.behaviour.signals]
         case route_pb2.RouteManifest():
             texts = [manifest.name, manifest.description, *manifest.candidates]
-    tags = 0 if isinstance(manifest, route_pb2.RouteManifest) else manifest.tags.ByteSize()
+        case alias_pb2.AliasManifest():
+            texts = [manifest.name, manifest.pattern, manifest.target, manifest.tenant, manifest.description]
+    tags = manifest.tags.ByteSize() if isinstance(manifest, model_pb2.ModelManifest | agent_pb2.AgentManifest) else 0
     params = manifest.default_params.ByteSize() if isinstance(manifest, agent_pb2.AgentManifest) else 0
     return BASE_BYTES + params + tags + _utf8_bytes(texts)
 

@@ -14,6 +14,7 @@ from registry_svc.mesh.records import compact, moment_of
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import (
     agent_pb2,
+    alias_pb2,
     journal_pb2,
     model_pb2,
     route_pb2,
@@ -59,6 +60,7 @@ class StoredMesh:
     models: tuple[model_pb2.Model, ...] = ()
     agents: tuple[agent_pb2.Agent, ...] = ()
     routes: tuple[route_pb2.Route, ...] = ()
+    aliases: tuple[alias_pb2.Alias, ...] = ()
     settings: settings_pb2.MeshSettings | None = None
     """None: never saved."""
     join_tokens: tuple[JoinToken, ...] = ()
@@ -254,6 +256,12 @@ def declared_route_row(route: route_pb2.Route) -> Values:
     }
 
 
+def declared_alias_row(alias: alias_pb2.Alias) -> Values:
+    """A row of `declared_aliases`."""
+    manifest = alias.manifest.SerializeToString(deterministic=True)
+    return {"name": alias.manifest.name, "manifest": manifest, "created_at": moment_of(alias)}
+
+
 def settings_row(settings: settings_pb2.MeshSettings) -> Values:
     """The row of `mesh_settings`."""
     return {
@@ -324,6 +332,13 @@ def declared_route_of(row: Row[Any]) -> route_pb2.Route:
         pin_primary=row.pin_primary,
     )
     return route_pb2.Route(manifest=manifest, create_time=stamp_of(row.created_at))
+
+
+def declared_alias_of(row: Row[Any]) -> alias_pb2.Alias:
+    """Read a row of `declared_aliases`."""
+    manifest = alias_pb2.AliasManifest.FromString(bytes(row.manifest))
+    source = alias_pb2.Alias.SOURCE_DECLARED
+    return alias_pb2.Alias(manifest=manifest, source=source, create_time=stamp_of(row.created_at))
 
 
 def settings_of(row: Row[Any]) -> settings_pb2.MeshSettings:

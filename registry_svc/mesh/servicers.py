@@ -45,15 +45,15 @@ from weft.api.registry.v1 import (
     settings_service_pb2_grpc,
 )
 from weft.api.registry.v1.journal_pb2 import JournalMode
-from weft.documents.rights import require_declarable, visible_pool
+from weft.documents.rights import require_declarable, visible_names, visible_pool
 from weft.documents.selectors import parse_selector, selects
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import require_name
+from weft.kernel.errors import invalid_field
+from weft.kernel.names import is_name, require_name
 from weft.kernel.principal import EDIT_MODELS, MESH_ACCESS, USE_SECRETS, VIEW_MODELS, Access, Resource, Role
-from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import duration_of, stamp_of
+from weft.kernel.unknown_names import unknown_name
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -71,14 +71,11 @@ class Listing(Generic[M]):
         core: RegistryCore,
         names: Callable[[Mesh], Iterable[str]],
         find: Callable[[Mesh, str], M | None],
-        unknown: Reason,
         noun: str,
     ) -> None:
-        """`unknown` is the reason of the error for a name that no `noun` has."""
         self._core = core
         self._names = names
         self._find = find
-        self._unknown = unknown
         self._noun = noun
 
     def find(self, name: str) -> M | None:
@@ -88,12 +85,14 @@ class Listing(Generic[M]):
 
     def get(self, name: str) -> M:
         """The resource of this name; raises an error for an unknown one, and as `find`."""
-        return self.known(self.find(name))
+        return self.known(name, self.find(name))
 
-    def known(self, found: T | None) -> T:
+    def known(self, name: str, found: T | None) -> T:
         """What was found by the name of such a resource; raises the error for an unknown one."""
         if found is None:
-            raise WeftError(self._unknown, f"no {self._noun} of this name is known")
+            raise unknown_name(
+                self._noun, name if is_name(name) else "", visible_names(caller(), self._names(self._core.mesh))
+            )
         return found
 
     def page(self, request: PageRequest) -> tuple[list[M], str]:
@@ -136,13 +135,14 @@ class Catalogue:
 
     def __init__(self, core: RegistryCore) -> None:
         self._core = core
-        self.models = Listing(core, Mesh.model_names, Mesh.model, Reason.MODEL_NOT_FOUND, "model")
-        self.pools = Listing(core, lambda mesh: mesh.pools.names(), Mesh.pool, Reason.NOT_FOUND, "pool")
-        self.agents = Listing(core, Mesh.agent_names, Mesh.agent, Reason.NOT_FOUND, "agent")
-        self.routes = Listing(
-            core, lambda mesh: mesh.routes.names(), lambda mesh, name: mesh.routes.get(name), Reason.NOT_FOUND, "route"
+        self.models = Listing(core, Mesh.model_names, Mesh.model, "model")
+        self.pools = Listing(core, lambda mesh: mesh.pools.names(), Mesh.pool, "pool")
+        self.agents = Listing(core, Mesh.agent_names, Mesh.agent, "agent")
+        self.routes = Listing(core, lambda mesh: mesh.routes.names(), lambda mesh, name: mesh.routes.get(name), "route")
+        self.aliases = Listing(
+            core, lambda mesh: mesh.aliases.shown.keys(), lambda mesh, name: mesh.aliases.shown.get(name), "alias"
         )
-        self.runners = Listing(core, Mesh.runner_names, _runner, Reason.NOT_FOUND, "runner")
+        self.runners = Listing(core, Mesh.runner_names, _runner, "runner")
 
     def name_of(self, name_or_id: str) -> str:
         """The name of the model, the agent or the route with this id; any other text as it is."""
@@ -153,7 +153,7 @@ class Catalogue:
         self._core.require_open()
         name = self._core.mesh.pools.pool_of(model)
         pool = None if name is None else self._core.mesh.pool(name)
-        return self.models.known(pool)
+        return self.models.known(model, pool)
 
     def watch(self) -> tuple[Snapshot, Watcher[registry_service_pb2.WatchResponse]]:
         """Return everything there is, and a watcher that receives every change after that."""
@@ -282,6 +282,22 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
     ) -> registry_service_pb2.GetRouteResponse:
         async with answering(context):
             return registry_service_pb2.GetRouteResponse(route=self._catalogue.routes.get(self._visible(request.name)))
+
+    @override
+    async def ListAliases(
+        self, request: registry_service_pb2.ListAliasesRequest, context: Context
+    ) -> registry_service_pb2.ListAliasesResponse:
+        async with answering(context):
+            aliases, token = _named_page(self._catalogue.aliases, request)
+            return registry_service_pb2.ListAliasesResponse(aliases=aliases, next_page_token=token)
+
+    @override
+    async def GetAlias(
+        self, request: registry_service_pb2.GetAliasRequest, context: Context
+    ) -> registry_service_pb2.GetAliasResponse:
+        async with answering(context):
+            found = self._catalogue.aliases.get(self._visible(request.name))
+            return registry_service_pb2.GetAliasResponse(alias=found)
 
     @override
     async def ListRunners(

@@ -19,6 +19,8 @@ from registry_svc.mesh.rows import (
     agent_row,
     declared_agent_of,
     declared_agent_row,
+    declared_alias_of,
+    declared_alias_row,
     declared_model_of,
     declared_model_row,
     declared_route_of,
@@ -38,6 +40,7 @@ from registry_svc.store.database import RegistryDatabase, delete_rows
 from registry_svc.store.schema import (
     agents,
     declared_agents,
+    declared_aliases,
     declared_models,
     declared_routes,
     join_tokens,
@@ -46,7 +49,7 @@ from registry_svc.store.schema import (
     runners,
     sessions,
 )
-from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, settings_pb2
+from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, route_pb2, settings_pb2
 from weft.kernel.log import get_logger
 
 
@@ -90,12 +93,19 @@ class Store(Protocol):
         models: Sequence[model_pb2.Model],
         agents: Sequence[agent_pb2.Agent],
         routes: Sequence[route_pb2.Route] = (),
+        aliases: Sequence[alias_pb2.Alias] = (),
     ) -> None:
         """Put these declarations in place of earlier ones of their names; all of them, or none."""
         ...
 
-    async def delete_names(self, models: Sequence[str], agents: Sequence[str], routes: Sequence[str] = ()) -> None:
-        """Delete models and agents of these names, declared and published, and routes.
+    async def delete_names(
+        self,
+        models: Sequence[str],
+        agents: Sequence[str],
+        routes: Sequence[str] = (),
+        aliases: Sequence[str] = (),
+    ) -> None:
+        """Delete models and agents of these names, declared and published, routes and aliases.
 
         Unknown names are ignored.
         """
@@ -149,6 +159,7 @@ class SqlStore(RegistryDatabase, Store):
                 models=tuple(await _rows(connection, declared_models, declared_model_of)),
                 agents=tuple(await _rows(connection, declared_agents, declared_agent_of)),
                 routes=tuple(await _rows(connection, declared_routes, declared_route_of)),
+                aliases=tuple(await _rows(connection, declared_aliases, declared_alias_of)),
                 settings=next(iter(await _rows(connection, mesh_settings, settings_of, order_by="id")), None),
                 join_tokens=tuple(await _rows(connection, join_tokens, join_token_of, order_by="id")),
             )
@@ -186,20 +197,30 @@ class SqlStore(RegistryDatabase, Store):
         models: Sequence[model_pb2.Model],
         agents: Sequence[agent_pb2.Agent],
         routes: Sequence[route_pb2.Route] = (),
+        aliases: Sequence[alias_pb2.Alias] = (),
     ) -> None:
         async with self.transaction() as connection:
             await delete_rows(connection, declared_models.c.name, [each.manifest.name for each in models])
             await delete_rows(connection, declared_agents.c.name, [each.manifest.name for each in agents])
             await delete_rows(connection, declared_routes.c.name, [each.manifest.name for each in routes])
+            await delete_rows(connection, declared_aliases.c.name, [each.manifest.name for each in aliases])
             await _insert(connection, declared_models, [declared_model_row(each) for each in models])
             await _insert(connection, declared_agents, [declared_agent_row(each) for each in agents])
             await _insert(connection, declared_routes, [declared_route_row(each) for each in routes])
+            await _insert(connection, declared_aliases, [declared_alias_row(each) for each in aliases])
 
     @override
-    async def delete_names(self, models: Sequence[str], agents: Sequence[str], routes: Sequence[str] = ()) -> None:
+    async def delete_names(
+        self,
+        models: Sequence[str],
+        agents: Sequence[str],
+        routes: Sequence[str] = (),
+        aliases: Sequence[str] = (),
+    ) -> None:
         async with self.transaction() as connection:
             await _delete_names(connection, agent_names=agents, model_names=models)
             await delete_rows(connection, declared_routes.c.name, routes)
+            await delete_rows(connection, declared_aliases.c.name, aliases)
 
     @override
     async def save_settings(self, settings: settings_pb2.MeshSettings) -> None:

@@ -11,7 +11,15 @@ from typing import Generic, Self, TypeVar
 from registry_svc.mesh.domain import EventDraft, Kind
 from registry_svc.mesh.overlay import Publisher, watched_runner
 from registry_svc.mesh.records import event_message, extended, kind_number, without_key
-from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, registry_service_pb2, route_pb2, settings_pb2
+from weft.api.registry.v1 import (
+    agent_pb2,
+    alias_pb2,
+    event_pb2,
+    model_pb2,
+    registry_service_pb2,
+    route_pb2,
+    settings_pb2,
+)
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -30,6 +38,7 @@ class Snapshot:
     models: Sequence[Callable[[], model_pb2.Model]]
     agents: Sequence[Callable[[], agent_pb2.Agent]]
     routes: Sequence[Callable[[], route_pb2.Route]]
+    aliases: Sequence[alias_pb2.Alias]
 
     async def message(self, *, with_keys: bool) -> registry_service_pb2.WatchResponse:
         """Return the first response of a watch. A large one takes long; the event loop turns meanwhile."""
@@ -41,6 +50,7 @@ class Snapshot:
         await extended(shown.models, self.models)
         await extended(shown.agents, self.agents)
         await extended(shown.routes, self.routes)
+        shown.aliases.extend(self.aliases)
         return response
 
 

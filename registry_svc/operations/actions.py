@@ -1,6 +1,7 @@
 """Validation of operation actions with every limit, and the models that an action concerns."""
 
 import math
+from collections.abc import Iterable
 from types import MappingProxyType
 
 from google.protobuf import duration_pb2
@@ -10,10 +11,14 @@ from registry_svc.operations.runner_presence import RunnerDirectory
 from registry_svc.wire_values import require_at_most, require_text
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
+from weft.documents.rights import visible_names
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.field_rules import check_message
+from weft.kernel.model_source import server_source
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc_auth import caller
+from weft.kernel.unknown_names import MODEL, MODEL_OR_POOL, RUNNER, unknown_name
 
 MAX_ACTION_BYTES = 16 * 1024
 MAX_PARAMETERS = 64
@@ -194,7 +199,7 @@ def is_single(load: operation_pb2.LoadModel, directory: RunnerDirectory) -> bool
 
 def _require_model(name: str, field: str, directory: RunnerDirectory) -> None:
     if directory.runner_of(name) is None and not directory.pool(name):
-        raise WeftError(Reason.MODEL_NOT_FOUND, f"no model or pool {name!r} is known", metadata={"field": field})
+        raise unknown_name(MODEL_OR_POOL, name, _visible(directory), field=field)
 
 
 def _require_unloadable(name: str, field: str, directory: RunnerDirectory) -> None:
@@ -203,11 +208,11 @@ def _require_unloadable(name: str, field: str, directory: RunnerDirectory) -> No
 
 
 def _require_removable(name: str, field: str, directory: RunnerDirectory) -> None:
-    if any(each.model == name for each in directory.added_models()):
+    if any(each.model == name for each in directory.added_models()) or directory.runner_of_server(name) is not None:
         return
     runner = directory.runner_of(name)
     if runner is None:
-        raise WeftError(Reason.MODEL_NOT_FOUND, f"no model {name!r} is known", metadata={"field": field})
+        raise unknown_name(MODEL, name, _visible(directory), field=field)
     if runner and not directory.is_active(runner):
         raise WeftError(
             Reason.NO_RUNNER_AVAILABLE,
@@ -219,6 +224,8 @@ def _require_removable(name: str, field: str, directory: RunnerDirectory) -> Non
 
 def _require_loadable(load: operation_pb2.LoadModel, field: str, directory: RunnerDirectory) -> None:
     if load.source:
+        if server_source(load.source, f"{field}.source") is not None and load.evict_model:
+            raise invalid_field(f"{field}.evict_model", "must be empty: an attached server takes no memory of the mesh")
         members = [load_target(load, directory).model]
     else:
         _require_model(load.model, f"{field}.model", directory)
@@ -230,10 +237,7 @@ def _require_loadable(load: operation_pb2.LoadModel, field: str, directory: Runn
     if load.evict_model in members:
         raise invalid_field(f"{field}.evict_model", "must not be what is to be loaded")
     if load.evict_model and directory.runner_of(load.evict_model) is None:
-        evict_field = f"{field}.evict_model"
-        raise WeftError(
-            Reason.MODEL_NOT_FOUND, f"no model {load.evict_model!r} is known", metadata={"field": evict_field}
-        )
+        raise unknown_name(MODEL, load.evict_model, _visible(directory), field=f"{field}.evict_model")
 
 
 def _require_flushable(flush: operation_pb2.FlushCache, field: str, directory: RunnerDirectory) -> None:
@@ -242,10 +246,14 @@ def _require_flushable(flush: operation_pb2.FlushCache, field: str, directory: R
     if not flush.runner:
         return
     if directory.runner(flush.runner) is None:
-        raise WeftError(Reason.NOT_FOUND, f"no runner {flush.runner!r} is known", metadata={"field": f"{field}.runner"})
+        raise unknown_name(RUNNER, flush.runner, directory.runner_names(), field=f"{field}.runner")
     served_by = {directory.runner_of(model) for model in models_named(flush.model, directory)} if flush.model else set()
     if flush.model and flush.runner not in served_by:
         raise invalid_field(f"{field}.runner", "must be the runner of `model`, or empty")
+
+
+def _visible(directory: RunnerDirectory) -> Iterable[str]:
+    return visible_names(caller(), directory.known_names())
 
 
 def _member_names(pool: str, directory: RunnerDirectory) -> list[str]:

@@ -22,6 +22,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.reasons import PULLING, WAITING_FOR_PULL, Reason
 from weft.kernel.timestamps import duration_of
 from weft.kernel.units import size_words
+from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
 
 T = TypeVar("T")
 
@@ -189,6 +190,9 @@ class Job:
         await self._report.assigned(target.runner)
         added = await self._call_cancellably(target.runner, lambda: self._add_call(target, load))
         self._runners[added.name] = target.runner
+        if added.HasField("server"):
+            await self._until_listed(added)
+            return
         if not target.is_served:
             self._added = added.name
         try:
@@ -197,6 +201,18 @@ class Job:
             await self._remove_again()
             raise
         await self._until_published(added.name)
+        self._result.added.CopyFrom(added)
+
+    async def _until_listed(self, added: added_model_pb2.AddedModel) -> None:
+        """Wait until the mesh knows the models of a server that was attached, at most PUBLISHED_SECONDS."""
+        names = [model.name for model in added.server.models]
+        until = self._deps.clock.monotonic() + PUBLISHED_SECONDS
+        missing = names
+        while missing and self._deps.clock.monotonic() < until:
+            missing = [name for name in missing if self._deps.directory.runner_of(name) is None]
+            if missing:
+                await self._deps.clock.sleep(PUBLISHED_CHECK_SECONDS)
+        self._result.models.extend(name for name in names if name not in missing)
         self._result.added.CopyFrom(added)
 
     async def _until_published(self, model: str) -> None:
@@ -254,7 +270,8 @@ class Job:
 
     async def _remove(self, model: str) -> None:
         self._tell("unloading", f"removing {model}")
-        runner = self._deps.directory.holder_of(model) or ""
+        directory = self._deps.directory
+        runner = directory.holder_of(model) or directory.runner_of_server(model) or ""
         await self._report.assigned(runner)
 
         async def call() -> runner_service_pb2.RemoveModelResponse:
@@ -368,7 +385,7 @@ class Job:
     async def _unload_named(self, name: str) -> None:
         models = models_to_unload(name, self._deps.directory)
         if not models:
-            raise WeftError(Reason.MODEL_NOT_FOUND, f"no model or pool {name!r} is known any more")
+            raise unknown_name(MODEL_OR_POOL, name)
         there = [model for model in models if self._is_there(model)]
         # Members of a pool whose runners are gone hold nothing. If all are gone, the first error is the answer.
         for model in there or models[:1]:
@@ -462,7 +479,7 @@ def _flush_request(flush: operation_pb2.FlushCache, model: str) -> runner_servic
 
 def _no_runner_to_flush(model: str) -> WeftError:
     if model:
-        return WeftError(Reason.MODEL_NOT_FOUND, f"no model or pool {model!r} is known there any more")
+        return unknown_name(MODEL_OR_POOL, model)
     return WeftError(Reason.NO_RUNNER_AVAILABLE, "no runner is there, so no cache was flushed; start one")
 
 

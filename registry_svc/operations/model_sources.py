@@ -7,15 +7,19 @@ from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.model_source import (
     ModelSource,
+    ServerSource,
     UrlSource,
     asked_source,
     free_name,
     reaches_anywhere,
+    server_source,
     shown_source,
     suggested_name,
+    suggested_server_name,
 )
-from weft.kernel.principal import ANY_SOURCE, Access
+from weft.kernel.principal import ANY_SOURCE, USE_SECRETS, Access
 from weft.kernel.reasons import Reason
+from weft.kernel.unknown_names import RUNNER, unknown_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +33,19 @@ class SourceTarget:
     """Whether the runner serves this model already, from this source."""
 
 
-def source_of(action: operation_pb2.OperationAction) -> tuple[ModelSource, str] | None:
+API_KEY_ENV, REMOTE = "api_key_env", "remote"
+"""Parameters of a load that attaches a server."""
+
+
+def source_of(action: operation_pb2.OperationAction) -> tuple[ModelSource | ServerSource, str] | None:
     """Returns the source that an action names, and its field; None: it names none. Raises INVALID_ARGUMENT."""
     match action.WhichOneof("kind"):
         case "load_model" if action.load_model.source:
             text, field = action.load_model.source, "action.load_model.source"
+            server = server_source(text, field)
+            if server is not None:
+                _check_attach(action.load_model)
+                return server, field
         case "pull_model":
             text, field = action.pull_model.source, "action.pull_model.source"
         case _:
@@ -47,10 +59,31 @@ def source_of(action: operation_pb2.OperationAction) -> tuple[ModelSource, str] 
     return source, field
 
 
-def needed_access(action: operation_pb2.OperationAction) -> Access | None:
-    """Returns the scope that an action needs besides that of all operations; None: none. The action is valid."""
+def _check_attach(load: operation_pb2.LoadModel) -> None:
+    """Raises INVALID_ARGUMENT for what a load that attaches a server cannot have."""
+    options, field = load.options, "action.load_model"
+    parameters = options.parameters
+    unknown = sorted(parameters.keys() - {API_KEY_ENV, REMOTE})
+    if unknown:
+        raise invalid_field(f"{field}.options.parameters.{unknown[0]}", f"is not {API_KEY_ENV} or {REMOTE}")
+    if API_KEY_ENV in parameters and parameters[API_KEY_ENV].WhichOneof("kind") != "word":
+        raise invalid_field(f"{field}.options.parameters.{API_KEY_ENV}", "must be the name of a variable")
+    if REMOTE in parameters and parameters[REMOTE].WhichOneof("kind") != "flag":
+        raise invalid_field(f"{field}.options.parameters.{REMOTE}", "must be true or false")
+    if options.quantization or options.pin or options.memory_budget_bytes or options.HasField("keep_alive"):
+        raise invalid_field(f"{field}.options", "must have parameters alone: weft does not load what a server serves")
+
+
+def needed_access(action: operation_pb2.OperationAction) -> tuple[Access, ...]:
+    """Returns the scopes that an action needs besides that of all operations. The action is valid."""
     found = source_of(action)
-    return ANY_SOURCE if found is not None and reaches_anywhere(found[0]) else None
+    if found is None:
+        return ()
+    if isinstance(found[0], ServerSource):
+        # The value of the variable is sent to the address.
+        has_key = API_KEY_ENV in action.load_model.options.parameters
+        return (ANY_SOURCE, USE_SECRETS) if has_key else (ANY_SOURCE,)
+    return (ANY_SOURCE,) if reaches_anywhere(found[0]) else ()
 
 
 def load_target(load: operation_pb2.LoadModel, directory: RunnerDirectory) -> SourceTarget:
@@ -59,6 +92,9 @@ def load_target(load: operation_pb2.LoadModel, directory: RunnerDirectory) -> So
     Raises ALREADY_EXISTS for a name that something else has, INVALID_ARGUMENT naming `runner` where several could, and
     NO_RUNNER_AVAILABLE where none can.
     """
+    server = server_source(load.source, "action.load_model.source")
+    if server is not None:
+        return _attach_target(server, load, directory)
     source = asked_source(load.source, "action.load_model.source")
     shown = shown_source(source)
     served = _served(shown, load, directory)
@@ -75,6 +111,31 @@ def load_target(load: operation_pb2.LoadModel, directory: RunnerDirectory) -> So
     return SourceTarget(model=name, runner=runner, is_served=False)
 
 
+def _attach_target(server: ServerSource, load: operation_pb2.LoadModel, directory: RunnerDirectory) -> SourceTarget:
+    """Returns the name and the runner of a server that is attached; see `load_target`."""
+    field = "action.load_model.runner"
+    able = directory.attaching_runners()
+    # Where several could, the one that serves models by their source: a mesh of one machine has one such runner.
+    preferred = [name for name in directory.adding_runners() if name in able]
+    choices = preferred if len(preferred) == 1 else able
+    if load.runner:
+        if directory.runner(load.runner) is None:
+            raise unknown_name(RUNNER, load.runner, directory.runner_names(), field=field)
+        if load.runner not in able and directory.is_active(load.runner):
+            raise FieldError(field, f"the runner {load.runner} attaches no servers{_choices(able)}")
+        choices = [load.runner]
+    if not choices:
+        raise WeftError(Reason.NO_RUNNER_AVAILABLE, "no runner is there that attaches servers; start one (weft up)")
+    if len(choices) > 1:
+        raise invalid_field(field, f"must say which runner: {', '.join(choices)}")
+    if load.model:
+        if directory.runner_of_server(load.model) is None:
+            _require_free(load.model, directory)
+        return SourceTarget(model=load.model, runner=choices[0], is_served=False)
+    name = free_name(suggested_server_name(server), directory.is_taken)
+    return SourceTarget(model=name, runner=choices[0], is_served=False)
+
+
 def choose_runner(named: str, field: str, directory: RunnerDirectory) -> str:
     """Returns the runner that pulls or adds a model: the named one, or the only one that can.
 
@@ -83,7 +144,7 @@ def choose_runner(named: str, field: str, directory: RunnerDirectory) -> str:
     able = directory.adding_runners()
     if named:
         if directory.runner(named) is None:
-            raise WeftError(Reason.NOT_FOUND, f"no runner {named!r} is known", metadata={"field": field})
+            raise unknown_name(RUNNER, named, directory.runner_names(), field=field)
         if named not in able and directory.is_active(named):
             raise FieldError(field, f"the runner {named} serves what its configuration names alone{_choices(able)}")
         return named

@@ -1,7 +1,7 @@
 """Runners as operations see them, and calls that end when their runner goes, whatever the connection shows."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -73,8 +73,24 @@ class RunnerDirectory(Protocol):
         """The names of those that are there and serve models by their source, in order."""
         ...
 
+    def attaching_runners(self) -> list[str]:
+        """The names of those that are there and attach servers, in order."""
+        ...
+
+    def runner_of_server(self, server: str) -> str | None:
+        """The runner that is there and has attached a server; None: none has one of this name."""
+        ...
+
     def added_models(self) -> list[AddedModelView]:
         """The models that runners which are there serve by their source."""
+        ...
+
+    def known_names(self) -> Iterable[str]:
+        """The names of all models and pools."""
+        ...
+
+    def runner_names(self) -> Iterable[str]:
+        """The names of all runners, also of those that are not there."""
         ...
 
     def is_taken(self, name: str) -> bool:
@@ -134,6 +150,25 @@ class MeshRunnerDirectory(RunnerDirectory):
         )
 
     @override
+    def attaching_runners(self) -> list[str]:
+        return sorted(
+            member.profile.name
+            for member in self._core.mesh
+            if member.pulse.active and member.capability.message().attaches_servers
+        )
+
+    @override
+    def runner_of_server(self, server: str) -> str | None:
+        return next(
+            (
+                member.profile.name
+                for member in self._core.mesh
+                if member.pulse.active and server in member.capability.message().attached_servers
+            ),
+            None,
+        )
+
+    @override
     def added_models(self) -> list[AddedModelView]:
         return [
             AddedModelView(model=instance.model, source=instance.added_source, runner=member.profile.name)
@@ -142,6 +177,15 @@ class MeshRunnerDirectory(RunnerDirectory):
             for instance in member.capability.message().instances
             if instance.added_source
         ]
+
+    @override
+    def known_names(self) -> Iterable[str]:
+        mesh = self._core.mesh
+        return {*mesh.names_of(Kind.MODEL), *mesh.names_of(Kind.POOL)}
+
+    @override
+    def runner_names(self) -> Iterable[str]:
+        return self._core.mesh.names_of(Kind.RUNNER)
 
     @override
     def is_taken(self, name: str) -> bool:

@@ -155,8 +155,7 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
         async with answering(context):
             wanted = valid_creation(request)
             _name_models(wanted.action, self._name_of)
-            needed = needed_access(wanted.action)
-            if needed is not None:
+            for needed in needed_access(wanted.action):
                 caller().require(needed)
             require_operable(caller(), wanted.action)
             view, existed = await self._operations.create(wanted)

@@ -17,6 +17,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.principal import Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
+from weft.kernel.unknown_names import SECRET, unknown_name
 
 log = get_logger("weft.registry.secrets")
 
@@ -165,7 +166,7 @@ class Secrets:
     def _require(self, name: str) -> StoredSecret:
         found = self._secrets.get(name)
         if found is None:
-            raise WeftError(Reason.NOT_FOUND, f"there is no secret {name!r}", metadata={"secret": name})
+            raise unknown_name(SECRET, name)
         return found
 
     def _require_key(self) -> None:

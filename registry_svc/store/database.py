@@ -1,7 +1,6 @@
 """The registry's database, SQLite or PostgreSQL: ownership by one registry, engine, and transactions."""
 
 import asyncio
-import fcntl
 import hashlib
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -17,7 +16,9 @@ from typing_extensions import override
 
 from registry_svc.store.schema import SCHEMA, ownership
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.file_lock import lock_file
 from weft.kernel.log import get_logger
+from weft.kernel.missing_package import missing_package
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.sql.database import SqliteEngine, file_of, make_private, opening, require_whole
@@ -160,7 +161,7 @@ class FileLock:
         """Take the lock; raises ALREADY_EXISTS when another process or registry holds it."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(descriptor)
         except BlockingIOError as error:
             os.close(descriptor)
             raise WeftError(
@@ -262,9 +263,7 @@ class PostgresDatabase(Database):
         try:
             driver = import_module("asyncpg")
         except ImportError as error:
-            raise invalid_field(
-                "database_url", "PostgreSQL needs the package asyncpg; pip install 'weft[postgres]'"
-            ) from error
+            raise invalid_field("database_url", missing_package("PostgreSQL needs", "asyncpg")) from error
         self.driver_errors: tuple[type[Exception], ...] = (
             driver.PostgresError,
             driver.InterfaceError,

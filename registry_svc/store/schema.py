@@ -146,6 +146,14 @@ declared_routes = Table(
     Column("created_at", UtcDateTime, nullable=False),
 )
 
+declared_aliases = Table(
+    "declared_aliases",
+    metadata,
+    Column("name", String(MAX_NAME_CHARS), primary_key=True),
+    Column("manifest", LargeBinary, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+)
+
 # One row: the settings of the whole mesh.
 mesh_settings = Table(
     "mesh_settings",
@@ -301,6 +309,6 @@ SCHEMA = Schema(
     owner="registry",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0011",
+    newest="0012",
     version_table="alembic_version",
 )

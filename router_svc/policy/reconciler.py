@@ -96,7 +96,7 @@ class Reconciler:
         for request in map(self._requests.live, keys):
             name = self._index.table.queue_of(request.arrival.target)
             if name is None:
-                rejection = refusals.unknown_target(request.arrival, self._cluster.some_names())
+                rejection = refusals.unknown_target(request.arrival)
                 decisions.append(self._requests.drop(request, rejection, now))
             elif name != request.queue:
                 self._requests.dequeue(request, now)

@@ -8,6 +8,7 @@ from router_svc.policy.decisions import Rejects
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory
 from router_svc.policy.endpoints.capability import GateSummary
 from router_svc.policy.limits import SchedulerLimits
+from weft.kernel import unknown_names
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 
@@ -15,13 +16,10 @@ MIN_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0
 
 
-def unknown_target(arrival: Arrival, some_names: str) -> Rejects:
-    """Return the refusal for an unknown target."""
-    return Rejects(
-        key=arrival.key,
-        reason=Reason.MODEL_NOT_FOUND,
-        message=f"no model, pool or route is called {arrival.target}; there is: {some_names}",
-    )
+def unknown_target(arrival: Arrival) -> Rejects:
+    """Return the refusal for an unknown target. Only the edge knows which of the close names its caller may see."""
+    error = unknown_names.unknown_target(arrival.target)
+    return Rejects(key=arrival.key, reason=error.reason, message=error.message, metadata=error.metadata)
 
 
 def no_candidate_can(arrival: Arrival, summary: GateSummary, retry_after_seconds: float) -> Rejects:

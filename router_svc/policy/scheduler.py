@@ -103,7 +103,7 @@ class Scheduler:
         decisions = self._reconciler.settle(now)
         name = self._index.table.queue_of(arrival.target)
         if name is None:
-            return [*decisions, refusals.unknown_target(arrival, self._cluster.some_names())]
+            return [*decisions, refusals.unknown_target(arrival)]
         queue = self._queues.open(name)
         request = self._received(arrival, queue, now)
         self._requests.enter(request)

@@ -17,6 +17,7 @@ from router_svc.store.promises import Promises, changes, count, write_found
 from router_svc.store.tables import SCHEMA
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
+from weft.kernel.missing_package import missing_package
 from weft.kernel.reasons import Reason
 from weft.sql.database import WRITES, SqliteEngine, code_of, file_of, make_private, opening, require_whole
 from weft.sql.schema import bring_up_to_date
@@ -232,7 +233,7 @@ class RouterDatabase:
                 make_private(path)
             return SqliteEngine(self._url)
         if find_spec("asyncpg") is None:
-            raise invalid_field("database_url", "PostgreSQL needs the package asyncpg; pip install 'weft[postgres]'")
+            raise invalid_field("database_url", missing_package("PostgreSQL needs", "asyncpg"))
         return create_async_engine(
             self._url,
             hide_parameters=True,

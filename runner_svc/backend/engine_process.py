@@ -159,7 +159,7 @@ class EngineProcess:
         except TimeoutError:
             return None
         if self._process.ended_by_us:
-            return WeftError(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
+            return WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it worked on the request")
         return self._death(how, when)
 
     def _load_signs(self) -> LoadSample:
@@ -178,7 +178,7 @@ class EngineProcess:
     def _death(self, how: str, when: str) -> WeftError:
         report = self._report(how)
         lines = " | ".join([*self._last_lines][-CRASH_LOG_LINES:]) if when == LOADING else ""
-        return WeftError(report.reason, f"the backend died {when} ({report.how}){': ' + lines if lines else ''}")
+        return WeftError(report.reason, f"the engine died {when} ({report.how}){': ' + lines if lines else ''}")
 
 
 class ProcessBackend(Backend):

@@ -14,6 +14,7 @@ from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, json_value_pb2
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.json_objects import to_json_object
+from weft.kernel.missing_package import missing_package
 from weft.kernel.reasons import Reason
 
 MAX_NAME_CHARS = 64
@@ -120,7 +121,7 @@ def require_local(offer: Offer, box: ToolBox) -> None:
         if box.is_remote(tool.name):
             raise WeftError(
                 Reason.PERMISSION_DENIED,
-                f"the tool {tool.name} sends bytes off the premises; the request does not allow that (allow_remote)",
+                f"the tool {tool.name} is remote; the request does not allow that (allow_remote)",
                 metadata={"tool": tool.name},
             )
 
@@ -138,9 +139,7 @@ def _require_usable(offer: Offer, caller: list[str], payload: chat_pb2.ChatPaylo
     except ValueError as error:
         raise WeftError(Reason.TOOL_UNAVAILABLE, f"the schema of a tool or signal cannot be used: {error}") from None
     if find_spec("jsonschema") is None:
-        raise WeftError(
-            Reason.TOOL_UNAVAILABLE, "tools and signals need a package that is missing: pip install 'weft[tools]'"
-        )
+        raise WeftError(Reason.TOOL_UNAVAILABLE, missing_package("tools and signals need", "jsonschema"))
 
 
 MAX_SENT_DEPTH = 28

@@ -1,6 +1,5 @@
 """The receipts of installed environments, and the state of each environment of a home."""
 
-import fcntl
 import hashlib
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from runner_svc.environments.environment import EngineEnvironment, Variant
 from runner_svc.environments.folder import EnvironmentFolder
 from weft.api.runner.v1 import environment_pb2 as pb
+from weft.kernel.file_lock import lock_file
 from weft.kernel.file_replacement import replace_file
 
 RECEIPT_NAME = "environment.json"
@@ -110,7 +110,7 @@ def claimed(environment: EngineEnvironment, folder: EnvironmentFolder) -> Iterat
 
 def _locks(lock: TextIO) -> bool:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(lock)
     except OSError:
         time.sleep(CLAIM_PAUSE_SECONDS)
         return False
@@ -125,7 +125,7 @@ def is_changing(environment: EngineEnvironment, folder: EnvironmentFolder) -> bo
         return False
     with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock_file(lock, is_shared=True)
         except OSError:
             return True
         return False

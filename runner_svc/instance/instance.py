@@ -147,7 +147,7 @@ class Instance:
         return self.idle_timer.ends_at if self.phase is Phase.READY else None
 
     async def start(self) -> None:
-        """Start the lifecycle task. Returns at once; the backend loads in the background."""
+        """Start the lifecycle task. Returns at once; the engine loads in the background."""
         self._task = start_critical(self._lifecycle.run(), name=f"instance-{self.model}")
 
     async def stop(self) -> None:

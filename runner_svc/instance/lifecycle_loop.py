@@ -99,7 +99,7 @@ class LifecycleLoop:
         self._sleep_asked = asyncio.Event()
         self._end_of_process_asked = asyncio.Event()
         self._fault: WeftError | None = None
-        self._verdict = WeftError(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
+        self._verdict = WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it worked on the request")
         self._obstacle = ""
         self._memory = memory
         memory.on_lost = self._note_lease_lost
@@ -323,7 +323,7 @@ class LifecycleLoop:
     async def _end_backend(self) -> None:
         """End the requests, which are not run again, then the backend: without requests it obeys its first SIGTERM."""
         self._records.fail_all(self._verdict)
-        self._verdict = WeftError(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
+        self._verdict = WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it worked on the request")
         try:
             if not await event_within(self._clock, REQUESTS_END_SECONDS, self._records.idle):
                 log.warning("requests hold on to a backend that ends", model=self._config.name)

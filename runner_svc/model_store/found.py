@@ -1,4 +1,4 @@
-"""Models that other programs have pulled on this machine: the hub's cache, Ollama and LM Studio.
+"""Models that other programs have pulled on this machine: the hub's cache, Ollama, LM Studio and llama.cpp.
 
 Their folders are read, and never written: a model is served from where it lies. What such a program removes is gone
 for weft too.
@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -34,7 +34,7 @@ MAX_FOUND = 1_000
 """Models of one program that are listed."""
 MAX_MANIFEST_BYTES = 1024**2
 FIELD = "source"
-OLLAMA, LM_STUDIO, HUGGING_FACE = "ollama", "lmstudio", "huggingface"
+OLLAMA, LM_STUDIO, LLAMA_CPP, HUGGING_FACE = "ollama", "lmstudio", "llama.cpp", "huggingface"
 _OLLAMA_REGISTRY, _OLLAMA_LIBRARY = "registry.ollama.ai", "library"
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _PROJECTOR_LAYER = "application/vnd.ollama.image.projector"
@@ -59,6 +59,7 @@ class ProgramFolders:
     hub_cache: Path
     ollama: tuple[Path, ...]
     lm_studio: tuple[Path, ...]
+    llama_cpp: tuple[Path, ...] = ()
 
 
 def program_folders(environment: Mapping[str, str] = os.environ) -> ProgramFolders:
@@ -73,13 +74,19 @@ def program_folders(environment: Mapping[str, str] = os.environ) -> ProgramFolde
         hub_cache=Path(environment.get("HF_HUB_CACHE") or hub).expanduser(),
         ollama=ollama,
         lm_studio=(home / ".lmstudio" / "models", cache / "lm-studio" / "models"),
+        llama_cpp=(Path(environment.get("LLAMA_CACHE") or cache / "llama.cpp").expanduser(),),
     )
 
 
 def found_models(folders: ProgramFolders) -> list[pb.FoundModel]:
     """Returns the models of all programs, by program and name. What cannot be read is left out."""
     found: list[pb.FoundModel] = []
-    for models in (_ollama_models(folders), _lm_studio_models(folders), _cached_models(folders)):
+    for models in (
+        _ollama_models(folders),
+        _lm_studio_models(folders),
+        _llama_cpp_models(folders),
+        _cached_models(folders),
+    ):
         found += islice(models, MAX_FOUND)
     return found
 
@@ -172,6 +179,16 @@ def _lm_studio_models(folders: ProgramFolders) -> Iterator[pb.FoundModel]:
                 return str(LmStudioSource(repository=name, wanted=path))
 
             yield from _listed_models(repository, LM_STUDIO, source_of)
+
+
+def _llama_cpp_models(folders: ProgramFolders) -> Iterator[pb.FoundModel]:
+    """Yields the files that llama.cpp's programs have pulled, without projectors: the folder is flat."""
+    for root in folders.llama_cpp:
+        files = [file for file in _listed(root) if "/" not in file.path]
+        for path in whole_models(files):
+            with suppress(FieldError):
+                chosen = replace(_files_of(root, choose_files(files, path, None, "")), projector=None)
+                yield _found(LLAMA_CPP, str(root / path), ModelForm.GGUF, chosen)
 
 
 def _cached_models(folders: ProgramFolders) -> Iterator[pb.FoundModel]:

@@ -205,10 +205,8 @@ class FileTransfer:
                 except _BrokenError as error:
                     fruitless = 0 if self._size > before else fruitless + 1
                     if fruitless >= MAX_ATTEMPTS:
-                        raise WeftError(
-                            Reason.SERVICE_UNAVAILABLE,
-                            f"{self._order.name}: {error}; {size_words(self._size)} are kept for the next pull",
-                        ) from None
+                        kept = f"; {size_words(self._size)} are kept for the next pull" if self._size else ""
+                        raise WeftError(Reason.SERVICE_UNAVAILABLE, f"{self._order.name}: {error}{kept}") from None
                     self._ports.on_note(f"{self._order.name}: {error}; it is tried again")
                     backoff = random.uniform(0.5, 1.0) * 2**fruitless  # noqa: S311 - spreads attempts
                     self._ports.sleep(min(MAX_PAUSE_SECONDS, max(error.pause_seconds, backoff)))
@@ -232,7 +230,7 @@ class FileTransfer:
                     file.write(chunk)
                     self._note(chunk)
         except httpx2.HTTPError as error:
-            raise _BrokenError(_words_of(error)) from None
+            raise _BrokenError(_words_of(error, urlsplit(self._order.url).netloc)) from None
         except OSError as error:
             raise WeftError(
                 Reason.INVALID_ARGUMENT,
@@ -362,11 +360,13 @@ def _error_of(response: "httpx2.Response", name: str) -> Exception:
     return WeftError(Reason.SERVICE_UNAVAILABLE, f"{name}: the server answered {code}")
 
 
-def _words_of(error: Exception) -> str:
+def _words_of(error: Exception, server: str) -> str:
     import httpx2  # noqa: PLC0415
 
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return f"{server} shows a certificate that is not trusted here; name a proxy's own roots in SSL_CERT_FILE"
     if isinstance(error, httpx2.ConnectTimeout | httpx2.ConnectError):
-        return "the server cannot be reached"
+        return f"{server} cannot be reached"
     if isinstance(error, httpx2.TimeoutException):
         return f"the server sent nothing for {READ_SECONDS:.0f} s"
     return "the connection broke"

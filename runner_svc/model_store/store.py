@@ -10,7 +10,6 @@ A model is there once its manifest is. Whatever a process leaves that is killed 
 goes on with it, and `collect` removes it.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -26,6 +25,7 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from runner_svc.policy.repository_files import FileRole, ModelForm
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.errors import WeftError
+from weft.kernel.file_lock import lock_file
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.model_source import ModelSource, shown_source
 from weft.kernel.reasons import Reason
@@ -263,7 +263,7 @@ class ModelStore:
     def pulling(self) -> Iterator[None]:
         """Holds off removals for the block, as other pulls do. Raises RESOURCE_IN_USE while one is under way."""
         with self.explained(), (self.root / "locks" / _STORE_LOCK).open("a") as lock:
-            if not any(_locks(lock.fileno(), fcntl.LOCK_SH) for _ in range(LOCK_ATTEMPTS)):
+            if not any(_locks(lock.fileno(), is_shared=True) for _ in range(LOCK_ATTEMPTS)):
                 raise WeftError(Reason.RESOURCE_IN_USE, "stored models are being removed; try again")
             yield
 
@@ -275,7 +275,7 @@ class ModelStore:
         """
         with (self.root / "locks" / key).open("a") as lock:
             waited = False
-            while not _locks(lock.fileno(), fcntl.LOCK_EX):
+            while not _locks(lock.fileno()):
                 waited = True
                 on_waiting()
             yield waited
@@ -293,7 +293,7 @@ class ModelStore:
         """Locks the store against pulls; False: one is under way."""
         self.create()
         with (self.root / "locks" / _STORE_LOCK).open("a") as lock:
-            yield any(_locks(lock.fileno(), fcntl.LOCK_EX) for _ in range(LOCK_ATTEMPTS))
+            yield any(_locks(lock.fileno()) for _ in range(LOCK_ATTEMPTS))
 
     def _manifest(self, source: ModelSource, form: ModelForm) -> Path:
         return self.root / "manifests" / f"{_digest_of(str(source))[:KEY_CHARS]}-{form}.json"
@@ -353,9 +353,9 @@ def _names_digest(files: Iterable[pb.StoredFile]) -> str:
     return _digest_of(json.dumps(sorted((file.path, file.sha256) for file in files)))
 
 
-def _locks(file: int, mode: int) -> bool:
+def _locks(file: int, *, is_shared: bool = False) -> bool:
     try:
-        fcntl.flock(file, mode | fcntl.LOCK_NB)
+        lock_file(file, is_shared=is_shared)
     except OSError:
         time.sleep(LOCK_PAUSE_SECONDS)
         return False

@@ -20,6 +20,7 @@ _PRIVATE_NAMES = (
 )
 """Suffixes of private names, by custom or by RFC 6762, RFC 8375 and ICANN's reservation of .internal."""
 
+_VERSION_PATH = "/v1"
 _NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+")
 """Names that resolvers read as an IPv4 address: 134744072 is 8.8.8.8."""
 
@@ -44,6 +45,21 @@ def base_url(text: str, field: str) -> str:
     if url.raw_query_string or url.raw_fragment:
         raise invalid_field(field, "must end with its path, without a query and a fragment")
     return text
+
+
+def server_root(url: str) -> str:
+    """Returns the URL of a server without the version of its interface, with which it may be given."""
+    return url.rstrip("/").removesuffix(_VERSION_PATH).rstrip("/")
+
+
+def require_known_place(url: str, *, remote: bool | None, field: str) -> None:
+    """Raises INVALID_ARGUMENT naming `field` for a server of which it is not known whether it is off the premises."""
+    if remote is None and not is_private_host(URL(url).host or ""):
+        raise invalid_field(
+            field,
+            "must be set, because the server's address is not one of a network of your own: true where it is off the "
+            "premises (only requests with allow_remote are sent there then), else false",
+        )
 
 
 def is_loopback(host: str) -> bool:

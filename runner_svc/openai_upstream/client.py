@@ -226,7 +226,7 @@ class OpenAiHttp:
                     async with request as response:
                         return response.status, await read_bounded(response, MAX_ANSWER_BYTES)
             except TimeoutError as error:
-                message = f"the backend did not answer within {timeout_seconds:g} s"
+                message = f"the engine did not answer within {timeout_seconds:g} s"
                 raise WeftError(Reason.BACKEND_ERROR, message) from error
             except aiohttp.ClientError as error:
                 if last_try:
@@ -319,7 +319,7 @@ class OpenAiHttp:
         async with self._post(EMBEDDINGS, body, call) as response:
             require_content_type(response, JSON_TYPE)
             raw = await read_bounded(response, MAX_EMBEDDING_BODY_BYTES)
-        reply = read_json(raw, _EmbeddingReply, "the backend's embeddings are")
+        reply = read_json(raw, _EmbeddingReply, "the engine's embeddings are")
         vectors = _vectors(reply.data, len(payload.inputs))
         if payload.HasField("dimensions") and any(len(vector.values) != payload.dimensions for vector in vectors):
             # llama-server ignores the parameter silently.
@@ -333,7 +333,7 @@ class OpenAiHttp:
             body["top_n"] = payload.top_n
         add_cache_use(body, call.cache, has_slots=False)
         raw = await self.post(RERANK, body, call, MAX_RERANK_BODY_BYTES)
-        reply = read_json(raw, _RerankReply, "the backend's scores are")
+        reply = read_json(raw, _RerankReply, "the engine's scores are")
         return RerankResult(
             scores=_best_first(reply.results, payload),
             # vLLM reports only the total, which is the prompt's.
@@ -365,7 +365,7 @@ class OpenAiHttp:
                 yield response
             except aiohttp.ClientError as error:
                 raise await self._broken(
-                    Reason.BACKEND_PROTOCOL_ERROR, "the backend broke the connection in mid-answer"
+                    Reason.BACKEND_PROTOCOL_ERROR, "the engine broke the connection in mid-answer"
                 ) from error
             finally:
                 release(response)
@@ -387,7 +387,7 @@ class OpenAiHttp:
             explain = provider_refusal if self._is_provider else refusal
             raise explain(response.status, words, response.headers)
         except aiohttp.ClientError as error:
-            message = f"the backend answered {response.status} and broke the connection"
+            message = f"the engine answered {response.status} and broke the connection"
             raise await self._broken(Reason.BACKEND_PROTOCOL_ERROR, message) from error
         finally:
             release(response)
@@ -420,7 +420,7 @@ class OpenAiHttp:
                     raise await self._unanswered(error) from error
             except TimeoutError as error:
                 limit = f"headers_timeout_seconds, {self._timeouts.headers_seconds:g} s"
-                raise WeftError(Reason.HEADERS_TIMEOUT, f"the backend sent no response headers ({limit})") from error
+                raise WeftError(Reason.HEADERS_TIMEOUT, f"the engine sent no response headers ({limit})") from error
         raise AssertionError("the second try returns or raises")
 
     async def _chunk(self, response: aiohttp.ClientResponse) -> bytes:
@@ -437,7 +437,7 @@ class OpenAiHttp:
 
     async def _unanswered(self, error: aiohttp.ClientError) -> WeftError:
         """Returns the error of a request without an answer. Only CONNECT_FAILED concerns other requests too."""
-        who = "provider" if self._is_provider else "backend"
+        who = "provider" if self._is_provider else "engine"
         match error:
             case aiohttp.ConnectionTimeoutError():
                 limit = f"connect_timeout_seconds, {self._timeouts.connect_seconds:g} s"
@@ -447,7 +447,7 @@ class OpenAiHttp:
             case aiohttp.ClientConnectorError() if self._is_provider:
                 return await self._broken(Reason.CONNECT_FAILED, f"the provider cannot be reached: {unreached(error)}")
             case aiohttp.ClientConnectorError():
-                return await self._broken(Reason.CONNECT_FAILED, "the backend took no connection")
+                return await self._broken(Reason.CONNECT_FAILED, "the engine took no connection")
             case _ if is_closed_unanswered(error):
                 # The server may have begun to work on the request.
                 message = f"the {who} closed the connection without an answer"
@@ -456,7 +456,7 @@ class OpenAiHttp:
                 return WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the {who} sent no HTTP answer: {head_fault(error)}")
 
     async def _stopped(self) -> WeftError:
-        return await self._broken(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
+        return await self._broken(Reason.WORKER_RESTARTED, "the engine was stopped while it worked on the request")
 
     async def _broken(self, reason: Reason, message: str) -> WeftError:
         return await self._explain_break(reason) or WeftError(reason, message)
@@ -491,7 +491,7 @@ def _vectors(items: list[_EmbeddingItem], expected: int) -> list[embedding_pb2.E
     elif not all(map(_is_vector, items)):
         fault = "a vector that is empty or holds a number beyond 32-bit floats"
     if fault:
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend sent {fault}")
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the engine sent {fault}")
     placed = zip(places, items, strict=True)
     vectors = [embedding_pb2.Embedding(index=place, values=item.embedding) for place, item in placed]
     vectors.sort(key=lambda vector: vector.index)
@@ -523,10 +523,10 @@ def _best_first(found: list[_Score], payload: rerank_pb2.RerankPayload) -> list[
     wanted = min(payload.top_n, count) if payload.HasField("top_n") else count
     places = {score.index for score in found}
     if len(places) != len(found) or not all(place < count for place in places) or len(found) < wanted:
-        message = f"the backend sent scores of {len(places)} documents for {wanted} of {count}"
+        message = f"the engine sent scores of {len(places)} documents for {wanted} of {count}"
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
     if not all(math.isfinite(score.relevance_score) for score in found):
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the backend sent a score that is no number")
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent a score that is no number")
     found.sort(key=lambda score: (-score.relevance_score, score.index))
     return [rerank_pb2.RerankScore(index=score.index, score=score.relevance_score) for score in found[:wanted]]
 

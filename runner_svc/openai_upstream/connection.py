@@ -160,7 +160,7 @@ def require_content_type(response: aiohttp.ClientResponse, expected: str) -> Non
     """Raises BACKEND_PROTOCOL_ERROR for an answer of another media type."""
     if response.content_type != expected:
         raise WeftError(
-            Reason.BACKEND_PROTOCOL_ERROR, f"the backend answered with {shown(response.content_type)}, not {expected}"
+            Reason.BACKEND_PROTOCOL_ERROR, f"the engine answered with {shown(response.content_type)}, not {expected}"
         )
 
 
@@ -173,7 +173,7 @@ def content_encoding(response: aiohttp.ClientResponse) -> str | None:
 def require_plain(response: aiohttp.ClientResponse) -> None:
     """Raises BACKEND_PROTOCOL_ERROR for an encoded body."""
     if (encoding := content_encoding(response)) is not None:
-        message = f"the backend answered with Content-Encoding {shown(encoding)}, which it was not asked for"
+        message = f"the engine answered with Content-Encoding {shown(encoding)}, which it was not asked for"
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
 
 
@@ -200,7 +200,7 @@ async def read_bounded(response: aiohttp.ClientResponse, limit_bytes: int) -> by
     async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > limit_bytes:
-            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend's answer is over {limit_bytes} bytes")
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the engine's answer is over {limit_bytes} bytes")
     return bytes(body)
 
 

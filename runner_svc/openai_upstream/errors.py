@@ -21,7 +21,7 @@ _Kind = TypeVar("_Kind")
 
 
 def read_json(raw: bytes, kind: type[_Kind], what: str) -> _Kind:
-    """Decodes `raw` as `kind`. Raises BACKEND_PROTOCOL_ERROR that begins with `what` ("the backend's scores are")."""
+    """Decodes `raw` as `kind`. Raises BACKEND_PROTOCOL_ERROR that begins with `what` ("the engine's scores are")."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except JSON_FAULTS as error:
@@ -101,7 +101,7 @@ _WRONG_PLACE = frozenset({404, 405})
 def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
     """Returns the error for an answer of another status than 200."""
     message, kind = error_fields(body)
-    text = f"the backend answered {status}: {message}"
+    text = f"the engine answered {status}: {message}"
     if kind in _TOO_LONG:
         return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, message)
     if kind == "not_supported_error" or status == 501:
@@ -119,7 +119,7 @@ def stated_error(error: ErrorBody | str, *, has_begun: bool) -> WeftError:
     Once an answer has begun the request was accepted, so the error is the server's.
     """
     message = error_text(error)
-    text = f"the backend reported: {message}"
+    text = f"the engine reported: {message}"
     if has_begun:
         return WeftError(Reason.BACKEND_ERROR, text)
     if isinstance(error, str):

@@ -32,7 +32,7 @@ MAX_TRANSCRIPT_BODY_BYTES = 16 * 1024 * 1024
 _IMAGE_TYPES = MappingProxyType(
     {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp", b"GIF8": "image/gif"}
 )
-_ANSWER = "the backend's answer is"
+_ANSWER = "the engine's answer is"
 _SUFFIXES = MappingProxyType({"jpeg": "jpg", "mpeg": "mp3", "x-wav": "wav", "wave": "wav", "x-m4a": "m4a"})
 
 
@@ -130,11 +130,11 @@ async def speak(http: OpenAiHttp, payload: audio_pb2.SpeechPayload, call: CallIn
     async with aclosing(http.post_for_bytes(SPEECH, body, call)) as chunks:
         async for media_type, chunk in chunks:
             if not media_type.startswith("audio/") and media_type != "application/octet-stream":
-                raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend speaks {media_type}, which is no sound")
+                raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the engine speaks {media_type}, which is no sound")
             is_empty = False
             yield SpeechPart(chunk, media_type)
     if is_empty:
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the backend sent a recording without a byte")
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent a recording without a byte")
 
 
 def form(fields: Json, files: Sequence[tuple[str, chat_pb2.MediaPart]]) -> FormBody:
@@ -162,12 +162,12 @@ def _quoted(text: str) -> str:
 
 def _image(image: _Image) -> image_pb2.GeneratedImage:
     if image.b64_json is None:
-        message = "the backend sent no image but perhaps an address of one; it must answer with b64_json"
+        message = "the engine sent no image but perhaps an address of one; it must answer with b64_json"
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
     try:
         data = base64.b64decode(image.b64_json, validate=True)
     except (binascii.Error, ValueError):
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the backend sent an image that is no base64") from None
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent an image that is no base64") from None
     kind = next((kind for mark, kind in _IMAGE_TYPES.items() if data.startswith(mark)), "application/octet-stream")
     part = chat_pb2.MediaPart(media_type=kind, data=data)
     return image_pb2.GeneratedImage(image=part, revised_prompt=image.revised_prompt or "")

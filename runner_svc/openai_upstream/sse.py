@@ -98,4 +98,4 @@ class SseDecoder:
 
 
 def _too_large(what: str, limit_bytes: int) -> WeftError:
-    return WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend sent {what} of over {limit_bytes} bytes")
+    return WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the engine sent {what} of over {limit_bytes} bytes")

@@ -422,7 +422,7 @@ class StreamReader:
             _copy_rare_content(choice.delta, delta)
         elif choice.text is None and bytes(choice.message) not in _NOTHING:
             raise WeftError(
-                Reason.BACKEND_PROTOCOL_ERROR, "the backend sent a message where a stream has pieces (delta)"
+                Reason.BACKEND_PROTOCOL_ERROR, "the engine sent a message where a stream has pieces (delta)"
             )
         self._state.take(
             choice.index, choice.finish_reason, has_content=is_content(delta), has_call=bool(delta.tool_calls)
@@ -454,7 +454,7 @@ def _end_event(index: int, reason: Finish) -> event_pb2.InferenceEvent:
 
 
 def _malformed(error: Exception) -> WeftError:
-    return malformed("the backend sent an event that is not a chunk:", error)
+    return malformed("the engine sent an event that is not a chunk:", error)
 
 
 def _progress_event(progress: _PromptProgress) -> event_pb2.InferenceEvent:

@@ -20,7 +20,7 @@ from weft.kernel.reasons import Reason
 MAX_TOKENS_BODY_BYTES = 256 * 1024 * 1024
 """Maximum size of an answer: a request has some million tokens at most, and a token with its text takes 40 bytes."""
 _TEMPLATE_FIELDS = ("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")
-_TOKENS = "the backend's tokens are"
+_TOKENS = "the engine's tokens are"
 _MAX_INT32 = 2**31 - 1
 
 
@@ -96,7 +96,7 @@ async def _post_tokenize(http: OpenAiHttp, body: dict[str, Any], call: CallInfo)
 
 def _result(reply: _Reply, *, with_pieces: bool) -> tokenize_pb2.TokenizeResult:
     if reply.tokens is None:
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the backend's answer has no tokens")
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine's answer has no tokens")
     pieces: list[bytes] = []
     ids: list[int] = []
     for token in reply.tokens:
@@ -106,9 +106,9 @@ def _result(reply: _Reply, *, with_pieces: bool) -> tokenize_pb2.TokenizeResult:
     if with_pieces and not pieces and reply.token_strs is not None and len(reply.token_strs) == len(ids):
         pieces = [word.encode() for word in reply.token_strs]
     if reply.count is not None and reply.count != len(ids):
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend counts {reply.count} tokens and sends {len(ids)}")
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the engine counts {reply.count} tokens and sends {len(ids)}")
     if not all(0 <= token <= _MAX_INT32 for token in ids):
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the backend sent a token that is none")
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent a token that is none")
     return tokenize_pb2.TokenizeResult(
         count=len(ids),
         ids=ids,
@@ -124,4 +124,4 @@ def _bytes(piece: str | list[int]) -> bytes:
     try:
         return bytes(piece)
     except ValueError:
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the backend sent a piece that is none") from None
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent a piece that is none") from None

@@ -75,7 +75,7 @@ class AnswerState:
             raise _fault(f"there is no choice {index}")
         ended = self._ended.get(index)
         if ended is not None and has_content:
-            raise _fault(f"the backend went on with choice {index} after its finish reason")
+            raise _fault(f"the engine went on with choice {index} after its finish reason")
         self._has_content = self._has_content or has_content
         if has_call:
             self._called.add(index)
@@ -84,9 +84,9 @@ class AnswerState:
         reason = FINISH_REASONS.get(word)
         if reason is None:
             kind = Reason.BACKEND_ERROR if word.lower() in FAILURES else Reason.BACKEND_PROTOCOL_ERROR
-            raise WeftError(kind, f"the backend ended choice {index} with finish_reason {quoted(word)}")
+            raise WeftError(kind, f"the engine ended choice {index} with finish_reason {quoted(word)}")
         if ended is not None and ended is not reason:
-            raise _fault(f"the backend gave choice {index} a second finish reason, {quoted(word)}")
+            raise _fault(f"the engine gave choice {index} a second finish reason, {quoted(word)}")
         self._ended[index] = reason
 
     def close(self, *, has_figures: bool) -> None:
@@ -96,13 +96,13 @@ class AnswerState:
         """
         if not self.is_complete:
             count, expected = len(self._ended), self._expected_choices
-            raise _fault(f"the backend ended the stream with {count} of {expected} choices finished")
+            raise _fault(f"the engine ended the stream with {count} of {expected} choices finished")
         for index, reason in self._ended.items():
             if reason is Finish.TOOL_CALLS and index not in self._called:
-                raise _fault(f"the backend ended choice {index} for a tool call and sent none")
+                raise _fault(f"the engine ended choice {index} for a tool call and sent none")
         stopped = all(reason is Finish.STOP for reason in self._ended.values())
         if stopped and not self._has_content and not has_figures:
-            raise _fault("the backend sent an answer with nothing in it: no text, no tool call and no usage")
+            raise _fault("the engine sent an answer with nothing in it: no text, no tool call and no usage")
 
 
 def require_assistant(role: str | None) -> None:
@@ -111,7 +111,7 @@ def require_assistant(role: str | None) -> None:
     Unknown roles are the engine's own name for the assistant ("model", "ai") and pass.
     """
     if role in _OTHER_SPEAKERS:
-        raise _fault(f"the backend sent a piece of the role {quoted(role)}, not of the assistant")
+        raise _fault(f"the engine sent a piece of the role {quoted(role)}, not of the assistant")
 
 
 def quoted(word: str) -> str:

@@ -95,7 +95,7 @@ class WakeFailed:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The backend ended by itself."""
+    """The engine ended by itself."""
 
     reason: Reason
     how: str
@@ -477,6 +477,6 @@ def verdict_on(event: Died | Faulted, *, attached: bool) -> WeftError:
     """Returns the error of the running requests."""
     if isinstance(event, Faulted):
         done = "let go of" if attached else "restarted"
-        return WeftError(Reason.WORKER_RESTARTED, f"the backend was {done} while it worked on the request: {event.how}")
+        return WeftError(Reason.WORKER_RESTARTED, f"the engine was {done} while it worked on the request: {event.how}")
     reason = Reason.OUT_OF_MEMORY if event.reason is Reason.OUT_OF_MEMORY else Reason.SERVER_DIED
-    return WeftError(reason, f"the backend died while it worked on the request ({event.how})")
+    return WeftError(reason, f"the engine died while it worked on the request ({event.how})")

@@ -66,6 +66,10 @@ class ListedModels:
     """Other names of the same models: paths, aliases, base models of adapters."""
     takes_any_name: bool = False
     """Whether the server has one model and answers for it under any name."""
+    owners: frozenset[str] = frozenset()
+    """To whom the models belong, by which servers differ."""
+    is_list: bool = True
+    """Whether it was a list at all, if an empty one."""
 
     def has(self, name: str) -> bool:
         """Whether a request for `name` reaches one of them; True for an empty list."""
@@ -76,18 +80,34 @@ class ListedModels:
         return any(forms & _forms(each) for each in known)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerList:
+    """What a server says about its models."""
+
+    models: ListedModels | None
+    """None: it did not say."""
+    why: str = ""
+    """Why it did not say."""
+    owners: frozenset[str] = frozenset()
+    """To whom its models belong, which tells servers apart."""
+
+
 def listed_models(body: bytes) -> ListedModels:
     """Returns the models in an answer to GET /v1/models; an empty list for an unreadable one."""
     try:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return ListedModels(names=())
+        return ListedModels(names=(), is_list=False)
     entries = document.get("data") if isinstance(document, dict) else None
+    # Ollama without models has null in place of a list.
+    is_list = isinstance(entries, list) or (isinstance(document, dict) and document.get("data", "") is None)
     models = [entry for entry in (entries if isinstance(entries, list) else [])[:MAX_LISTED] if _is_model(entry)]
     return ListedModels(
         names=tuple(entry["id"] for entry in models),
         aliases=frozenset(alias for entry in models for alias in _aliases(entry)),
         takes_any_name=len(models) == 1 and _takes_any_name(models[0]),
+        owners=frozenset(owner for entry in models if isinstance(owner := entry.get("owned_by"), str)),
+        is_list=is_list,
     )
 
 

@@ -213,19 +213,19 @@ class ProgressPolicy:
         limit = self.profile.idle_stream_seconds
         if not _over(limit, self._waited(request, request.last_token or request.turn_started, seen.now)):
             return None
-        words = f"the backend sent no token in mid-answer (idle_stream_timeout_seconds, {limit:g} s)"
+        words = f"the engine sent no token in mid-answer (idle_stream_timeout_seconds, {limit:g} s)"
         return _Failure(Failure(request.key, Reason.STALL_TIMEOUT, words), wedged=True)
 
     def _prefill(self, request: RequestSample, seen: Observation, *, working: bool) -> _Failure | None:
         limit = self.profile.first_token_seconds
         if _over(limit, self._waited(request, request.turn_started, seen.now)):
-            words = f"the backend sent no first token in time (first_token_timeout_seconds, {limit:g} s)"
+            words = f"the engine sent no first token in time (first_token_timeout_seconds, {limit:g} s)"
             return _Failure(Failure(request.key, Reason.STALL_TIMEOUT, words), wedged=False)
         limit = self.profile.prefill_liveness_seconds
         still = self._waited(request, request.last_progress, seen.now)
         if seen.engine is None or working or not _over(limit, still):
             return None
-        words = f"the backend made no progress on the prompt (prefill_liveness_timeout_seconds, {limit:g} s)"
+        words = f"the engine made no progress on the prompt (prefill_liveness_timeout_seconds, {limit:g} s)"
         return _Failure(Failure(request.key, Reason.STALL_TIMEOUT, words), wedged=True)
 
     def _works(self, seen: Observation) -> bool:
@@ -242,7 +242,7 @@ class ProgressPolicy:
         # Without the processes' used time a frozen engine cannot be told from a busy one.
         if self._unanswered < FROZEN_PROBES or seen.engine is None:
             return ""
-        return f"the idle backend answered none of {self._unanswered} probes and used no processor time"
+        return f"the idle engine answered none of {self._unanswered} probes and used no processor time"
 
     def _probe_due(self) -> bool:
         self._looks_to_probe -= 1

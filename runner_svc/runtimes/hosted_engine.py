@@ -363,7 +363,7 @@ class HostedBackend(ProcessBackend, Generic[Settings]):
 
     def _running(self) -> EngineChannel:
         if self._channel is None or self._asleep:
-            raise WeftError(Reason.BACKEND_NOT_READY, "the backend is not running")
+            raise WeftError(Reason.BACKEND_NOT_READY, "the engine is not running")
         return self._channel
 
     async def _until_ready(self, channel: EngineChannel) -> Ready:

@@ -319,7 +319,7 @@ class StartedServer(ProcessBackend, Generic[Model]):
 
     def _running(self) -> OpenAiHttp:
         if self._http is None:
-            raise WeftError(Reason.BACKEND_NOT_READY, "the backend is not running")
+            raise WeftError(Reason.BACKEND_NOT_READY, "the engine is not running")
         return self._http
 
     async def _while_loading(self, awaited: Awaitable[_Result]) -> _Result:

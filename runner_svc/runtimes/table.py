@@ -13,8 +13,10 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.runtimes.runtime import Runtime
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import close_names
@@ -23,7 +25,16 @@ from weft.kernel.reasons import Reason
 DEFAULT_RUNTIME = "llama_server"
 """Runtime of a runner whose configuration names none."""
 ATTACHED_RUNTIME = "openai_http"
-"""Runtime of a server that is named on the command line."""
+"""Runtime of a server that is named by its address alone."""
+RUNTIME_OF_FORMAT = MappingProxyType(
+    {
+        WeightFormat.GGUF: DEFAULT_RUNTIME,
+        WeightFormat.SAFETENSORS: "vllm_serve",
+        WeightFormat.EXL3: "exllamav3",
+        WeightFormat.CTRANSLATE2: "ctranslate2",
+    }
+)
+"""Runtime of a runner whose configuration names weights and no runtime."""
 ENTRY_POINT_GROUP = "weft.runtimes"
 AnyRuntime = Runtime[Any]
 

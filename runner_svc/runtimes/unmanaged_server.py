@@ -252,7 +252,7 @@ class UnmanagedServer(Backend, Generic[Model]):
 
     def _running(self) -> OpenAiHttp:
         if self._http is None:
-            raise WeftError(Reason.BACKEND_NOT_READY, "the backend is not running")
+            raise WeftError(Reason.BACKEND_NOT_READY, "the engine is not running")
         return self._http
 
     def _redacted(self, error: WeftError) -> WeftError:

@@ -207,7 +207,11 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         self, request: pb.TailLogsRequest, context: grpc.aio.ServicerContext[pb.TailLogsRequest, pb.TailLogsResponse]
     ) -> AsyncGenerator[pb.TailLogsResponse]:
         async with answering(context):
-            log = self._instance(request.model).backend.log
+            instance = self._instance(request.model)
+            log = instance.backend.log
+            if instance.config.server:
+                # The runner's own runtime, which callers see, says nothing of a server that is followed.
+                yield pb.TailLogsResponse(lines=[NO_OUTPUT])
             _require_line_count("line_count", request.line_count)
             with log.follow(request.line_count) as follower:
                 first = follower.take()
@@ -269,6 +273,7 @@ def _require_line_count(field: str, count: int) -> None:
         raise invalid_field(field, f"must be 0 to {MAX_LOG_LINES}")
 
 
+NO_OUTPUT = "weft did not start this server; its output is where it was started"
 LOOK_SECONDS = 0.25
 """Interval of progress messages of a load; only changes are sent."""
 

@@ -94,7 +94,7 @@ class RequestAdmission:
         if instance is None:
             raise WeftError(Reason.MODEL_NOT_FOUND, f"this runner does not serve {permit.model}")
         if permit.model in self._remote_models and not permit.allow_remote:
-            raise WeftError(Reason.TICKET_INVALID, "the ticket does not let this request leave the premises")
+            raise WeftError(Reason.TICKET_INVALID, "the ticket does not allow this request a remote model")
         return permit, instance
 
     def started(self, permit: Permit) -> event_pb2.InferenceEvent:

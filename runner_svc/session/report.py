@@ -40,18 +40,22 @@ class RunnerReport:
         cache_figures: Callable[[str], runner_service_pb2.CacheFigures | None] = lambda _: None,
         tool_names: Callable[[], Sequence[str]] = lambda: (),
         clock_offset: ClockOffset | None = None,
+        servers: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
         """`cache_figures`: figures of a model's prefix cache, by the model's name; None: unknown.
 
-        `tool_names`: the tools that can be called now.
+        `tool_names`: the tools that can be called now. `servers`: those that are attached.
         """
         self._tool_names = tool_names
+        self._servers = servers
         self._config = config
         self._cache_figures = cache_figures
         self._incarnation = incarnation
         self._instances = instances
         self.models = list(config.models)
         """The models that are published."""
+        self.published_agents: Sequence[agent_pb2.AgentManifest] = config.agents
+        """The agents that are published with them."""
         self.clock_offset = clock_offset
         """Offset of the clock, kept up to date by the session; None: not reported."""
         self.draining = False
@@ -66,6 +70,8 @@ class RunnerReport:
             draining=self.draining,
             max_requests=self._config.max_requests or 0,
             adds_models=self._config.adder is not None and self._config.max_added_models > 0,
+            attaches_servers=self._config.server_adder is not None and self._config.max_added_models > 0,
+            attached_servers=self._servers(),
             tool_names=self._tool_names()[:MAX_REPORTED_TOOLS],
         )
 
@@ -90,7 +96,7 @@ class RunnerReport:
 
     def agents(self) -> list[agent_pb2.AgentManifest]:
         """The manifests of the published agents."""
-        return list(self._config.agents)
+        return list(self.published_agents)
 
     def redact(self, text: str) -> str:
         """Text of or about an engine, redacted for leaving the runner."""

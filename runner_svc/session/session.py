@@ -55,6 +55,7 @@ CLOSE_TIMEOUT_SECONDS = 1.0
 DEFAULT_HEARTBEAT_INTERVAL_SECONDS = 30.0
 DEFAULT_REPORT_INTERVAL_SECONDS = 5.0
 
+PUBLISH_CHECK_SECONDS = 0.02
 _LOST_ON_THE_WAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.DEADLINE_EXCEEDED})
 
 
@@ -134,6 +135,15 @@ class RunnerSession:
             self._running.cancel()
             self._session_id = ""
             self._begin()
+
+    async def until_published(self, seconds: float) -> bool:
+        """Waits until the registry has the models and agents of this moment; returns whether it has, in this time."""
+        deadline = self._clock.monotonic() + seconds
+        while self._models_changed or not self._session_id:
+            if self._clock.monotonic() >= deadline:
+                return False
+            await self._clock.sleep(PUBLISH_CHECK_SECONDS)
+        return True
 
     async def report_now(self) -> None:
         """Send one heartbeat, if the session is open; errors are ignored."""

@@ -4,7 +4,6 @@ A folder belongs to the process that holds the lock of its lock file, which the 
 however it ends. A folder of this user whose lock is free is therefore stale, and a folder of a living runner never is.
 """
 
-import fcntl
 import os
 import shutil
 import stat
@@ -13,6 +12,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+from weft.kernel.file_lock import lock_file
 from weft.kernel.log import get_logger
 
 log = get_logger("weft.runner")
@@ -33,7 +33,7 @@ class SocketFolder:
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
         draft = self.path / f"{LOCK}.new"
         self._descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, _PRIVATE)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        lock_file(self._descriptor, waits=True)
         # Renamed when it is locked: a folder with a free lock is stale at any moment.
         draft.rename(self.path / LOCK)
 
@@ -64,7 +64,7 @@ def _remove_if_stale(folder: Path) -> bool:
     """Returns whether a folder was stale. Raises OSError where it has no lock file, or the lock is held."""
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(descriptor)
         shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(descriptor)

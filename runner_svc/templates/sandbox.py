@@ -127,7 +127,7 @@ class TemplateSandbox:
         try:
             answer = await self._exchange(process, body)
             if answer is None and process not in self._processes:
-                raise WeftError(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
+                raise WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it worked on the request")
         finally:
             # A process that reached its limits may be in any state.
             if answer is not None and answer.cause != _LIMITS and process in self._processes:

@@ -17,6 +17,7 @@ from runner_svc.tools.schemas import object_schema
 from runner_svc.waiting import end_tasks
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
+from weft.kernel.missing_package import missing_package
 from weft.kernel.names import MAX_NAME_CHARS, is_name
 from weft.kernel.reasons import Reason
 
@@ -284,7 +285,7 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, WeftError):
         return error.message
     if isinstance(error, ImportError):
-        return "MCP needs a package that is missing: pip install 'weft[tools]'"
+        return missing_package("MCP needs", "mcp")
     if isinstance(error, TimeoutError):
         return "its server did not answer in time"
     if type(error).__name__ in _UNREACHABLE:

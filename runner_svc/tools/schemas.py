@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.json_schema import require_json_schema
+from weft.kernel.missing_package import missing_package
 from weft.kernel.reasons import Reason
 
 MAX_SCHEMA_BYTES = 65_536
@@ -115,12 +116,10 @@ class ArgumentCheck:
         """Returns the validator, made at the first use: a runner without tools saves the import."""
         if self._validator is None:
             try:
-                import jsonschema  # noqa: PLC0415 - an extra
+                import jsonschema  # noqa: PLC0415 - see above
                 import referencing  # noqa: PLC0415 - comes with it
             except ImportError:
-                raise WeftError(
-                    Reason.TOOL_UNAVAILABLE, "tools need a package that is missing: pip install 'weft[tools]'"
-                ) from None
+                raise WeftError(Reason.TOOL_UNAVAILABLE, missing_package("tools need", "jsonschema")) from None
             base = jsonschema.Draft202012Validator
             keywords: dict[str, Callable[..., Any]] = {
                 name: self._counted(function) for name, function in base.VALIDATORS.items() if name not in NOT_ENFORCED
@@ -170,7 +169,7 @@ def _without_patterns(keyword: Callable[..., Iterator[Any]]) -> Callable[..., It
 
 def _unique(validator: Any, value: Any, instance: Any, _schema: Any) -> Iterator[Any]:
     """Check `uniqueItems` in one pass; the library compares all pairs."""
-    import jsonschema  # noqa: PLC0415 - an extra
+    import jsonschema  # noqa: PLC0415 - see above
 
     if value and validator.is_type(instance, "array"):
         distinct = {json.dumps(item, sort_keys=True) for item in instance}

@@ -195,5 +195,5 @@ async def test_a_server_that_is_silent_is_given_up(
 
 def test_without_the_driver_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "asyncpg", None)
-    with pytest.raises(FieldError, match=r"database_url: .*pip install 'weft\[postgres\]'"):
+    with pytest.raises(FieldError, match=r"database_url: .*pip install asyncpg"):
         SqlStore("postgresql+asyncpg://host/weft")

@@ -106,14 +106,13 @@ async def test_a_stream_runs_to_its_end_when_the_terminal_of_the_mesh_closes(tmp
 
 async def test_a_stream_that_outlasts_the_drain_after_a_hangup_ends_with_an_error_event(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"), drain_seconds=1.0)
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+    with mesh_on_a_terminal(tmp_path, "--config", str(config)) as (mesh, terminal):
         await _configure(mesh, **ENDLESS)
         async with _stream(mesh) as response:
             await _first_content(response)
-            mesh.process.send_signal(signal.SIGHUP)
+            os.close(terminal)
             heard = await _rest(response)
         assert heard[-1]["error"]["code"] == "shutting_down"
-        assert mesh.process.wait(STOP_SECONDS) == 0
 
 
 async def test_a_mesh_under_nohup_goes_on_after_a_hangup(tmp_path: Path) -> None:

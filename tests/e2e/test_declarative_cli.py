@@ -282,7 +282,7 @@ async def test_a_watch_shows_changes_as_they_come_and_ends_well_with_ctrl_c(mesh
         assert (await _line(process)).split()[0] == "NAME"
         assert (await _line(process)).split()[0] == "coder"
         _apply(mesh, "kind: agent\nname: temporary\npool: pool\ndescription: Hello\n")
-        assert (await _line(process)).split() == ["temporary", "public", "active", "pool/pool", "Hello"]
+        assert (await _line(process)).split() == ["temporary", "declared", "active", "pool/pool", "Hello"]
         _weft(mesh, "delete", "agent", "temporary")
         assert (await _line(process)).split()[:3] == ["temporary", "-", "deleted"]
         process.send_signal(signal.SIGINT)
@@ -318,8 +318,8 @@ async def test_wait_ends_with_what_it_waits_for(mesh: MeshProcess) -> None:
 async def test_describe_tells_conditions_pool_process_and_events(mesh: MeshProcess) -> None:
     code, out, _ = _weft(mesh, "describe", "model", "m-a")
     assert code == 0
-    assert "m-a [virtual/active] ← this row" in out
-    assert "m-b [virtual/active]\n" in out
+    assert "m-a [runner/active] ← this row" in out
+    assert "m-b [runner/active]\n" in out
     assert str((await mesh.describe("a")).process_id) in out
     assert "listening on" in out, "the backend's last lines"
     assert "registered" in out
@@ -366,7 +366,7 @@ async def test_names_are_completed_from_the_running_mesh(mesh: MeshProcess) -> N
     ("arguments", "code"),
     [
         (("get", "models"), 0),
-        (("get", "widgets"), 2),
+        (("get", "widgets"), 3),
         (("get", "model", "nix"), 3),
         (("apply", "-f", "/nowhere.yaml"), 2),
         (("delete", "pool", "pool"), 2),

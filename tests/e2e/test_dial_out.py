@@ -239,7 +239,7 @@ async def test_tokens_are_listed_without_their_secrets(plain_mesh: MeshProcess) 
         (["https://x:1", "--token", "t", "--fingerprint", "sha256:12"], "--fingerprint"),
         (["http://127.0.0.1:1", "--token", "t", "--fingerprint", "sha256:" + "0" * 64], "--fingerprint"),
         (["https://x:1", "--token", "t", "--ca-file", "/nowhere/ca.pem"], "--ca-file"),
-        (["https://x:1", "--token", "t", "--url", "http://127.0.0.1:1"], "--name"),
+        (["https://x:1", "--token", "t", "--url", "http://127.0.0.1:1", "--upstream-model", "m"], "--upstream-model"),
         (["https://x:1", "--token", "t", "--model", "m"], "--model"),
         (["https://x:1", "--token", "t", "--runner", "quiet"], "--publish m-quiet"),
         (["https://x:1", "--token", "t", "--runner", "quiet", "--publish", "other"], "has no model other"),
@@ -294,7 +294,8 @@ async def test_joining_with_a_pinned_certificate(tmp_path: Path) -> None:
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
         facts = relay_facts(mesh.home)
         made = await make_token(mesh.home)
-        assert made["joinCommand"].endswith(f"--fingerprint {facts['fingerprint']}")
+        assert made["joinCommand"].startswith(f"weft runner join weft://{made['token']}@")
+        assert made["joinCommand"].endswith(f"/{facts['fingerprint']}")
         assert (mesh.home / "state" / "relay" / "key.pem").stat().st_mode & 0o777 == 0o600
         url = f"https://127.0.0.1:{facts['url'].rpartition(':')[2]}"
         pin = ("--fingerprint", facts["fingerprint"])

@@ -53,7 +53,7 @@ async def test_the_death_of_an_engine_is_an_event_before_the_ready_that_follows(
     await eventually(lambda: _is_ready(mesh, "a", 1), 20.0, "not ready again")
     assert (await _events(mesh, "m-a"))[before:] == [
         ("died", "signal SIGKILL (restart 1)"),
-        ("ready", "its backend takes requests"),
+        ("ready", "its engine takes requests"),
     ]
     _, described, _ = await run_weft("describe", "model", "m-a", home=mesh.home)
     assert "signal SIGKILL (restart 1)" in described

@@ -28,7 +28,7 @@ async def test_a_loaded_model_is_not_deleted_and_a_forced_delete_gives_its_memor
         assert status == 200, answer
         assert (await ask(mesh, "first"))[0] == 404
         code, _, error = await run_weft("unload", "first", home=mesh.home)
-        assert (code, "no model or pool 'first' is known" in error) == (3, True), error
+        assert (code, "there is no model or pool first;" in error) == (3, True), error
 
 
 async def test_a_request_behind_memory_that_nobody_gives_back_ends_with_the_queue_timeout(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ async def test_a_home_with_a_path_too_long_for_a_socket_works_all_the_same(tmp_p
         ("runners: []\nport: [", "line 2"),
         ("runners: [{name: a, models: [{name: m, path: /nowhere/x.gguf}]}]", "/nowhere/x.gguf"),
         ("runners: [{name: '../x', models: [{name: m, path: /x}]}]", "runners.0.name"),
-        ("host: 0.0.0.0", "0.0.0.0"),
+        ("{host: 0.0.0.0, auth: {required: false}}", "auth.required"),
     ],
 )
 async def test_a_wrong_configuration_is_refused_naming_what_is_wrong(tmp_path: Path, text: str, named: str) -> None:

@@ -248,20 +248,21 @@ class RunnerStart:
     async def __call__(self, *command: str, **given: Any) -> "asyncio.subprocess.Process | ForkedProcess":
         """As in asyncio."""
         runner = command[: len(self._first)] == self._first
-        if runner and given.keys() == {"stdin", "stdout", "stderr", "start_new_session"}:
+        if runner and given.keys() - {"env"} == {"stdin", "stdout", "stderr", "start_new_session"}:
             with suppress(ConnectionError):
-                return self._fork(command[len(self._first) - 3 :], given["stdout"])
+                environment = dict(given.get("env", os.environ))
+                return self._fork(command[len(self._first) - 3 :], given["stdout"], environment)
         return await self._execute(*command, **given)
 
-    def _fork(self, argv: Sequence[str], output: IO[bytes]) -> "ForkedProcess":
-        if start_variables(os.environ) != self._variables:
+    def _fork(self, argv: Sequence[str], output: IO[bytes], environment: dict[str, str]) -> "ForkedProcess":
+        if start_variables(environment) != self._variables:
             raise ConnectionRefusedError("a fork would not heed its environment")
         order = {
             "argv": argv,
             "module": WEFT,
             "file": "",
             "cwd": os.fsdecode(Path.cwd()),
-            "env": dict(os.environ),
+            "env": environment,
             "new_session": True,
             "process_group": None,
             "dies_with": os.getpid(),

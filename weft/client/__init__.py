@@ -7,10 +7,15 @@ with connect() as mesh:
         print(event.delta.text, end="")
 """
 
-from weft.client._channel import AsyncMesh, Mesh, connect, connect_async, mesh_address
-from weft.client._messages import ChatOptions, Message
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weft.client._channel import mesh_address
+    from weft.client._mesh import AsyncMesh, Mesh, connect, connect_async
+    from weft.client._messages import ChatOptions, Message
+    from weft.kernel.errors import FieldError, WeftError
+    from weft.kernel.reasons import Reason
 
 __all__ = [
     "AsyncMesh",
@@ -24,3 +29,25 @@ __all__ = [
     "connect_async",
     "mesh_address",
 ]
+
+_PLACES = {
+    "AsyncMesh": "weft.client._mesh",
+    "ChatOptions": "weft.client._messages",
+    "FieldError": "weft.kernel.errors",
+    "Mesh": "weft.client._mesh",
+    "Message": "weft.client._messages",
+    "Reason": "weft.kernel.reasons",
+    "WeftError": "weft.kernel.errors",
+    "connect": "weft.client._mesh",
+    "connect_async": "weft.client._mesh",
+    "mesh_address": "weft.client._channel",
+}
+"""The module of each name, imported when it is first used: a command that needs no inference starts without it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(_PLACES[name]), name)
+    globals()[name] = found
+    return found

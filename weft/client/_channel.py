@@ -1,29 +1,22 @@
-"""Addresses, credentials and channels of clients, and the clients of inference: `Mesh` and `AsyncMesh`."""
+"""Addresses, credentials and channels of clients."""
 
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack, cast
+from typing import Any, ClassVar, Literal, Self
 
 import grpc
 
-from weft.api.common.v1 import event_pb2
-from weft.api.router.v1 import inference_service_pb2_grpc
-from weft.client._messages import ChatOptions, Message, chat_request, embed_request
+from weft.client._home import DEFAULT_HOME, HOME_VARIABLE
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, open_blocking_channel, open_channel
+from weft.kernel.rpc import CONNECTION_LOST, error_from_call, open_blocking_channel
 from weft.kernel.tls import TlsFiles
 from weft.kernel.tls_channel import ChannelSecurity
 
-if TYPE_CHECKING:
-    from weft.api.router.v1.inference_service_pb2_grpc import InferenceServiceAsyncStub
-
-
-HOME_VARIABLE = "WEFT_HOME"
-DEFAULT_HOME = Path("~/.weft")
+MAX_ADDRESS_CHARS = 2048
 URL_VARIABLE = "WEFT_URL"
 """Environment variable with the base URL of the HTTP API of a remote mesh."""
 ADDRESS_VARIABLES = {"router": "WEFT_ROUTER", "registry": "WEFT_REGISTRY"}
@@ -44,14 +37,28 @@ def mesh_url(home: Path | str | None = None) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         raise WeftError(
             Reason.SERVICE_UNAVAILABLE,
-            f"no mesh runs on {folder}; start one with `weft up --home {folder}`, or name one in {URL_VARIABLE}",
+            f"weft is not running (home {folder}); start it with `weft up --home {folder}`, or set {URL_VARIABLE}",
         ) from None
+
+
+def mesh_ca_file(url: str, home: Path | str | None = None) -> Path | None:
+    """Returns the PEM roots that an HTTPS client of the mesh at `url` trusts; None: the system's.
+
+    WEFT_CA_FILE comes first, then the certificate that the mesh on this home has made for that URL.
+    """
+    if named := os.environ.get(_VARIABLES["ca_file"]):
+        return Path(named).expanduser()
+    try:
+        facts = json.loads((_folder(home) / "run" / "up.json").read_text("utf-8"))
+        return Path(facts["caFile"]) if facts["url"] == url and facts["caFile"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def mesh_address(home: Path | str | None = None, service: Literal["router", "registry"] = "router") -> str:
     """Returns the gRPC target of a service of the mesh that runs on a home (default: WEFT_HOME, then ~/.weft).
 
-    It is from the file of `weft up`, or the socket of a `weft serve` on the same home. Without a chosen home,
+    It is from the file of `weft up`, or that or the socket of a `weft serve` on the same home. Without a chosen home,
     WEFT_ROUTER or WEFT_REGISTRY comes first. Raises SERVICE_UNAVAILABLE when there is none of these.
     """
     folder = _folder(home)
@@ -62,11 +69,22 @@ def mesh_address(home: Path | str | None = None, service: Literal["router", "reg
         return str(json.loads((folder / "run" / "up.json").read_text("utf-8"))["grpc"])
     except (OSError, ValueError, KeyError, TypeError):
         socket = folder / "run" / f"{service}.sock"
+        if served := _served_address(folder, service):
+            return served
     if not socket.exists():
         raise WeftError(
-            Reason.SERVICE_UNAVAILABLE, f"no mesh runs on {folder}; start one with `weft up --home {folder}`"
+            Reason.SERVICE_UNAVAILABLE, f"weft is not running (home {folder}); start it with `weft up --home {folder}`"
         )
     return f"unix:{socket}"
+
+
+def _served_address(folder: Path, service: str) -> str:
+    """Returns the address that a `weft serve` on this home has written; empty: none."""
+    try:
+        with (folder / "run" / f"{service}.address").open(encoding="utf-8") as file:
+            return file.read(MAX_ADDRESS_CHARS).strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def _folder(home: Path | str | None) -> Path:
@@ -158,7 +176,10 @@ class ServiceClient:
             call.cancel()
 
     def _failure(self, error: grpc.RpcError) -> WeftError:
-        return error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+        found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+        if found.message == CONNECTION_LOST:
+            found.message = f"the mesh at {self._target} does not answer: {CONNECTION_LOST}"
+        return found
 
 
 class MeshServiceClient(ServiceClient):
@@ -190,93 +211,3 @@ def registry_failure(error: grpc.RpcError, target: str) -> WeftError:
     if found.reason is not Reason.SERVICE_UNAVAILABLE:
         return found
     return WeftError(found.reason, f"the mesh at {target} does not answer: {found.message}")
-
-
-def connect_async(
-    target: str | None = None, *, home: Path | str | None = None, api_key: str | None = None
-) -> "AsyncMesh":
-    """Connects to the mesh at a gRPC target, or that runs on `home`. Call it on the event loop that will use it.
-
-    `api_key`: instead of WEFT_API_KEY.
-    """
-    return AsyncMesh(target or mesh_address(home), api_key)
-
-
-class AsyncMesh:
-    """Calls on one mesh. Every failure is a WeftError with a reason."""
-
-    def __init__(self, target: str, api_key: str | None = None) -> None:
-        try:
-            self._channel = open_channel(target, security_with(api_key))
-        except FieldError as error:
-            raise named_by_variable(error) from error
-        self._stub = cast("InferenceServiceAsyncStub", inference_service_pb2_grpc.InferenceServiceStub(self._channel))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the channel; calls still running are cancelled."""
-        await self._channel.close(grace=None)
-
-    async def chat(
-        self,
-        model: str,
-        messages: str | Iterable[Message],
-        *,
-        timeout: float | None = None,
-        **options: Unpack[ChatOptions],
-    ) -> AsyncGenerator[event_pb2.InferenceEvent]:
-        """Yields the events of a chat; closing the generator cancels it. `timeout` is the deadline in seconds."""
-        call = self._stub.Chat(chat_request(model, messages, options), timeout=timeout)
-        try:
-            async for response in call:
-                for event in response.events:
-                    yield event
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
-        finally:
-            call.cancel()
-
-    async def embed(self, model: str, texts: Sequence[str], *, timeout: float | None = None) -> list[list[float]]:
-        """Returns one vector per text."""
-        try:
-            response = await self._stub.Embed(embed_request(model, texts), timeout=timeout)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
-        return [list(embedding.values) for embedding in response.embeddings]
-
-
-def connect(target: str | None = None, *, home: Path | str | None = None, api_key: str | None = None) -> "Mesh":
-    """Connects to the mesh at a gRPC target, or that runs on `home`. `api_key`: instead of WEFT_API_KEY."""
-    return Mesh(target or mesh_address(home), api_key)
-
-
-class Mesh(ServiceClient):
-    """Calls on one mesh. Every failure is a WeftError with a reason."""
-
-    def __init__(self, target: str, api_key: str | None = None) -> None:
-        super().__init__(target, None, security_with(api_key))
-        self._stub = inference_service_pb2_grpc.InferenceServiceStub(self._channel)
-
-    def chat(
-        self,
-        model: str,
-        messages: str | Iterable[Message],
-        *,
-        timeout: float | None = None,
-        **options: Unpack[ChatOptions],
-    ) -> Iterator[event_pb2.InferenceEvent]:
-        """Yields the events of a chat; leaving the iterator cancels it. `timeout` is the deadline in seconds."""
-        for response in self._stream(self._stub.Chat(chat_request(model, messages, options), timeout=timeout)):
-            yield from response.events
-
-    def embed(self, model: str, texts: Sequence[str], *, timeout: float | None = None) -> list[list[float]]:
-        """Returns one vector per text."""
-        response = self._call(self._stub.Embed, embed_request(model, texts), timeout)
-        return [list(embedding.values) for embedding in response.embeddings]

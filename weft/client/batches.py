@@ -9,6 +9,7 @@ async with connect_batches() as batches:
 import json
 import os
 import re
+import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from weft.client._channel import KEY_VARIABLE, URL_VARIABLE, mesh_url
+from weft.client._channel import KEY_VARIABLE, URL_VARIABLE, mesh_ca_file, mesh_url
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -56,8 +57,18 @@ async def connect_batches(url: str | None = None, *, home: Path | str | None = N
     base = url or mesh_url(home)
     if _BASE.fullmatch(base) is None:
         raise invalid_field(URL_VARIABLE, f"must be http:// or https:// with a host, and no path: {base[:200]!r}")
-    async with aiohttp.ClientSession(base, headers=headers, timeout=timeout) as session:
+    connector = aiohttp.TCPConnector(ssl=_trust(mesh_ca_file(base, home)))
+    async with aiohttp.ClientSession(base, headers=headers, timeout=timeout, connector=connector) as session:
         yield Batches(session)
+
+
+def _trust(ca_file: Path | None) -> ssl.SSLContext | bool:
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # ssl.SSLError is one, too
+        raise invalid_field("WEFT_CA_FILE", f"{ca_file} cannot be read as PEM certificates") from error
 
 
 class Batches:

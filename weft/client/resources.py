@@ -80,7 +80,7 @@ class Registry(MeshServiceClient):
 
     def names(self, kind: ResourceKind) -> Iterator[str]:
         """Yields the names of the resources of one kind, fetched lazily."""
-        named_by_manifest = kind in (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE)
+        named_by_manifest = kind in (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE, ResourceKind.ALIAS)
         return (message.manifest.name if named_by_manifest else message.name for message in self._messages(kind))
 
     def document(self, kind: ResourceKind, name: str) -> AnyDocument:
@@ -160,7 +160,7 @@ class Registry(MeshServiceClient):
 
     def _messages(self, kind: ResourceKind) -> Iterator[Any]:
         """Yields every resource of a kind, from all pages."""
-        plural = f"{kind.value.capitalize()}s"
+        plural = kind.plural.capitalize()
         call: Callable[..., Any] = getattr(self._stub, f"List{plural}")
         request = getattr(pb, f"List{plural}Request")(page_size=PAGE_SIZE)
         while True:

@@ -1,6 +1,6 @@
 """Resolution of agents: a request for `agent/<name>` becomes a request to its model. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2
@@ -17,20 +17,14 @@ from weft.dispatch.payload_description import (
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.names import close_names, is_resource_id, require_name
+from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, is_resource_id, require_name
+from weft.kernel.principal import USE_MODELS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+from weft.kernel.rpc_auth import caller
+from weft.kernel.unknown_names import unknown_field_target, unknown_target
 
-AGENT_PREFIX = "agent/"
-"""Prefix of an agent's name; names themselves have no '/'."""
-ROUTE_PREFIX = "route/"
-"""Prefix of a route's name; the router resolves routes."""
-
-AUTO_MODEL = "auto"
-"""Model name that leaves the choice to the client's profile in the router."""
-
-MAX_AGENTS_NAMED = 20
-"""Maximum number of agents in an error."""
+_FOR_TASKS = " (a task may set wait_for_model for one that will come)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +139,7 @@ def _require_agent(view: FleetView, name: str) -> agent_pb2.Agent:
     if agent is None and view.revision == 0:
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "no agent is known yet; try again in a moment")
     if agent is None:
-        raise WeftError(
-            Reason.MODEL_NOT_FOUND,
-            f"no agent is called {name}; there is: {_names(view)}",
-            metadata={"agent": name, "field": "model"},
-        )
+        raise unknown_target(f"{AGENT_PREFIX}{name}")
     if agent.HasField("inactive_time"):
         raise WeftError(
             Reason.NO_RUNNER_AVAILABLE,
@@ -188,16 +178,6 @@ def _is_pool(view: FleetView, name: str) -> bool:
     return any(model.pool == name for model in view.models.values())
 
 
-def _names(view: FleetView) -> str:
-    names = sorted(view.agents)
-    more = len(names) - MAX_AGENTS_NAMED
-    shown = ", ".join(names[:MAX_AGENTS_NAMED]) or "none"
-    return f"{shown} and {more} more" if more > 0 else shown
-
-
-_SHOWN_CHARS = 64
-
-
 def known_names(view: FleetView) -> frozenset[str]:
     """Returns every valid target of a request, also of inactive runners."""
     models = (name for model in view.models.values() for name in (model.name, model.pool))
@@ -205,10 +185,27 @@ def known_names(view: FleetView) -> frozenset[str]:
     return frozenset(models) | frozenset(agents) | frozenset(ROUTE_PREFIX + name for name in view.routes)
 
 
-def no_such_model(name: str, names: Iterable[str]) -> str:
-    """Returns the error text for an unknown name, with similar ones of `names`."""
-    meant = close_names(name, names) or "GET /v1/models lists what there is"
-    return f"no model, pool, agent or route is called {name[:_SHOWN_CHARS]}; {meant}"
+UNKNOWN_TARGET = "unknown"
+"""Label of every name that the mesh does not know."""
+
+
+class TargetLabels:
+    """Labels of metrics for the names in requests: none comes from a caller."""
+
+    def __init__(self) -> None:
+        self._view: FleetView | None = None
+        self._known: frozenset[str] = frozenset()
+
+    def label(self, name: str, view: FleetView) -> str:
+        """Returns `name` if the fleet knows it, otherwise `unknown`."""
+        if view is not self._view:
+            self._view, self._known = view, known_names(view)
+        return name if name in self._known else UNKNOWN_TARGET
+
+
+def usable_names(names: Iterable[str], principal: Principal) -> Iterator[str]:
+    """Yields those of some targets of requests that a caller may send requests to."""
+    return (each for each in names if principal.may_name(USE_MODELS, name_asked_for(each)))
 
 
 class KnownNames:
@@ -219,9 +216,10 @@ class KnownNames:
         self._view = FleetView()
         self._names: frozenset[str] = frozenset()
 
-    def named(self, model: str) -> str:
-        """Returns the model of a request with the name in place of an id; see `named`."""
-        return named(self._fleet.view, model)
+    @property
+    def view(self) -> FleetView:
+        """The mesh as it is now."""
+        return self._fleet.view
 
     def require(self, name: str, field: str) -> None:
         """Raises MODEL_NOT_FOUND for an unknown name. Before the first snapshot every name passes."""
@@ -229,8 +227,7 @@ class KnownNames:
         if view is not self._view:
             self._view, self._names = view, known_names(view)
         if view.revision and name not in self._names:
-            words = f"{no_such_model(name, self._names)} (a task may set wait_for_model for one that will come)"
-            raise FieldError(field, words, Reason.MODEL_NOT_FOUND)
+            raise unknown_field_target(name, usable_names(self._names, caller()), field, _FOR_TASKS)
 
     def require_taken(self, name: str, payload: Payload | None, field: str) -> None:
         """Raises MODALITY_UNSUPPORTED for a payload that no model of a name takes, as far as it is known."""

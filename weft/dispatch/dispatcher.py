@@ -14,7 +14,7 @@ import grpc
 
 from weft.api.common.v1 import agent_behaviour_pb2, receipt_pb2, usage_pb2
 from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
-from weft.dispatch.agents import agent_name_of, require_chat, resolve
+from weft.dispatch.agents import agent_name_of, known_names, require_chat, resolve, usable_names
 from weft.dispatch.call import Call, RequestDispatcher
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.frames import Frame
@@ -23,6 +23,7 @@ from weft.dispatch.parameter_checks import serve_options
 from weft.dispatch.payload_description import affinity_key, describe
 from weft.dispatch.placement import Decision, Grant, PlacementPort, PlacementRequest, canceller_of
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
+from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import RequestContext, RequestTrace, log_receipt
 from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock, SystemClock
@@ -30,7 +31,10 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, error_from_call
+from weft.kernel.rpc_auth import caller
 from weft.kernel.telemetry import TRACEPARENT
+from weft.kernel.tracing import NO_TRACING, ServiceName, TraceContext, Tracing
+from weft.kernel.unknown_names import UNKNOWN_NAME, among, of_the_kind
 
 T = TypeVar("T")
 
@@ -49,6 +53,8 @@ class CallDeps:
     clock: Clock
     steady: ReconnectConfig
     fleet: FleetSource | None
+    tracing: Tracing
+    service: ServiceName
 
     def view(self) -> FleetView:
         """Returns the current view of the mesh; empty without a fleet."""
@@ -64,6 +70,23 @@ class CallDeps:
             return ticket_pb2.TicketClaims.FromString(grant.claims).allow_remote
         return known.remote
 
+    def record(self, trace: RequestTrace, receipt: receipt_pb2.Receipt, ended: float) -> None:
+        """Records the spans of a request that has ended, if its trace is recorded."""
+        sampling = self.tracing.sampling
+        if sampling is None:
+            return
+        has_failed = receipt.outcome in _FAILURES
+        if not sampling.records(
+            TraceContext.parse(trace.context.traceparent), has_failed=has_failed, seconds=ended - trace.arrived
+        ):
+            return
+        epoch = int((self.clock.utc_now().timestamp() - self.clock.monotonic()) * 1e9)
+        self.tracing.record(request_spans(trace, receipt, self.service, ended=ended, epoch=epoch))
+
+
+_FAILURES = frozenset({receipt_pb2.OUTCOME_FAILED, receipt_pb2.OUTCOME_REJECTED})
+"""Outcomes whose traces are always recorded; callers cancel too many requests for that."""
+
 
 class Dispatcher(RequestDispatcher):
     """Turns requests into calls. One per process that has callers: each gateway, each router."""
@@ -76,9 +99,12 @@ class Dispatcher(RequestDispatcher):
         clock: Clock | None = None,
         steady: ReconnectConfig | None = None,
         fleet: FleetSource | None = None,
+        tracing: Tracing = NO_TRACING,
+        service: ServiceName = ServiceName.ROUTER,
     ) -> None:
-        """`fleet` knows the agents; without it there are none."""
-        deps = CallDeps(placement, channels, clock or SystemClock(), steady or ReconnectConfig(), fleet)
+        """`fleet` knows the agents; without it there are none. `service` is the one that it runs in, for `tracing`."""
+        clock, steady = clock or SystemClock(), steady or ReconnectConfig()
+        deps = CallDeps(placement, channels, clock, steady, fleet, tracing, service)
         self._run = partial(_chunks, deps)
 
     def call(
@@ -86,6 +112,12 @@ class Dispatcher(RequestDispatcher):
     ) -> Call[ChunkT]:
         """See `RequestDispatcher.call`."""
         return Call(spec, context, payload, self._run, whole=whole)
+
+
+def name_alias(error: Exception, context: RequestContext) -> None:
+    """Says in the error of a request for an alias whose target is not there what was asked for."""
+    if context.asked_model and isinstance(error, WeftError) and error.reason is Reason.MODEL_NOT_FOUND:
+        error.message = f"{context.asked_model} is an alias of {context.model}: {error.message}"
 
 
 def _chunks(deps: CallDeps, call: Call[T], /) -> AsyncGenerator[T]:
@@ -135,10 +167,20 @@ class _RequestRun(Generic[T]):
                     raise
                 await placement.report_finished(Reason.UNSPECIFIED, call.receipt)
         except Exception as error:
+            self._name_close_ones(error)
+            name_alias(error, self.context)
             self._close_failed(error)
             raise
         finally:
             self._close_left()
+
+    def _name_close_ones(self, error: Exception) -> None:
+        """Put the close names that the caller may use into the error for an unknown one."""
+        known = caller()
+        # A task runs apart from its caller, whose rights are not known then.
+        if isinstance(error, WeftError) and UNKNOWN_NAME in error.metadata and known.name == self.context.caller:
+            names = usable_names(known_names(self.deps.view()), known)
+            among(error, of_the_kind(error, names))
 
     def _cancel(self, attempt: "_Attempt", error: WeftError) -> None:
         """End the request, unless its answer is complete; its caller gets the error with the next read."""
@@ -189,6 +231,7 @@ class _RequestRun(Generic[T]):
             affinity_key=affinity_key(context.session, context.tenant),
             prefix_digests=description.prefix_digests,
             client_id=context.client_id,
+            asked_model=context.asked_model,
         )
         return ReconnectingPlacement(self.deps.placement, request, self.deps.clock, self.deps.steady)
 
@@ -206,7 +249,7 @@ class _RequestRun(Generic[T]):
 
     async def _fail_attempt(self, placement: ReconnectingPlacement, grant: Grant, error: WeftError) -> None:
         """Reports a failed attempt; raises its error if content was already sent."""
-        self.trace.note_attempt_failed(error.reason)
+        self.trace.note_attempt_failed(error.reason, self.deps.clock.monotonic())
         if self.trace.first_content is not None:
             error.metadata["content_started"] = "true"
             raise error
@@ -235,6 +278,7 @@ class _RequestRun(Generic[T]):
         receipt = self.call.receipt = self.trace.receipt(reason, runner_part, now)
         receipt.cancelled_by = cancelled_by
         log_receipt(self.context, receipt, now - self.trace.arrived)
+        self.deps.record(self.trace, receipt, now)
         return receipt
 
     def _close_failed(self, error: Exception) -> receipt_pb2.Receipt:
@@ -307,10 +351,19 @@ class _Attempt:
         # Made here: gRPC takes 3 us to find out that a tuple is none.
         metadata = grpc.aio.Metadata(
             ("x-request-id", run.context.request_id),
-            (TRACEPARENT, run.context.traceparent),
+            (TRACEPARENT, self._traceparent()),
             *metadata_of(grant.address),
         )
         return method(request, timeout=run.seconds_left(grant), metadata=metadata)
+
+    def _traceparent(self) -> str:
+        """Returns the trace context for the engine: the runner's span of this attempt, where that is recorded."""
+        run = self._run
+        if run.deps.tracing.sampling is not None:
+            own = TraceContext.parse(run.context.traceparent)
+            if own.is_sampled:
+                return own.child(run.trace.attempts[-1].generation_id).traceparent
+        return run.context.traceparent
 
     def _options(self) -> serve_options_pb2.ServeOptions:
         context, grant = self._run.context, self._grant

@@ -1,4 +1,4 @@
-"""The read model of the mesh: every runner, model, agent and route, from the registry's Watch."""
+"""The read model of the mesh: every runner, model, agent, route and alias, from the registry's Watch."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from weft.api.registry.v1 import (
     agent_pb2,
+    alias_pb2,
     model_pb2,
     registry_service_pb2,
     registry_service_pb2_grpc,
@@ -115,6 +116,7 @@ class FleetView:
     routes: Mapping[str, route_pb2.Route] = field(default_factory=dict)
     settings: settings_pb2.MeshSettings = field(default_factory=settings_pb2.MeshSettings)
     """Nothing is allowed until the registry has said so."""
+    aliases: Mapping[str, alias_pb2.Alias] = field(default_factory=dict)
 
     def pool_members(self, model_or_pool: str) -> list[ModelView]:
         """Returns the models that answer for a name: of the pool, or of the model's pool.
@@ -152,6 +154,7 @@ def apply_watch(view: FleetView, response: registry_service_pb2.WatchResponse) -
             MappingProxyType({agent.manifest.name: _agent(agent) for agent in response.snapshot.agents}),
             MappingProxyType({route.manifest.name: _kept(route) for route in response.snapshot.routes}),
             _kept(response.snapshot.settings),
+            MappingProxyType({alias.manifest.name: _kept(alias) for alias in response.snapshot.aliases}),
         )
     return replace(view, revision=response.revision, **_changed(view, response.change))
 
@@ -168,6 +171,10 @@ def _changed(view: FleetView, change: registry_service_pb2.Change) -> dict[str, 
             changed = {"agents": _with(view.agents, change.agent.manifest.name, _agent(change.agent))}
         case "route":
             changed = {"routes": _with(view.routes, change.route.manifest.name, _kept(change.route))}
+        case "alias":
+            changed = {"aliases": _with(view.aliases, change.alias.manifest.name, _kept(change.alias))}
+        case "deleted_alias":
+            changed = {"aliases": _without(view.aliases, change.deleted_alias)}
         case "settings":
             changed = {"settings": _kept(change.settings)}
         case "deleted_runner" | "deleted_model" | "deleted_agent" | "deleted_route" as kind:
@@ -351,24 +358,36 @@ class ExpectedMesh:
     """
 
     def __init__(self, models: Iterable[ModelView] = (), agents: Iterable[agent_pb2.Agent] = ()) -> None:
-        self._models = {model.name: model for model in models}
-        self._agents = {agent.manifest.name: agent for agent in agents}
+        self.models = {model.name: model for model in models}
+        self.agents = {agent.manifest.name: agent for agent in agents}
+
+    def add(self, other: "ExpectedMesh") -> None:
+        """Expects what another one does, too."""
+        self.models |= other.models
+        self.agents |= other.agents
+
+    def drop(self, other: "ExpectedMesh") -> None:
+        """Expects no longer what another one does."""
+        for name in other.models:
+            self.models.pop(name, None)
+        for name in other.agents:
+            self.agents.pop(name, None)
 
     def clear(self) -> None:
         """Ends the expectation: from now on a missing model is unknown."""
-        self._models.clear()
-        self._agents.clear()
+        self.models.clear()
+        self.agents.clear()
 
     def shown(self, view: FleetView) -> FleetView:
         """Returns `view` with the expected entries that have not arrived yet; each arrives only once."""
-        if not (self._models or self._agents) or view.revision == 0:
+        if not (self.models or self.agents) or view.revision == 0:
             return view
-        for name in [name for name in self._models if _has_come(view, view.models.get(name))]:
-            del self._models[name]
-        for name in [name for name in self._agents if _answers(view.agents.get(name))]:
-            del self._agents[name]
+        for name in [name for name in self.models if _has_come(view, view.models.get(name))]:
+            del self.models[name]
+        for name in [name for name in self.agents if _answers(view.agents.get(name))]:
+            del self.agents[name]
         return replace(
-            view, models=_with_expected(view.models, self._models), agents=_with_expected(view.agents, self._agents)
+            view, models=_with_expected(view.models, self.models), agents=_with_expected(view.agents, self.agents)
         )
 
 

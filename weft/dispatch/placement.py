@@ -53,6 +53,8 @@ class PlacementRequest:
     """Digests of ever longer beginnings of its prompt, salted with its tenant."""
     client_id: str = ""
     """The client id that the caller states; empty: none."""
+    asked_model: str = ""
+    """The name that the caller asked for, where an alias stood for `model`; empty: it asked for no alias."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

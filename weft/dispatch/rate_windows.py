@@ -132,6 +132,13 @@ class TrackedKeys:
         seen.move_to_end(name)
         return self._prefix + name
 
+    def forget_all(self) -> None:
+        """Removes all keys with their windows."""
+        for key in (*(self._prefix + name for name in self._last_seen), self._prefix + EVERYBODY_ELSE):
+            for rate in self._rates:
+                self._windows.forget(key, rate)
+        self._last_seen.clear()
+
     def _forget_idle(self, now: float) -> None:
         """Removes keys with empty windows."""
         # A bucket leaves its window with its newest entry.

@@ -178,6 +178,7 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
         affinity_key=request.affinity_key,
         prefix_digests=request.prefix_digests,
         client_id=request.client_id,
+        asked_model=request.asked_model,
     )
     message.age.FromNanoseconds(int(request.age_seconds * 1e9))
     if request.seconds_left is not None:

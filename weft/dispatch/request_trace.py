@@ -8,11 +8,12 @@ from google.protobuf.duration_pb2 import Duration
 
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame
-from weft.dispatch.placement import Grant, LoadingModel
+from weft.dispatch.placement import Grant, LoadingModel, WaitingInQueue
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority
 from weft.kernel.telemetry import trace_id_of
+from weft.kernel.tracing import new_span_id
 
 log = get_logger("weft.request")
 
@@ -57,6 +58,8 @@ class RequestContext:
     resolved it."""
     operation: Operation
     traceparent: str
+    asked_model: str = ""
+    """The name that the caller asked for, where an alias stood for `model`; empty: it asked for no alias."""
     priority: Priority = Priority.NORMAL
     names_priority: bool = True
     """Whether the caller named that class; else its client's profile may set another."""
@@ -99,12 +102,20 @@ connection after it has read the request."""
 
 
 @dataclass(slots=True)
-class _AttemptRecord:
+class AttemptRecord:
+    """One attempt of a request at a runner."""
+
     grant: Grant
     remote: bool
     """Whether the runner may send the request off the premises."""
+    began: float
+    ended: float | None = None
+    """When it failed; None: it is the last one, and ended with the request."""
     reason: Reason = Reason.UNSPECIFIED
     answered: bool = False
+    span_id: int = field(default_factory=new_span_id)
+    generation_id: int = field(default_factory=new_span_id)
+    """The span of the runner's work; the parent of the engine's own spans."""
 
     @property
     def may_have_left(self) -> bool:
@@ -113,12 +124,28 @@ class _AttemptRecord:
 
 
 @dataclass(slots=True)
+class WaitPeriod:
+    """A period in which a request waited for the same thing."""
+
+    began: float
+    is_load: bool
+    """Whether it waited for a model to load."""
+    reason: str
+    """As the scheduler said first: what it waited for, or the stage of the load."""
+    ended: float | None = None
+
+
+MAX_WAIT_PERIODS = 32
+"""Periods of a request that are recorded; what follows counts to the last one."""
+
+
+@dataclass(slots=True)
 class RequestTrace:
     """The facts of one request. All times are seconds on the dispatcher's monotonic clock."""
 
     context: RequestContext
     arrived: float
-    attempts: list[_AttemptRecord] = field(default_factory=list)
+    attempts: list[AttemptRecord] = field(default_factory=list)
     granted: float | None = None
     first_content: float | None = None
     load_wait: float = 0.0
@@ -126,26 +153,49 @@ class RequestTrace:
     """Usage that the runner reported during the answer."""
     left_premises: bool = False
     """Whether a tool was seen to send bytes off the premises."""
+    waits: list[WaitPeriod] = field(default_factory=list)
+    """Periods of waiting in order, at most `MAX_WAIT_PERIODS`."""
+    asked_model: str = ""
+    """The name in the request, also once its agent is resolved."""
     _load_wait_at_grant: float = 0.0
     _loading_since: float | None = None
 
-    def note_waiting(self, decision: object, now: float) -> None:
+    def __post_init__(self) -> None:
+        self.asked_model = self.asked_model or self.context.model
+
+    def note_waiting(self, decision: WaitingInQueue | LoadingModel, now: float) -> None:
         """Records a decision that is not a grant; time under LoadingModel counts as load wait."""
         if isinstance(decision, LoadingModel):
             self._loading_since = self._loading_since or now
+            self._note_period(now, is_load=True, reason=decision.stage)
         else:
             self._end_load_wait(now)
+            self._note_period(now, is_load=False, reason=decision.reason)
+
+    def _note_period(self, now: float, *, is_load: bool, reason: str) -> None:
+        last = self.waits[-1] if self.waits else None
+        if last is not None and last.ended is None:
+            if last.is_load == is_load or len(self.waits) == MAX_WAIT_PERIODS:
+                return
+            last.ended = now
+        if len(self.waits) < MAX_WAIT_PERIODS:
+            self.waits.append(WaitPeriod(now, is_load, reason))
+
+    def _end_wait(self, now: float) -> None:
+        if self.waits and self.waits[-1].ended is None:
+            self.waits[-1].ended = now
 
     def note_grant(self, grant: Grant, now: float, *, remote: bool = False) -> None:
         """Records a new attempt; `remote`: its runner may send the request off the premises."""
         self._end_load_wait(now)
+        self._end_wait(now)
         self.granted, self.usage = now, None
         self._load_wait_at_grant = self.load_wait
-        self.attempts.append(_AttemptRecord(grant, remote))
+        self.attempts.append(AttemptRecord(grant, remote, now))
 
-    def note_attempt_failed(self, reason: Reason) -> None:
+    def note_attempt_failed(self, reason: Reason, now: float) -> None:
         """Records that the current attempt failed."""
-        self.attempts[-1].reason = reason
+        self.attempts[-1].reason, self.attempts[-1].ended = reason, now
 
     def note_first_content(self, now: float) -> None:
         """Records the first content."""
@@ -172,6 +222,7 @@ class RequestTrace:
             receipt.usage.CopyFrom(self.usage)
         receipt.request_id = self.context.request_id
         receipt.task_id = self.context.task_id
+        receipt.asked_model = self.context.asked_model
         receipt.outcome = self._outcome(reason)
         receipt.reason = reason.value  # type: ignore[assignment]  # same numbers
         receipt.model = self.attempts[-1].grant.model if self.attempts else self.context.model
@@ -216,6 +267,7 @@ def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_
         caller=context.caller,
         model=receipt.model,
         agent=context.agent or None,
+        **({"asked_model": context.asked_model} if context.asked_model else {}),
         operation=context.operation.name.lower(),
         outcome=_OUTCOMES[receipt.outcome],
         reason=Reason(receipt.reason).name.lower() if receipt.reason else None,

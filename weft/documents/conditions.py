@@ -35,15 +35,15 @@ class Condition:
 _ASLEEP = "it sleeps; the next request wakes it"
 _NOT_READY: Mapping[int, tuple[str, str]] = MappingProxyType(
     {
-        InstanceState.PHASE_IDLE: ("NotLoaded", "its backend does not run; the next request starts it"),
-        InstanceState.PHASE_LOADING: ("Loading", "its backend loads"),
+        InstanceState.PHASE_IDLE: ("NotLoaded", "its engine does not run; the next request starts it"),
+        InstanceState.PHASE_LOADING: ("Loading", "its engine loads"),
         InstanceState.PHASE_DRAINING: ("Draining", "it finishes what runs and takes nothing new"),
-        InstanceState.PHASE_STOPPING: ("Stopping", "its backend is being ended"),
+        InstanceState.PHASE_STOPPING: ("Stopping", "its engine is being ended"),
         InstanceState.PHASE_CRASH_LOOP: (
             "CrashLoop",
-            "its backend died too often in a row and waits before it is started again",
+            "its engine died too often in a row and waits before it is started again",
         ),
-        InstanceState.PHASE_FAILED: ("Failed", "its backend cannot be started"),
+        InstanceState.PHASE_FAILED: ("Failed", "its engine cannot be started"),
         InstanceState.PHASE_HIBERNATING: ("Hibernating", _ASLEEP),
     }
 )

@@ -12,7 +12,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import DOCUMENT_TYPES
 from weft.kernel.field_rules import MapKey, path_text
 
-_DECLARED = re.compile(r"^declarations\[(\d+)\](?:\.(model|agent|runner|pool|route)(?=[.\[]|$))?\.?")
+_DECLARED = re.compile(r"^declarations\[(\d+)\](?:\.(model|agent|runner|pool|route|alias)(?=[.\[]|$))?\.?")
 _STEP = re.compile(r"\[(\d+)\]|\[([^\]]*)\]|([^.\[]+)")
 
 
@@ -41,6 +41,8 @@ def document_field(field: str) -> str:
 # The model of a load or an unload is named beside its document.
 _SUBJECTS = frozenset({"action.load_model.model", "action.unload_model.model"})
 _LOAD_OPTIONS = "action.load_model.options."
+_RUNNER_OPTIONS = "options."
+"""How a runner names the options of its load."""
 _ENGINE_PARAMETERS = "parameters"
 _PARTS: Mapping[str, Any] = MappingProxyType(
     {_LOAD_OPTIONS: LoadOptions.DESCRIPTOR, "action.": OperationAction.DESCRIPTOR}
@@ -56,6 +58,7 @@ def operation_field(field: str) -> str:
     """
     if field in _SUBJECTS:
         return "name"
+    field = field.removeprefix(_RUNNER_OPTIONS)
     if field.removeprefix(_LOAD_OPTIONS).startswith(_ENGINE_PARAMETERS):
         return field.removeprefix(_LOAD_OPTIONS)
     for part, descriptor in _PARTS.items():

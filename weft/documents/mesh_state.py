@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.api.registry.v1 import agent_pb2, model_pb2, pool_pb2, registry_service_pb2, route_pb2, runner_pb2
+from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, pool_pb2, registry_service_pb2, route_pb2, runner_pb2
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, instance_of, model_document, observed_document, pool_document
 from weft.kernel.names import is_resource_id
@@ -20,6 +20,7 @@ class MeshState:
     models: dict[str, model_pb2.Model] = field(default_factory=dict)
     agents: dict[str, agent_pb2.Agent] = field(default_factory=dict)
     routes: dict[str, route_pb2.Route] = field(default_factory=dict)
+    aliases: dict[str, alias_pb2.Alias] = field(default_factory=dict)
     _of_pool: dict[str, set[str]] = field(default_factory=dict)
     """Names of the models of each pool."""
     _of_runner: dict[str, set[str]] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class MeshState:
         yield from ((ResourceKind.AGENT, name) for name in self.agents)
         yield from ((ResourceKind.POOL, name) for name in self._of_pool)
         yield from ((ResourceKind.ROUTE, name) for name in self.routes)
+        yield from ((ResourceKind.ALIAS, name) for name in self.aliases)
 
     def document(self, key: Key) -> AnyDocument | None:
         """Returns the current document of a resource, by its name or its id; None: it does not exist."""
@@ -51,12 +53,7 @@ class MeshState:
             model = self.models.get(name)
             runner = None if model is None else self.runners.get(model.runner)
             return None if model is None else model_document(model, instance_of(model, runner))
-        messages: Mapping[ResourceKind, Mapping[str, Any]] = {
-            ResourceKind.RUNNER: self.runners,
-            ResourceKind.AGENT: self.agents,
-            ResourceKind.ROUTE: self.routes,
-        }
-        message = messages[kind].get(name)
+        message = self._named(kind).get(name)
         return None if message is None else observed_document(kind, message)
 
     def _name_of(self, kind: ResourceKind, text: str) -> str:
@@ -80,6 +77,7 @@ class MeshState:
         self.runners = {watched.runner.name: watched.runner for watched in snapshot.runners}
         self.agents = {agent.manifest.name: agent for agent in snapshot.agents}
         self.routes = {route.manifest.name: route for route in snapshot.routes}
+        self.aliases = {alias.manifest.name: alias for alias in snapshot.aliases}
         self.models, self._of_pool, self._of_runner = {}, {}, {}
         for model in snapshot.models:
             self._put(model)
@@ -99,18 +97,24 @@ class MeshState:
                 self._put(change.model)
             case "deleted_model":
                 yield from _model_keys(change.deleted_model, self._drop(change.deleted_model))
-            case "agent":
-                self.agents[change.agent.manifest.name] = change.agent
-                yield ResourceKind.AGENT, change.agent.manifest.name
-            case "deleted_agent":
-                self.agents.pop(change.deleted_agent, None)
-                yield ResourceKind.AGENT, change.deleted_agent
-            case "route":
-                self.routes[change.route.manifest.name] = change.route
-                yield ResourceKind.ROUTE, change.route.manifest.name
-            case "deleted_route":
-                self.routes.pop(change.deleted_route, None)
-                yield ResourceKind.ROUTE, change.deleted_route
+            case "agent" | "route" | "alias" as kind:
+                message = getattr(change, kind)
+                self._named(ResourceKind(kind))[message.manifest.name] = message
+                yield ResourceKind(kind), message.manifest.name
+            case "deleted_agent" | "deleted_route" | "deleted_alias" as gone:
+                name = getattr(change, gone)
+                self._named(ResourceKind(gone.removeprefix("deleted_"))).pop(name, None)
+                yield ResourceKind(gone.removeprefix("deleted_")), name
+
+    def _named(self, kind: ResourceKind) -> dict[str, Any]:
+        """Returns the resources of a kind that changes replace whole, by name."""
+        named: Mapping[ResourceKind, dict[str, Any]] = {
+            ResourceKind.RUNNER: self.runners,
+            ResourceKind.AGENT: self.agents,
+            ResourceKind.ROUTE: self.routes,
+            ResourceKind.ALIAS: self.aliases,
+        }
+        return named[kind]
 
     def _runner_keys(self, name: str) -> Iterator[Key]:
         """Yields a runner and its models, because it reports their instances."""

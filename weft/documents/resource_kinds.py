@@ -16,11 +16,12 @@ class ResourceKind(StrEnum):
     RUNNER = "runner"
     POOL = "pool"
     ROUTE = "route"
+    ALIAS = "alias"
 
     @property
     def plural(self) -> str:
         """As in `weft get models` and `/api/v1/models`."""
-        return f"{self.value}s"
+        return f"{self.value}es" if self.value.endswith("s") else f"{self.value}s"
 
     @property
     def list_kind(self) -> str:

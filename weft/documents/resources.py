@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from weft.api.registry.v1 import resource_kind_pb2
 from weft.api.registry.v1.agent_pb2 import Agent, AgentManifest
+from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
 from weft.api.registry.v1.declaration_service_pb2 import (
     ApplyResult,
     Declaration,
@@ -179,9 +180,22 @@ class RouteDocument(Document[RouteManifest, Route]):
         return () if self.observed is None else route_conditions(self.observed)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AliasDocument(Document[AliasManifest, Alias]):
+    """Another name of a model, a pool, an agent or a route."""
+
+    kind = ResourceKind.ALIAS
+    declared_type = AliasManifest
+
+    @property
+    def state(self) -> str:
+        """See `Document.state`."""
+        return ""
+
+
 MEMBER_FIELDS = ("kind", "state", "runner")
 """Fields of a model that the document of its pool has."""
-AnyDocument = ModelDocument | AgentDocument | RunnerDocument | PoolDocument | RouteDocument
+AnyDocument = ModelDocument | AgentDocument | RunnerDocument | PoolDocument | RouteDocument | AliasDocument
 DOCUMENT_TYPES: Mapping[ResourceKind, type[AnyDocument]] = MappingProxyType(
     {
         ResourceKind.MODEL: ModelDocument,
@@ -189,6 +203,7 @@ DOCUMENT_TYPES: Mapping[ResourceKind, type[AnyDocument]] = MappingProxyType(
         ResourceKind.RUNNER: RunnerDocument,
         ResourceKind.POOL: PoolDocument,
         ResourceKind.ROUTE: RouteDocument,
+        ResourceKind.ALIAS: AliasDocument,
     }
 )
 
@@ -232,6 +247,11 @@ def route_document(route: Route) -> RouteDocument:
     return RouteDocument(declared=route.manifest, observed=route)
 
 
+def alias_document(alias: Alias) -> AliasDocument:
+    """Returns an alias."""
+    return AliasDocument(declared=alias.manifest, observed=alias)
+
+
 _OBSERVED: Mapping[ResourceKind, Callable[[Any], AnyDocument]] = MappingProxyType(
     {
         ResourceKind.MODEL: model_document,
@@ -239,11 +259,12 @@ _OBSERVED: Mapping[ResourceKind, Callable[[Any], AnyDocument]] = MappingProxyTyp
         ResourceKind.RUNNER: runner_document,
         ResourceKind.POOL: pool_document,
         ResourceKind.ROUTE: route_document,
+        ResourceKind.ALIAS: alias_document,
     }
 )
 
 
-def observed_document(kind: ResourceKind, message: Model | Agent | Runner | Pool | Route) -> AnyDocument:
+def observed_document(kind: ResourceKind, message: Model | Agent | Runner | Pool | Route | Alias) -> AnyDocument:
     """Returns a resource as the registry knows it; a model is without its state on its runner."""
     return _OBSERVED[kind](message)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from weft.api.operations.v1.operation_pb2 import OperationAction
 from weft.api.registry.v1.declaration_service_pb2 import Declaration
 from weft.api.registry.v1.pool_pb2 import Pool
+from weft.dispatch.agents import name_asked_for
 from weft.documents.mesh_state import pool_message
 from weft.kernel.principal import EDIT_MODELS, OPERATE, USE_MODELS, VIEW_MODELS, Principal
 
@@ -15,8 +16,8 @@ from weft.kernel.principal import EDIT_MODELS, OPERATE, USE_MODELS, VIEW_MODELS,
 def require_declarable(principal: Principal, declarations: Iterable[Declaration]) -> None:
     """Raises PERMISSION_DENIED for the first name that the caller may not edit, or not point to.
 
-    The pool of a model is a name that it is about: its members answer for each other. An agent or a route may point to
-    what its caller may edit or use, since whoever may use the agent reaches that.
+    The pool of a model is a name that it is about: its members answer for each other. An agent, a route or an alias
+    may point to what its caller may edit or use, since whoever may use it reaches that.
     """
     if principal.may(EDIT_MODELS):
         return
@@ -26,6 +27,11 @@ def require_declarable(principal: Principal, declarations: Iterable[Declaration]
         for name in _targets(declaration):
             if not principal.may_name(EDIT_MODELS, name):
                 principal.require_name(USE_MODELS, name)
+
+
+def visible_names(principal: Principal, names: Iterable[str]) -> Iterator[str]:
+    """Yields those of some names that the caller may see."""
+    return (name for name in names if principal.may_name(VIEW_MODELS, name))
 
 
 def _declared_names(declaration: Declaration) -> Iterator[str]:
@@ -38,6 +44,10 @@ def _declared_names(declaration: Declaration) -> Iterator[str]:
             yield declaration.agent.name
         case "route":
             yield declaration.route.name
+        case "alias":
+            yield declaration.alias.name
+            # An alias of other names would be another name than its caller may give.
+            yield declaration.alias.pattern or declaration.alias.name
         case "runner":
             yield declaration.runner.name
         case "pool":
@@ -48,6 +58,8 @@ def _targets(declaration: Declaration) -> Iterator[str]:
     if declaration.HasField("agent"):
         yield declaration.agent.pool or declaration.agent.model
     yield from declaration.route.candidates
+    if declaration.HasField("alias"):
+        yield name_asked_for(declaration.alias.target)
 
 
 def require_operable(principal: Principal, action: OperationAction) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.api.registry.v1.agent_pb2 import Agent
+from weft.api.registry.v1.alias_pb2 import Alias
 from weft.api.registry.v1.event_pb2 import Event
 from weft.api.registry.v1.model_pb2 import Model
 from weft.api.registry.v1.pool_pb2 import Pool
@@ -31,6 +32,7 @@ _OBSERVED: dict[ResourceKind, type[Any]] = {
     ResourceKind.RUNNER: Runner,
     ResourceKind.POOL: Pool,
     ResourceKind.ROUTE: Route,
+    ResourceKind.ALIAS: Alias,
 }
 _TEXT: Schema = {"type": "string"}
 

@@ -252,19 +252,48 @@ def _parse_yaml(text: str, source: str) -> Iterator[_Raw]:
         except StopIteration:
             return
         except (yaml.YAMLError, ValueError) as error:
-            raise _not_yaml(error, f"{source}, document {number}") from error
+            raise _not_yaml(error, f"{source}, document {number}", text) from error
         if found is not None:
             yield _Raw(value=found.value, source=source, number=number, yaml=found)
 
 
-def _not_yaml(error: Exception, where: str) -> FieldError:
+_HINTS = (
+    ("mapping values are not allowed", "a text with a colon needs quotes; else the line is indented too far"),
+    ("expected <block end>", "the line is indented unlike the lines that it belongs to"),
+    ("could not find expected ':'", "write `name: value`, with a space after the colon"),
+    ("expected ',' or", "a bracket is not closed, or a comma is missing"),
+    ("while scanning a quoted scalar", "a quote is not closed"),
+    ("found unknown escape character", "in double quotes a backslash begins an escape; use single quotes"),
+    ("undefined alias", "a text that begins with * or & needs quotes"),
+    ("could not determine a constructor", "tags such as !!python are not taken"),
+    ("expected the node content", "a value is missing, or the text ends within a bracket"),
+    ("cannot start any token", "a text that begins with this character needs quotes"),
+)
+"""Parts of what the parser says, and what the file needs."""
+
+
+def yaml_problem(error: Exception, text: str) -> str:
+    """Returns what is wrong with a text that is no YAML, and the way out where it is known."""
+    mark = getattr(error, "problem_mark", None)
+    if isinstance(error, yaml.reader.ReaderError):
+        return "it has a character that may not stand in YAML"
+    if mark is not None and _is_indented_by_tab(text, mark.line):
+        return "tabs cannot indent; use spaces"
+    said = " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None))))
+    return next((hint for part, hint in _HINTS if part in said), said) or "a value cannot be read"
+
+
+def _is_indented_by_tab(text: str, line: int) -> bool:
+    lines = text.splitlines()
+    found = lines[line] if line < len(lines) else ""
+    return "\t" in found[: len(found) - len(found.lstrip())]
+
+
+def _not_yaml(error: Exception, where: str, text: str) -> FieldError:
     mark = getattr(error, "problem_mark", None)
     line = f" (line {mark.line + 1})" if mark is not None else ""
-    if isinstance(error, yaml.reader.ReaderError):
-        problem = "a character that may not stand in YAML"
-    else:
-        problem = getattr(error, "problem", None) or "a value that cannot be read"
-    return FieldError(f"{where}{line}", problem, Reason.MALFORMED_REQUEST)
+    refused = error.problem if isinstance(error, YamlRefusedError) else ""
+    return FieldError(f"{where}{line}", refused or yaml_problem(error, text), Reason.MALFORMED_REQUEST)
 
 
 def _documents_of(raw: _Raw) -> Iterator[SourcedDocument]:

@@ -69,6 +69,7 @@ def task_spec(
         traceparent=context.traceparent,
         user=context.user,
         metadata=context.metadata,
+        asked_model=context.asked_model,
     )
     match payload:
         case chat_pb2.ChatPayload():

@@ -7,10 +7,11 @@ route or an agent may answer its requests, so they have the strongest mode of th
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from weft.dispatch.agents import AUTO_MODEL, models_behind
+from weft.dispatch.agents import models_behind
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.request_trace import WhenLeft
 from weft.kernel.errors import FieldError
+from weft.kernel.names import AUTO_MODEL
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TEXT_OPERATIONS, JournalMode, Operation, journal_in
 

@@ -55,6 +55,23 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+_ANY_HOSTS = ("0.0.0.0", "::", "*", "")  # noqa: S104 - compared with, not bound to
+
+
+def is_any_host(host: str) -> bool:
+    """Whether a listener on this host listens on all addresses of the machine."""
+    return host.removeprefix("[").removesuffix("]") in _ANY_HOSTS
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is an IP address and not a name."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 MAX_HOST_CHARS = 253
 MAX_PORT = 65_535
 

@@ -1,32 +1,25 @@
 """Loggers. They write what `weft.kernel.telemetry` configures."""
 
-import sys
+from functools import cached_property
 from typing import Any
 
 
-def _import_structlog() -> None:
-    """Imports structlog as if rich were not installed.
+class _Logger:
+    """A logger that imports structlog with its first line: most commands write none."""
 
-    It would import rich for tracebacks that show local variables, which weft never writes: they hold prompts and keys.
-    That took a tenth of the CPU time of a start, and 5 MB.
-    """
-    if "rich" in sys.modules:
-        import structlog  # noqa: PLC0415
-    else:
-        sys.modules["rich"] = None  # type: ignore[assignment]  # what the import system calls a missing module
-        try:
-            import structlog  # noqa: F401, PLC0415
-        finally:
-            del sys.modules["rich"]
+    def __init__(self, name: str) -> None:
+        self._name = name
 
+    @cached_property
+    def _written(self) -> Any:
+        from weft.kernel.structured_log import structlog  # noqa: PLC0415 - see the class
 
-_import_structlog()
+        return structlog.get_logger(self._name, component=self._name)
 
-import structlog  # noqa: E402
-
-__all__ = ["get_logger", "structlog"]
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._written, name)
 
 
 def get_logger(name: str) -> Any:
-    """The logger of a package; its lines carry what `structlog.contextvars` binds."""
-    return structlog.get_logger(name)
+    """The logger of a package; its lines carry its name as `component`, and what `structlog.contextvars` binds."""
+    return _Logger(name)

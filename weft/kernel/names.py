@@ -3,9 +3,10 @@
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from hashlib import sha256
+from heapq import nsmallest
 
 from weft.kernel.errors import invalid_field
 
@@ -17,6 +18,12 @@ MAX_CLIENT_CHARS = 64
 MAX_SESSION_CHARS = 256
 
 DEFAULT_TENANT = "default"
+AGENT_PREFIX = "agent/"
+"""Prefix of an agent's name in the model of a request; names themselves have no '/'."""
+ROUTE_PREFIX = "route/"
+"""Prefix of a route's name in the model of a request."""
+AUTO_MODEL = "auto"
+"""Model of a request that leaves the choice to the client's profile in the router."""
 CENTRAL_RUNNER = "central-models"
 """Name of the runner of the mesh itself, which serves the models of providers that operators declare."""
 
@@ -94,14 +101,43 @@ def new_key() -> bytes:
 
 
 MAX_CLOSE_NAMES = 3
-_COMPARED_NAMES = 10_000
-"""Maximum number of compared names: each takes some microseconds."""
-_LEAST_BEGINNING_CHARS = 3
+_COMPARED_NAMES = 1000
+"""Maximum number of names that are compared letter by letter, those of the most similar length: each takes 40 us."""
+_SEARCHED_NAMES = 10_000
+"""Maximum number of names that are searched for one that contains the text: each takes 2 us."""
+_LEAST_PART_CHARS = 3
+"""Length of a text from which names that contain it are close to it."""
+
+
+def closest_names(name: str, names: Iterable[str], most: int = MAX_CLOSE_NAMES) -> tuple[str, ...]:
+    """Returns names that begin with `name`, then those that contain it, then similar ones; at most `most`.
+
+    Upper and lower case are the same, and a prefix such as `agent/` is not compared.
+    """
+    wanted = _compared(name)
+    by_text: dict[str, list[str]] = {}
+    for each in sorted(names)[:_SEARCHED_NAMES]:
+        by_text.setdefault(_compared(each), []).append(each)
+    alike = nsmallest(_COMPARED_NAMES, by_text, key=lambda text: abs(len(text) - len(wanted)))
+    found = [*_with_part(wanted, by_text), *get_close_matches(wanted, alike, n=most)]
+    return tuple(dict.fromkeys(each for text in found for each in by_text[text]))[:most]
+
+
+def _with_part(wanted: str, texts: Iterable[str]) -> list[str]:
+    if len(wanted) < _LEAST_PART_CHARS:
+        return []
+    return sorted((text for text in texts if wanted in text), key=lambda text: not text.startswith(wanted))
+
+
+def _compared(name: str) -> str:
+    return name[:MAX_NAME_CHARS].rpartition("/")[2].lower()
+
+
+def did_you_mean(close: Sequence[str]) -> str:
+    """Returns a "did you mean" question with close names; empty: there are none."""
+    return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 def close_names(name: str, names: Iterable[str], most: int = MAX_CLOSE_NAMES) -> str:
-    """Returns a "did you mean" question with names that begin so, then similar ones; empty: there are none."""
-    compared = sorted(names)[:_COMPARED_NAMES]
-    longer = [each for each in compared if each.startswith(name)] if len(name) >= _LEAST_BEGINNING_CHARS else []
-    close = list(dict.fromkeys((*longer, *get_close_matches(name, compared, n=most))))[:most]
-    return f"did you mean {' or '.join(close)}?" if close else ""
+    """Returns a "did you mean" question with the closest names; empty: there are none."""
+    return did_you_mean(closest_names(name, names, most))

@@ -214,8 +214,12 @@ _HANDSHAKE_WORDS: tuple[tuple[str, str], ...] = (
 """gRPC's messages for failed connections (grpcio 1.85), and their meaning."""
 
 
+CONNECTION_LOST = "the connection was lost"
+"""What is said of a connection that ended, or was never there, for no reason that is known."""
+
+
 def _lost_words(details: str) -> str:
-    return next((words for said, words in _HANDSHAKE_WORDS if said in details), "the connection was lost")
+    return next((words for said, words in _HANDSHAKE_WORDS if said in details), CONNECTION_LOST)
 
 
 def _error_from_details(status: status_pb2.Status) -> WeftError | None:

@@ -132,6 +132,11 @@ def off_for_false(value: Any) -> Any:
     return "off" if value is False else value
 
 
+def word_for_flag(value: Any) -> Any:
+    """Returns the words `yes` and `no` for true and false: YAML reads the bare words so."""
+    return {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
+
+
 Name = Annotated[str, Checked(_require_name)]
 """A name of a model, pool, runner, agent or tool."""
 Seconds = Annotated[float, Gt(0), Le(86_400 * 365)]

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import TraceFlags, format_span_id, format_trace_id, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from weft.kernel.log import structlog
+from weft.kernel.structured_log import structlog
 
 TRACEPARENT = "traceparent"
 

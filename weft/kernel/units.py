@@ -95,7 +95,7 @@ def keep_alive_seconds(value: object, field: str) -> float:
     if seconds < 0:
         return FOR_EVER
     if seconds > MAX_DURATION_SECONDS:
-        raise invalid_field(field, f"must be at most {MAX_DURATION_SECONDS:.0f} seconds (366 days); -1 is for ever")
+        raise invalid_field(field, f"must be at most {MAX_DURATION_SECONDS:.0f} seconds (366 days); -1 is no end")
     return seconds + 0.0  # without the sign of a negative zero
 
 
@@ -121,7 +121,7 @@ def _written(text: str) -> float | None:
 
 def _malformed(field: str) -> FieldError:
     return invalid_field(
-        field, 'must be seconds such as 300, a length such as "90s", "5m" or "1h30m", 0 (not at all) or -1 (for ever)'
+        field, 'must be seconds such as 300, a length such as "90s", "5m" or "1h30m", 0 (not at all) or -1 (no end)'
     )
 
 

@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 
 _ENTRIES = Listing(
+    empty="the audit log has no such entries; it records loads, unloads and flushes",
     columns=(
         Column("SEQ", "{sequence}"),
         Column("TIME", "{time:local}"),
@@ -32,7 +33,7 @@ _ENTRIES = Listing(
         Column("ACTOR", "{actor}"),
         Column("OPERATION", lambda entry: entry.operation.removeprefix("operations/")),
         Column("DETAIL", "{detail}"),
-    )
+    ),
 )
 
 

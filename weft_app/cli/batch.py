@@ -54,6 +54,7 @@ def _done_words(batch: Document) -> str:
 
 
 _BATCHES = Listing(
+    empty="there are no batches; weft batch submit FILE submits one",
     columns=(
         Column("BATCH", lambda batch: batch["id"]),
         Column("STATUS", lambda batch: batch["status"]),

@@ -19,13 +19,22 @@ from weft.client import ChatOptions, Mesh, Message, WeftError, connect
 from weft.client._channel import mesh_address
 from weft.client.resources import Registry, connect_registry
 from weft.client.tasks import connect_tasks
-from weft.documents.codec import word_of
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import AgentDocument, AnyDocument, ModelDocument, PoolDocument, RouteDocument
+from weft.documents.resources import (
+    AgentDocument,
+    AliasDocument,
+    AnyDocument,
+    ModelDocument,
+    PoolDocument,
+    RouteDocument,
+)
+from weft.kernel.alias_rules import matches
 from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, invalid_field
 from weft.kernel.json_objects import plain_object
-from weft.kernel.names import close_names, require_name
+from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
+from weft.kernel.unknown_names import unknown_target
+from weft_app.cli.columns import source_of
 from weft_app.cli.completion import complete_chat_target
 from weft_app.cli.options import DEFAULT_HOME, HomeOption
 from weft_app.cli.output import safe_text
@@ -97,8 +106,13 @@ MAX_PIPED_BYTES = 10 * 1024 * 1024
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 _PREFIXES = MappingProxyType({AGENT_PREFIX: ResourceKind.AGENT, ROUTE_PREFIX: ResourceKind.ROUTE})
-_KINDS = (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT, ResourceKind.ROUTE)
+_KINDS = (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT, ResourceKind.ROUTE, ResourceKind.ALIAS)
 _MISSING = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
+
+
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Also show who answers, and the whole receipt of each answer.")
+]
 
 
 def chat(
@@ -123,7 +137,7 @@ def chat(
         typer.Option("--thinking/--no-thinking", help="Whether the model reasons first. Default: the model's own."),
     ] = None,
     allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="Allow it to leave the premises: to remote models and tools.")
+        bool, typer.Option("--allow-remote", help="Allow remote models and tools: those outside your machines.")
     ] = False,
     in_background: Annotated[
         bool,
@@ -138,9 +152,12 @@ def chat(
     timeout: Annotated[
         float, typer.Option(min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline of one answer in seconds.")
     ] = 600.0,
+    verbose: VerboseOption = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Chat with a model, pool, agent or route. The answer goes to stdout, everything else to stderr.
+
+    The line behind an answer ends with the id of the request, for weft explain.
 
     Example: weft chat smollm2-135m "Why is the sky blue?"
     """
@@ -163,8 +180,8 @@ def chat(
         return
     with connect(home=home) as mesh:
         asked, header = resolve(name, home)
-        sys.stderr.write(header)
-        conversation = Conversation(mesh, asked, history, options, timeout)
+        sys.stderr.write(header if verbose else "")
+        conversation = Conversation(mesh, asked, history, options, timeout, is_verbose=verbose)
         if once is not None:
             conversation.say(once)
             return
@@ -237,12 +254,14 @@ def resolve(name: str, home: Path) -> tuple[str, str]:
             except WeftError as error:
                 if error.reason not in _MISSING:
                     raise
-                raise WeftError(Reason.MODEL_NOT_FOUND, _nobody(registry, name)) from error
+                raise unknown_target(name, _targets(registry)) from error
     except WeftError as error:
         if error.reason is Reason.MODEL_NOT_FOUND:
             raise
         return name, ""
-    return f"{_prefix_of(found)}{found.name}", header_of(found)
+    # An alias may stand for many names, and which one a tenant means is for the router to say.
+    asked = name if isinstance(found, AliasDocument) else f"{_prefix_of(found)}{found.name}"
+    return asked, header_of(found)
 
 
 def _without_prefix(name: str) -> str:
@@ -259,17 +278,10 @@ def _prefix_of(document: AnyDocument) -> str:
             return ""
 
 
-def _nobody(registry: Registry, name: str) -> str:
-    for prefix, kind in _PREFIXES.items():
-        if name.startswith(prefix):
-            bare = name.removeprefix(prefix)
-            return f"there is no {kind.value} {bare}; {_meant(registry, bare, (kind,))}"
-    return f"there is no model, pool, agent or route {name}; {_meant(registry, name, _KINDS)}"
-
-
-def _meant(registry: Registry, name: str, kinds: tuple[ResourceKind, ...]) -> str:
-    names = {each for kind in kinds for each in registry.names(kind)}
-    return close_names(name, names) or f"`weft get {kinds[0].plural}` lists them"
+def _targets(registry: Registry) -> set[str]:
+    """Returns all that requests can name."""
+    prefix_of = {kind: prefix for prefix, kind in _PREFIXES.items()}
+    return {f"{prefix_of.get(kind, '')}{name}" for kind in _KINDS for name in registry.names(kind)}
 
 
 def header_of(document: AnyDocument) -> str:
@@ -288,22 +300,28 @@ def _find(registry: Registry, name: str) -> AnyDocument:
         except WeftError as error:
             if error.reason not in _MISSING:
                 raise
-    return registry.document(ResourceKind.ROUTE, name)
+    alias = next((each for each in registry.documents(ResourceKind.ALIAS) if _stands_for(each, name)), None)
+    return alias or registry.document(ResourceKind.ROUTE, name)
+
+
+def _stands_for(alias: AnyDocument, name: str) -> bool:
+    return isinstance(alias, AliasDocument) and matches(alias.declared.pattern, name)
 
 
 def _who(document: AnyDocument) -> str:
     match document:
         case ModelDocument(observed=model) if model is not None:
             pool = f" (pool {document.pool})" if document.manifest.pool_name else ""
-            return f"Model: {document.name}{pool}\nKind: {word_of(model, 'kind')} Status: {document.state}"
+            return f"Model: {document.name}{pool}\nSource: {source_of(model)}  Status: {document.state}"
         case AgentDocument(observed=agent, declared=manifest) if agent is not None:
             target = f"pool {manifest.pool}" if manifest.pool else f"model {manifest.model}"
             about = f"\n{safe_text(manifest.description)}" if manifest.description else ""
-            kind = word_of(agent, "kind")
-            return f"Agent: {document.name} → {target}\nKind: {kind} Status: {document.state}{about}"
+            return f"Agent: {document.name} → {target}\nSource: {source_of(agent)}  Status: {document.state}{about}"
         case RouteDocument(observed=route, declared=ladder) if route is not None:
             about = f"\n{safe_text(ladder.description)}" if ladder.description else ""
             return f"Route: {document.name} → {', '.join(ladder.candidates)}\nStatus: {document.state}{about}"
+        case AliasDocument(declared=alias):
+            return f"Alias: {alias.pattern} → {alias.target}"
         case PoolDocument(observed=found) if found is not None:
             return f"Pool: {document.name}\nMembers: {found.size} ({found.active_count} active)"
         case _:
@@ -356,8 +374,16 @@ class Conversation:
     """The turns of one chat; answers are streamed to the terminal."""
 
     def __init__(
-        self, mesh: Mesh, model: str, history: list[Message], options: ChatOptions, timeout_seconds: float
+        self,
+        mesh: Mesh,
+        model: str,
+        history: list[Message],
+        options: ChatOptions,
+        timeout_seconds: float,
+        *,
+        is_verbose: bool = False,
     ) -> None:
+        self._is_verbose = is_verbose
         self._mesh = mesh
         self._model = model
         self._history = history
@@ -396,7 +422,7 @@ class Conversation:
                 self._print(event.delta.text)
                 answer.append(event.delta.text)
             case "queued":
-                _aside(f"queued, place {event.queued.position}: {event.queued.reason}")
+                _aside(f"queued, position {event.queued.position}: {event.queued.reason}")
             case "loading":
                 _aside(f"loading{_progress(event.loading)}: {event.loading.stage}")
             case "signal" | "warning" | "tool_call" | "tool_result":
@@ -409,7 +435,18 @@ class Conversation:
             case "finished":
                 sys.stdout.write("\n")
                 sys.stdout.flush()
-                _aside(timings(event.finished.receipt))
+                self._show_receipt(event.finished.receipt)
+
+    def _show_receipt(self, receipt: receipt_pb2.Receipt) -> None:
+        _aside(timings(receipt))
+        if not self._is_verbose:
+            return
+        from weft_app.cli.explain import receipt_lines  # noqa: PLC0415 - for this flag alone
+
+        if receipt.request_id:
+            _aside(f"weft explain {receipt.request_id}")
+        for line in receipt_lines(receipt):
+            _aside(line)
 
     def _show_cost(self, error: WeftError) -> None:
         """Prints the cost of an answer that was stopped, where it is known."""
@@ -446,7 +483,10 @@ def _aside(text: str) -> None:
 
 
 def timings(receipt: receipt_pb2.Receipt) -> str:
-    """Returns one line: tokens, speed, time to first token, waits, and the runner; unknown values are left out."""
+    """Returns one line: tokens, speed, time to first token, waits, the runner, and the request's id.
+
+    Unknown values are left out.
+    """
     usage = receipt.usage
     first = receipt.time_to_first_token.ToNanoseconds() / 1e9
     queue = receipt.queue_wait.ToNanoseconds() / 1e9
@@ -462,4 +502,6 @@ def timings(receipt: receipt_pb2.Receipt) -> str:
     if usage.cached_prompt_tokens:
         parts.append(f"{usage.cached_prompt_tokens} cached")
     parts.append(f"{receipt.attempts[-1].runner} on {receipt.host}")
+    if receipt.request_id:
+        parts.append(f"request {receipt.request_id}")
     return ", ".join(parts)

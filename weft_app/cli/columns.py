@@ -1,13 +1,17 @@
 """How resources and events are listed: the columns and documents of each kind."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
+from weft.api.registry.v1.agent_pb2 import Agent
+from weft.api.registry.v1.event_pb2 import Event
+from weft.api.registry.v1.model_pb2 import Model
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.registry.v1.tags_pb2 import Tags
 from weft.documents.codec import document_of, word_of
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import ModelDocument, plain
-from weft.documents.yaml_documents import to_yaml, yaml_text
+from weft.documents.resources import AnyDocument, ModelDocument, plain
 from weft.kernel.abilities import skill_words
 from weft_app.cli.output import Column, Listing
 
@@ -32,10 +36,19 @@ def labels_text(tags: Tags) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(tags.labels.items()))
 
 
+_SOURCES: Mapping[str, str] = MappingProxyType({"virtual": "runner", "public": "declared"})
+
+
+def source_of(observed: Model | Agent) -> str:
+    """Returns where a model or an agent comes from: `runner` publishes it, or an operator `declared` it."""
+    word = word_of(observed, "kind")
+    return _SOURCES.get(word, word)
+
+
 _MODEL = (
     Column("NAME", "{name}"),
     Column("POOL", "{manifest.pool_name}"),
-    Column("KIND", "{observed.kind}"),
+    Column("SOURCE", lambda document: source_of(document.observed)),
     Column("STATUS", _state_of),
     Column("TYPE", "{observed.type}"),
     Column("TIER", "{manifest.tags.tier}"),
@@ -62,7 +75,7 @@ _MODEL_WIDE = (
 )
 _AGENT = (
     Column("NAME", "{name}"),
-    Column("KIND", "{observed.kind}"),
+    Column("SOURCE", lambda document: source_of(document.observed)),
     Column("STATUS", "{state}"),
     Column("MODEL", "[pool/{declared.pool}|{declared.model}]"),
     Column("DESCRIPTION", "{declared.description:short}"),
@@ -99,7 +112,7 @@ _POOL = (
     Column("NAME", "{name}"),
     Column("MEMBERS", "{observed.size}"),
     Column("ACTIVE", "{observed.active_count}"),
-    Column("EXPLICIT", "{observed.explicit:yes}"),
+    Column("NAMED", "{observed.explicit:yes}"),
 )
 _POOL_WIDE = (
     *_POOL,
@@ -122,6 +135,18 @@ _ROUTE_WIDE = (
     Column("AGE", "[{observed.create_time:age}]", ticks=True),
     Column("DESCRIPTION", "{declared.description}"),
 )
+_ALIAS = (
+    Column("NAME", "{name}"),
+    Column("PATTERN", "{declared.pattern}"),
+    Column("TARGET", "{declared.target}"),
+    Column("TENANT", "[{declared.tenant}|-]"),
+    Column("SOURCE", "{observed.source}"),
+)
+_ALIAS_WIDE = (
+    *_ALIAS,
+    Column("AGE", "[{observed.create_time:age}]", ticks=True),
+    Column("DESCRIPTION", "{declared.description}"),
+)
 
 
 _EVENT = (
@@ -132,24 +157,49 @@ _EVENT = (
 )
 
 
+def _event_yaml(event: Event) -> str:
+    from weft.documents.yaml_documents import yaml_text  # noqa: PLC0415 - most commands print no YAML
+
+    return yaml_text(document_of(event))
+
+
+def _declared_yaml(document: AnyDocument) -> str:
+    from weft.documents.yaml_documents import to_yaml  # noqa: PLC0415 - most commands print no YAML
+
+    return to_yaml([document])
+
+
 EVENTS = Listing(
+    empty="nothing has happened yet",
     columns=_EVENT,
     wide=_EVENT,
     name=lambda event: f"{word_of(event, 'kind')}/{event.name}",
     document=document_of,
-    yaml=lambda event: yaml_text(document_of(event)),
+    yaml=_event_yaml,
     plural="events",
 )
 
 
+_EMPTY: Mapping[ResourceKind, str] = {
+    ResourceKind.MODEL: "there are no models yet; weft load hf:OWNER/REPO adds one",
+    ResourceKind.AGENT: "there are no agents; weft apply -f FILE declares them",
+    ResourceKind.RUNNER: "no runner is known yet; weft up starts those of weft.yaml, weft runner join adds a machine",
+    ResourceKind.POOL: "there are no pools; they follow from models, and there are none yet",
+    ResourceKind.ROUTE: "there are no routes; weft apply -f FILE declares them",
+    ResourceKind.ALIAS: "there are no aliases; weft apply -f FILE declares them",
+}
+NOTHING = f"the mesh is empty: {_EMPTY[ResourceKind.MODEL]}"
+
+
 def _listing(kind: ResourceKind, columns: Sequence[Column], wide: Sequence[Column]) -> Listing:
     return Listing(
+        empty=_EMPTY[kind],
         columns=columns,
         wide=wide,
         name=lambda document: document.label,
         kind=kind.list_kind,
         document=plain,
-        yaml=lambda document: to_yaml([document]),
+        yaml=_declared_yaml,
         plural=kind.plural,
     )
 
@@ -162,8 +212,27 @@ RESOURCES: Mapping[ResourceKind, Listing] = {
         (ResourceKind.RUNNER, _RUNNER, _RUNNER_WIDE),
         (ResourceKind.POOL, _POOL, _POOL_WIDE),
         (ResourceKind.ROUTE, _ROUTE, _ROUTE_WIDE),
+        (ResourceKind.ALIAS, _ALIAS, _ALIAS_WIDE),
     )
 }
+
+
+MIXED = Listing(
+    columns=(),
+    name=lambda document: document.label,
+    kind="List",
+    document=plain,
+    yaml=_declared_yaml,
+    plural="resources",
+)
+"""Resources of several kinds, as documents."""
+
+
+def labelled_listing(kind: ResourceKind) -> Listing:
+    """Returns the listing of a kind beside others: with KIND/NAME for the name."""
+    listing = RESOURCES[kind]
+    name = Column("NAME", lambda document: document.label)
+    return replace(listing, columns=(name, *listing.columns[1:]), wide=(name, *listing.wide[1:]))
 
 
 def who_wakes(model: ModelDocument) -> list[str]:

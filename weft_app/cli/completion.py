@@ -8,13 +8,13 @@ import typer
 from weft.documents.resource_kinds import ResourceKind, kind_words
 from weft.kernel.errors import WeftError
 from weft_app.cli.options import DEFAULT_HOME
-from weft_app.cli.targets import CLIENT_WORDS, REQUEST_WORDS, TASK_WORDS
+from weft_app.cli.targets import ALL, CLIENT_WORDS, REQUEST_WORDS, TASK_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 CALL_TIMEOUT_SECONDS = 0.25
-"""Of each call; a completion makes at most three and must be there within a second even on a slow host."""
+"""Of each call; a completion makes at most five and must be there within a second even on a slow host."""
 MAX_OFFERED = 1000
 TASKS = "tasks"
 REQUESTS = "requests"
@@ -44,12 +44,28 @@ def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
     return _offer(_names(ctx, kinds[0]), incomplete)
 
 
+def complete_named(ctx: typer.Context, incomplete: str) -> list[str]:
+    """As `complete_resource`; where no kind begins so, names of every kind."""
+    offered = complete_resource(ctx, incomplete)
+    if offered or ctx.params.get("resources") or "/" in incomplete:
+        return offered
+    return _offer(sorted(set(_names(ctx, *ResourceKind))), incomplete)
+
+
 def complete_shown(ctx: typer.Context, incomplete: str) -> list[str]:
     """As `complete_resource`, with requests, clients and tasks."""
     words = ctx.params.get("resources") or ()
     if words and words[0].lower() in REQUEST_WORDS | CLIENT_WORDS | TASK_WORDS:
         return []
-    return [*complete_resource(ctx, incomplete), *([] if words else _offer(REMEMBERED, incomplete))]
+    return [*complete_named(ctx, incomplete), *([] if words else _offer((*REMEMBERED, ALL), incomplete))]
+
+
+def complete_described(ctx: typer.Context, incomplete: str) -> list[str]:
+    """As `complete_named`, with tasks."""
+    words = ctx.params.get("resources") or ()
+    if words and words[0].lower() in TASK_WORDS:
+        return []
+    return [*complete_named(ctx, incomplete), *([] if words else _offer([TASKS], incomplete))]
 
 
 def complete_with_tasks(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -70,12 +86,29 @@ def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
     return _offer(_names(ctx, ResourceKind.MODEL), incomplete)
 
 
+def complete_logged(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completes what has logs: the mesh, its services, runners with files in the home, and models."""
+    from weft_app.cli.mesh_logs import RUNNER_PREFIX, LogFolder  # noqa: PLC0415 - other completions read no files
+    from weft_app.compose.home import WeftHome  # noqa: PLC0415 - as above
+
+    if ctx.params.get("words"):
+        return []
+    folder = LogFolder(WeftHome((ctx.params.get("home") or DEFAULT_HOME).expanduser().absolute()))
+    try:
+        if incomplete.startswith(RUNNER_PREFIX):
+            return _offer((f"{RUNNER_PREFIX}{name}" for name in folder.runners()), incomplete)
+        own = folder.names()
+    except WeftError:
+        own = ()
+    return _offer(sorted({*own, *_names(ctx, ResourceKind.MODEL)}), incomplete)
+
+
 def complete_chat_target(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes names of models, pools, agents and routes."""
+    """Completes names of models, pools, agents, routes and aliases."""
     for prefix, kind in ((AGENT_PREFIX, ResourceKind.AGENT), (ROUTE_PREFIX, ResourceKind.ROUTE)):
         if incomplete.startswith(prefix):
             return _offer((f"{prefix}{name}" for name in _names(ctx, kind)), incomplete)
-    kinds = (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT)
+    kinds = (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT, ResourceKind.ALIAS)
     return _offer(sorted(set(_names(ctx, *kinds))), incomplete)
 
 

@@ -86,7 +86,7 @@ def create_model(
 ) -> None:
     """Create a model that the mesh itself serves from a provider, without a runner in weft.yaml.
 
-    Requests need a permit to go there, as to every model off the premises. `weft apply` changes it.
+    Requests need a permit to go there, as to every remote model. `weft apply` changes it.
 
     Example: weft create model frontier --url https://api.example.com/v1 --api-key-ref secret/example-key
     """

@@ -1,9 +1,10 @@
 """`weft apply`, `weft diff` and `weft delete`: declared resources against those of the mesh."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import unified_diff
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
@@ -35,7 +36,6 @@ from weft_app.cli.targets import (
     parse_targets,
     selected,
     selector_of,
-    with_suggestion,
 )
 from weft_app.cli.tasks import delete_tasks, is_about_tasks
 
@@ -258,8 +258,14 @@ def _targets(words: list[str], files: list[Path]) -> list[Target]:
         if not named:
             raise invalid_field("NAME", "name what is to be deleted")
         found = list(named)
-    # A model that an agent or a route points to cannot be deleted.
-    return sorted(found, key=lambda target: target.kind not in (ResourceKind.AGENT, ResourceKind.ROUTE))
+    # What an alias, an agent or a route points to cannot be deleted.
+    return sorted(found, key=lambda target: _DELETED_FIRST.get(target.kind, len(_DELETED_FIRST)))
+
+
+_DELETED_FIRST: Mapping[ResourceKind, int] = MappingProxyType(
+    {ResourceKind.ALIAS: 0, ResourceKind.AGENT: 1, ResourceKind.ROUTE: 1}
+)
+"""The order in which kinds are deleted; others come last."""
 
 
 def _delete(registry: Registry, target: Target, ignore_not_found: bool, *, force: bool) -> int:
@@ -269,8 +275,7 @@ def _delete(registry: Registry, target: Target, ignore_not_found: bool, *, force
     except WeftError as error:
         if is_missing(error) and ignore_not_found:
             return 0
-        found = with_suggestion(registry, target, error)
-        note(found.message)
-        return exit_code(found)
+        note(error.message)
+        return exit_code(error)
     say(f"{target} deleted\n")
     return 0

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import aiohttp
 import typer
-import uvloop
 
+from runner_svc.model_store.store import ModelStore
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import configure_logging
+from weft_app.cli.options import DEFAULT_HOME
 from weft_app.cli.output import say
+from weft_app.cli.serving import run_service
 from weft_app.cli.stages import StageDisplay
+from weft_app.compose.configuration import ConfigurationSource
 from weft_app.compose.environment import with_rates
 from weft_app.compose.home import WeftHome
-from weft_app.config.loader import load_config
 
 if TYPE_CHECKING:
     from weft_app.compose.up import UpHost
@@ -39,12 +41,19 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="weft-demo-") as folder:
         home = WeftHome(Path(folder))
         home.create()
-        config = load_config(None, {"port": 0}, partial(with_rates, environment=os.environ))
-        configure_logging("host", file=home.log_file("host", config.log.max_file_bytes))
+        # A model that is pulled for it is kept for the next time.
+        kept = WeftHome(DEFAULT_HOME.expanduser().absolute())
+        kept.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        store = ModelStore(kept.models)
+        store.create()
+        home.models.symlink_to(store.root)
+        source = ConfigurationSource(overrides={"port": 0}, below=partial(with_rates, environment=os.environ))
+        read = source.read()
+        configure_logging("host", file=home.log_file("host", read.config.log.max_file_bytes))
         from weft_app.compose.up import UpHost  # noqa: PLC0415 - see weft_app.cli.serve
 
         with home.claim():
-            uvloop.run(_demo(UpHost(config, home, None), prompt, max_tokens))
+            run_service(_demo(UpHost(source, read, home), prompt, max_tokens))
 
 
 async def _demo(host: "UpHost", prompt: str, max_tokens: int) -> None:

@@ -1,12 +1,16 @@
 """`weft describe`: everything known about one resource."""
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Annotated, TypeVar
+
+import typer
 
 from weft.client.resources import Registry, connect_registry, describe_runner
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
     AgentDocument,
+    AliasDocument,
     AnyDocument,
     ModelDocument,
     PoolDocument,
@@ -14,11 +18,12 @@ from weft.documents.resources import (
     RunnerDocument,
 )
 from weft.kernel.errors import WeftError
+from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX
+from weft_app.cli.completion import complete_described
 from weft_app.cli.description import Facts, Rung, description, facts_document
-from weft_app.cli.get import ResourcesArgument
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import print_page
-from weft_app.cli.targets import Target, find, one_target
+from weft_app.cli.targets import Target, find, one_named
 from weft_app.cli.tasks import describe_task, is_about_tasks
 
 T = TypeVar("T")
@@ -27,22 +32,30 @@ EVENTS = 10
 
 
 def describe(
-    resources: ResourcesArgument,
+    resources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[KIND] NAME",
+            help="A model, agent, runner, pool, route or alias: KIND NAME, KIND/NAME or NAME alone; or task and an id.",
+            autocompletion=complete_described,
+        ),
+    ],
     output: PageOutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Show all about one resource: conditions with reasons, pool, process, recent events.
+    """Show the details of one resource: conditions with reasons, pool, process, recent events.
 
     With -o json or yaml: the resource, its events, and its runner's own description.
+
+    The kind can be left out where one kind alone has the name.
 
     Example: weft describe model qwen
     """
     if is_about_tasks(resources):
         describe_task(resources, output, home)
         return
-    target = one_target(resources)
     with connect_registry(home=home) as registry:
-        facts = gather(registry, target)
+        facts = gather(registry, one_named(registry, resources))
     print_page(output, lambda: description(facts), lambda: facts_document(facts))
 
 
@@ -56,6 +69,7 @@ def gather(registry: Registry, target: Target) -> Facts:
         pool=pool,
         agents=_agents(registry, document, pool),
         routes=_routes(registry, document, pool),
+        aliases=_aliases(registry, document),
         rungs=_rungs(registry, document),
         runner=describe_runner(address, LOG_LINES) if address else None,
         events=_or_none(lambda: registry.events(target.kind, document.name, EVENTS)) or [],
@@ -96,6 +110,21 @@ def _routes(registry: Registry, document: AnyDocument, pool: PoolDocument | None
     return [route for route in routes if not names.isdisjoint(route.declared.candidates)]
 
 
+_REQUESTED_AS: Mapping[ResourceKind, str] = MappingProxyType(
+    {ResourceKind.MODEL: "", ResourceKind.POOL: "", ResourceKind.AGENT: AGENT_PREFIX, ResourceKind.ROUTE: ROUTE_PREFIX}
+)
+"""What begins the name of a kind where a request asks for it."""
+
+
+def _aliases(registry: Registry, document: AnyDocument) -> list[AliasDocument]:
+    """Returns the aliases that lead to a resource."""
+    prefix = _REQUESTED_AS.get(document.kind)
+    if prefix is None:
+        return []
+    aliases = [each for each in registry.documents(ResourceKind.ALIAS) if isinstance(each, AliasDocument)]
+    return [alias for alias in aliases if alias.declared.target == f"{prefix}{document.name}"]
+
+
 def _rungs(registry: Registry, document: AnyDocument) -> list[Rung]:
     """Returns the state of a route's candidates: a pool takes precedence over a model of the same name."""
     if not isinstance(document, RouteDocument):
@@ -110,7 +139,7 @@ def _rung(registry: Registry, name: str) -> Rung:
             case PoolDocument(observed=pool) if pool is not None and (pool.explicit or pool.size > 1):
                 return Rung(name, f"pool, {pool.active_count} of {pool.size} active")
             case ModelDocument(observed=model) if model is not None:
-                return Rung(name, f"{found.state}, off the premises" if found.manifest.remote else found.state)
+                return Rung(name, f"{found.state}, remote" if found.manifest.remote else found.state)
     return Rung(name, "not there now")
 
 

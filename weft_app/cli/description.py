@@ -18,6 +18,7 @@ from weft.documents.codec import document_of, moment_of, without_defaults, word_
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
     AgentDocument,
+    AliasDocument,
     AnyDocument,
     ModelDocument,
     PoolDocument,
@@ -26,7 +27,7 @@ from weft.documents.resources import (
     plain,
 )
 from weft.kernel.abilities import mode_words, skill_words
-from weft_app.cli.columns import labels_text, upstream_of, who_wakes
+from weft_app.cli.columns import labels_text, source_of, upstream_of, who_wakes
 from weft_app.cli.output import INDENT, Column, block, page, safe_text, table_block
 from weft_app.cli.templates import filled, seconds_ago
 
@@ -56,7 +57,7 @@ def _phase(state: InstanceState) -> str:
 
 
 def until_text(state: InstanceState) -> str | None:
-    """Returns how long a model stays loaded, as text; None: it is not ready."""
+    """Returns how long a model stays loaded, as text such as "4m"; None: it is not ready."""
     unload_at = moment_of(state, "unload_time")
     if state.phase != InstanceState.PHASE_READY:
         return None
@@ -64,7 +65,7 @@ def until_text(state: InstanceState) -> str | None:
         return "pinned"
     if unload_at is None:
         return "never"
-    return f"for {seconds_ago(max(0.0, (unload_at - datetime.now(UTC)).total_seconds()))}"
+    return seconds_ago(max(0.0, (unload_at - datetime.now(UTC)).total_seconds()))
 
 
 _MEMORY = (
@@ -77,7 +78,7 @@ _INSTANCE = (
     Column("Detail", "{detail}"),
     Column("Slots", "{slots_used} of {slots_total} in use"),
     Column("Memory", lambda state: filled(_MEMORY, state.memory) if state.HasField("memory") else None),
-    Column("Stays loaded", until_text),
+    Column("Expires", until_text),
 )
 """What heartbeats report of an instance."""
 
@@ -121,7 +122,7 @@ _DESCRIBED = (
     Column("Restarts", "{restart_count}[; last reason: {last_restart_reason}]"),
     Column("Timeouts", _timeouts),
     Column("Prefix cache", _prefix_cache),
-    Column("Tenants apart", lambda described: _ISOLATION_WORDS.get(described.cache_isolation)),
+    Column("Tenant isolation", lambda described: _ISOLATION_WORDS.get(described.cache_isolation)),
     Column("Quantizations", "{quantizations}"),
 )
 """What a runner says of an instance on request."""
@@ -139,7 +140,7 @@ def _range(parameter: LoadParameter) -> str:
 
 _PARAMETERS = (
     Column("NAME", "{name}"),
-    Column("MAY BE", _range),
+    Column("ALLOWED", _range),
     Column("NOW", lambda parameter: str(document_of(parameter).get("default", "engine's own"))),
     Column("MEANING", "{description}"),
 )
@@ -170,7 +171,7 @@ def instance_lines(state: InstanceState, described: pb.InstanceDescription | Non
         return
     yield from page(_DESCRIBED, described)
     yield from block("Chosen", map(safe_text, described.added.reasons))
-    yield from table_block("May be set for a load", _PARAMETERS, described.load_parameters)
+    yield from table_block("Load parameters", _PARAMETERS, described.load_parameters)
     yield from table_block("Restarts", _RESTARTS, described.restarts)
     yield from table_block("Requests", _REQUESTS, described.requests[-SHOWN_REQUESTS:])
     yield from block("Before the last crash", map(safe_text, described.last_crash_lines))
@@ -201,7 +202,7 @@ def _skills(model: ModelDocument) -> str:
 
 
 _MODEL = (
-    Column("Kind", "{observed.kind} model"),
+    Column("Source", lambda model: source_of(model.observed)),
     Column("Status", "{state}"),
     Column("Runner", "[{observed.runner}|none]"),
     Column("Id", "{observed.id}"),
@@ -216,7 +217,7 @@ _MODEL = (
     Column("Operations", "[{manifest.operations}|none]"),
     Column("Context", "[{manifest.context_tokens}|{instance.context_tokens}|unknown until loaded]"),
     Column("Digest", "[{manifest.digest}|-]"),
-    Column("Remote", lambda model: "yes, it leaves the premises" if model.manifest.remote else "no"),
+    Column("Remote", lambda model: "yes" if model.manifest.remote else "no"),
     Column("Skills", _skills),
     Column("Thinking", lambda model: ", ".join(mode_words(model.abilities.thinking_modes))),
     Column("Translates from", lambda model: ", ".join(model.abilities.source_languages)),
@@ -248,7 +249,7 @@ def _signals(agent: AgentDocument) -> str | None:
 
 
 _AGENT = (
-    Column("Kind", "{observed.kind} agent"),
+    Column("Source", lambda agent: source_of(agent.observed)),
     Column("Status", "{state}"),
     Column(
         "Answers",
@@ -292,6 +293,17 @@ _ROUTE = (
 )
 
 
+_ALIAS = (
+    Column("Kind", lambda _: "alias"),
+    Column("Stands for", lambda alias: f"{alias.declared.pattern}, unless the mesh has something of the name"),
+    Column("Means", "{declared.target}"),
+    Column("Tenant", "[{declared.tenant}|every tenant]"),
+    Column("Description", "[{declared.description}|-]"),
+    Column("Source", "{observed.source}"),
+    _CREATED,
+)
+
+
 _RUNNER = (
     Column("Kind", lambda runner: f"{'dial-out' if runner.observed.dial_out else 'direct'} runner"),
     Column("Status", "{state}"),
@@ -309,6 +321,7 @@ _PAGES: Mapping[ResourceKind, Sequence[Column]] = {
     ResourceKind.MODEL: _MODEL,
     ResourceKind.AGENT: _AGENT,
     ResourceKind.ROUTE: _ROUTE,
+    ResourceKind.ALIAS: _ALIAS,
     ResourceKind.RUNNER: _RUNNER,
     ResourceKind.POOL: _POOL,
 }
@@ -352,6 +365,8 @@ class Facts:
     """The agents that point to it."""
     routes: Sequence[RouteDocument] = ()
     """Routes that name it or its pool."""
+    aliases: Sequence[AliasDocument] = ()
+    """Aliases that lead to it."""
     rungs: Sequence[Rung] = ()
     """Candidates of a route, best first."""
     runner: pb.DescribeResponse | None
@@ -382,6 +397,7 @@ def _lines(facts: Facts) -> Iterator[str]:
             yield from block("System prompt", map(safe_text, document.declared.system_prompt.split("\n")))
     yield from block("Agents", map(_user, facts.agents))
     yield from block("Routes", map(_user, facts.routes))
+    yield from block("Aliases", map(_alias, facts.aliases))
     events = [*table_block("Events", _EVENTS, facts.events)]
     yield from events or ["Events:       none since the registry started"]
 
@@ -411,7 +427,7 @@ def _pool(facts: Facts) -> Iterator[str]:
         name = member.manifest.name
         this = isinstance(facts.document, ModelDocument) and name == facts.document.name
         mark = " ← this row" if this else ""
-        yield f"{INDENT}- {name} [{word_of(member, 'kind')}/{word_of(member, 'status')}]{mark}"
+        yield f"{INDENT}- {name} [{source_of(member)}/{word_of(member, 'status')}]{mark}"
 
 
 def _instances(runner: Runner, described: pb.DescribeResponse | None) -> Iterator[str]:
@@ -424,7 +440,13 @@ def _instance(state: InstanceState, runner: pb.DescribeResponse | None) -> Itera
     return instance_lines(state, described)
 
 
+def _alias(document: AliasDocument) -> str:
+    """Returns the line of an alias that leads to the resource."""
+    tenant = f" of tenant {document.declared.tenant}" if document.declared.tenant else ""
+    return f"- {document.name} [{document.declared.pattern}{tenant}]"
+
+
 def _user(document: AgentDocument | RouteDocument) -> str:
     """Returns the line of an agent or a route that refers to the resource."""
-    kind = f"{word_of(document.observed, 'kind')}/" if isinstance(document, AgentDocument) and document.observed else ""
+    kind = f"{source_of(document.observed)}/" if isinstance(document, AgentDocument) and document.observed else ""
     return f"- {document.name} [{kind}{document.state}]"

@@ -1,13 +1,13 @@
 """`weft doctor`: checks of this machine and its mesh, each fault with its remedy."""
 
+import asyncio
 import os
 import platform
 import shutil
-import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,11 +17,14 @@ import typer
 
 from router_svc.store.promises import PromiseFile
 from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.followed_servers import FollowedServer
+from runner_svc.instance.settings import ServedModel
+from runner_svc.policy.model_names import ServerList
 from runner_svc.runtimes.runtime import ModelFault
 from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings, UpstreamSettings
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in_names, installed, require_runtime
 from runner_svc.runtimes.unmanaged_server import read_key
-from weft import __version__
+from runner_svc.settings import RunnerSettings
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.client._channel import mesh_address
 from weft.client._lease_renewal import LeaseClient
@@ -29,10 +32,20 @@ from weft.client.resources import connect_registry
 from weft.documents.codec import seconds_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ModelDocument, RunnerDocument
-from weft.gpu.nvml import Health, read_within
+from weft.gpu.nvml import read_within
+from weft.kernel.address import MAX_PORT
 from weft.kernel.clock import offset_words
 from weft.kernel.errors import WeftError
 from weft.kernel.units import size_words
+from weft_app.cli.findings import Finding, Verdict, attempt, failed
+from weft_app.cli.machine_checks import (
+    DRIVER_SECONDS,
+    accelerator_findings,
+    memory_finding,
+    platform_finding,
+    port_findings,
+)
+from weft_app.cli.network_options import NetworkOptions
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_FAILED,
@@ -45,32 +58,15 @@ from weft_app.cli.output import Column, Listing
 from weft_app.cli.provider_checks import check_central_models
 from weft_app.cli.secrets import all_secrets
 from weft_app.compose.demo import configured_runners
+from weft_app.compose.environment import environment_of_mesh
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
-from weft_app.config.config import CONFIG_NAME, DEFAULT_PORT, WeftConfig
+from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.loader import config_files, load_config
 
 MIN_FREE_BYTES = 1024**3
-DRIVER_SECONDS = 5.0
-"""Timeout of NVIDIA's library, which hangs where a card does."""
+MAX_ASKED_AT_ONCE = 8
+"""Servers that are asked for their models at the same time."""
 MAX_NAMED_LEASES = 4
-
-
-class Verdict(StrEnum):
-    """The result of a check."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One check and what to do about it."""
-
-    check: str
-    verdict: Verdict
-    detail: str
-    remedy: str = ""
 
 
 _FINDINGS = Listing(
@@ -78,7 +74,7 @@ _FINDINGS = Listing(
         Column("CHECK", lambda finding: finding.check),
         Column("", lambda finding: finding.verdict),
         Column("DETAIL", lambda finding: finding.detail),
-        Column("REMEDY", lambda finding: finding.remedy),
+        Column("FIX", lambda finding: finding.remedy),
     ),
     kind="FindingList",
     document=asdict,
@@ -88,7 +84,10 @@ _FINDINGS = Listing(
 def doctor(
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
-    port: Annotated[int | None, typer.Option("--port", "-p", help="HTTP port to check.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address of the HTTP API to check, as of weft up.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", "-p", min=0, max=MAX_PORT, help="HTTP port to check, as of weft up.")
+    ] = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Check what a mesh on this machine needs. Exit code 1 when something is missing.
@@ -96,53 +95,52 @@ def doctor(
     Example: weft doctor -o json
     """
     folder = WeftHome(home.expanduser().absolute())
-    findings = list(examine(folder, config, port))
+    findings = list(examine(folder, config, port, host))
     _FINDINGS.print(findings, output)
     if any(finding.verdict is Verdict.FAILED for finding in findings):
         raise typer.Exit(EXIT_FAILED)
 
 
-def examine(home: WeftHome, config_path: Path | None, port: int | None) -> Iterator[Finding]:
+def examine(home: WeftHome, config_path: Path | None, port: int | None, host: str | None = None) -> Iterator[Finding]:
     """Yields the findings of all checks, in the order of a start."""
-    yield _platform()
+    yield platform_finding(sys.platform, f"{platform.system()} {platform.machine()}", platform.python_version())
     yield _packages()
     yield _home(home)
+    yield memory_finding()
     yield from _memory(home)
     yield _socket_path(home)
     try:
-        config = load_config(config_path)
+        network = NetworkOptions(host=host, port=port)
+        below = partial(network.with_relay, below=partial(environment_of_mesh, environment=os.environ))
+        config = load_config(config_path, network.overrides(), below)
     except WeftError as error:
-        yield _failed("configuration", error.message, "correct the file")
+        yield failed("configuration", error.message, "correct the file")
         return
     yield _startable(config, home, config_path)
     yield _kept_tasks(home, config)
-    yield _attempt("models", lambda: _models(config), "name a file that exists")
+    yield attempt("models", lambda: _models(config), "name a file that exists")
     yield from _keys(config)
     yield from _runtimes()
+    yield from _runners(config, home)
     yield from _servers(config)
-    yield _accelerators()
+    yield from _followed(config)
+    yield from accelerator_findings(sys.platform, platform.machine(), read_within(DRIVER_SECONDS), Path("/sys"))
     yield from _requirements(config, home.environments)
     yield from _programs(config)
-    yield _port(home, port if port is not None else config.port)
+    yield from port_findings(config, home.running())
     if home.running() is not None:
         yield from _engines(home)
     yield from _central_models(home)
     yield from _clocks(home)
 
 
-def _platform() -> Finding:
-    detail = f"weft {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    if sys.platform != "linux":
-        return Finding(check="platform", verdict=Verdict.WARNING, detail=detail, remedy="only Linux is tested")
-    return Finding(check="platform", verdict=Verdict.OK, detail=detail)
-
-
 def _packages() -> Finding:
     wanted = {"fastapi": "gateway", "uvicorn": "gateway", "sqlalchemy": "registry", "alembic": "registry"}
     missing = sorted(package for package in wanted if find_spec(package) is None)
     if missing:
-        extras = ",".join(sorted({wanted[package] for package in missing}))
-        return _failed("packages", f"missing: {', '.join(missing)}", f"in your checkout: pip install '.[{extras}]'")
+        lacking = " and ".join(sorted({wanted[package] for package in missing}))
+        detail = f"missing: {', '.join(missing)}; {lacking} cannot run here"
+        return failed("packages", detail, "install weft again (docs/start.md), or: pip install " + " ".join(missing))
     return Finding(check="packages", verdict=Verdict.OK, detail="gateway and registry can run here")
 
 
@@ -156,7 +154,7 @@ def _home(home: WeftHome) -> Finding:
     try:
         home.create()
     except WeftError as error:
-        return _failed("home", error.message, "choose another with --home")
+        return failed("home", error.message, "choose another with --home")
     free = shutil.disk_usage(home.root).free
     if free < MIN_FREE_BYTES:
         return Finding(
@@ -188,7 +186,7 @@ def _kept_tasks(home: WeftHome, config: WeftConfig) -> Finding:
     database = home.state / "router.db"
     is_here = not config.router.database_url and home.promises.exists()
     if is_here and home.running() is not None and not database.exists():
-        return _failed(
+        return failed(
             "tasks", f"{database} is gone, so the running mesh accepts no tasks", "put it back, or restart the mesh"
         )
     return Finding(check="tasks", verdict=Verdict.OK, detail="nothing acknowledged is known to be missing")
@@ -218,13 +216,26 @@ def _startable(config: WeftConfig, home: WeftHome, config_path: Path | None) -> 
     # reports them.
     if _packages().verdict is Verdict.FAILED:
         return Finding(check="configuration", verdict=Verdict.OK, detail=files)
-    from weft_app.compose.up import require_startable  # noqa: PLC0415
+    from weft_app.compose.startable import require_startable  # noqa: PLC0415
 
     try:
         require_startable(config, home)
     except WeftError as error:
-        return _failed("configuration", f"{files}: {error.message}", "correct the file; `weft up` refuses it")
+        return failed("configuration", f"{files}: {error.message}", "correct the file; `weft up` refuses it")
     return Finding(check="configuration", verdict=Verdict.OK, detail=files)
+
+
+def _runners(config: WeftConfig, home: WeftHome) -> Iterator[Finding]:
+    """Yields the runners whose process would refuse to start, in the words of `weft up`."""
+    from weft_app.compose.runner import runner_config  # noqa: PLC0415 - with the engines of all runtimes
+
+    for runner in config.runners or ():
+        address = home.address(f"runner-{runner.name}")
+        try:
+            runner_config(runner, home, address=address, registry_address=address, model_store=config.model_store)
+        except WeftError as error:
+            message = f"runner {runner.name} does not start: {error.message}"
+            yield failed("runners", message, "correct the file; `weft up` gives up on it")
 
 
 def _runtimes() -> Iterator[Finding]:
@@ -234,17 +245,43 @@ def _runtimes() -> Iterator[Finding]:
     yield Finding(check="runtimes", verdict=Verdict.OK, detail=", ".join([*built_in_names(), *usable]))
     for each in others:
         if each.runtime is None:
-            yield _failed(
-                "runtimes", f"{each.name} of {each.package}: {each.fault}", "update or uninstall that package"
-            )
+            yield failed("runtimes", f"{each.name} of {each.package}: {each.fault}", "update or uninstall that package")
 
 
 def _servers(config: WeftConfig) -> Iterator[Finding]:
     """Yields whether each server that runs already serves the model that it is configured for."""
+    asked = [
+        (model, find_fault)
+        for runner in config.runners or ()
+        if (find_fault := runner.engine.find_fault) is not None
+        for model in runner.models
+    ]
+    with ThreadPoolExecutor(max_workers=MAX_ASKED_AT_ONCE) as pool:
+        faults = pool.map(lambda each: each[1](each[0], os.environ), asked)
+        yield from (_server(model, fault) for (model, _), fault in zip(asked, faults, strict=True))
+
+
+def _followed(config: WeftConfig) -> Iterator[Finding]:
+    """Yields the models of each server whose list a runner follows."""
+    from weft_app.compose.followed_servers import configured_servers  # noqa: PLC0415 - few configurations need it
+
     for runner in config.runners or ():
-        find_fault = runner.engine.find_fault
-        if find_fault is not None:
-            yield from (_server(model, find_fault(model, os.environ)) for model in runner.models)
+        for server in configured_servers(runner, _no_build):
+            found = asyncio.run(_listed(server))
+            if found.models is None:
+                detail = f"{runner.name}: {found.why}"
+                yield Finding(check="server", verdict=Verdict.WARNING, detail=detail, remedy="start it, or correct url")
+            else:
+                names = ", ".join(found.models.names) or "no models"
+                yield Finding(check="server", verdict=Verdict.OK, detail=f"{runner.name}: its server has {names}")
+
+
+async def _listed(server: FollowedServer) -> ServerList:
+    return await server.list_models()
+
+
+def _no_build(runner: RunnerSettings, model: ModelSettings) -> ServedModel:
+    raise AssertionError(f"the doctor serves nothing: {runner.name} {model.name}")
 
 
 def _server(model: ModelSettings, fault: ModelFault | None) -> Finding:
@@ -265,10 +302,10 @@ def _requirements(config: WeftConfig, environments: EnvironmentFolder) -> Iterat
         runtime = require_runtime(name)
         needed, environment = runtime.requirement, runtime.environment
         if needed is not None:
-            yield _attempt(needed.name, partial(needed.find, command), needed.remedy)
+            yield attempt(needed.name, partial(needed.find, command), needed.remedy)
         if environment is not None and not command:
             look = partial(environments.description, environment)
-            yield _attempt("environment", look, environments.install_command(environment.name))
+            yield attempt("environment", look, environments.install_command(environment.name))
 
 
 def _programs(config: WeftConfig) -> Iterator[Finding]:
@@ -282,30 +319,7 @@ def _programs(config: WeftConfig) -> Iterator[Finding]:
             if fault is None:
                 yield Finding(check="program", verdict=Verdict.OK, detail=f"{model.name}: its program is installed")
             else:
-                yield _failed("program", f"{model.name}: {fault.message}", fault.remedy)
-
-
-def _accelerators() -> Finding:
-    """Returns the cards that the driver reports; after DRIVER_SECONDS it counts as hanging."""
-    reading = read_within(DRIVER_SECONDS)
-    if reading is None:
-        return Finding(
-            check="accelerators",
-            verdict=Verdict.WARNING,
-            detail=f"NVIDIA's driver did not answer within {DRIVER_SECONDS:g} s",
-            remedy="nvidia-smi",
-        )
-    match reading.health:
-        case Health.WELL if reading.devices:
-            cards = ", ".join(f"{device.name} ({size_words(device.total_bytes)})" for device in reading.devices)
-            return Finding(check="accelerators", verdict=Verdict.OK, detail=cards)
-        case Health.FAILED:
-            return Finding(
-                check="accelerators", verdict=Verdict.WARNING, detail="NVIDIA's library fails", remedy="nvidia-smi"
-            )
-        case _:
-            detail = "no NVIDIA card or driver here: models run on the CPU unless their engine brings another"
-            return Finding(check="accelerators", verdict=Verdict.OK, detail=detail)
+                yield failed("program", f"{model.name}: {fault.message}", fault.remedy)
 
 
 def _keys(config: WeftConfig) -> Iterator[Finding]:
@@ -319,29 +333,15 @@ def _keys(config: WeftConfig) -> Iterator[Finding]:
         try:
             read_key(variable, os.environ)
         except WeftError as error:
-            yield _failed(
-                "keys", f"{', '.join(names)}: {error.message}", f"export {variable}=... before you start weft"
-            )
+            yield failed("keys", f"{', '.join(names)}: {error.message}", f"export {variable}=... before you start weft")
         else:
             yield Finding(check="keys", verdict=Verdict.OK, detail=f"{variable} is set, for {', '.join(names)}")
 
 
-def _port(home: WeftHome, port: int) -> Finding:
-    running = home.running()
-    if running is not None and running["url"].endswith(f":{port}"):
-        return Finding(check="port", verdict=Verdict.OK, detail=f"{port}: used by the mesh on this home")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            other = DEFAULT_PORT + 1 if port == DEFAULT_PORT else DEFAULT_PORT
-            return _failed("port", f"{port}: {error.strerror}", f"weft up --port {other}")
-    return Finding(check="port", verdict=Verdict.OK, detail=f"{port} is free")
-
-
 def _has_registry(home: WeftHome) -> bool:
-    return home.running() is not None or (home.run / "registry.sock").exists()
+    return home.running() is not None or any(
+        file.exists() for file in (home.run / "registry.sock", home.address_file("registry"))
+    )
 
 
 def _central_models(home: WeftHome) -> Iterator[Finding]:
@@ -361,7 +361,7 @@ def _central_models(home: WeftHome) -> Iterator[Finding]:
         return
     for found in check_central_models(manifests, secrets):
         if found.problem:
-            yield _failed(check, f"{found.model}: {found.problem}", found.remedy)
+            yield failed(check, f"{found.model}: {found.problem}", found.remedy)
         else:
             detail = f"{found.model}: its provider can be reached, and its secret exists"
             yield Finding(check=check, verdict=Verdict.OK, detail=detail)
@@ -412,17 +412,6 @@ def _engines(home: WeftHome) -> Iterator[Finding]:
         )
     if not faulty:
         yield Finding(check="engines", verdict=Verdict.OK, detail="none ended because of a fault")
-
-
-def _attempt(check: str, look: Callable[[], str], remedy: str) -> Finding:
-    try:
-        return Finding(check=check, verdict=Verdict.OK, detail=look())
-    except WeftError as error:
-        return _failed(check, error.message, remedy)
-
-
-def _failed(check: str, detail: str, remedy: str) -> Finding:
-    return Finding(check=check, verdict=Verdict.FAILED, detail=detail, remedy=remedy)
 
 
 def unowned_leases(home: WeftHome) -> str | None:

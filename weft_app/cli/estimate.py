@@ -1,6 +1,6 @@
 """`weft estimate`: the accelerator memory that a model will take, before it is loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +25,7 @@ from runner_svc.settings import RunnerSettings
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
+from weft.kernel.unknown_names import unknown_name
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, print_document, print_table
 from weft_app.compose.demo import DEMO_MODEL, demo_runner
@@ -84,7 +85,7 @@ def estimate(
     facts = ModelFacts() if subject.files is None else loaded_facts(subject.files)
     found = _estimate(subject, facts, settings, home)
     if found is None:
-        raise WeftError(Reason.NOT_FOUND, _unknown(target, subject))
+        raise _unknown(target, subject, config)
     document = _document(subject, facts, settings, found)
     if output is OutputFormat.TABLE:
         _print(document)
@@ -92,11 +93,22 @@ def estimate(
         print_document(document, output)
 
 
-def _unknown(target: str, subject: _Subject) -> str:
+def _unknown(target: str, subject: _Subject, config: Path | None) -> WeftError:
     if subject.model is None:
-        return f"there is no file and no configured model {target}, and the name does not say how large it is"
+        error = unknown_name("file or configured model", target, _configured_names(config))
+        error.message += " (a name that says how large the model is, such as qwen-7b, is estimated as well)"
+        return error
     where = subject.model.location or "its server"
-    return f"{target} cannot be estimated: {where} is not on this machine, and its name does not say how large it is"
+    return WeftError(
+        Reason.NOT_FOUND,
+        f"{target} cannot be estimated: {where} is not on this machine, and its name does not say how large it is",
+    )
+
+
+def _configured_names(config: Path | None) -> Iterator[str]:
+    for runner in load_config(config).runners or (demo_runner(),):
+        for model in runner.models:
+            yield from model.served_names
 
 
 def _subject(target: str, config: Path | None, ctx: int | None, slots: int | None) -> _Subject:

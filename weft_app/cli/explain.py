@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from weft.api.common.v1.receipt_pb2 import Receipt
 from weft.api.router.v1.request_pb2 import DecisionRecord, RequestRecord
 from weft.client.requests import Requests, connect_requests
 from weft.documents.codec import document_of, moment_of, word_of
@@ -39,7 +40,7 @@ def _state(request: RequestRecord) -> str:
 
 _REQUEST = (
     Column("Request", "{request_id}"),
-    Column("Asked for", "{target}"),
+    Column("Asked for", "[{asked_model}, an alias of ]{target}"),
     Column("Tenant", "{tenant}[, client {client_id}]"),
     Column("Priority", "{priority}"),
     Column("Arrived", "{arrive_time:local}"),
@@ -60,7 +61,7 @@ _COSTS = (
     Column("First token", "[after {time_to_first_token:.3g} s]"),
     Column("Engine", _ENGINE),
     Column("Tokens", lambda receipt: filled(_USAGE, receipt) if receipt.HasField("usage") else None),
-    Column("Off premises", "{left_premises:yes}"),
+    Column("Remote", "{left_premises:yes}"),
     Column("Cancelled", "[by {cancelled_by}]"),
 )
 
@@ -99,10 +100,14 @@ def explanation(request: RequestRecord) -> str:
     """Returns all decisions as text."""
     lines = [*page(_REQUEST, request), *_section("Decisions", _decisions(request.decisions))]
     if request.HasField("receipt"):
-        receipt = request.receipt
-        attempts = [_attempt(place) for place in range(len(receipt.attempts))]
-        lines += _section("Receipt", page([_OUTCOME, *attempts, *_COSTS], receipt))
+        lines += receipt_lines(request.receipt)
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def receipt_lines(receipt: Receipt) -> list[str]:
+    """Returns the section on what a request has cost."""
+    attempts = [_attempt(place) for place in range(len(receipt.attempts))]
+    return _section("Receipt", page([_OUTCOME, *attempts, *_COSTS], receipt))
 
 
 def _attempt(place: int) -> Column:

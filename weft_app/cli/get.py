@@ -1,25 +1,24 @@
 """`weft get`: tables and documents of resources, requests, clients and tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from weft.api.router.v1.request_pb2 import RequestRecord
 from weft.api.router.v1.request_service_pb2 import ListClientsResponse, ListRequestsResponse
 from weft.client.requests import Requests, connect_requests
-from weft.client.resources import connect_registry
+from weft.client.resources import Registry, connect_registry
 from weft.documents.codec import document_of, word_of
-from weft.documents.mesh_state import Key, MeshState
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import AnyDocument, declared, plain
-from weft.documents.selectors import Selector
+from weft.documents.resources import AnyDocument, plain
+from weft.documents.selectors import parse_selector
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft_app.cli.columns import RESOURCES
+from weft_app.cli.columns import MIXED, NOTHING, RESOURCES, labelled_listing
 from weft_app.cli.completion import complete_shown, complete_with_tasks
-from weft_app.cli.follow import follow_resources
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_OK,
@@ -28,19 +27,21 @@ from weft_app.cli.options import (
     ResourceOutputOption,
     WatchOption,
     naming_fields,
+    note,
     reporting,
 )
-from weft_app.cli.output import Column, Feed, Listing, json_line, say
+from weft_app.cli.output import TEXTS, Column, Listing, say
+from weft_app.cli.resource_watch import ResourceWatch
 from weft_app.cli.secrets import is_about_secrets, show_secrets
 from weft_app.cli.targets import (
     CLIENT_WORDS,
     REQUEST_WORDS,
+    Scope,
     SelectorOption,
-    Target,
     find,
-    parse_targets,
+    labelled,
+    scope_of,
     selected,
-    selector_of,
 )
 from weft_app.cli.tasks import is_about_tasks, show_tasks
 
@@ -56,11 +57,12 @@ _REQUEST = (
     Column("POSITION", lambda request: str(request.queued.position) if request.HasField("queued") else None),
     Column("ETA", "[{queued.eta:.0f}s|{loading.eta:.0f}s]", ticks=True),
     Column("AGE", "[{arrive_time:age}]", ticks=True),
-    Column("AWAITS", "[{queued.reason:short}|{loading.stage:short}]"),
+    Column("WAITS FOR", "[{queued.reason:short}|{loading.stage:short}]"),
 )
 _REQUESTS = Listing(
+    empty="no request is waiting or running; those that have ended: weft get requests --state ended",
     columns=_REQUEST,
-    wide=(*_REQUEST[:-1], Column("CLIENT", "{client_id}"), Column("AWAITS", "[{queued.reason}|{loading.stage}]")),
+    wide=(*_REQUEST[:-1], Column("CLIENT", "{client_id}"), Column("WAITS FOR", "[{queued.reason}|{loading.stage}]")),
     name=lambda request: request.request_id,
 )
 _END = (
@@ -74,6 +76,7 @@ _END = (
     Column("ENDED", "[{end_time:ago}]", ticks=True),
 )
 _ENDED = Listing(
+    empty="no such request has ended in the last hour",
     columns=_END,
     wide=(*_END, Column("CLIENT", "{client_id}"), Column("MESSAGE", "[{message}]")),
     name=lambda request: request.request_id,
@@ -92,8 +95,8 @@ _CLIENT = (
     Column("REFUSED", "{refused_count}"),
     Column("RUNNING", "{running_count}"),
     Column("TOKENS", "{token_count}"),
-    Column("EVERY", "[{usual_interval:.3g}s]"),
-    Column("SEEN", "[{last_seen_time:ago}]", ticks=True),
+    Column("INTERVAL", "[{usual_interval:.3g}s]"),
+    Column("LAST SEEN", "[{last_seen_time:ago}]", ticks=True),
     Column("COOLDOWN", lambda client: "yes" if client.HasField("cooldown_end_time") else "-"),
 )
 _CLIENT_WIDE = (
@@ -101,7 +104,12 @@ _CLIENT_WIDE = (
     Column("ROUTE", "{route}"),
     Column("ASKS FOR", lambda client: ",".join(f"{one.target}={one.request_count}" for one in client.targets) or "-"),
 )
-_CLIENTS = Listing(columns=_CLIENT, wide=_CLIENT_WIDE, name=lambda client: client.client_id)
+_CLIENTS = Listing(
+    columns=_CLIENT,
+    wide=_CLIENT_WIDE,
+    name=lambda client: client.client_id,
+    empty="no client was seen lately: only callers that send the header X-Client-Id are counted",
+)
 
 
 def is_about_requests(words: Sequence[str]) -> bool:
@@ -123,7 +131,7 @@ def show_requests(words: Sequence[str], output: ResourceFormat, states: Sequence
         return
     (_ENDED if states else _REQUESTS).print(found.requests, output, lambda: document_of(found))
     left = found.total_count - len(found.requests)
-    if left > 0 and output in (ResourceFormat.TABLE, ResourceFormat.WIDE):
+    if left > 0 and output in TEXTS:
         say(f"and {left} more\n")
 
 
@@ -149,7 +157,7 @@ ResourcesArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="KIND [NAME...]",
-        help="models, agents, runners, pools or routes, and names; or KIND/NAME...; also task and an id",
+        help="models, agents, runners, pools, routes or aliases, and names; or KIND/NAME...; also task and an id",
         autocompletion=complete_with_tasks,
     ),
 ]
@@ -157,7 +165,8 @@ ShownArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="KIND [NAME...]",
-        help="models, agents, runners, pools or routes, and names; or KIND/NAME...; requests, clients, tasks, secrets",
+        help="models, agents, runners, pools, routes, aliases or all, and names; or KIND/NAME..., or NAME alone; "
+        "requests, clients, tasks, secrets",
         autocompletion=complete_shown,
     ),
 ]
@@ -183,7 +192,10 @@ def get(
 ) -> None:
     """List resources, requests, clients, tasks or secrets. Resources printed as YAML can be applied again.
 
-    Example: weft get models -o wide
+    One kind, several (models,runners or model/qwen runner/box), or all of them, each with its own table. The kind can
+    be left out where one kind alone has the name.
+
+    Examples: weft get models -o wide; weft get all; weft get model/qwen runner/box
     """
     with reporting(interrupted=EXIT_OK if watch else 130):
         if selector and (is_about_tasks(resources) or is_about_secrets(resources) or is_about_requests(resources)):
@@ -211,91 +223,41 @@ def get(
 
 
 def _show_resources(words: list[str], selector: str, output: ResourceFormat, home: Path, *, watch: bool) -> None:
-    """Prints the resources that `words` name, or those of a kind that the selector selects."""
-    kind, targets = parse_targets(words)
-    wanted = selector_of(selector, kind)
-    if any(target.kind is not kind for target in targets):
-        raise invalid_field("KIND", "resources of one kind can be shown at a time")
-    if watch:
-        ResourceWatch(kind, targets, output, wanted).run(home)
-        return
+    """Prints the resources that `words` name, or those of their kinds that the selector selects."""
     with connect_registry(home=home) as registry:
-        found = [find(registry, target) for target in targets] if targets else registry.documents(kind)
-    found = selected(found, wanted)
+        scope = labelled(scope_of(registry, words), selector)
+        wanted = parse_selector(selector, "--selector")
+        if not watch:
+            found = {kind: selected(_documents(registry, scope, kind), wanted) for kind in scope.kinds}
+    if watch:
+        ResourceWatch(scope, output, wanted).run(home)
+        return
+    if len(found) > 1:
+        _print_kinds(found, output, is_selected=bool(wanted))
+        return
+    ((kind, documents),) = found.items()
+    listing = (
+        replace(RESOURCES[kind], empty=f"no {kind.plural} have the labels {selector}") if wanted else RESOURCES[kind]
+    )
     # One that was named is printed without a list around it.
-    RESOURCES[kind].print(found, output, (lambda: plain(found[0])) if len(targets) == 1 else None)
+    listing.print(documents, output, (lambda: plain(documents[0])) if len(scope.targets) == 1 else None)
 
 
-class ResourceWatch:
-    """Prints resources of one kind, then each one that changes."""
+def _documents(registry: Registry, scope: Scope, kind: ResourceKind) -> list[AnyDocument]:
+    if not scope.targets:
+        return registry.documents(kind)
+    return [find(registry, target) for target in scope.targets if target.kind is kind]
 
-    def __init__(
-        self, kind: ResourceKind, targets: tuple[Target, ...], output: ResourceFormat, selector: Selector = ()
-    ) -> None:
-        self._kind = kind
-        self._selector = selector
-        self._names = frozenset(target.name for target in targets)
-        self._output = output
-        self._feed = Feed(RESOURCES[kind], output)
-        self._shown: dict[str, Any] = {}
 
-    def run(self, home: Path) -> None:
-        """Prints until Ctrl-C."""
-        following = follow_resources(home)
-        state, _ = next(following)
-        self._begin(state)
-        for state, changed in following:
-            self.show(state, changed)
-
-    def _begin(self, state: MeshState) -> None:
-        named = {name: document for name in self._names if (document := state.document((self._kind, name))) is not None}
-        # Ids are names from here on.
-        self._names = frozenset(named[name].name if name in named else name for name in self._names)
-        documents = [document for document in state.documents(self._kind) if self._is_wanted(document.name)]
-        missing = self._names - {document.name for document in documents}
-        if missing:
-            raise WeftError(Reason.NOT_FOUND, f"there is no {self._kind.value}/{min(missing)}")
-        documents = selected(documents, self._selector)
-        self._shown = {document.name: self._fingerprint(document) for document in documents}
-        say(self._feed.first(documents))
-
-    def show(self, state: MeshState, changed: frozenset[Key]) -> None:
-        """Prints those of `changed` whose row differs from the last one printed."""
-        for name in sorted(name for kind, name in changed if kind is self._kind and self._is_wanted(name)):
-            document = state.document((self._kind, name))
-            if document is None or not selected([document], self._selector):
-                if self._shown.pop(name, None) is not None:
-                    say(self._farewell(name))
-                continue
-            fingerprint = self._fingerprint(document)
-            if self._shown.get(name) != fingerprint:
-                self._shown[name] = fingerprint
-                say(self._feed.row(document))
-
-    def _is_wanted(self, name: str) -> bool:
-        return not self._names or name in self._names
-
-    def _fingerprint(self, document: AnyDocument) -> Any:
-        match self._output:
-            case ResourceFormat.JSON | ResourceFormat.NAME:
-                shown = plain(document)
-                shown["status"].pop("lastHeartbeatAt", None)
-                return shown
-            case ResourceFormat.YAML:
-                return declared(document)
-            case _:
-                return self._feed.table.fingerprint(document)
-
-    def _farewell(self, name: str) -> str:
-        match self._output:
-            case ResourceFormat.JSON:
-                return json_line({"kind": self._kind.value, "name": name, "deleted": True})
-            case ResourceFormat.YAML:
-                return f"# {self._kind.value}/{name} is deleted\n"
-            case ResourceFormat.NAME:
-                return f"{self._kind.value}/{name}\n"
-            case _:
-                titles = self._feed.table.titles
-                told_in = titles.index("STATUS") if "STATUS" in titles else 1
-                cells = ("deleted" if place == told_in else "-" for place in range(1, len(titles)))
-                return self._feed.table.line([name, *cells])
+def _print_kinds(
+    found: Mapping[ResourceKind, Sequence[AnyDocument]], output: ResourceFormat, *, is_selected: bool
+) -> None:
+    """Prints a table for each kind of which there are resources, with KIND/NAME in it; else one list of all."""
+    everything = [document for documents in found.values() for document in documents]
+    if output not in TEXTS:
+        MIXED.print(everything, output)
+    elif not everything:
+        note("nothing has such labels" if is_selected else NOTHING)
+    else:
+        tables = (labelled_listing(kind).text(documents, output) for kind, documents in found.items() if documents)
+        say("\n".join(tables))

@@ -20,6 +20,7 @@ _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 app = typer.Typer(help="Manage the tokens with which runners join.", no_args_is_help=True)
 
 _TOKENS = Listing(
+    empty="there are no join tokens; weft runner token create makes one",
     columns=(
         Column("ID", lambda token: token.get("id", "")),
         Column("DESCRIPTION", lambda token: token.get("description", "")),
@@ -47,7 +48,7 @@ def create(
     if expires is not None:
         request.lifetime.FromSeconds(lifetime_seconds(expires, "--expires"))
     created = call_registry(home, JoinTokenServiceStub, "CreateJoinToken", request)
-    command, hint = _join_command(home, created.token)
+    command, hint = join_command(home, created.token)
     if output is not OutputFormat.TABLE:
         document = {"kind": "JoinToken", **MessageToDict(created.join_token), "token": created.token}
         print_document({**document, "joinCommand": command}, output)
@@ -78,17 +79,20 @@ def revoke(
     say(f"token {safe_text(token_id)} revoked\n")
 
 
-def _join_command(home: Path, token: str) -> tuple[str, str]:
+def join_command(home: Path, token: str) -> tuple[str, str]:
     """Returns the command with which a runner joins, with a note when the mesh has no relay yet."""
     from weft_app.compose.home import WeftHome  # noqa: PLC0415 - every command starts fast
+    from weft_app.compose.invitation import invitation_to  # noqa: PLC0415
     from weft_app.compose.relay import known_endpoint  # noqa: PLC0415
 
     endpoint = known_endpoint(WeftHome(home.expanduser().absolute()))
     if endpoint is None:
-        hint = "No relay runs on this home: set relay.listen (such as 0.0.0.0:7443) in weft.yaml.\n"
+        hint = "No relay runs on this home: weft up --host 0.0.0.0 opens one, or relay.listen in weft.yaml.\n"
         return f"weft runner join https://HOST:PORT --token {token}", hint
-    pin = f" --fingerprint {endpoint.fingerprint}" if endpoint.fingerprint else ""
-    return f"weft runner join {endpoint.url} --token {token}{pin}", ""
+    invitation = invitation_to(endpoint, token)
+    if invitation is not None:
+        return f"weft runner join {invitation.text}", ""
+    return f"weft runner join {endpoint.url} --token {token}", ""
 
 
 def lifetime_seconds(text: str, option: str) -> int:

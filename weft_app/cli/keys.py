@@ -59,6 +59,7 @@ def scopes_of(role: KeyRole) -> tuple[str, ...]:
 
 
 _KEYS = Listing(
+    empty="there are no API keys; weft keys create makes the first, and callers need one from then on",
     columns=(
         Column("ID", lambda key: key.get("id", "")),
         Column("STATE", lambda key: key["state"]),

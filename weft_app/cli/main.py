@@ -3,6 +3,7 @@
 Each command is imported when it runs: `weft get` needs no service, `weft --help` no command.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -17,6 +18,10 @@ from typing_extensions import override
 
 from weft import __version__
 from weft.kernel.gc_tuning import collect_rarely
+from weft_app.cli.plain_values import without_conversion
+
+# gRPC reads it when it is loaded. Its own lines beside the errors of a command, in its own words, help no user.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +35,27 @@ class CommandPlace:
 
 
 COMMANDS: Mapping[str, CommandPlace] = {
-    "up": CommandPlace("weft_app.cli.up:up", "Start a mesh on this machine and serve until Ctrl-C."),
+    "up": CommandPlace(
+        "weft_app.cli.up:up", "Start a mesh on this machine and serve until Ctrl-C, or in the background."
+    ),
     "stop": CommandPlace(
         "weft_app.cli.stop:stop", "Stop the mesh of a home: running requests are finished first, as with Ctrl-C."
+    ),
+    "restart": CommandPlace(
+        "weft_app.cli.restart:restart",
+        "Stop the mesh of a home, finishing running requests first, and start it again as it was started.",
+    ),
+    "reload": CommandPlace(
+        "weft_app.cli.reload:reload",
+        "Have a running mesh read its weft.yaml again: what changed drains, all else goes on.",
     ),
     "status": CommandPlace(
         "weft_app.cli.status:status",
         "Show whether a mesh runs on a home, since when, where, and which models it serves.",
+    ),
+    "version": CommandPlace(
+        "weft_app.cli.version:show_version",
+        "Show the versions of the client, of the running mesh and its runners, of the API, Python and gRPC.",
     ),
     "demo": CommandPlace(
         "weft_app.cli.demo:demo",
@@ -48,7 +67,11 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "run": CommandPlace(
         "weft_app.cli.run:run",
-        "Pull, load and chat with a model, by its name or source. Where no mesh runs, one runs for this command.",
+        "Pull, load and chat with a model, by its name or source. Starts weft for this command if it is not running.",
+    ),
+    "launch": CommandPlace(
+        "weft_app.cli.launch:launch",
+        "Start a program such as Claude Code with the environment that leads it to this mesh; no file is changed.",
     ),
     "get": CommandPlace(
         "weft_app.cli.get:get",
@@ -56,7 +79,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "describe": CommandPlace(
         "weft_app.cli.describe:describe",
-        "Show all about one resource: conditions with reasons, pool, process, recent events.",
+        "Show the details of one resource: conditions with reasons, pool, process, recent events.",
     ),
     "explain": CommandPlace(
         "weft_app.cli.explain:explain",
@@ -82,7 +105,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "cancel": CommandPlace(
         "weft_app.cli.tasks:cancel",
-        "Cancel tasks or requests: one that waits never starts, one that runs is stopped with its backend.",
+        "Cancel tasks or requests: one that waits never starts, one that runs is stopped with its engine.",
     ),
     "batch": CommandPlace("weft_app.cli.batch:app", "Submit batches of requests, and fetch their answers."),
     "events": CommandPlace("weft_app.cli.events:events", "Show recent events, oldest first."),
@@ -120,8 +143,20 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "keys": CommandPlace("weft_app.cli.keys:app", "Manage API keys: their scopes and tenants."),
     "logs": CommandPlace(
-        "weft_app.cli.operations:logs",
-        "Show the output of a model's backend, or the answer of a task so far.",
+        "weft_app.cli.logs:logs",
+        "Show the log of the mesh, a service or a runner, a model's engine's output, or a task's answer so far.",
+    ),
+    "attach": CommandPlace(
+        "weft_app.cli.attach:attach",
+        "Serve every model that a running server lists, without a restart of the mesh; its list is followed.",
+    ),
+    "detach": CommandPlace(
+        "weft_app.cli.attach:detach",
+        "Serve the models of an attached server no longer; running requests end first, and the server runs on.",
+    ),
+    "discover": CommandPlace(
+        "weft_app.cli.discover:discover",
+        "Show the engines that run on this machine, the models of other programs, and the weft.yaml that serves them.",
     ),
     "pull": CommandPlace(
         "weft_app.cli.models:pull",
@@ -162,8 +197,20 @@ COMMANDS: Mapping[str, CommandPlace] = {
 """All commands."""
 
 HELP_PANELS: Mapping[str, tuple[str, ...]] = {
-    "Start here": ("up", "run", "stop", "status", "demo", "chat", "doctor"),
-    "Models": ("pull", "models", "ps", "load", "unload", "flush", "estimate", "logs"),
+    "Start here": (
+        "up",
+        "run",
+        "stop",
+        "restart",
+        "reload",
+        "status",
+        "demo",
+        "chat",
+        "launch",
+        "doctor",
+        "version",
+    ),
+    "Models": ("discover", "attach", "detach", "pull", "models", "ps", "load", "unload", "flush", "estimate", "logs"),
     "Resources": ("get", "describe", "create", "rotate", "apply", "diff", "delete", "wait", "events"),
     "Requests": ("explain", "cancel", "batch", "simulate"),
     "Administration": (
@@ -182,10 +229,10 @@ HELP_PANELS: Mapping[str, tuple[str, ...]] = {
 }
 """The commands of each panel of `weft --help`, in its order."""
 
+ALIASES: Mapping[str, str] = {"down": "stop", "show": "describe"}
+"""Words that are commands under another name; the help does not list them."""
+
 OTHER_WORDS: Mapping[str, str] = {
-    "attach": "a server that runs already is a model with a url in weft.yaml",
-    "discover": "weft models ls",
-    "down": "weft stop",
     "download": "weft pull SOURCE",
     "edit": "weft get KIND NAME -o yaml > FILE, then weft apply -f FILE",
     "install": "weft pull SOURCE for a model, weft runtime install NAME for an engine",
@@ -193,24 +240,24 @@ OTHER_WORDS: Mapping[str, str] = {
     "kill": "weft stop, or weft unload MODEL for one model",
     "list": "weft get models, or weft models ls for the files that were pulled",
     "ls": "weft get models, or weft models ls for the files that were pulled",
-    "log": "weft logs MODEL",
-    "reload": "weft stop, then weft up",
+    "log": "weft logs, or weft logs MODEL for what its engine printed",
     "remove": "weft models rm NAME for pulled files, weft delete KIND NAME for a resource",
-    "restart": "weft stop, then weft up; one model alone: weft unload MODEL, then weft load MODEL",
     "rm": "weft models rm NAME for pulled files, weft delete KIND NAME for a resource",
-    "show": "weft describe KIND NAME",
     "start": "weft up",
     "token": "weft runner token, weft keys or weft sign",
     "tokens": "weft runner token, weft keys or weft sign",
     "top": "weft ps",
     "usage": "weft get clients",
-    "version": "weft --version",
 }
 """Words that other tools use for a command, and what stands for them here."""
 
 
 class LazyGroup(TyperGroup):
     """The commands of COMMANDS: listed by their summaries, imported when one runs."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        without_conversion(self)
 
     @override
     def list_commands(self, ctx: Any) -> list[str]:
@@ -233,12 +280,15 @@ class LazyGroup(TyperGroup):
             with reporting():
                 return super().invoke(ctx)
         except typer.BadParameter as error:
-            # Words of the library that checks the value.
-            error.message = error.message.removeprefix("Value error, ")
+            from weft.kernel.validation_words import plain_words  # noqa: PLC0415 - as above
+
+            error.message = plain_words(error.message)
             raise
 
     @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args:
+            args = [ALIASES.get(args[0], args[0]), *args[1:]]
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             ctx.fail(_no_command(args[0]))
         name, listed, rest = super().resolve_command(ctx, args)
@@ -268,10 +318,14 @@ def load(name: str) -> Any:
     if isinstance(found, typer.Typer):
         group = get_group(found)
         group.name = name
+        for command in (group, *group.commands.values()):
+            without_conversion(command)
         return group
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     alone.command(name)(found)
-    return get_command(alone)
+    command = get_command(alone)
+    without_conversion(command)
+    return command
 
 
 app = typer.Typer(

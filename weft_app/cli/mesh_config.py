@@ -34,7 +34,7 @@ class ConfiguredService(StrEnum):
 
 
 _MEANINGS = {
-    ALLOW_CLOUD_FALLBACK: "routes may fall back to models off the premises",
+    ALLOW_CLOUD_FALLBACK: "routes may fall back to remote models",
     JOURNAL: "whether requests are durable tasks: none, wait, or keep (also when the caller leaves)",
 }
 _JOURNAL_WORDS = ("none", "wait", "keep")

@@ -69,6 +69,7 @@ _COLUMNS = (
 )
 _MODELS = Listing(
     columns=_COLUMNS,
+    empty="no model was pulled yet; pull one: weft pull hf:Qwen/Qwen3-0.6B-GGUF, or see weft models ls --found",
     wide=(*_COLUMNS, Column("DIGEST", "{digest}"), Column("REVISION", "[{revision}]"), Column("PATH", "{path}")),
     kind="StoredModelList",
     document=document_of,
@@ -82,6 +83,7 @@ _FOUND_COLUMNS = (
 )
 _FOUND = Listing(
     columns=_FOUND_COLUMNS,
+    empty="no models of Ollama, LM Studio or the hub's cache were found",
     wide=(*_FOUND_COLUMNS, Column("PROJECTOR", "[{projector_path}]"), Column("PATH", "{path}")),
     kind="FoundModelList",
     document=document_of,
@@ -198,8 +200,6 @@ def list_models(
     for manifest in damaged:
         note(f"{manifest.file} {manifest.why}")
     _MODELS.print(models, output)
-    if not models and output in (WideFormat.TABLE, WideFormat.WIDE):
-        note("no model was pulled yet; pull one: weft pull hf:Qwen/Qwen3-0.6B-GGUF, or see weft models ls --found")
 
 
 @app.command("rm")

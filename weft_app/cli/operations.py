@@ -1,5 +1,6 @@
-"""`weft load`, `weft unload`, `weft flush` and `weft logs`, and `weft operation` for what they have started."""
+"""`weft load`, `weft unload` and `weft flush`, and `weft operation` for what they have started."""
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,29 +9,24 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from runner_svc.runtimes.table import find_runtime
-from weft.api.operations.v1.operation_pb2 import Operation, OperationAction
+from weft.api.operations.v1.operation_pb2 import Operation, OperationAction, OperationResult
 from weft.api.operations.v1.operation_service_pb2 import ListOperationsResponse
 from weft.client.operations import Operations, connect_operations, has_ended
-from weft.client.resources import connect_registry, connect_runner_of
 from weft.documents.codec import document_of, seconds_of, word_of
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import require_name, require_request_id
+from weft.kernel.names import require_request_id
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 from weft_app.cli import verbs
 from weft_app.cli.completion import complete_model
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note, reporting
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note
 from weft_app.cli.output import Column, Listing, safe_text, say
 from weft_app.cli.progress import ProgressStyle, shown_progress
-from weft_app.cli.tasks import is_about_tasks, print_answer
 
 MAX_DETAIL_CHARS = 100
 DONE_SHARE = 100.0
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 10_000
-DEFAULT_LINES = 100
-MAX_LINES = 1000
 MAX_TOKEN_BYTES = 16 * 1024
 
 app = typer.Typer(
@@ -58,7 +54,7 @@ RequestIdOption = Annotated[
 ]
 
 
-def _carry_out(
+def carry_out(
     action: OperationAction,
     *,
     token: TokenOption = None,
@@ -67,6 +63,7 @@ def _carry_out(
     request_id: RequestIdOption = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
+    """Carries out an action as an operation, and prints its outcome."""
     if request_id:
         require_request_id(request_id, "--request-id")
     authorization = "" if token is None else read_token(token)
@@ -80,7 +77,7 @@ def _carry_out(
 
 load = verbs.command(
     verbs.load,
-    _carry_out,
+    carry_out,
     """Load a model, and keep it loaded until it is unloaded. Other settings than the current ones reload it.
 
     A source such as hf:Qwen/Qwen3-8B-GGUF:Q4_K_M is pulled, served by a runner without a line in weft.yaml, and loaded.
@@ -90,7 +87,7 @@ load = verbs.command(
 )
 unload = verbs.command(
     verbs.unload,
-    _carry_out,
+    carry_out,
     """Drain the requests of a model, then unload it; the next request loads it again.
 
     Example: weft unload qwen
@@ -98,46 +95,12 @@ unload = verbs.command(
 )
 flush = verbs.command(
     verbs.flush,
-    _carry_out,
+    carry_out,
     """Drop cached prefixes. Running requests keep theirs until they end.
 
     Example: weft flush --tenant acme
     """,
 )
-
-
-def logs(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MODEL", help="A model; or task/ID for the answer of a task.", autocompletion=complete_model
-        ),
-    ],
-    follow_on: Annotated[bool, typer.Option("--follow", "-f", help="Follow new lines until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=MAX_LINES, help="Last lines.")] = DEFAULT_LINES,
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
-    """Show the output of a model's backend, or the answer of a task so far.
-
-    Example: weft logs qwen -f
-    """
-    with reporting(interrupted=0):
-        if is_about_tasks(words):
-            print_answer(words, home, follow=follow_on)
-            return
-        if len(words) != 1:
-            raise invalid_field("MODEL", "name one model, or one task as task/ID")
-        model = require_name(words[0], "MODEL")
-        with connect_registry(home=home) as registry, connect_runner_of(registry, model) as runner:
-            runtime = find_runtime(runner.runtime)
-            if runtime is not None and runtime.no_output:
-                note(f"{model}: {runtime.no_output}")
-                return
-            for response in runner.log_lines(lines, follow=follow_on):
-                if response.lost_line_count:
-                    note(f"{response.lost_line_count} lines were lost: this reader is too slow")
-                sys.stdout.write("".join(f"{safe_text(line)}\n" for line in response.lines))
-                sys.stdout.flush()
 
 
 def read_token(place: str) -> str:
@@ -187,15 +150,21 @@ def require_success(operation: Operation) -> None:
         raise WeftError(Reason.CANCELLED, f"{operation.name} was cancelled")
     if operation.state == Operation.STATE_FAILED:
         reason = Reason.__members__.get(word_of(operation, "reason").upper(), Reason.INTERNAL)
-        raise WeftError(reason, operation.detail or f"{operation.name} failed")
+        field = _FIELD.match(operation.detail)
+        metadata = {} if field is None else {"field": field[1]}
+        raise WeftError(reason, operation.detail or f"{operation.name} failed", metadata=metadata)
+
+
+_FIELD = re.compile(r"(options(?:\.\w+)+): ")
+"""The field at the beginning of a runner's refusal of a load."""
 
 
 def outcome_text(operation: Operation) -> str:
     """Returns the outcome of a successful operation, in one line."""
     result, kind = operation.result, operation.action.WhichOneof("kind")
-    if not operation.HasField("result"):
-        return word_of(operation, "state")
     target = ", ".join(result.models) or _model_of(operation.action) or "nothing"
+    if not operation.HasField("result") or result.added.HasField("server"):
+        return _server_text(result, is_attached=kind == "load_model") or word_of(operation, "state")
     if kind == "load_model":
         took = f"in {seconds_of(result, 'load_time') or 0.0:.1f} s"
         held = f" ({took}, holds {size_words(result.memory_bytes)})" if result.memory_bytes else ""
@@ -211,6 +180,16 @@ def outcome_text(operation: Operation) -> str:
         return f"model/{target} removed{freed}; its files are kept: weft models ls"
     tokens = f", {result.token_count} tokens" if result.HasField("token_count") else ""
     return f"cache flushed: {result.entry_count} prefixes{tokens}"
+
+
+def _server_text(result: OperationResult, *, is_attached: bool) -> str:
+    """Returns what became of a server; empty: the operation was about none."""
+    if not result.added.HasField("server"):
+        return ""
+    if not is_attached:
+        return f"server/{result.added.name} detached; it runs on"
+    names = ", ".join(result.models) or "no models yet; those that it lists later are served"
+    return f"server/{result.added.name} attached: {safe_text(names)}"
 
 
 def _model_of(action: OperationAction) -> str:
@@ -277,7 +256,7 @@ _COLUMNS = (
     Column("AGE", "[{create_time:age}]", ticks=True),
     Column("DETAIL", "{detail}"),
 )
-_OPERATIONS = Listing(columns=_COLUMNS)
+_OPERATIONS = Listing(columns=_COLUMNS, empty="there are no such operations; weft load MODEL begins one")
 
 
 @app.command("list")

@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from weft.client import WeftError
-from weft.client._channel import DEFAULT_HOME, HOME_VARIABLE
-from weft.kernel.errors import FieldError
+from weft.client._home import DEFAULT_HOME, HOME_VARIABLE
+from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
 EXIT_OK = 0
@@ -113,9 +112,12 @@ def naming_fields(option_of: Callable[[str], str]) -> Iterator[None]:
     """Renames the fields of errors raised in the block by `option_of`."""
     try:
         yield
-    except FieldError as error:
-        why = error.message.removeprefix(f"{error.field}: ")
-        raise FieldError(option_of(error.field), why, error.reason) from error
+    except WeftError as error:
+        field = error.metadata.get("field", "")
+        if not error.message.startswith(f"{field}: "):
+            raise
+        why = error.message.removeprefix(f"{field}: ")
+        raise FieldError(option_of(field), why, error.reason) from error
 
 
 @contextmanager

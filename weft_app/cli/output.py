@@ -9,9 +9,13 @@ from datetime import UTC
 from enum import StrEnum
 from typing import Any
 
+from weft_app.cli.options import note
+
 COLUMN_GAP = "  "
 INDENT = "  "
 FACT_CHARS = 13
+TEXTS = ("table", "wide")
+"""Output formats for people."""
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
@@ -113,6 +117,8 @@ class Listing:
     """Returns a record as a YAML document; YAML is a stream of these. None: it is one document, as JSON is."""
     plural: str = ""
     """What a stream says that there are none of."""
+    empty: str = ""
+    """What is said on stderr of a table without rows."""
 
     def table(self, output: StrEnum) -> TextTable:
         """Returns an empty table with the columns of an output format."""
@@ -120,7 +126,7 @@ class Listing:
 
     def text(self, rows: Iterable[Any], output: StrEnum, whole: Callable[[], Any] | None = None) -> str:
         """Returns records as text; `whole` makes their one document where it is not `{kind, items}`."""
-        if output in ("table", "wide"):
+        if output in TEXTS:
             return self.table(output).text(rows)
         if output == "name":
             return "".join(f"{self.name(row)}\n" for row in rows)
@@ -130,8 +136,11 @@ class Listing:
         return document_text(document, output)
 
     def print(self, rows: Iterable[Any], output: StrEnum, whole: Callable[[], Any] | None = None) -> None:
-        """Prints records; see `text`."""
-        say(self.text(rows, output, whole))
+        """Prints records; see `text`. A table without rows has its sentence on stderr below it."""
+        shown = list(rows)
+        say(self.text(shown, output, whole))
+        if self.empty and not shown and output in TEXTS:
+            note(self.empty)
 
 
 class Feed:
@@ -144,7 +153,7 @@ class Feed:
 
     def first(self, rows: Iterable[Any]) -> str:
         """Returns what is printed first: a header too, in a table."""
-        return self.table.text(rows) if self._output in ("table", "wide") else "".join(map(self.row, rows))
+        return self.table.text(rows) if self._output in TEXTS else "".join(map(self.row, rows))
 
     def row(self, row: Any) -> str:
         """Returns one record."""

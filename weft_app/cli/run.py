@@ -25,6 +25,7 @@ from weft_app.cli.asked_model import MODEL, AskedModel, asked_model
 from weft_app.cli.chat import (
     MAX_TIMEOUT_SECONDS,
     Conversation,
+    VerboseOption,
     converse,
     only_message,
     prompt_history,
@@ -83,6 +84,7 @@ def run(
     timeout: Annotated[
         float, typer.Option(min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline of one answer in seconds.")
     ] = 600.0,
+    verbose: VerboseOption = False,
     token: TokenOption = None,
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
@@ -90,7 +92,7 @@ def run(
         OutputFormat, typer.Option("--output", "-o", help="json or yaml: one answer as a document; table: as text.")
     ] = OutputFormat.TABLE,
 ) -> None:
-    """Pull, load and chat with a model, by its name or source. Where no mesh runs, one runs for this command.
+    """Pull, load and chat with a model, by its name or source. Starts weft for this command if it is not running.
 
     The context and the slots follow from the model's file and the memory there is, and are said on stderr.
 
@@ -116,8 +118,8 @@ def run(
         if output is not OutputFormat.TABLE and text is not None:
             say(document_text(_answer_document(mesh, running, [*history, _turn(text)], options, timeout), output))
             return
-        sys.stderr.write(running.header)
-        conversation = Conversation(mesh, running.name, history, options, timeout)
+        sys.stderr.write(running.header if verbose else "")
+        conversation = Conversation(mesh, running.name, history, options, timeout, is_verbose=verbose)
         if text is not None:
             conversation.say(text)
             return
@@ -146,7 +148,7 @@ def _chat_options(max_tokens: int | None, temperature: float | None, thinking: b
 
 def _start_session(stack: ExitStack, home: WeftHome, config: Path | None) -> None:
     """Starts a mesh that ends with this command, and says so."""
-    note(f"no mesh runs on {home.root}; starting one for this command, its logs are in {home.logs}")
+    note(f"weft is not running (home {home.root}); starting it for this command, logs in {home.logs}")
     facts = stack.enter_context(session_mesh(home, config))
     note(f"it serves {facts['url']}/v1 until this command ends; `weft up --home {home.root}` keeps one running")
 

@@ -1,21 +1,26 @@
 """`weft runner`: join a mesh from behind any NAT, and the tokens that permit it."""
 
+import asyncio
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
 from weft_app.cli import join_tokens
-from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
+from weft_app.cli.discover import Discover
+from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, EXIT_INTERRUPTED, ConfigOption, HomeOption, note
 from weft_app.cli.output import safe_text, say
-from weft_app.cli.serving import serving
+from weft_app.cli.serving import run_service, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from runner_svc.dial_out import LinkEvent
+    from weft_app.compose.invitation import Invitation
     from weft_app.compose.join import JoinPlan
     from weft_app.config.config import WeftConfig
     from weft_app.config.document import Document
@@ -27,7 +32,12 @@ app = typer.Typer(help="Join a mesh with the models of this machine, and manage 
 app.add_typer(join_tokens.app, name="token")
 
 
-UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="Where the mesh lets runners join, https://host:port.")]
+UrlArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL", help="The invitation that the mesh shows, weft://..., or where runners join, https://host:port."
+    ),
+]
 TokenOption = Annotated[
     str | None,
     typer.Option("--token", envvar=TOKEN_VARIABLE, help="The join token; others on this machine can see it here."),
@@ -41,11 +51,15 @@ RunnerOption = Annotated[str | None, typer.Option("--runner", help="Which runner
 PublishOption = Annotated[
     list[str] | None, typer.Option("--publish", help="Also publish this model of the runner; repeatable.")
 ]
-NameOption = Annotated[str | None, typer.Option("--name", help="With --url: name of the runner in the mesh.")]
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="With --url: the runner's name. Default: the machine's.")
+]
 ServerUrlOption = Annotated[
     str | None, typer.Option("--url", help="Publish an OpenAI-compatible server; the mesh never learns its URL.")
 ]
-ModelOption = Annotated[str | None, typer.Option("--model", help="With --url: name of its model in the mesh.")]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="With --url: name of its one model. Default: all it lists.")
+]
 UpstreamOption = Annotated[
     str | None, typer.Option("--upstream-model", help="With --url: the server's own name of the model.")
 ]
@@ -54,7 +68,7 @@ KeyVariableOption = Annotated[
 ]
 RemoteOption = Annotated[
     bool | None,
-    typer.Option("--remote/--no-remote", help="With --url: whether requests to it leave the premises."),
+    typer.Option("--remote/--no-remote", help="With --url: whether its models are remote."),
 ]
 
 
@@ -74,32 +88,93 @@ def join(
     upstream_model: UpstreamOption = None,
     api_key_env: KeyVariableOption = None,
     remote: RemoteOption = None,
+    discover: Annotated[
+        Discover | None,
+        typer.Option(
+            "--discover",
+            help="Without weft.yaml and --url: publish an engine that runs here. Default: ask on a terminal.",
+            show_default=False,
+        ),
+    ] = None,
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
 ) -> None:
     """Join a mesh: one outbound connection, no open port. Serves until Ctrl-C.
 
-    Published are models with `publish: true` in the configuration, and those named with --publish.
+    Without a configuration it publishes all models of an engine that runs on this machine, or at --url; otherwise
+    models with `publish: true` in the configuration, and those named with --publish.
 
     A provider's model is one of a runner with `runtime: openai_remote`, see docs/remote.md.
 
-    Example: weft runner join https://mesh.example:7443 --name laptop --url http://127.0.0.1:11434/v1 --model llama
+    Example: weft runner join https://mesh.example:7443 --url http://127.0.0.1:11434
     """
     with serving():
         from weft_app.compose.environment import read_environment  # noqa: PLC0415
-        from weft_app.compose.join import JoinPlan, parse_join_address, parse_trust, pick_published  # noqa: PLC0415 - see weft_app.cli.serve  # noqa: PLC0415
+        from weft_app.compose.join import JoinPlan, pick_published  # noqa: PLC0415 - see weft_app.cli.serve
 
-        address = parse_join_address(url)
-        trust = parse_trust(address, ca_file, fingerprint)
-        secret = _read_token(token, token_file)
+        mesh = _mesh(url, token, token_file, ca_file, fingerprint)
         server = {"name": name, "url": server_url, "model": model}
         details = {"upstream_model": upstream_model, "api_key_env": api_key_env, "remote": remote}
+        if server_url is None and not publish:
+            server["url"] = _found_server(config, home, discover)
         loaded = _load(config, server, details, read_environment(os.environ).applied_to)
         section, published = pick_published(loaded, runner, publish or [])
         if section.http_port is not None:
             say("note: a runner that joins over a link has no HTTP API of its own; its http_port changes nothing\n")
-        plan = JoinPlan(runner=section, published=tuple(published), address=address, trust=trust, token=secret)
-        _run(plan, loaded, home, url)
+        plan = JoinPlan(
+            runner=section, published=tuple(published), addresses=mesh.addresses, trust=mesh.trust, token=mesh.token
+        )
+        _run(plan, loaded, home)
+
+
+def _found_server(config: Path | None, home: Path, mode: Discover | None) -> str | None:
+    """Returns the URL of an engine of this machine to publish; None where a configuration has runners.
+
+    On a terminal it is asked for; elsewhere --discover=yes or --url decide. Raises INVALID_ARGUMENT with the way out.
+    """
+    from weft_app.cli.discover import shown_server  # noqa: PLC0415 - see weft_app.cli.serve
+    from weft_app.compose.discovery import discover as look  # noqa: PLC0415
+    from weft_app.compose.home import WeftHome  # noqa: PLC0415
+    from weft_app.config.loader import load_config  # noqa: PLC0415
+
+    loaded = load_config(config)
+    if loaded.runners is not None:
+        return None
+    found = asyncio.run(look(loaded.discovery, WeftHome(home.expanduser().absolute())))
+    usable = [] if mode is Discover.NO else [server for server in found.servers if not server.why_empty]
+    if not usable:
+        raise WeftError(
+            Reason.INVALID_ARGUMENT,
+            "there is nothing to publish: no weft.yaml with runners, and no engine that answers on this machine; "
+            "name one with --url http://HOST:PORT, or write a weft.yaml (docs/laptops.md)",
+        )
+    chosen = usable[0]
+    for server in usable[1:]:
+        note(f"also found, and not published: {shown_server(server)}; publish it with --url {server.url}")
+    note(f"found on this machine: {shown_server(chosen)}")
+    if mode is not Discover.YES:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise WeftError(
+                Reason.INVALID_ARGUMENT, f"add --discover=yes or --url {chosen.url} to publish all of its models"
+            )
+        _require_consent()
+    return chosen.url
+
+
+def _require_consent() -> None:
+    """Ends the command unless the user agrees."""
+    try:
+        agreed = typer.confirm("weft: publish all of its models in the mesh?", default=True, err=True)
+    except typer.Abort:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if not agreed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _machine_name() -> str:
+    from weft_app.compose.machine import this_machine  # noqa: PLC0415 - see weft_app.cli.serve
+
+    return (*this_machine().names, "laptop")[0].partition(".")[0]
 
 
 def _load(
@@ -119,17 +194,15 @@ def _load(
                 raise invalid_field(option, "is for --url; models of the configuration have names of their own")
         return load_config(config, below=environment)
     given = ServerOptions(
-        runner=_required("--name", server["name"]),
+        runner=server["name"] or _machine_name(),
         url=server["url"],
-        model=_required("--model", server["model"]),
+        model=server["model"],
         **details,
     )
     return config_with_server(config, given, environment)
 
 
-def _run(plan: "JoinPlan", config: "WeftConfig", home: Path, url: str) -> None:
-    import uvloop  # noqa: PLC0415 - see weft_app.cli.serve
-
+def _run(plan: "JoinPlan", config: "WeftConfig", home: Path) -> None:
     from weft.kernel.telemetry import configure_logging  # noqa: PLC0415
     from weft_app.compose.home import WeftHome  # noqa: PLC0415
     from weft_app.compose.join import join as join_mesh  # noqa: PLC0415
@@ -138,9 +211,10 @@ def _run(plan: "JoinPlan", config: "WeftConfig", home: Path, url: str) -> None:
     folder.create()
     log_file = folder.log_file(f"runner-{plan.runner.name}", config.log.max_file_bytes)
     configure_logging("runner", level=config.log.level, file=log_file)
-    say(f"runner {plan.runner.name} joins {url}; logs: {folder.logs / f'runner-{plan.runner.name}.log'}\n")
+    logs = folder.logs / f"runner-{plan.runner.name}.log"
+    say(f"runner {plan.runner.name} joins {plan.shown_address}; logs: {logs}\n")
     _warn_of_other_models(plan)
-    uvloop.run(join_mesh(plan, config, folder, LinkReporter(plan).show))
+    run_service(join_mesh(plan, config, folder, LinkReporter(plan).show))
     say("stopped\n")
 
 
@@ -173,15 +247,33 @@ class LinkReporter:
         detail = safe_text(event.detail)
         match event.state.name:
             case "CONNECTING":
-                return f"...  connecting to {self._plan.address.target}"
+                return f"...  connecting to {self._plan.shown_address}"
             case "JOINED":
-                return f"ok   joined as {self._plan.runner.name}: {', '.join(self._plan.published)}"
+                models = ", ".join(self._plan.published) or "every model that its server lists"
+                return f"ok   joined as {self._plan.runner.name}: {models}"
             case "REFUSED":
                 return f"fail refused: {detail}; trying again"
             case "LOST":
                 return f"fail no link: {detail}; trying again in {event.retry_seconds or 0.0:.1f} s"
             case _:
                 return ""
+
+
+def _mesh(
+    url: str, token: str | None, token_file: Path | None, ca_file: Path | None, fingerprint: str | None
+) -> "Invitation":
+    """Returns the mesh to join: that of an invitation, or the one that the options describe."""
+    from weft_app.compose.invitation import SCHEME, Invitation, parse_invitation  # noqa: PLC0415 - see weft_app.cli.serve
+    from weft_app.compose.join_address import parse_join_address, parse_trust  # noqa: PLC0415
+
+    if not url.startswith(SCHEME):
+        address = parse_join_address(url)
+        trust = parse_trust(address, ca_file, fingerprint)
+        return Invitation(addresses=(address,), trust=trust, token=_read_token(token, token_file))
+    for option, value in (("--token-file", token_file), ("--ca-file", ca_file), ("--fingerprint", fingerprint)):
+        if value is not None:
+            raise invalid_field(option, "is part of the invitation; leave it out")
+    return parse_invitation(url)
 
 
 def _read_token(token: str | None, token_file: Path | None) -> str:
@@ -197,9 +289,3 @@ def _read_token(token: str | None, token_file: Path | None) -> str:
     if len(token) > MAX_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
         raise invalid_field("--token", "is not a join token; it looks like wjt_<id>_<secret>")
     return token
-
-
-def _required(option: str, value: str | None) -> str:
-    if not value:
-        raise invalid_field(option, "is needed with --url")
-    return value

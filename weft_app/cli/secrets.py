@@ -16,8 +16,9 @@ from weft.api.registry.v1 import secret_service_pb2 as pb
 from weft.api.registry.v1.secret_service_pb2_grpc import SecretServiceStub
 from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import close_names, require_name
+from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
+from weft.kernel.unknown_names import SECRET, unknown_name
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, ResourceFormat, exit_code, note
 from weft_app.cli.output import Column, Listing, print_document, say
 from weft_app.cli.registry_calls import CALL_TIMEOUT_SECONDS, call_registry
@@ -37,6 +38,7 @@ _SECRETS = Listing(
     columns=_SECRET,
     wide=(*_SECRET, Column("CREATED", "[{create_time:age}]", ticks=True)),
     name=lambda secret: f"secret/{secret.name}",
+    empty="there are no secrets; weft create secret NAME keeps one",
 )
 
 
@@ -221,5 +223,4 @@ def _with_suggestion(home: Path, name: str, error: WeftError) -> WeftError:
 
 
 def _unknown(name: str, known: Sequence[str]) -> WeftError:
-    meant = close_names(name, known) or "`weft get secrets` lists them"
-    return WeftError(Reason.NOT_FOUND, f"there is no secret/{name}; {meant}", metadata={"secret": name})
+    return unknown_name(SECRET, name, known)

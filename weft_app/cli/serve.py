@@ -5,20 +5,22 @@ Each command imports its own service when it runs: a runner host has neither the
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import uvloop
 
+from weft.kernel.file_replacement import replace_file
 from weft.kernel.gc_tuning import large_imports
 from weft.kernel.log import get_logger
 from weft.kernel.telemetry import configure_logging
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
 from weft_app.cli.output import say
-from weft_app.cli.serving import serving
+from weft_app.cli.serving import run_service, serving
 from weft_app.compose.demo import load_without_demo
+from weft_app.compose.discovery import loads_discovered
 from weft_app.compose.environment import LogFormat, RunnerEnvironment, read_environment, with_rates
 from weft_app.compose.home import WeftHome
 from weft_app.compose.serving import Announce
@@ -55,7 +57,8 @@ def serve_registry(home: HomeOption = DEFAULT_HOME, config: ConfigOption = None,
         with large_imports():
             from weft_app.compose.registry import serve_registry as run  # noqa: PLC0415 - see the module docstring
 
-        uvloop.run(run(loaded, folder, listen, _announce("registry")))
+        with _known(folder, "registry") as announce:
+            run_service(run(loaded, folder, listen, announce))
 
 
 @app.command("router")
@@ -75,7 +78,8 @@ def serve_router(
         with large_imports():
             from weft_app.compose.router import serve_router as run  # noqa: PLC0415 - see the module docstring
 
-        uvloop.run(run(loaded, folder, listen, _announce("router")))
+        with _known(folder, "router") as announce:
+            run_service(run(loaded, folder, listen, announce))
 
 
 @app.command("gateway")
@@ -96,7 +100,7 @@ def serve_gateway(
         with large_imports():
             from weft_app.compose.gateway import serve_gateway as run  # noqa: PLC0415 - see the module docstring
 
-        uvloop.run(run(loaded, folder, _announce("gateway")))
+        run_service(run(loaded, folder, _announce("gateway")))
 
 
 @app.command("runner")
@@ -105,12 +109,16 @@ def serve_runner(
     config: ConfigOption = None,
     listen: ListenOption = None,
     registry: RegistryOption = None,
+    *,
     runner: Annotated[str | None, typer.Option("--runner", help="Which runner of the configuration.")] = None,
     http_port: Annotated[
         int | None, typer.Option("--http-port", min=0, max=65_535, help="Also serve its HTTP API here; 0: a free port.")
     ] = None,
     no_demo: Annotated[
         bool, typer.Option("--no-demo", help="Without a configuration serve no demo model, but those that were added.")
+    ] = False,
+    discovered: Annotated[
+        bool, typer.Option("--discovered", help="Without a configuration serve what weft up has found on this machine.")
     ] = False,
 ) -> None:
     """Run a runner: the backends of one runtime on this host.
@@ -122,13 +130,18 @@ def serve_runner(
         environment = read_environment(os.environ)
         form, below = environment.log_format, environment.applied_to
         load = load_without_demo if no_demo else load_config
+        if discovered:
+            load = loads_discovered(WeftHome(home.expanduser().absolute()))
         loaded, folder = _prepare(name, home, config, {"registry": registry}, below=below, form=form, load=load)
         _say_what_is_ignored(environment, loaded)
         with large_imports():
             from weft_app.compose.runner import serve_runner as run  # noqa: PLC0415 - see the module docstring
 
         http_api = _http_api(loaded, folder, environment, runner, http_port)
-        uvloop.run(run(loaded, folder, listen, _announce("runner"), name=runner, make_http_api=http_api))
+        addresses = {} if registry is None else {"registry": registry}
+        reread = partial(load, config, {"addresses": addresses}, below)
+        announce = _announce("runner")
+        run_service(run(loaded, folder, listen, announce, name=runner, make_http_api=http_api, reread=reread))
 
 
 @app.command("central")
@@ -149,7 +162,7 @@ def serve_central(
         with large_imports():
             from weft_app.compose.central import serve_central as run  # noqa: PLC0415 - see the module docstring
 
-        uvloop.run(run(loaded, folder, listen, _announce("central")))
+        run_service(run(loaded, folder, listen, _announce("central")))
 
 
 def _http_api(
@@ -157,6 +170,7 @@ def _http_api(
 ) -> "MakeHttpApi | None":
     """Builds the HTTP API of the runner; None where it has none."""
     from weft_app.compose.demo import configured_runners  # noqa: PLC0415 - see the module docstring
+    from weft_app.compose.edge_certificate import with_edge_certificate  # noqa: PLC0415
     from weft_app.compose.runner import pick_runner  # noqa: PLC0415
     from weft_app.compose.serving import registry_address  # noqa: PLC0415
 
@@ -167,7 +181,7 @@ def _http_api(
     from weft_app.compose.runner_http import RunnerHttp, RunnerHttpPlan  # noqa: PLC0415
 
     plan = RunnerHttpPlan(
-        config=config,
+        config=with_edge_certificate(config, home),
         environment=environment,
         section=section,
         registry_address=registry_address(config, home),
@@ -200,6 +214,24 @@ def _prepare(
     log_file = None if sys.stderr.isatty() else folder.log_file(service, loaded.log.max_file_bytes)
     configure_logging(service, level=loaded.log.level, file=log_file, form=form)
     return loaded, folder
+
+
+@contextmanager
+def _known(home: WeftHome, service: str) -> Iterator[Announce]:
+    """Yields what announces the address of a service; commands on the same home find it there until the block ends."""
+    file = home.address_file(service)
+
+    def announce(address: str) -> None:
+        # A folder that takes no file any more must not end a service: commands then need its address.
+        with suppress(OSError):
+            replace_file(file, address.encode())
+        _announce(service)(address)
+
+    try:
+        yield announce
+    finally:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
 
 
 def _announce(service: str) -> Announce:

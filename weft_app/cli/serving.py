@@ -2,10 +2,10 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO, TypeVar, cast
 
 import typer
 
@@ -53,6 +53,29 @@ class LastingStream:
         return getattr(self._stream, name)
 
 
+WINDOWS = "win32"
+
+
+def require_serving_platform(platform: str) -> None:
+    """Checks that services run on a platform, as `sys.platform` names it. Raises UNSUPPORTED_OPERATION."""
+    if platform == WINDOWS:
+        raise WeftError(
+            Reason.UNSUPPORTED_OPERATION,
+            "weft serves on Linux and macOS; on Windows run it in WSL (wsl --install), and see weft doctor for what "
+            "works without",
+        )
+
+
+Result = TypeVar("Result")
+
+
+def run_service(work: Coroutine[Any, Any, Result]) -> Result:
+    """Runs a service to its end on the event loop of services, and returns its result."""
+    import uvloop  # noqa: PLC0415 - Windows lacks it
+
+    return uvloop.run(work)
+
+
 @contextmanager
 def serving() -> Iterator[None]:
     """As `reporting`, for a command that serves: it outlives its terminal.
@@ -60,6 +83,7 @@ def serving() -> Iterator[None]:
     An unforeseen error is one sentence on the terminal, and a traceback in the log.
     """
     with _lasting_streams(), reporting():
+        require_serving_platform(sys.platform)
         try:
             yield
         except (WeftError, typer.Exit, BrokenPipeError):

@@ -17,6 +17,7 @@ from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.operations.v1.operation_service_pb2_grpc import OperationServiceStub
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.missing_package import missing_package
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.signing.strict_json import MAX_TOKEN_BYTES, MalformedToken
@@ -152,7 +153,7 @@ def new_key(
 
 def no_library() -> WeftError:
     """Returns the error where the signature library is not installed."""
-    return WeftError(Reason.UNSUPPORTED_OPERATION, "signatures need the package joserfc; install weft[registry]")
+    return WeftError(Reason.UNSUPPORTED_OPERATION, missing_package("signatures need", "joserfc"))
 
 
 def _make_token(

@@ -22,6 +22,7 @@ _FACTS = (
     Column("Up for", lambda facts: age(datetime.fromisoformat(facts["startTime"])) if "startTime" in facts else None),
     Column("Base URL", lambda facts: f"{facts['url']}/v1" if "url" in facts else None),
     Column("gRPC", lambda facts: facts.get("grpc")),
+    Column("Config", lambda facts: ", ".join(facts["config"]) or "none" if "config" in facts else None),
     Column("Logs", lambda facts: facts["logs"]),
     Column("Problem", lambda facts: facts.get("problem")),
 )
@@ -55,7 +56,7 @@ def _facts(home: WeftHome) -> dict[str, Any]:
     if (running := home.running()) is None:
         return facts
     facts["state"] = "running"
-    facts.update((name, running[name]) for name in ("startTime", "url", "grpc") if name in running)
+    facts.update((name, running[name]) for name in ("startTime", "url", "grpc", "config") if name in running)
     try:
         with connect_registry(home=home.root) as registry:
             documents = registry.documents(ResourceKind.MODEL)

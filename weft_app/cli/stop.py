@@ -29,14 +29,14 @@ def stop(
 ) -> None:
     """Stop the mesh of a home: running requests are finished first, as with Ctrl-C.
 
-    Exit code 5 where it has not ended in time; it goes on stopping. Nothing is done where no mesh runs.
+    Exit code 5 where it has not ended in time; it goes on stopping. Nothing is done where weft is not running.
 
     Example: weft stop --timeout 5m
     """
     seconds = parse_duration(timeout)
     folder = WeftHome(home.expanduser().absolute())
     if not folder.is_claimed():
-        note(f"no mesh runs on {folder.root}")
+        note(f"weft is not running (home {folder.root})")
         return
     process = folder.owner()
     if process is None:

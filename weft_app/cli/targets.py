@@ -1,16 +1,18 @@
-"""Targets of a command: `KIND [NAME...]` or `KIND/NAME...`."""
+"""Targets of a command: `KIND [NAME...]`, `KIND/NAME...`, or names alone."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.api.registry.v1.tags_pb2 import Tags
-from weft.documents.resource_kinds import ResourceKind, parse_kind
+from weft.documents.resource_kinds import ResourceKind, kind_words, parse_kind
 from weft.documents.selectors import Selector, parse_selector, selects
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import close_names, require_name
+from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
+from weft.kernel.unknown_names import RESOURCE, unknown_name
 
 if TYPE_CHECKING:
     from weft.client.resources import Registry
@@ -28,6 +30,8 @@ SelectorOption = Annotated[
     str,
     typer.Option("--selector", "-l", metavar="SELECTOR", help="Models or agents with such labels: tier=fast,team=a."),
 ]
+ALL = "all"
+"""What stands for every kind in `weft get all`."""
 _NOT_FOUND = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
 
 
@@ -40,6 +44,91 @@ class Target:
 
     def __str__(self) -> str:
         return f"{self.kind.value}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a command is about: whole kinds, or the resources that are named."""
+
+    kinds: tuple[ResourceKind, ...]
+    """The kinds, each once, in the order in which they are shown."""
+    targets: tuple[Target, ...] = ()
+    """Resources of these kinds; none: all of them."""
+
+
+def scope_of(registry: "Registry", words: list[str]) -> Scope:
+    """Returns what `words` name: `all`, `KIND[,KIND...]`, `KIND NAME...`, `KIND/NAME...`, or names of any kind.
+
+    Raises INVALID_ARGUMENT for a name that several kinds have, and NOT_FOUND for one that none has.
+    """
+    if words == [ALL]:
+        return Scope(tuple(ResourceKind))
+    kinds = words[0].lower().split(",")
+    if len(words) == 1 and all(kind in kind_words() for kind in kinds):
+        return Scope(_each_once(kind_words()[kind] for kind in kinds))
+    if "/" in words[0] or words[0].lower() in kind_words():
+        _, targets = parse_targets(words)
+    else:
+        targets = tuple(named(registry, word) for word in words)
+    return Scope(_each_once(target.kind for target in targets), targets)
+
+
+def one_named(registry: "Registry", words: list[str]) -> Target:
+    """Returns the one resource that `words` name, see `scope_of`. Raises INVALID_ARGUMENT for none or several."""
+    targets = scope_of(registry, words).targets
+    if len(targets) != 1:
+        raise invalid_field("NAME", "name one resource, as KIND NAME, KIND/NAME, or NAME alone")
+    return targets[0]
+
+
+def _each_once(kinds: Iterable[ResourceKind]) -> tuple[ResourceKind, ...]:
+    return tuple(dict.fromkeys(kinds))
+
+
+def named(registry: "Registry", name: str) -> Target:
+    """Returns the one resource of a name, whatever its kind. A pool of one model alone is that model.
+
+    Raises INVALID_ARGUMENT for a name that several kinds have, and NOT_FOUND for one that none has.
+    """
+    require_name(name, "NAME")
+    found = [document for kind in ResourceKind if (document := _document(registry, Target(kind, name))) is not None]
+    if len(found) > 1:
+        found = [document for document in found if not _is_pool_of_one(document)]
+    match found:
+        case [one]:
+            return Target(one.kind, name)
+        case []:
+            raise unknown_name(RESOURCE, name, {each for kind in ResourceKind for each in registry.names(kind)})
+        case _:
+            kinds = [document.kind.value for document in found]
+            raise invalid_field(
+                "NAME",
+                f"{name} is the name of {_listed(map(_with_article, kinds), 'and')}; "
+                f"write {_listed((f'{kind}/{name}' for kind in kinds), 'or')}",
+            )
+
+
+def _document(registry: "Registry", target: Target) -> "AnyDocument | None":
+    try:
+        return registry.document(target.kind, target.name)
+    except WeftError as error:
+        if error.reason not in _NOT_FOUND:
+            raise
+        return None
+
+
+def _is_pool_of_one(document: "AnyDocument") -> bool:
+    return document.kind is ResourceKind.POOL and not getattr(document.observed, "explicit", False)
+
+
+def _with_article(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+
+
+def _listed(words: Iterable[str], last: str) -> str:
+    """Returns words as a list in a sentence: "a, b or c"."""
+    *before, end = words
+    return f"{', '.join(before)} {last} {end}" if before else end
 
 
 def parse_targets(words: list[str]) -> tuple[ResourceKind, tuple[Target, ...]]:
@@ -63,29 +152,27 @@ def one_target(words: list[str]) -> Target:
 
 
 def find(registry: "Registry", target: Target) -> "AnyDocument":
-    """Returns a resource. Raises NOT_FOUND with a suggestion for a misspelt name."""
-    try:
-        return registry.document(target.kind, target.name)
-    except WeftError as error:
-        raise with_suggestion(registry, target, error) from error
+    """Returns a resource. Raises NOT_FOUND, for a misspelt name with those that are close."""
+    return registry.document(target.kind, target.name)
 
 
-def with_suggestion(registry: "Registry", target: Target, error: WeftError) -> WeftError:
-    """Adds names that are close to `target` to an error that says it does not exist."""
-    if error.reason not in _NOT_FOUND:
-        return error
-    try:
-        close = close_names(target.name, registry.names(target.kind))
-    except WeftError:
-        close = ""
-    meant = close or f"`weft get {target.kind.plural}` lists them"
-    return WeftError(error.reason, f"there is no {target}; {meant}", metadata=error.metadata)
+def labelled(scope: Scope, selector: str) -> Scope:
+    """Returns the part of a scope that has labels, where there is a selector.
+
+    Raises INVALID_ARGUMENT where no part has.
+    """
+    kinds = tuple(kind for kind in scope.kinds if kind in LABELLED)
+    if not selector or kinds == scope.kinds:
+        return scope
+    if not kinds or scope.targets:
+        without = next(kind for kind in scope.kinds if kind not in LABELLED)
+        raise invalid_field("--selector", f"goes with models and agents; {without.plural} have no labels")
+    return Scope(kinds)
 
 
 def selector_of(text: str, kind: ResourceKind) -> Selector:
     """Returns the selector of `-l`. Raises INVALID_ARGUMENT for a wrong one, and for a kind without labels."""
-    if text and kind not in LABELLED:
-        raise invalid_field("--selector", f"goes with models and agents; {kind.plural} have no labels")
+    labelled(Scope((kind,)), text)
     return parse_selector(text, "--selector")
 
 

@@ -2,10 +2,11 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -81,7 +82,12 @@ _PAGE = (
     Column("Attempts", "{attempt} (at most {max_attempts} may fail)"),
 )
 _TITLE_CHARS = 10
-_TASKS = Listing(columns=_COLUMNS, wide=_WIDE, name=lambda task: f"task/{task.id}")
+_TASKS = Listing(
+    columns=_COLUMNS,
+    wide=_WIDE,
+    name=lambda task: f"task/{task.id}",
+    empty="there are no such tasks; weft chat MODEL TEXT --async submits one",
+)
 
 
 def is_about_tasks(words: Sequence[str]) -> bool:
@@ -322,18 +328,31 @@ def cancel(
     output: PageOutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Cancel tasks or requests: one that waits never starts, one that runs is stopped with its backend.
+    """Cancel tasks or requests: one that waits never starts, one that runs is stopped with its engine.
 
     A request's caller gets the error `cancelled`; a request that has ended stays as it is, and how it ended is printed.
 
     Example: weft cancel request req-5f0c1a
     """
-    if words[0].partition("/")[0].lower() in REQUEST_WORDS:
+    kind, slash, _ = words[0].partition("/")
+    prefix = words[0].partition("-")[0]
+    if kind.lower() in REQUEST_WORDS:
         cancel_requests(words, tenant, output, home)
     elif is_about_tasks(words):
         cancel_tasks(words, home, output)
+    elif prefix == "req" and not slash:
+        cancel_requests(["request", *words], tenant, output, home)
+    elif prefix == "task" and not slash:
+        cancel_tasks(["task", *words], home, output)
     else:
-        raise invalid_field("KIND", "must be task or request; for others: `weft operation cancel`, `weft batch cancel`")
+        command = _CANCELLED_BY.get(prefix, "`weft operation cancel ID`, `weft batch cancel ID`")
+        raise invalid_field("KIND", f"must be task or request, as in `weft cancel request ID`; for others: {command}")
+
+
+_CANCELLED_BY: Mapping[str, str] = MappingProxyType(
+    {"op": "`weft operation cancel ID`", "batch": "`weft batch cancel ID`"}
+)
+"""What cancels that whose ids begin so."""
 
 
 def cancel_requests(words: Sequence[str], tenant: str, output: OutputFormat, home: Path) -> None:

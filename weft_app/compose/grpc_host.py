@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import grpc
 
-from weft.kernel.address import TLS_PREFIX, is_local, is_loopback, needs_tls, without_tls
+from weft.kernel.address import TLS_PREFIX, is_any_host, is_local, is_loopback, needs_tls, without_tls
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server
@@ -18,9 +18,6 @@ __all__ = ["GrpcHost", "is_local", "is_loopback"]
 
 CLOSE_SECONDS = 1.0
 """Grace of remaining calls after the services have drained."""
-
-
-_ANY_HOSTS = ("0.0.0.0", "[::]", "*")  # noqa: S104 - compared with, not bound to
 
 
 class GrpcHost:
@@ -81,7 +78,7 @@ class GrpcHost:
     def _announced(self, address: str) -> str:
         """Returns the announced host. A server on all addresses is announced by the configured name."""
         host = without_tls(address).rpartition(":")[0]
-        if host in _ANY_HOSTS and self._tls is not None:
+        if is_any_host(host) and self._tls is not None:
             host = self._tls.announced_host or socket.gethostname()
             host = f"[{host}]" if ":" in host else host
         # A name that looks like a local one needs the prefix, or clients would not use TLS.

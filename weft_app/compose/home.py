@@ -1,7 +1,6 @@
 """The home of a mesh: the folder of its state, sockets and logs."""
 
 import errno
-import fcntl
 import json
 import os
 import tempfile
@@ -14,6 +13,7 @@ from typing import IO, Any
 
 from runner_svc.environments.folder import EnvironmentFolder
 from weft.kernel.errors import WeftError
+from weft.kernel.file_lock import lock_file
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import BoundedLogFile
@@ -67,6 +67,10 @@ class WeftHome:
     def up_file(self) -> Path:
         """File that describes the running mesh; absent when none runs."""
         return self.run / "up.json"
+
+    def address_file(self, service: str) -> Path:
+        """File with the gRPC address of a service that `weft serve` runs; absent when none runs."""
+        return self.run / f"{service}.address"
 
     @property
     def lock_file(self) -> Path:
@@ -126,7 +130,7 @@ class WeftHome:
                 return False
         with opened as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                lock_file(lock, is_shared=True)
             except OSError:
                 return True
         return False
@@ -188,10 +192,10 @@ def _lock_alone(lock: IO[str]) -> None:
     """Locks a file. Raises OSError where another process keeps it locked: `owner` has it for a moment only."""
     for _ in range(LOCK_ATTEMPTS):
         with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(lock)
             return
         time.sleep(LOCK_PAUSE_SECONDS)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lock_file(lock)
 
 
 def _require_writable(folder: Path) -> None:

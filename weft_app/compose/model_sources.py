@@ -126,6 +126,8 @@ def _built(model: SourcedModelSettings, here: FoundFiles, build: Build) -> Serve
 def _words(progress: pb.PullProgress) -> str:
     if progress.stage == pb.PULL_STAGE_WAITING:
         return f"{WAITING_FOR_PULL} of it"
+    if progress.stage == pb.PULL_STAGE_LOADING and progress.detail:
+        return f"{PULLING} ({progress.detail})"
     if not progress.total_bytes:
         return PULLING
     return f"{PULLING} {size_words(progress.done_bytes)} of {size_words(progress.total_bytes)}"

@@ -10,19 +10,19 @@ import grpc
 from typing_extensions import override
 
 from router_svc.relay import RELAY_SERVICE, Relay, add_relay_to_server
+from weft.kernel.address import is_any_host
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.reasons import Reason
 from weft.kernel.service import Service
 from weft.link.link import LINK_SERVER_OPTIONS
+from weft_app.compose.certificate import ServerCertificate, certificate_from_files, self_signed_certificate
 from weft_app.compose.grpc_host import GrpcHost, is_loopback
 from weft_app.compose.home import WeftHome
-from weft_app.compose.relay_certificate import RelayCertificate, certificate_from_files, self_signed_certificate
 from weft_app.config.config import RelaySettings
 
 MAX_CALLS_BESIDE_LINKS = 128
 """Concurrent calls besides the links: runners that are being admitted or refused, and health checks."""
-_ANY_HOSTS = ("0.0.0.0", "::", "*")  # noqa: S104 - compared with, not bound to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class RelayEndpoint:
     url: str
     fingerprint: str = ""
     """Of a self-signed certificate, as `sha256:<hex>`; empty for one of a public CA, or without TLS."""
+    is_everywhere: bool = False
+    """Whether it listens on all addresses of its machine."""
 
 
 class RelayListener(Service):
@@ -129,23 +131,23 @@ def split_address(address: str, field: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _certificate(section: RelaySettings, home: WeftHome, host: str) -> RelayCertificate | None:
+def _certificate(section: RelaySettings, home: WeftHome, host: str) -> ServerCertificate | None:
     if (section.certificate_file is None) != (section.key_file is None):
         raise invalid_field("relay.certificate_file", "and relay.key_file must be set together")
     if section.certificate_file is not None and section.key_file is not None:
         return certificate_from_files(section.certificate_file.expanduser(), section.key_file.expanduser())
     if is_loopback(host):
         return None
-    return self_signed_certificate(home.state / "relay", [] if host in _ANY_HOSTS else [host])
+    return self_signed_certificate(home.state / "relay", [] if is_any_host(host) else [host])
 
 
-def _endpoint(host: str, port: int, certificate: RelayCertificate | None) -> RelayEndpoint:
-    shown = socket.gethostname() if host in _ANY_HOSTS else host
+def _endpoint(host: str, port: int, certificate: ServerCertificate | None) -> RelayEndpoint:
+    shown = socket.gethostname() if is_any_host(host) else host
     shown = f"[{shown}]" if ":" in shown else shown
     if certificate is None:
         return RelayEndpoint(url=f"http://{shown}:{port}")
     fingerprint = certificate.fingerprint if certificate.is_self_signed else ""
-    return RelayEndpoint(url=f"https://{shown}:{port}", fingerprint=fingerprint)
+    return RelayEndpoint(url=f"https://{shown}:{port}", fingerprint=fingerprint, is_everywhere=is_any_host(host))
 
 
 def _endpoint_file(home: WeftHome) -> Path:

@@ -18,6 +18,7 @@ from weft_app.compose.journal import journal_rules
 from weft_app.compose.relay import relay_listeners
 from weft_app.compose.security import channel_security, key_check, key_followers, new_host
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
+from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
     keys, registry = key_check(config, SystemClock()), registry_address(config, home)
     host = new_host(config, "router", keys)
     address = host.bind(listen or home.address("router"))
-    service = router_svc.service.build(router_config(config, registry, address))
+    tracing = tracing_of(os.environ)
+    service = router_svc.service.build(router_config(config, registry, address), tracing=tracing)
     database = router_database(config, home)
     companions: list[Service] = [
         response_service(config, database),
@@ -89,4 +91,7 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
         *key_followers(keys, registry, channel_security(config)),
         *relay_listeners(config.relay, home, service.relay),
     ]
-    await serve_until_stopped(host, service, config, lambda: announce(address), companions=companions)
+    try:
+        await serve_until_stopped(host, service, config, lambda: announce(address), companions=companions)
+    finally:
+        await close_tracing(tracing)

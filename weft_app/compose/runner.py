@@ -22,11 +22,14 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.service import Service
 from weft_app.compose.accelerators import host_observer
 from weft_app.compose.added_models import SectionAdder
+from weft_app.compose.configuration_service import ConfigurationService
 from weft_app.compose.demo import configured_runners
+from weft_app.compose.followed_servers import SectionServers, configured_servers
 from weft_app.compose.home import WeftHome
 from weft_app.compose.model_sizer import size_by_memory
 from weft_app.compose.model_sources import ModelSources
 from weft_app.compose.published_agents import published_agents
+from weft_app.compose.runner_reload import RunnerReload
 from weft_app.compose.security import channel_security, key_check, key_followers, new_host
 from weft_app.compose.served_models import runner_context, served_model
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
@@ -103,6 +106,8 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
         session_file=state / f"{section.name}.session",
         leftovers=leftovers,
         models=tuple(sources.served(model, build) for model in with_replicas(section, models)),
+        followed=configured_servers(section, build_added),
+        server_adder=SectionServers(section, build_added),
         adder=adder,
         max_added_models=stores.max_added_models,
         observer=None if accelerators is None else host_observer(accelerators),
@@ -122,24 +127,35 @@ async def serve_runner(
     *,
     name: str | None,
     make_http_api: MakeHttpApi | None = None,
+    reread: Callable[[], WeftConfig] | None = None,
 ) -> None:
-    """Serves a runner, and its HTTP API if any, until a signal arrives. Its backends have ended when this returns."""
+    """Serves a runner, and its HTTP API if any, until a signal arrives. Its backends have ended when this returns.
+
+    `reread` reads the configuration again; None: it is not reloaded.
+    """
     section = pick_runner(configured_runners(config), name)
     keys, registry = key_check(config, SystemClock()), registry_address(config, home)
     host = new_host(config, "runner", keys)
     address = host.bind(listen or home.address(f"runner-{section.name}"))
-    built = runner_config(
-        section,
-        home,
-        address=address,
-        registry_address=registry,
-        drain_seconds=config.drain_seconds,
-        accelerators=config.accelerators,
-        model_store=config.model_store,
-    )
-    built = replace(built, security=channel_security(config))
+
+    def build(section: RunnerSettings) -> RunnerConfig:
+        built = runner_config(
+            section,
+            home,
+            address=address,
+            registry_address=registry,
+            drain_seconds=config.drain_seconds,
+            accelerators=config.accelerators,
+            model_store=config.model_store,
+        )
+        return replace(built, security=channel_security(config))
+
+    built = build(section)
     service = runner_svc.service.build(built)
-    companions = key_followers(keys, registry, built.security)
+    companions: list[Service] = [*key_followers(keys, registry, built.security)]
+    if reread is not None:
+        reloads = RunnerReload(service, section, build, lambda: pick_runner(configured_runners(reread()), section.name))
+        companions.append(ConfigurationService(reloads.reload))
     if make_http_api is None:
         await serve_until_stopped(host, service, config, lambda: announce(address), companions=companions)
     else:

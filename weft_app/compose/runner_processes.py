@@ -31,6 +31,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
 from weft.kernel.service import start_critical, stop_tasks
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
+from weft_app.config.loader import LOCAL_SETTINGS_VARIABLE
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.runner_session_service_pb2_grpc import RunnerSessionServiceAsyncStub
@@ -132,6 +133,8 @@ class RunnerChild:
                 sys.executable,
                 *("-I", "-S", str(Path(parent_death.__file__)), str(os.getpid())),
                 *(sys.executable, "-m", "weft_app.cli.main", *self._arguments),
+                # What it says is in the file of `--config` already, as it was when that came into force.
+                env={name: value for name, value in os.environ.items() if name != LOCAL_SETTINGS_VARIABLE},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,

@@ -1,6 +1,8 @@
 """Who may call this process, by API key or certificate, and what it shows as a client: from the configuration."""
 
+import ipaddress
 import os
+import socket
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -27,6 +29,15 @@ def keys_required(config: WeftConfig) -> bool:
     if config.auth.required is not None:
         return config.auth.required
     return config.gateway.tls_terminated_elsewhere or not is_loopback(config.host)
+
+
+def is_on_loopback(host: str) -> bool:
+    """Whether a host resolves to a loopback address, as the listener checks it. Raises INVALID_ARGUMENT."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise invalid_field("host", f"'{host}' is not an address of this machine") from None
+    return ipaddress.ip_address(found[0][4][0]).is_loopback
 
 
 class KeyCheck:

@@ -4,10 +4,12 @@ Signal handlers only record; the main task drains and stops.
 """
 
 import asyncio
+import os
 import signal
+import sys
 from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -26,6 +28,50 @@ def stop_requested() -> asyncio.Event:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGHUP, event.set)
     return event
+
+
+def reload_requested(stop: asyncio.Event) -> asyncio.Event:
+    """Returns an event that SIGHUP sets, once `stop` is made; where the terminal is gone, SIGHUP sets `stop` instead.
+
+    A closing terminal sends SIGHUP, too. One that was ignored when the process started stays ignored.
+    """
+    event = asyncio.Event()
+    had_terminal = _has_terminal()
+
+    def hung_up() -> None:
+        (stop if had_terminal and not _has_terminal() else event).set()
+
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up)
+    return event
+
+
+def restart_requested(stop: asyncio.Event) -> asyncio.Event:
+    """Returns an event that SIGUSR2 sets together with `stop`: the process is to stop, and to start again."""
+    event = asyncio.Event()
+
+    def requested() -> None:
+        event.set()
+        stop.set()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, requested)
+    return event
+
+
+def start_again() -> NoReturn:
+    """Replaces this process by one with its command line, environment, terminal and process id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - an argument list, and no shell
+
+
+def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal; after its end the kernel has none for it."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
 
 
 def ignore_hangups() -> None:

@@ -1,13 +1,12 @@
 """`weft up`: registry, router and gateway on one event loop, each runner a child process, one home."""
 
 import asyncio
-import ipaddress
 import os
-import socket
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,49 +14,60 @@ import grpc
 
 import registry_svc.service
 import router_svc.service
-from gateway.http.tls import server_context
 from registry_svc.service import RegistryService
 from router_svc.durable.tasks.service import TaskService
+from router_svc.metrics import RouterMetrics
 from router_svc.service import RouterService
-from runner_svc.settings import RunnerSettings
-from weft.api.registry.v1 import agent_pb2
+from weft import __version__
+from weft.api.operations.v1 import configuration_service_pb2 as pb
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import (
-    ExpectedMesh,
     ExpectingFleet,
     FleetView,
     FleetWatcher,
-    ModelView,
-    expected_model,
 )
 from weft.durable.batches import BatchPort, FilePort
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import WeftError
 from weft.kernel.gc_tuning import settle_garbage_collector
-from weft.kernel.names import CENTRAL_RUNNER
 from weft.kernel.reasons import MODEL_NOT_LISTED, PULLING, WAITING_FOR_PULL, Reason
-from weft.kernel.request import journal_mode_of
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
-from weft_app.compose.demo import configured_runners
+from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
+from weft_app.compose.configuration import ConfigurationSource, ReadConfiguration, write_snapshot
+from weft_app.compose.configuration_service import ConfigurationService
+from weft_app.compose.demo import DEMO_NOT_PULLED, is_demo_source
 from weft_app.compose.durable_services import durable_services, response_service, router_database
+from weft_app.compose.edge_certificate import (
+    EdgeRenewal,
+    own_edge_certificate,
+    prepare_edge_certificate,
+    with_edge_certificate,
+)
 from weft_app.compose.engine_environments import require_environments
-from weft_app.compose.gateway import MeshClients, build_gateway, gateway_config
+from weft_app.compose.gateway import MeshClients, build_gateway
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
-from weft_app.compose.published_agents import published_agents
+from weft_app.compose.machine import local_url, network_urls
+from weft_app.compose.mesh_runners import MeshRunners
 from weft_app.compose.registry import registry_config
 from weft_app.compose.relay import RelayEndpoint, relay_listeners
+from weft_app.compose.reload import MeshReload, ReloadedMesh
 from weft_app.compose.router import router_config
-from weft_app.compose.runner_processes import RunnerChild, StartedRunners, retirement_notes
-from weft_app.compose.security import KeyCheck, channel_security, key_check, keys_required
-from weft_app.config.config import WeftConfig
-from weft_app.config.runners import with_replicas
+from weft_app.compose.runner_processes import StartedRunners, retirement_notes
+from weft_app.compose.security import KeyCheck, channel_security, is_on_loopback, key_check, keys_required
+from weft_app.compose.startable import expected_mesh, require_startable
+from weft_app.compose.tracing import close_tracing, tracing_of
 
 MODEL_CHECK_SECONDS = 0.05
+SNAPSHOT_NAME = "config.yaml"
+"""File with the configuration in force, which the runners read: a weft.yaml that was edited is not in force yet."""
+MAX_SHOWN_MODELS = 5
+"""Of a server, in the line of its runner."""
+NOTHING_LISTED = "its server does not answer, or lists no models; what it lists later is served"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,32 +108,60 @@ class RouterSide:
     """The names of models and pools for which tasks wait."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Authority:
+    """The authority that issued the certificate of the HTTP edge, for clients to trust."""
+
+    file: Path
+    fingerprint: str
+    """Of its certificate, as `sha256:<hex>`."""
+
+
 class UpHost:
     """A whole mesh on one home. Life cycle: start, stop; a start that fails or is cancelled leaves nothing behind."""
 
     def __init__(
         self,
-        config: WeftConfig,
+        source: ConfigurationSource,
+        read: ReadConfiguration,
         home: WeftHome,
-        config_path: Path | None,
         *,
         notify: Callable[[str], None] = lambda _: None,
+        is_discovered: bool = False,
     ) -> None:
-        """`notify` gets a sentence when a runner's process ended by itself, or the runner left the configuration."""
-        self._config = config
+        """`read` is what was read from `source`, which is read again for a reload.
+
+        `notify` gets a sentence when a runner's process ended by itself, or the runner left the configuration.
+        `is_discovered`: whether the runners are those that `keep_discovered` has written.
+        """
+        self._clock = SystemClock()
+        self._source = source
+        self._read = read
+        self._config = read.config
         self._notify = notify
         self._home = home
-        self._config_path = config_path
-        self._runners = configured_runners(config)
-        self._children: list[RunnerChild] = []
+        self._runners = read.runners
+        self._children = MeshRunners(home, home.run / SNAPSHOT_NAME, self._clock, notify, is_discovered=is_discovered)
         self._registry: RegistryService | None = None
         self._waiting_for_central: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
+        self._listed_models: list[str] = []
+        """The models of the servers that runners follow, as far as they were there at the start."""
+        self._tracing: Tracing = NO_TRACING
+        self._reloads: MeshReload | None = None
+        self._is_up = False
+        self.configuration = ConfigurationService(self._reload)
+        """Reads the configuration again."""
+        self._metrics = RouterMetrics()
         self._on_ready: list[Callable[[], None]] = []
         """Called once every configured model is ready."""
-        self._clock = SystemClock()
+        self._started_at = ""
         self.url = ""
-        """Base URL of the HTTP edge, once it is started."""
+        """Base URL of the HTTP edge for this machine, once it is started."""
+        self.network_urls: tuple[str, ...] = ()
+        """Its base URLs for other machines, the likeliest one first; empty on loopback."""
+        self.authority: Authority | None = None
+        """The authority of the edge's own certificate, once it is started; None: it has no such certificate."""
         self.notice = ""
         """A notice for operators about stored data, once started; empty: none."""
         self.grpc_address = ""
@@ -133,19 +171,30 @@ class UpHost:
         """The relay's address, once started; None: no relay."""
 
     @property
+    def config_files(self) -> tuple[Path, ...]:
+        """The files that the configuration was read from; none: there is no weft.yaml."""
+        return self._read.files
+
+    @property
     def asks_for_keys(self) -> bool:
         """Whether callers over HTTP need a key."""
         return keys_required(self._config)
 
     @property
+    def is_insecure(self) -> bool:
+        """Whether other machines reach it by plain HTTP, and no proxy in front speaks TLS."""
+        gateway = self._config.gateway
+        return bool(self.network_urls) and gateway.insecure and not gateway.tls_terminated_elsewhere
+
+    @property
     def models(self) -> list[str]:
-        """The models it is configured to serve, first one first."""
-        return [model.name for runner in self._runners for model in runner.published_models]
+        """The models it is configured to serve, first one first, then those of followed servers, once started."""
+        return [model.name for runner in self._runners for model in runner.published_models] + self._listed_models
 
     @property
     def stage_count(self) -> int:
         """The number of stages that a start shows: the services, and each model."""
-        return 1 + len(self.models)
+        return 1 + len(self.models) + sum(runner.follows_server for runner in self._runners)
 
     async def start(self, show: ShowProgress) -> None:
         """Starts everything and returns once every model is ready. Raises LOAD_STALLED when one cannot become ready."""
@@ -155,13 +204,17 @@ class UpHost:
             show(Stage(name="services", detail="starting registry, router and gateway"))
             fleet = await self._start_services()
             show(Stage(name="services", detail=f"listening at {self.url}", done=True))
-            await self._start_runners()
+            write_snapshot(self._home.run / SNAPSHOT_NAME, self._read.document)
+            for runner in self._runners:
+                await self._children.start(runner)
             assert self._registry is not None, "the services run"
             self._waiting_for_central = start_task(self._start_central(self._registry), name="central-models")
             await self._until_models_are_ready(fleet, show)
             for expect_no_more in self._on_ready:
                 expect_no_more()
             settle_garbage_collector()
+            self._is_up = True
+            self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
             self._home.announce(self._facts())
         except BaseException:
             await self.stop()
@@ -173,16 +226,20 @@ class UpHost:
 
     def kill_runners(self) -> None:
         """Kills the runners without a drain; their backends die with them."""
-        for child in self._children:
-            child.kill()
+        self._children.kill_all()
 
     async def _start_grpc(self, keys: KeyCheck | None) -> "RouterSide":
         """Starts registry, router and relay on one gRPC server."""
         host = GrpcHost(guard=None if keys is None else keys.interceptor())
-        self.grpc_address = host.bind(self._home.address("weft"))
+        self.grpc_address = self._children.registry_address = host.bind(self._home.address("weft"))
         if self._config.grpc_port is not None:
             self.grpc_port_address = host.bind(f"127.0.0.1:{self._config.grpc_port}")
-        router = router_svc.service.build(router_config(self._config, self.grpc_address, self.grpc_address))
+        self._tracing = tracing_of(os.environ)
+        # Closed last: until then requests end.
+        self._stack.push_async_callback(close_tracing, self._tracing)
+        address = self.grpc_address
+        config = router_config(self._config, address, address)
+        router = router_svc.service.build(config, tracing=self._tracing, observer=self._metrics)
         router.expect(expected_mesh(self._runners))
         self._on_ready.append(router.expect_no_more)
         registry = self._registry = registry_svc.service.build(registry_config(self._config, self._home))
@@ -192,7 +249,7 @@ class UpHost:
         database = router_database(self._config, self._home)
         responses, durable = response_service(self._config, database), durable_services(self._config, database, router)
         listeners = relay_listeners(self._config.relay, self._home, router.relay)
-        await host.start([registry, router, responses, *durable.in_order(), *listeners])
+        await host.start([registry, router, responses, *durable.in_order(), *listeners, self.configuration])
         self.relay = listeners[0].endpoint if listeners else None
         if database.notice:
             self.notice = f"{database.notice}; {database.remedy}"
@@ -222,7 +279,14 @@ class UpHost:
         expected = expected_mesh(self._runners)
         self._on_ready.append(expected.clear)
         expecting = ExpectingFleet(fleet, expected)
-        dispatcher = Dispatcher(router.placement, channels, clock=self._clock, fleet=expecting)
+        dispatcher = Dispatcher(
+            router.placement,
+            channels,
+            clock=self._clock,
+            fleet=expecting,
+            tracing=self._tracing,
+            service=ServiceName.GATEWAY,
+        )
         mesh = MeshClients(
             dispatcher=dispatcher,
             fleet=fleet,
@@ -238,13 +302,45 @@ class UpHost:
             clock=self._clock,
             names=router,
             released_tasks=lambda: side.engine.released,
+            tracing=self._tracing,
+            metrics=self._metrics.registry,
         )
-        edge = build_gateway(self._config, mesh)
+        edge = build_gateway(with_edge_certificate(self._config, self._home), mesh)
+        self._reloads = MeshReload(
+            self._source,
+            self._read,
+            ReloadedMesh(
+                home=self._home,
+                config_file=self._home.run / SNAPSHOT_NAME,
+                runners=self._children,
+                registry=channel,
+                fleet=fleet,
+                router=router,
+                edge=edge,
+                expected=expected,
+                names_waited_for=side.names_waited_for,
+                clock=self._clock,
+            ),
+            self._note_reload,
+        )
         self._stack.push_async_callback(self._stop_runners)
         self._stack.push_async_callback(self._stop_work, edge, side.engine)
         await edge.start()
-        self.url = edge.url
+        self._note_addresses(edge.url)
         return fleet
+
+    def _note_addresses(self, url: str) -> None:
+        """Notes where callers find the HTTP edge, and what they trust; begins to renew its own certificate."""
+        config = self._config
+        self.url = local_url(url)
+        self.network_urls = () if is_on_loopback(config.host) else network_urls(url)
+        own = own_edge_certificate(config, self._home)
+        if own is not None:
+            self.authority = Authority(file=own.authority_file, fingerprint=own.fingerprint)
+            renew = partial(prepare_edge_certificate, config, own)
+            renewal = EdgeRenewal(renew, self._clock, config.gateway.tls.renewal_check_seconds)
+            self._stack.push_async_callback(renewal.stop)
+            renewal.start()
 
     async def _retire_runners(self, registry: grpc.aio.Channel, side: RouterSide) -> None:
         """Retires the runners of an earlier start on this home that the configuration no longer names."""
@@ -254,21 +350,6 @@ class UpHost:
             waited_for = await side.names_waited_for()
             for sentence in retirement_notes(retired, waited_for):
                 self._notify(sentence)
-
-    async def _start_runners(self) -> None:
-        for runner in self._runners:
-            arguments = ["serve", "runner", "--runner", runner.name, "--home", str(self._home.root)]
-            arguments += ["--registry", self.grpc_address]
-            if not runner.models:
-                arguments.append("--no-demo")
-            if runner.http_port is not None:
-                arguments += ["--http-port", str(runner.http_port)]
-            if self._config_path is not None:
-                arguments += ["--config", str(self._config_path)]
-            output = self._home.logs / f"runner-{runner.name}.out"
-            child = RunnerChild(runner.name, arguments, output, self._clock, notify=self._notify)
-            self._children.append(child)
-            await child.start()
 
     async def _stop_work(self, edge: Service, engine: Service) -> None:
         """Drains callers and tasks at the same time, before the runners stop.
@@ -281,18 +362,12 @@ class UpHost:
     async def _start_central(self, registry: RegistryService) -> None:
         """Starts the runner of central models once there is one, or a secret for one."""
         await registry.until_central_models()
-        arguments = ["serve", "central", "--home", str(self._home.root), "--registry", self.grpc_address]
-        if self._config_path is not None:
-            arguments += ["--config", str(self._config_path)]
-        output = self._home.logs / f"runner-{CENTRAL_RUNNER}.out"
-        child = RunnerChild(CENTRAL_RUNNER, arguments, output, self._clock, notify=self._notify)
-        self._children.append(child)
-        await child.start()
+        await self._children.start_central()
 
     async def _stop_runners(self) -> None:
         if self._waiting_for_central is not None:
             await stop_tasks([self._waiting_for_central])
-        await asyncio.gather(*(child.stop(self._config.drain_seconds) for child in self._children))
+        await self._children.stop_all(self._config.drain_seconds)
 
     async def _until_models_are_ready(self, fleet: FleetWatcher, show: ShowProgress) -> None:
         waiting = {model.name: runner.name for runner in self._runners for model in runner.published_models}
@@ -302,7 +377,7 @@ class UpHost:
         empty = {runner.name for runner in self._runners if not runner.models}
         while waiting or empty:
             view = fleet.view
-            empty = {name for name in empty if name not in view.runners or not view.runners[name].active}
+            empty = {name for name in empty if not self._has_settled(view, name, show)}
             for model, runner in list(waiting.items()):
                 settled = self._settled(fleet.view, model, runner)
                 if settled is None:
@@ -312,16 +387,26 @@ class UpHost:
                         show(pulling)
                 else:
                     del waiting[model]
-                    is_warning = settled.startswith(MODEL_NOT_LISTED)
+                    is_warning = settled.startswith((MODEL_NOT_LISTED, f"asleep on {runner}: "))
                     show(Stage(name=model, detail=settled, done=True, is_warning=is_warning))
-            self._require_willing_runners()
+            self._children.require_willing()
             await self._clock.sleep(MODEL_CHECK_SECONDS)
 
-    def _require_willing_runners(self) -> None:
-        """Raises LOAD_STALLED when a runner repeatedly refuses to start."""
-        for child in self._children:
-            if child.refusal:
-                raise WeftError(Reason.LOAD_STALLED, f"runner {child.name} does not start: {child.refusal}")
+    def _has_settled(self, view: FleetView, runner_name: str, show: ShowProgress) -> bool:
+        """Whether a runner without models of its own is there, and those of the server that it follows."""
+        runner = view.runners.get(runner_name)
+        if runner is None or not runner.active:
+            return False
+        if not any(each.name == runner_name and each.follows_server for each in self._runners):
+            return True
+        instances = runner.instances.values()
+        if any(instance.phase == InstanceState.PHASE_LOADING for instance in instances):
+            return False
+        served = sorted(instance.model for instance in instances)
+        self._listed_models += served
+        detail = f"serves {counted_names(served)} of its server" if served else NOTHING_LISTED
+        show(Stage(name=runner_name, detail=detail, done=True, is_warning=not served))
+        return True
 
     def _settled(self, view: FleetView, model: str, runner_name: str) -> str | None:
         """Returns the state of a model once it admits requests, asleep or not; None before. Raises LOAD_STALLED."""
@@ -338,19 +423,41 @@ class UpHost:
                 f"see {self._home.logs / f'runner-{runner_name}.log'}",
             )
         if instance.phase == InstanceState.PHASE_HIBERNATING:
-            # The detail names a lack of memory, where the model could not be loaded for that.
-            return f"asleep on {runner_name}" + (f": {instance.detail}" if instance.detail else "")
+            # The detail names a lack of memory, or a pull that failed, where the model could not be loaded for that.
+            not_pulled = f"; {DEMO_NOT_PULLED}" if instance.detail and is_demo_source(self._runners, model) else ""
+            return f"asleep on {runner_name}" + (f": {instance.detail}{not_pulled}" if instance.detail else "")
         return f"ready on {runner_name}" if instance.phase == InstanceState.PHASE_READY else None
+
+    async def _reload(self, dry_run: bool) -> pb.ReloadConfigurationResponse:
+        if self._reloads is None or not self._is_up:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the mesh is starting; try again once it is up")
+        return await self._reloads.reload(dry_run)
+
+    def _note_reload(self, read: ReadConfiguration) -> None:
+        """Uses the configuration that is in force now."""
+        self._read, self._config, self._runners = read, read.config, read.runners
+        self._home.announce(self._facts())
 
     def _facts(self) -> dict[str, Any]:
         return {
             "url": self.url,
+            "networkUrls": self.network_urls,
+            "asksForKeys": self.asks_for_keys,
+            "caFile": "" if self.authority is None else str(self.authority.file),
             "grpc": self.grpc_address,
             "grpcPort": self.grpc_port_address,
+            "config": [str(file) for file in self.config_files],
             "models": self.models,
-            "pids": {"host": os.getpid(), "runners": {child.name: child.pid for child in self._children}},
-            "startTime": datetime.now(UTC).isoformat(timespec="seconds"),
+            "pids": {"host": os.getpid(), "runners": self._children.pids},
+            "version": __version__,
+            "startTime": self._started_at,
         }
+
+
+def counted_names(names: Sequence[str]) -> str:
+    """Returns models in words, such as "2 models (qwen, llama)"."""
+    more = f" and {len(names) - MAX_SHOWN_MODELS} more" if len(names) > MAX_SHOWN_MODELS else ""
+    return f"{len(names)} model{'' if len(names) == 1 else 's'} ({', '.join(names[:MAX_SHOWN_MODELS])}{more})"
 
 
 def pulling_stage(view: FleetView, model: str, runner_name: str) -> Stage | None:
@@ -361,39 +468,3 @@ def pulling_stage(view: FleetView, model: str, runner_name: str) -> Stage | None
         return None
     share = instance.load_progress if instance.HasField("load_progress") else None
     return Stage(name=model, detail=f"{instance.detail} on {runner_name}", progress=share)
-
-
-def expected_mesh(runners: Iterable[RunnerSettings]) -> ExpectedMesh:
-    """Returns the models and agents that these runners will publish. Raises INVALID_ARGUMENT naming the field."""
-    runners = tuple(runners)
-    models = [model for runner in runners for model in _models(runner)]
-    manifests = [manifest for runner in runners for manifest in published_agents(runner)]
-    return ExpectedMesh(models, [agent_pb2.Agent(manifest=manifest) for manifest in manifests])
-
-
-def _models(runner: RunnerSettings) -> Iterator[ModelView]:
-    for model in with_replicas(runner, runner.published_models):
-        journal = journal_mode_of(model.journal)
-        yield expected_model(model.name, model.pool or "", runner.name, journal)
-        for adapter in model.served_adapters:
-            yield expected_model(adapter.name, adapter.pool or "", runner.name, journal)
-
-
-def require_startable(config: WeftConfig, home: WeftHome) -> None:
-    """Checks a configuration as a start does, without starting. Raises INVALID_ARGUMENT naming the invalid setting."""
-    gateway = gateway_config(config)
-    exposure = gateway.exposure()
-    server_context(exposure)
-    if not _is_loopback(exposure.host):
-        exposure.require_protection()
-    router_config(config, home.address("weft"))
-    registry_config(config, home)
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether a host resolves to a loopback address, as the listener checks it."""
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except OSError:
-        raise invalid_field("host", f"'{host}' is not an address of this machine") from None
-    return ipaddress.ip_address(found[0][4][0]).is_loopback

@@ -4,18 +4,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le, MaxLen, MinLen
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
 from gateway.config import GatewaySettings
 from registry_svc.config import RegistrySettings
 from router_svc.settings import RelayLimits, RouterSettings
 from runner_svc.settings import ModelStoreSettings
-from weft.kernel.settings import PUBLIC, PathText, Port, Seconds
+from weft.kernel.settings import PUBLIC, Before, PathText, Pattern, Port, Seconds, word_for_flag
 from weft.kernel.tls import TlsFiles
-from weft_app.config.runners import STRICT, ConfiguredRunner, adapter_names, replica_names
+from weft_app.config.runners import MAX_MODELS, STRICT, ConfiguredRunner, adapter_names, pool_names, replica_names
 
 CONFIG_NAME = "weft.yaml"
 DEFAULT_PORT = 8080
+USUAL_ADDRESSES = ("127.0.0.1:11434", "127.0.0.1:1234", "127.0.0.1:8080", "127.0.0.1:8000", "127.0.0.1:30000")
+"""Where Ollama, LM Studio, llama.cpp, vLLM and SGLang listen unless they are told otherwise."""
+HostAndPort = Annotated[str, Pattern(r"^(\[[0-9a-fA-F:.]{2,64}\]|[A-Za-z0-9._-]{1,253}):\d{1,5}$")]
 UriPattern = Annotated[str, MinLen(1), MaxLen(2048)]
 UriPatterns = Annotated[tuple[UriPattern, ...], MaxLen(256)]
 
@@ -63,6 +66,21 @@ class AcceleratorSettings:
     Where any is declared, NVIDIA's library is not used."""
     poll_interval_seconds: Seconds = 1.0
     """Largest age of an observation of a device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscoverySettings:
+    """What `weft up` looks for on this machine where no `runners` are named."""
+
+    mode: Annotated[Literal["ask", "yes", "no"], Before(word_for_flag), PUBLIC] = "ask"
+    """`yes` serves what is found, `ask` asks on a terminal and elsewhere says what is there, `no` does not look."""
+    addresses: Annotated[tuple[HostAndPort, ...], MaxLen(64), PUBLIC] = USUAL_ADDRESSES
+    """Where engines are looked for. Default: the usual ports of Ollama, LM Studio, llama.cpp, vLLM and SGLang, and what
+    OLLAMA_HOST names."""
+    timeout_seconds: Annotated[float, Gt(0), Le(60)] = 2.0
+    """Longest wait for one answer; all addresses are asked at once."""
+    max_files: Annotated[int, Ge(0), Le(MAX_MODELS), PUBLIC] = 16
+    """So many model files of other programs are served; 0: none. They are loaded with their first request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,14 +148,19 @@ class LogSettings:
 
 
 class NamesTwiceError(ValueError):
-    """Runners, models or agents have one name."""
+    """Runners, models or agents have one name, or a pool has the name of a runner or an agent."""
 
-    def __init__(self, names: frozenset[str]) -> None:
-        super().__init__(
-            f"names must be unique over runners, models and agents: {', '.join(sorted(names))} "
-            "(replicas have names of their own and share a pool)"
-        )
-        self.names = names
+    def __init__(self, names: frozenset[str], pools: frozenset[str] = frozenset()) -> None:
+        said = []
+        if names:
+            said.append(
+                f"names must be unique over runners, models and agents: {', '.join(sorted(names))} "
+                "(replicas have names of their own and share a pool)"
+            )
+        if pools:
+            said.append(f"a pool cannot have the name of a runner or an agent: {', '.join(sorted(pools))}")
+        super().__init__("; ".join(said))
+        self.names = names | pools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +171,7 @@ class WeftConfig:
     __pydantic_config__ = STRICT
 
     host: Annotated[str, PUBLIC] = "127.0.0.1"
-    """Where the HTTP API listens. Anything but loopback needs keys and `gateway.tls`."""
+    """Where the HTTP API listens. Anything but loopback asks callers for keys, and speaks HTTPS: see `gateway.tls`."""
     port: Annotated[Port, PUBLIC] = DEFAULT_PORT
     """HTTP port; 0 takes a free one."""
     grpc_port: Annotated[Port | None, PUBLIC] = None
@@ -156,7 +179,7 @@ class WeftConfig:
     drain_seconds: Annotated[float, Ge(0), Le(3600), PUBLIC] = 10.0
     """How long a stop waits for running requests."""
     runners: Annotated[tuple[ConfiguredRunner, ...], MaxLen(64), PUBLIC] | None = None
-    """Default: one runner with the demo model."""
+    """Default: what `discovery` finds, else one runner with the demo model."""
     auth: AuthSettings = field(default_factory=AuthSettings)
     """Whether callers need keys."""
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
@@ -169,6 +192,8 @@ class WeftConfig:
     """Runners and their heartbeats, declarations, VRAM ledger, operations and keys."""
     accelerators: AcceleratorSettings = field(default_factory=AcceleratorSettings)
     """The devices of this host whose memory is leased."""
+    discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
+    """What is looked for on this machine where no runners are named."""
     model_store: ModelStoreSettings = field(default_factory=ModelStoreSettings)
     """Models that are pulled by name."""
     addresses: AddressSettings = field(default_factory=AddressSettings)
@@ -185,8 +210,10 @@ class WeftConfig:
         names += [name for runner in runners for model in runner.models for name in adapter_names(model)]
         names += [agent.name for runner in runners for agent in runner.agents]
         twice = {name for name in names if names.count(name) > 1}
-        if twice:
-            raise NamesTwiceError(frozenset(twice))
+        others = {runner.name for runner in runners} | {agent.name for runner in runners for agent in runner.agents}
+        pools = {pool for runner in runners for model in runner.models for pool in pool_names(model)} & others
+        if twice or pools:
+            raise NamesTwiceError(frozenset(twice), frozenset(pools))
 
 
 def _expanded(path: Path | None) -> Path | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from weft.documents.yaml_documents import YamlDocument, YamlRefusedError, yaml_documents
+from weft.documents.yaml_documents import YamlDocument, YamlRefusedError, yaml_documents, yaml_problem
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -16,18 +16,6 @@ Document = dict[str, Any]
 PathSteps = tuple[str | int, ...]
 _NAME = "name"
 _FIELD = "--config"
-_TAB = "\t"
-_HINTS = (
-    ("mapping values are not allowed", "a text with a colon needs quotes; else the line is indented too far"),
-    ("expected <block end>", "the line is indented unlike the lines that it belongs to"),
-    ("could not find expected ':'", "write `name: value`, with a space after the colon"),
-    ("expected ',' or", "a bracket is not closed, or a comma is missing"),
-    ("while scanning a quoted scalar", "a quote is not closed"),
-    ("found unknown escape character", "in double quotes a backslash begins an escape; use single quotes"),
-    ("undefined alias", "a text that begins with * or & needs quotes"),
-    ("cannot start any token", "a text that begins with this character needs quotes"),
-)
-"""Parts of what the parser says, and what the file needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,19 +133,7 @@ def _parse_problem(error: Exception, text: str) -> str:
     line = f" (line {mark.line + 1})" if mark is not None else ""
     if isinstance(error, YamlRefusedError):
         return f"is refused{line}: {error.problem}"
-    said = " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None))))
-    if isinstance(error, yaml.reader.ReaderError):
-        said = "it has a character that may not stand in YAML"
-    if mark is not None and _is_indented_by_tab(text, mark.line):
-        said = "tabs cannot indent; use spaces"
-    hint = next((hint for part, hint in _HINTS if part in said), said)
-    return f"is not YAML{line}: {hint or 'a value cannot be read'}"
-
-
-def _is_indented_by_tab(text: str, line: int) -> bool:
-    lines = text.splitlines()
-    found = lines[line] if line < len(lines) else ""
-    return _TAB in found[: len(found) - len(found.lstrip())]
+    return f"is not YAML{line}: {yaml_problem(error, text)}"
 
 
 def _instead_of_mapping(document: YamlDocument) -> str:

@@ -5,7 +5,7 @@ Every limit has a name with its unit. Unknown names are refused: a typo must not
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from weft.kernel.errors import invalid_field
 from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.document import Document, PathSteps, given_by, merge, read_file, sources, value_of
+from weft_app.config.inference import with_inferred
 from weft_app.config.refusals import field_path, place, refusal
 from weft_app.config.settings_tree import is_section, plain_value, settings_of
 
@@ -55,11 +56,27 @@ def load_with_sources(
     path: Path | None, overrides: Mapping[str, Any] | None = None, below: Callable[[Document], Document] | None = None
 ) -> LoadedConfig:
     """As `load_config`, with where each value comes from."""
+    files = config_files(path)
+    return load_document(read_files(files), files[0] if files and path is None else path, overrides, below)
+
+
+def read_files(files: Iterable[Path]) -> Document:
+    """Returns what files say together, later ones over earlier ones. Raises as `read_file`."""
     merged: Document = {}
-    for file in config_files(path):
+    for file in files:
         merged = merge(merged, read_file(file))
-        path = path or file
-    merged = merge(merged, given_by(COMMAND_LINE, dict(overrides or {})))
+    return merged
+
+
+def load_document(
+    document: Document,
+    path: Path | None,
+    overrides: Mapping[str, Any] | None = None,
+    below: Callable[[Document], Document] | None = None,
+) -> LoadedConfig:
+    """As `load_with_sources`, of a document of the file at `path`."""
+    merged = merge(document, given_by(COMMAND_LINE, dict(overrides or {})))
+    merged = with_inferred(merged)
     if below is not None:
         merged = below(merged)
     return LoadedConfig(parse_config(merged, path), dict(sources(merged)))
@@ -67,7 +84,7 @@ def load_with_sources(
 
 def parse_config(document: Mapping[str, Any], path: Path | None = None) -> WeftConfig:
     """Returns the configuration that a document holds. Raises INVALID_ARGUMENT naming the field, and its place."""
-    return _with_enabled_models(parse_section(WeftConfig, document, path))
+    return _with_enabled_models(parse_section(WeftConfig, with_inferred(dict(document)), path))
 
 
 def _with_enabled_models(config: WeftConfig) -> WeftConfig:
@@ -76,7 +93,7 @@ def _with_enabled_models(config: WeftConfig) -> WeftConfig:
     if all(model.enabled for runner in runners for model in runner.models):
         return config
     for runner in runners:
-        if not any(model.enabled for model in runner.models):
+        if runner.url is None and not any(model.enabled for model in runner.models):
             raise invalid_field(
                 f"runners.{runner.name}.models", "none is enabled; enable one (enabled: true), or take the runner out"
             )
@@ -102,7 +119,7 @@ def parse_section(kind: type[Section], document: Mapping[str, Any], path: Path |
 def validate_section(kind: type[Section], document: Mapping[str, Any], path: Path | None) -> Section:
     """As `parse_section`, with the ValidationError of what a section refuses."""
     validator: Any = _validator
-    section: Section = validator(kind).validate_json(json.dumps(_plain(document, (), path)))
+    section: Section = validator(kind).validate_json(json.dumps(plain_document(document, path)))
     return section
 
 
@@ -142,6 +159,12 @@ def _named_by(variable: str, environment: Mapping[str, str]) -> Path | None:
     if not named.is_file():
         raise invalid_field(variable, f"names {named}, which is no file; correct the variable, or unset it")
     return named
+
+
+def plain_document(document: Mapping[str, Any], path: Path | None = None) -> dict[str, Any]:
+    """Returns a document as JSON types, without sources. Raises INVALID_ARGUMENT naming a key that is no text."""
+    plain: dict[str, Any] = _plain(document, (), path)
+    return plain
 
 
 def _plain(item: Any, steps: PathSteps, path: Path | None) -> Any:

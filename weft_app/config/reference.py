@@ -153,7 +153,10 @@ def schema() -> dict[str, Any]:
     made = TypeAdapter(WeftConfig).json_schema()
     models = TypeAdapter(tuple[AnyModel, ...], config=ConfigDict(extra="forbid")).json_schema(ref_template=_REFERENCE)
     made["$defs"] |= models["$defs"]
-    made["$defs"]["ConfiguredRunner"] |= _models_by_runtime(made["$defs"]["ConfiguredRunner"]["properties"])
+    runner = made["$defs"]["ConfiguredRunner"]
+    runner |= _models_by_runtime(runner["properties"])
+    runner["required"].remove("models")
+    runner["anyOf"] = [{"required": ["models"]}, {"required": ["url"]}]
     texts = {kind.__name__: descriptions_of(kind) for kind in _kinds(WeftConfig)}
     public = {kind.__name__: {s.name for s in settings_of(kind) if s.is_public} for kind in _kinds(WeftConfig)}
     definitions: dict[str, Any] = made.get("$defs", {})

@@ -12,13 +12,14 @@ from pydantic_core import ErrorDetails
 
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.names import close_names
+from weft.kernel.validation_words import plain_words
 from weft_app.config.config import NamesTwiceError
 from weft_app.config.document import PathSteps, place_of, sources, value_of
 from weft_app.config.settings_tree import REQUIRED, Setting, names_at, plain_value, settings_of, settings_on
 
 UNKNOWN_NAME = "unexpected_keyword_argument"
 """pydantic's type of the error for a name that a dataclass does not have."""
-MAX_REFUSALS = 5
+MAX_REFUSALS = 32
 """So many wrong values are named at once."""
 MAX_SHOWN_CHARS = 40
 """Of a wrong value."""
@@ -56,10 +57,15 @@ def refusal(kind: type, error: ValidationError, document: Mapping[str, Any], pat
     for details in found:
         field, message = _told(kind, details, document, path)
         told.setdefault(field, message)
-    (field, message), *others = told.items()
+    return refused_together(list(told.items()))
+
+
+def refused_together(refused: Sequence[tuple[str, str]]) -> FieldError:
+    """Returns one error of several fields and messages: the first one is its field, a line each names the others."""
+    (field, message), *others = refused
     lines = [message, *(f"{other}: {why}" for other, why in others[: MAX_REFUSALS - 1])]
-    if len(told) > MAX_REFUSALS:
-        lines.append(f"and {len(told) - MAX_REFUSALS} more")
+    if len(refused) > MAX_REFUSALS:
+        lines.append(f"and {len(refused) - MAX_REFUSALS} more")
     return invalid_field(field, "\n  ".join(lines))
 
 
@@ -117,11 +123,11 @@ def _ending(source: str, path: Path | None) -> str:
 
 
 def _where_named(document: Mapping[str, Any], names: frozenset[str], path: Path | None) -> str:
-    """Returns the places of the runners, models and agents of these names."""
+    """Returns the places of the runners, models, agents and pools of these names."""
     found = [
         source
         for steps, source in sources(value_of(document.get("runners")))
-        if steps[-1:] == ("name",) and value_of(_item_at(value_of(document["runners"]), steps)[0]) in names
+        if steps[-1:] in (("name",), ("pool",)) and value_of(_item_at(value_of(document["runners"]), steps)[0]) in names
     ]
     return _ending(", ".join(dict.fromkeys(found)), path)
 
@@ -139,7 +145,7 @@ def _message(kind: type, steps: PathSteps, details: ErrorDetails, item: Any) -> 
     if error in ("literal_error", "enum"):
         return f"must be {context['expected']}{given}{_close(given.value, _QUOTED.findall(context['expected']))}"
     if error not in _TYPES:
-        return details["msg"].removeprefix("Value error, ")
+        return plain_words(details["msg"])
     if given.value is None:
         return f"has no value: write one{_such_as(setting)}, or remove the line"
     return _wrong_type(error, str(steps[-1]) if steps else "", setting, given)

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import any_schema, with_info_plain_validator_function
 
 from runner_svc.runtimes.runtime import Runtime
@@ -38,10 +38,19 @@ def read_models(value: Any, info: ValidationInfo) -> tuple[ModelSettings, ...]:
     runtime = find_runtime(info.data.get("runtime", ""))
     if runtime is None:
         return ()  # the error of `runtime` is reported
-    if misplaced := list(_misplaced(value, runtime)):
-        raise ValidationError.from_exception_data("models", misplaced)
+    misplaced = list(_misplaced(value, runtime))
     settings: Any = runtime.settings
-    return _adapter(settings).validate_json(json.dumps(value))
+    least = 0 if info.data.get("url") is not None else 1
+    try:
+        read = _adapter(settings, least).validate_json(json.dumps(value))
+    except ValidationError as error:
+        if not misplaced:
+            raise
+        known = {each["loc"] for each in misplaced}
+        misplaced += [_as_given(each) for each in error.errors(include_url=False) if each["loc"] not in known]
+    if misplaced:
+        raise ValidationError.from_exception_data("models", misplaced)
+    return read
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +68,12 @@ class ConfiguredRunner(RunnerSettings):
     __pydantic_config__ = STRICT
 
     models: Annotated[tuple[AnyModel, ...], _ReadByRuntime(), PUBLIC]
-    """What it serves, one process each; what a model may have depends on the runtime."""
+    """What it serves, one process each; what a model may have depends on the runtime. Not required with `url`."""
 
 
 @cache
-def _adapter(settings: Any) -> TypeAdapter[tuple[ModelSettings, ...]]:
-    models: Any = Annotated[tuple[settings, ...], Field(min_length=1, max_length=MAX_MODELS)]
+def _adapter(settings: Any, least: int) -> TypeAdapter[tuple[ModelSettings, ...]]:
+    models: Any = Annotated[tuple[settings, ...], Field(min_length=least, max_length=MAX_MODELS)]
     return TypeAdapter(models, config=STRICT)
 
 
@@ -92,6 +101,11 @@ def _foreign(model: Any, setting: str, runtime: Runtime[Any]) -> str:
     advice = runtime.advice.get(setting)
     refused = f"model {model} cannot have {setting}, because the runtime is {runtime.name}"
     return refused if advice is None else f"{refused}: {advice}"
+
+
+def _as_given(error: ErrorDetails) -> InitErrorDetails:
+    """Returns an error of one validation for the ValidationError of another."""
+    return InitErrorDetails(type=error["type"], loc=error["loc"], input=error["input"], ctx=error.get("ctx", {}))
 
 
 def _refused(steps: tuple[int | str, ...], message: str, value: Any) -> InitErrorDetails:
@@ -134,6 +148,11 @@ def adapter_names(model: ModelSettings) -> tuple[str, ...]:
     """Returns the names of the adapters of a model and of its replicas: "pirate", "pirate-2"."""
     numbers = range(1, _count(model) + 1)
     return tuple(_numbered(adapter.name, number) for adapter in model.served_adapters for number in numbers)
+
+
+def pool_names(model: ModelSettings) -> frozenset[str]:
+    """Returns the pools of a model and its adapters, without those that replicas make of their own names."""
+    return frozenset(pool for pool in (model.pool, *(each.pool for each in model.served_adapters)) if pool)
 
 
 def _numbered(name: str, number: int) -> str:

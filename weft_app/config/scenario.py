@@ -33,6 +33,7 @@ from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority, Skill
 from weft.kernel.settings import Name, values_of
+from weft.kernel.validation_words import plain_words
 from weft_app.config.loader import validate_section
 from weft_app.config.refusals import UNKNOWN_NAME
 from weft_app.config.runners import STRICT
@@ -151,7 +152,7 @@ class ModelSection:
 
     def __post_init__(self) -> None:
         if self.remote and (self.hosts or self.memory_gib):
-            raise ValueError("a model off the premises has no hosts and no memory_gib")
+            raise ValueError("a remote model has no hosts and no memory_gib")
 
     def kind(self) -> ModelKind:
         """Returns the value for the simulation."""
@@ -472,8 +473,8 @@ def parse_scenario(document: dict[str, Any], source: str) -> Scenario:
         relevant = [each for each in errors if each["loc"][-1:] != (_NUMBER,) or not isinstance(each["input"], Mapping)]
         first = (relevant or errors)[0]
         field = ".".join(str(part) for part in first["loc"] if not _is_alternative(part)) or "scenario"
-        message = "Extra inputs are not permitted" if first["type"] == UNKNOWN_NAME else first["msg"]
-        raise invalid_field(field, f"{message.removeprefix('Value error, ')} (in {source})") from error
+        words = "there is no such field" if first["type"] == UNKNOWN_NAME else plain_words(first["msg"])
+        raise invalid_field(field, f"{words} (in {source})") from error
 
 
 def _is_alternative(part: str | int) -> bool:

@@ -26,7 +26,7 @@ class Engine(Enum):
 
     NORMAL = "answers at once; two slots or more; an answer to any prompt has at least ANSWER_TOKENS tokens"
     SLOW = "one slot; an answer lasts 20 s or more, its first token comes within 2 s"
-    NEVER_READY = "runs but never becomes ready; the backend gives up within `start_seconds`"
+    NEVER_READY = "runs but never becomes ready; the engine gives up within `start_seconds`"
     EXITS_AT_START = "writes a line about the cause and exits with code 3 before it is ready"
     IGNORES_SIGTERM = "as NORMAL, but SIGTERM has no effect"
     NOISY = "as NORMAL, and writes MAX_LOG_BYTES or more to its stderr before it is ready"

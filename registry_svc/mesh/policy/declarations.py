@@ -77,6 +77,28 @@ def require_candidates(route: str, candidates: Sequence[Candidate], *, arriving:
             )
 
 
+def require_alias_target(alias: str, target: str, *, is_known: bool) -> None:
+    """Raise MODEL_NOT_FOUND when an alias would lead to something that is not there, such as another alias."""
+    if not is_known:
+        raise WeftError(
+            Reason.MODEL_NOT_FOUND,
+            f"the alias {alias!r} leads to {target!r}, which is no model, pool, agent or route that is known or in "
+            "this call; name one that exists (an agent as agent/NAME, a route as route/NAME, never another alias), or "
+            "send it along",
+            metadata={"alias": alias, "target": target},
+        )
+
+
+def require_own_pattern(alias: str, pattern: str, other: str) -> None:
+    """Raise ALREADY_EXISTS where `other` stands for the same names; empty: none does."""
+    if other:
+        raise WeftError(
+            Reason.ALREADY_EXISTS,
+            f"the alias {other!r} stands for {pattern} already; delete it, or change it instead of declaring {alias!r}",
+            metadata={"owner_kind": Kind.ALIAS.value, "alias": other},
+        )
+
+
 MAX_LISTED_NAMES = 10
 
 
@@ -106,11 +128,13 @@ def decide_outcome(
     return Outcome.CONFIGURED
 
 
-def in_use(kind: Kind, name: str, agents: Collection[str], routes: Collection[str] = ()) -> WeftError:
-    """Return the refusal to delete a resource that `agents` target or `routes` name; one of them is not empty."""
-    users = {Kind.AGENT: sorted(agents), Kind.ROUTE: sorted(routes)}
-    listed = [f"{user.value}s: {_listed(names)}" for user, names in users.items() if names]
-    named = {f"{user.value}s": ",".join(names[:MAX_LISTED_NAMES]) for user, names in users.items() if names}
+def in_use(
+    kind: Kind, name: str, agents: Collection[str], routes: Collection[str] = (), aliases: Collection[str] = ()
+) -> WeftError:
+    """Return the refusal to delete a resource that others point to; `agents`, `routes` or `aliases` is not empty."""
+    users = {"agents": sorted(agents), "routes": sorted(routes), "aliases": sorted(aliases)}
+    listed = [f"{user}: {_listed(names)}" for user, names in users.items() if names]
+    named = {user: ",".join(names[:MAX_LISTED_NAMES]) for user, names in users.items() if names}
     return WeftError(
         Reason.RESOURCE_IN_USE,
         f"the {kind.value} {name!r} is in use by {'; by '.join(listed)}; delete them or point them elsewhere",

@@ -118,10 +118,10 @@ def _of_instance(instance: Instance, before: Instance | None) -> Iterator[EventD
     elif earlier == Phase.HIBERNATING:
         yield draft(EventReason.WOKE, "it woke up")
     if instance.phase == Phase.READY:
-        yield draft(EventReason.READY, "its backend takes requests")
+        yield draft(EventReason.READY, "its engine takes requests")
     elif instance.phase in _BROKEN and earlier not in _BROKEN:
         what = "is in a crash loop" if instance.phase == Phase.CRASH_LOOP else "failed"
-        yield draft(EventReason.FAILED, f"its backend {what}" + (f": {instance.detail}" if instance.detail else ""))
+        yield draft(EventReason.FAILED, f"its engine {what}" + (f": {instance.detail}" if instance.detail else ""))
 
 
 def _of_fault(fault: Fault, total: int, new: int) -> tuple[EventReason, str]:

@@ -1,6 +1,6 @@
 """The batch service: batches and files over gRPC, and their composition."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -18,9 +18,10 @@ from router_svc.durable.sweeper import Sweeper, Sweeps, sweep_once
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
-from weft.api.router.v1 import batch_service_pb2_grpc, file_service_pb2_grpc
+from weft.api.router.v1 import batch_service_pb2_grpc, file_service_pb2_grpc, task_pb2
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.dispatch.agents import KnownNames, name_asked_for
+from weft.dispatch.aliases import name_asked_model
 from weft.durable.batches import BATCH_OUTPUT, MAX_PIECE_BYTES, BatchPort, FilePort, LineResult
 from weft.durable.remote_stores import MAX_LINES_PER_MESSAGE
 from weft.kernel.clock import Clock, SystemClock
@@ -40,8 +41,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
     """BatchService over the batch port."""
 
-    def __init__(self, batches: BatchPort, *, idle_seconds: float = IDLE_SECONDS) -> None:
+    def __init__(
+        self, batches: BatchPort, *, idle_seconds: float = IDLE_SECONDS, names: KnownNames | None = None
+    ) -> None:
+        """`names`: what ids and aliases of models stand for; None: lines name models by their names alone."""
         self._batches = batches
+        self._names = names
         self._idle_seconds = idle_seconds
 
     @override
@@ -54,9 +59,16 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
             first = await anext(messages, None)
             if first is None:
                 raise incomplete_stream()
-            async with aclosing(_lines(first, messages)) as lines:
+            async with aclosing(_lines(first, messages, partial(self._name, tenant))) as lines:
                 batch = await self._batches.create(_new(tenant, first.batch), lines, caller=caller().name)
         return batch_pb.CreateBatchResponse(batch=batch)
+
+    def _name(self, tenant: str, spec: task_pb2.TaskSpec) -> None:
+        """Puts what a line means by its model into its spec."""
+        if not caller().names_tenants:
+            spec.ClearField("asked_model")
+        if self._names is not None:
+            name_asked_model(self._names.view, spec, tenant)
 
     @override
     @answers
@@ -111,7 +123,9 @@ def _new(tenant: str, batch: batch_pb.Batch) -> batch_pb.Batch:
 
 
 async def _lines(
-    first: batch_pb.CreateBatchRequest, messages: AsyncIterator[batch_pb.CreateBatchRequest]
+    first: batch_pb.CreateBatchRequest,
+    messages: AsyncIterator[batch_pb.CreateBatchRequest],
+    name_model: Callable[[task_pb2.TaskSpec], None],
 ) -> AsyncGenerator[batch_pb.BatchLine]:
     """Yields the items; the last message states their count, because a broken connection may look like an end."""
     count = 0
@@ -123,6 +137,7 @@ async def _lines(
         for line in message.lines:
             if line.spec.options.allow_remote:
                 caller().require(MAY_LEAVE)
+            name_model(line.spec)
             caller().require_name(USE_MODELS, name_asked_for(line.spec.model))
             yield line
         count += len(message.lines)
@@ -240,7 +255,7 @@ def build(
     chosen = clock or SystemClock()
     files = FileManager(database, limits, chosen)
     batches = BatchManager(BatchStore(database), limits, task_limits, events, chosen, names=names)
-    return BatchService(database, files, batches, limits.sweep_interval_seconds, chosen)
+    return BatchService(database, files, batches, limits.sweep_interval_seconds, chosen, names)
 
 
 class BatchService(Service):
@@ -253,7 +268,9 @@ class BatchService(Service):
         batches: BatchManager,
         sweep_interval_seconds: float,
         clock: Clock,
+        names: KnownNames | None = None,
     ) -> None:
+        self._names = names
         self._database = database
         self._files = files
         self._batches = batches
@@ -281,7 +298,9 @@ class BatchService(Service):
     @override
     def register(self, server: grpc.aio.Server) -> None:
         file_service_pb2_grpc.add_FileServiceServicer_to_server(FileServicer(self._files), server)
-        batch_service_pb2_grpc.add_BatchServiceServicer_to_server(BatchServicer(self._batches), server)
+        batch_service_pb2_grpc.add_BatchServiceServicer_to_server(
+            BatchServicer(self._batches, names=self._names), server
+        )
 
     @override
     async def start(self) -> None:

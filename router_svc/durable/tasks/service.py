@@ -20,11 +20,13 @@ from router_svc.durable.tasks.task_call import CallMaker, DispatchedCalls
 from router_svc.durable.tasks.task_engine import TaskEngine
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.durable.tasks.task_run import TaskDeps
+from router_svc.durable.tasks.task_spans import TaskSpans
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import MAX_CALLER_CHARS
 from weft.api.router.v1 import task_service_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.dispatch.agents import KnownNames, name_asked_for
+from weft.dispatch.aliases import name_asked_model
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.placement import PlacementPort
 from weft.durable.tasks import TaskPort
@@ -36,6 +38,7 @@ from weft.kernel.rpc import ChannelPool, answering, answers
 from weft.kernel.rpc_auth import caller
 from weft.kernel.service import Service
 from weft.kernel.telemetry import TRACEPARENT, valid_traceparent
+from weft.kernel.tracing import NO_TRACING, Tracing
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -55,8 +58,10 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         spec = request.spec
         if spec.options.allow_remote:
             caller().require(MAY_LEAVE)
+        if not caller().names_tenants:
+            spec.ClearField("asked_model")
         if self._names is not None:
-            spec.model = self._names.named(spec.model)
+            name_asked_model(self._names.view, spec, tenant_of(metadata))
         caller().require_name(USE_MODELS, name_asked_for(spec.model))
         # Resubmissions with a key must have the same digest, so no trace is added to them.
         if not spec.traceparent and not request.idempotency_key:
@@ -122,6 +127,8 @@ class TaskServiceDeps:
     """Channels to the runners; their creator closes them after this service has stopped."""
     subscribe: Callable[[Callable[[FleetView], None]], None]
     """Registers a listener for every new view of the mesh."""
+    tracing: Tracing = NO_TRACING
+    """Where the spans of tasks go."""
 
 
 def build(
@@ -135,9 +142,19 @@ def build(
 ) -> "TaskService":
     """Returns a task service on a database, not started. `store` replaces the SQL store."""
     clock = clock or SystemClock()
-    calls = DispatchedCalls(placement=deps.placement, channels=deps.channels, fleet=deps.fleet, clock=clock)
+    calls = DispatchedCalls(
+        placement=deps.placement, channels=deps.channels, fleet=deps.fleet, clock=clock, tracing=deps.tracing
+    )
     kept = store or SqlTaskStore(database, max_commit_batch=limits.max_commit_batch, clock=clock)
-    service = TaskService(kept, limits, calls, clock, failpoints or NoFailpoints(), names=KnownNames(deps.fleet))
+    service = TaskService(
+        kept,
+        limits,
+        calls,
+        clock,
+        failpoints or NoFailpoints(),
+        names=KnownNames(deps.fleet),
+        spans=TaskSpans(kept, deps.tracing),
+    )
     deps.subscribe(service.engine.mesh_changed)
     return service
 
@@ -154,6 +171,7 @@ class TaskService(Service):
         failpoints: Failpoints,
         *,
         names: KnownNames | None = None,
+        spans: TaskSpans | None = None,
     ) -> None:
         """`names`: models, routes and agents that tasks may name; None: any name is accepted."""
         self._store = store
@@ -170,6 +188,7 @@ class TaskService(Service):
             limits=limits,
             calls=calls,
             failpoints=failpoints,
+            spans=spans or TaskSpans(store),
         )
         self._engine = TaskEngine(deps)
         self._counts = OpenTaskCounts(store, limits, clock)

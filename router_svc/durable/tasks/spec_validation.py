@@ -7,13 +7,13 @@ from hashlib import sha256
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.store_port import Lane, TaskRow
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.agents import AGENT_PREFIX, require_model_name
+from weft.dispatch.agents import require_model_name
 from weft.dispatch.operations import operation_of
 from weft.dispatch.parameter_checks import client_of, handling_of, priority_of, session_of
 from weft.durable.batches import MAX_METADATA, MAX_METADATA_NAME_CHARS, MAX_METADATA_VALUE_CHARS
 from weft.durable.tasks import MAX_ORIGIN_KIND_CHARS, TASK_PREFIX, payload_of
 from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.names import new_id
+from weft.kernel.names import AGENT_PREFIX, MAX_NAME_CHARS, new_id, require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
@@ -82,6 +82,8 @@ def _labels(spec: task_pb2.TaskSpec) -> bytes:
                 "metadata",
                 f"names must have at most {MAX_METADATA_NAME_CHARS} characters, values {MAX_METADATA_VALUE_CHARS}",
             )
+    if spec.asked_model:
+        require_token(spec.asked_model, "asked_model", MAX_NAME_CHARS)
     labels = task_pb2.TaskSpec(user=spec.user, metadata=spec.metadata)
     return labels.SerializeToString(deterministic=True)
 

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from typing_extensions import override
 
 from router_svc.durable.tasks.store_port import PendingTask
+from router_svc.durable.tasks.task_spans import traceparent_of_task
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.call import Call
@@ -29,7 +30,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool
-from weft.kernel.telemetry import new_traceparent, valid_traceparent
+from weft.kernel.tracing import NO_TRACING, Tracing
 
 Gate = Callable[[], Awaitable[None]]
 """Claims the task; raises ClaimMissedError if another router has it, or it is not pending any more."""
@@ -144,6 +145,7 @@ class DispatchedCalls(CallMaker):
     channels: ChannelPool
     fleet: FleetSource
     clock: Clock
+    tracing: Tracing = NO_TRACING
 
     @override
     def make(self, task: PendingTask, gate: Gate) -> TaskCall:
@@ -155,9 +157,10 @@ class DispatchedCalls(CallMaker):
         if payload is None:
             raise WeftError(Reason.INVALID_ARGUMENT, "the task has a payload that this release does not know")
         gated = GatedPlacement(self.placement, gate)
-        dispatcher = Dispatcher(gated, self.channels, clock=self.clock, fleet=self.fleet)
+        dispatcher = Dispatcher(gated, self.channels, clock=self.clock, fleet=self.fleet, tracing=self.tracing)
         operation = operation_of(payload)
-        return DispatchedTask(dispatcher.call(operation, context_of(task, spec, operation.operation), payload))
+        context = context_of(task, spec, operation.operation, traceparent_of_task(task.id, spec, self.tracing))
+        return DispatchedTask(dispatcher.call(operation, context, payload))
 
 
 class DispatchedTask(TaskCall):
@@ -188,7 +191,7 @@ class DispatchedTask(TaskCall):
                 yield task_pb2.TaskOutput(**spec.fields(frame))
 
 
-def context_of(task: PendingTask, spec: task_pb2.TaskSpec, operation: Operation) -> RequestContext:
+def context_of(task: PendingTask, spec: task_pb2.TaskSpec, operation: Operation, traceparent: str) -> RequestContext:
     """Returns the request context of a task. Raises INVALID_ARGUMENT for options that are no longer valid."""
     return RequestContext(
         request_id=task.id,
@@ -197,10 +200,11 @@ def context_of(task: PendingTask, spec: task_pb2.TaskSpec, operation: Operation)
         caller=task.caller,
         model=task.lane.model,
         operation=operation,
-        traceparent=valid_traceparent(spec.traceparent) or new_traceparent(),
+        traceparent=traceparent,
         priority=task.lane.band,
         allow_remote=spec.options.allow_remote,
         handling=handling_of(spec.options),
         client_id=client_of(spec.options),
         session=session_of(spec.options),
+        asked_model=spec.asked_model,
     )

@@ -22,6 +22,7 @@ from router_svc.durable.tasks.store_port import (
 )
 from router_svc.durable.tasks.task_call import CallMaker, ClaimMissedError, TaskCall
 from router_svc.durable.tasks.task_events import TaskEventBus
+from router_svc.durable.tasks.task_spans import TaskSpans
 from router_svc.policy.task_retry import (
     AttemptHistory,
     GivesUp,
@@ -194,6 +195,7 @@ class TaskDeps:
     limits: TaskLimits
     calls: CallMaker
     failpoints: Failpoints
+    spans: TaskSpans
 
 
 class RunHost(Protocol):
@@ -410,6 +412,7 @@ class TaskRun:
         reason = None if failure is None else reason_of(failure.reason).name
         log.info("task ended", task=claim.task_id, attempt=claim.attempt, state=state_name(state), reason=reason)
         self._host.publish(TaskChanged(claim.task_id))
+        await deps.spans.task_ended(self.task, has_failed=state == task_pb2.TASK_STATE_FAILED)
 
     async def _revert(self, claim: Claim, failure: task_pb2.TaskError, again: TryAgain) -> None:
         deps, receipt, counts = self._deps, self._receipt(), again.counts

@@ -17,9 +17,6 @@ RunnerKey = tuple[str, str]
 """Key of a runner incarnation: runner, incarnation."""
 
 
-MAX_NAMES_IN_MESSAGE = 8
-
-
 class Readiness(Enum):
     """Whether a candidate takes requests."""
 
@@ -124,12 +121,6 @@ class Fleet:
 
     def __iter__(self) -> Iterator[Candidate]:
         return itertools.chain.from_iterable(self.pools.values())
-
-    def some_names(self) -> str:
-        """Return some names for an error message."""
-        names = sorted({*self.pools, *self.pool_of_model})
-        more = ", ..." if len(names) > MAX_NAMES_IN_MESSAGE else ""
-        return ", ".join(names[:MAX_NAMES_IN_MESSAGE]) + more if names else "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from weft.kernel.abilities import ThinkingMode, takes_mode, untaken_words
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
 
-OFF_THE_PREMISES = "off the premises, and the request has no permit"
-NO_FALLBACK = "off the premises, and the mesh does not fall back to such models"
+REMOTE = "remote, and the request has no permit"
+NO_FALLBACK = "remote, and the mesh does not fall back to such models"
 MAX_DETAILS_IN_MESSAGE = 8
 _BY_SECTION = "from an openai_http server whose model section names it in `operations`"
 _HOW_OFFERED = {
@@ -88,7 +88,7 @@ def fits(candidate: Candidate | Profile, needs: Needs) -> str:
         case "operation":
             return f"does not offer {needs.operation.name.lower()}"
         case "remote":
-            return OFF_THE_PREMISES
+            return REMOTE
         case "skills":
             lacking = frozenset[Skill]() if candidate.skills is None else needs.skills - candidate.skills
             return untaken_words(lacking, candidate.thinking_modes, needs.thinking)
@@ -146,10 +146,10 @@ def _summary(name: str, lacking: str, needs: Needs, left: list[Candidate], gates
             reason, message = Reason.UNSUPPORTED_OPERATION, _not_offered(name, needs.operation, left)
         case "remote":
             reason = Reason.PERMISSION_DENIED
-            message = f"{name} runs {OFF_THE_PREMISES}: see allow_remote, its own and its tenant's"
+            message = f"{name} is {REMOTE}: see allow_remote, its own and its tenant's"
         case "guard":
             reason = Reason.PERMISSION_DENIED
-            message = f"only models off the premises could answer for {name}, and the mesh does not fall back to them"
+            message = f"only remote models could answer for {name}, and the mesh does not fall back to them"
         case "skills":
             reason, message = Reason.MODALITY_UNSUPPORTED, f"{name} {fits(left[0], needs)}"
         case "tools":

@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from router_svc.policy.arrival import ROUTE_PREFIX
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
-from router_svc.policy.endpoints.candidates import MAX_NAMES_IN_MESSAGE, Candidate, HostMemory, Readiness
+from router_svc.policy.endpoints.candidates import Candidate, HostMemory, Readiness
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
@@ -177,12 +177,6 @@ class ClusterView:
         for model, candidate in self._by_host.get(host, {}).items():
             if candidate.readiness is Readiness.READY:
                 yield candidate, self._ready_since[model]
-
-    def some_names(self) -> str:
-        """Return some of the names that requests can ask for, for an error message."""
-        names = self.index.table.some_names(MAX_NAMES_IN_MESSAGE + 1)
-        more = ", ..." if len(names) > MAX_NAMES_IN_MESSAGE else ""
-        return ", ".join(names[:MAX_NAMES_IN_MESSAGE]) + more if names else "none"
 
     def _refresh(self, model: str, delta: ViewDelta, now: float) -> None:
         """Put the current description of a model into the index if it changed."""

@@ -6,7 +6,6 @@ proportion to its models each time it reaches the limit or leaves it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from heapq import nsmallest
 
 from router_svc.policy.arrival import ROUTE_PREFIX
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, EngineKey, RunnerKey
@@ -107,10 +106,6 @@ class EndpointTable:
     def queues(self) -> Collection[str]:
         """Return the names of all pools with a member and of all routes."""
         return [*(name for name, pool in self.pools.items() if pool.endpoints), *self._routes.queues]
-
-    def some_names(self, most: int) -> list[str]:
-        """Return the first of the names that requests may ask for, in alphabetical order."""
-        return nsmallest(most, {*self.queues(), *self._by_model})
 
     def members(self, queue: str) -> Sequence[Candidate]:
         """Return the candidates of a queue, each once; those of a route in the order of its steps."""

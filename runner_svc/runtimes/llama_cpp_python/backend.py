@@ -17,6 +17,7 @@ from runner_svc.runtimes.llama_cpp_python.arguments import (
 )
 from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
+from weft.kernel.missing_package import missing_package
 from weft.kernel.request import Operation
 
 
@@ -26,8 +27,8 @@ class LlamaCppPythonBackend(HostedBackend[LlamaCppPythonModel]):
     program = HOST_PROGRAM
     engine_parameters = PARAMETERS
     missing_library = (
-        "llama-cpp-python cannot be loaded; run: pip install 'weft[llama-cpp-python]' (this compiles llama.cpp: it "
-        "takes minutes and a C++ compiler)"
+        f"{missing_package('llama-cpp-python cannot be loaded; it needs', 'llama-cpp-python')}; this compiles "
+        "llama.cpp: it takes minutes and a C++ compiler"
     )
 
     @property

@@ -13,6 +13,7 @@ import aiohttp
 from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, LoadOrder
+from runner_svc.openai_upstream.address import server_root
 from runner_svc.openai_upstream.client import HEALTH, MODELS, Open, OpenAiHttp
 from runner_svc.policy.backoff import ServerBackoff
 from runner_svc.policy.model_names import listed_models, not_listed_message
@@ -34,7 +35,6 @@ PROBE_TIMEOUT_SECONDS = 5.0
 LOADING_PAUSE_SECONDS = 0.25
 DOCTOR_TIMEOUT_SECONDS = 3.0
 MAX_LIST_BYTES = 8 * 1024 * 1024
-_VERSION_PATH = "/v1"
 _LISTED = 200
 _UNKNOWN_PATH = frozenset({404, 405, 501})
 _START_IT = "start the server, or correct `url`"
@@ -200,7 +200,7 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
 
 def _base_url(model: OpenAiHttpModel) -> str:
     """Returns the URL of a server without the version of its interface, with which it may be configured."""
-    return model.url.rstrip("/").removesuffix(_VERSION_PATH).rstrip("/")
+    return server_root(model.url)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -19,20 +19,13 @@ def _find_fault(model: OpenAiHttpModel, environment: Mapping[str, str]) -> Model
 
 def _build(model: OpenAiHttpModel, context: "ModelContext") -> "ModelEngine":
     # Imported here: only a process that serves models needs these.
-    from yarl import URL  # noqa: PLC0415
-
-    from runner_svc.openai_upstream.address import base_url, is_private_host  # noqa: PLC0415
+    from runner_svc.openai_upstream.address import base_url, require_known_place  # noqa: PLC0415
     from runner_svc.runtimes.model_engine import ModelEngine  # noqa: PLC0415
     from runner_svc.runtimes.openai_http.backend import AttachedServer, operations_of  # noqa: PLC0415
 
     operations = operations_of(model, context)
     url = base_url(model.url, f"{context.where}.url")
-    if model.remote is None and not is_private_host(URL(url).host or ""):
-        raise context.refuse(
-            "remote",
-            "must be set, because the server's address is not one of a network of your own: true where it is off the "
-            "premises (only requests with allow_remote are sent there then), else false",
-        )
+    require_known_place(url, remote=model.remote, field=f"{context.where}.remote")
     return ModelEngine(
         make_backend=lambda: AttachedServer(model, context),
         operations=operations,

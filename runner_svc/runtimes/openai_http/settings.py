@@ -3,11 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from annotated_types import MaxLen
+from annotated_types import Ge, Le, MaxLen
 
 from runner_svc.runtimes.settings import SleepingModelSettings, UpstreamSettings
 from weft.kernel.request import Operation, OperationName
 from weft.kernel.settings import PUBLIC, SECRET
+
+ATTACHED_SLOTS = 64
+"""Requests at once of a server that does not say how many it works on: it has a queue of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +19,9 @@ class OpenAiHttpModel(UpstreamSettings, SleepingModelSettings):
 
     url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
     """Base URL of the server, such as `http://127.0.0.1:11434/v1`."""
+    slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = ATTACHED_SLOTS
+    """Requests that it is sent at once. Where the server says how many it works on, as llama.cpp's does, the smaller
+    number holds."""
     remote: bool | None = None
     """Whether serving it sends bytes off the premises. It must be set where the address of the server is not one of a
     network of your own."""

@@ -3,7 +3,7 @@
 from runner_svc.policy.parameters import EngineParameters, OneOf
 
 PARAMETERS = EngineParameters(
-    engine="a provider off the premises",
+    engine="a remote provider",
     # OpenAI's own, for those who follow it: they refuse what they do not know.
     allowed={
         "verbosity": OneOf(("low", "medium", "high")),

@@ -1,4 +1,4 @@
-"""The runtime openai_remote: models of a provider off the premises (docs/remote.md)."""
+"""The runtime openai_remote: models of a remote provider (docs/remote.md)."""
 
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ def _build(model: OpenAiRemoteModel, context: "ModelContext") -> "ModelEngine":
 
     operations = operations_of(model, context)
     if model.remote is False:
-        raise context.refuse("remote", "must be true or left out: serving it sends bytes off the premises")
+        raise context.refuse("remote", "must be true or left out: a provider is remote")
     try:
         read_key(model.api_key_env, context.environment)
     except WeftError as error:
@@ -65,7 +65,7 @@ def _build(model: OpenAiRemoteModel, context: "ModelContext") -> "ModelEngine":
 
 RUNTIME = Runtime(
     name="openai_remote",
-    summary="a provider off the premises",
+    summary="a remote provider",
     docs="docs/remote.md",
     settings=OpenAiRemoteModel,
     build=_build,

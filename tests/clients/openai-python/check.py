@@ -146,7 +146,7 @@ def chat_errors() -> None:
 def chat_key() -> None:
     stranger = openai.OpenAI(base_url=V1, api_key="meant-to-fail")
     refused = fails(lambda: stranger.chat.completions.create(model=TALK, messages=HELLO), openai.AuthenticationError)
-    same(refused.code, "unauthenticated")
+    same(refused.code, "invalid_api_key")
 
 
 def chat_image() -> None:

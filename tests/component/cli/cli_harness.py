@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.registry.v1 import (
     agent_pb2,
+    alias_pb2,
     declaration_service_pb2,
     declaration_service_pb2_grpc,
     model_pb2,
@@ -38,6 +39,7 @@ from weft.documents.mesh_state import MeshState, pool_message, pool_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import SERVER_OPTIONS, error_to_status
+from weft.kernel.unknown_names import unknown_name
 from weft_app.cli.main import app
 
 pb = registry_service_pb2
@@ -50,6 +52,11 @@ _KINDS = {
     "pool": resource_kind_pb2.RESOURCE_KIND_POOL,
     "route": resource_kind_pb2.RESOURCE_KIND_ROUTE,
 }
+
+
+def refuse_with(context: Any, error: WeftError) -> None:
+    """Ends the call with an error."""
+    refuse(context, error.reason, error.message, **error.metadata)
 
 
 def refuse(context: Any, reason: Reason, message: str, **metadata: str) -> None:
@@ -81,13 +88,17 @@ class ScriptedMesh:
     watches: int = 0
     events_were_listed: threading.Event = field(default_factory=threading.Event)
 
-    def add(self, *resources: model_pb2.Model | agent_pb2.Agent | runner_pb2.Runner | route_pb2.Route) -> None:
+    def add(
+        self, *resources: model_pb2.Model | agent_pb2.Agent | runner_pb2.Runner | route_pb2.Route | alias_pb2.Alias
+    ) -> None:
         for resource in resources:
             match resource:
                 case model_pb2.Model():
                     self.state.models[resource.manifest.name] = resource
                 case agent_pb2.Agent():
                     self.state.agents[resource.manifest.name] = resource
+                case alias_pb2.Alias():
+                    self.state.aliases[resource.manifest.name] = resource
                 case route_pb2.Route():
                     self.state.routes[resource.manifest.name] = resource
                 case _:
@@ -104,6 +115,7 @@ class ScriptedMesh:
             models=self.state.models.values(),
             agents=self.state.agents.values(),
             routes=self.state.routes.values(),
+            aliases=self.state.aliases.values(),
             settings=self.settings,
         )
         return pb.WatchResponse(revision=1, snapshot=told)
@@ -129,6 +141,12 @@ class _Registry(registry_service_pb2_grpc.RegistryServiceServicer):
     def GetRoute(self, request: Any, context: Any) -> Any:  # noqa: N802
         return pb.GetRouteResponse(route=self._one(self._mesh.state.routes, request.name, context, "route"))
 
+    def ListAliases(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.ListAliasesResponse(aliases=self._mesh.state.aliases.values())
+
+    def GetAlias(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.GetAliasResponse(alias=self._one(self._mesh.state.aliases, request.name, context, "alias"))
+
     def ListRunners(self, request: Any, context: Any) -> Any:  # noqa: N802
         return pb.ListRunnersResponse(runners=self._mesh.state.runners.values())
 
@@ -148,7 +166,8 @@ class _Registry(registry_service_pb2_grpc.RegistryServiceServicer):
     def GetPool(self, request: Any, context: Any) -> Any:  # noqa: N802
         pool = self._pool(request.name)
         if not pool.members:
-            refuse(context, Reason.NOT_FOUND, f"there is no pool {request.name!r}")
+            pools = {pool_of(model) for model in self._mesh.state.models.values()}
+            refuse_with(context, unknown_name("pool", request.name, pools))
         return pb.GetPoolResponse(pool=pool)
 
     def GetModelMembers(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -182,8 +201,7 @@ class _Registry(registry_service_pb2_grpc.RegistryServiceServicer):
     def _one(self, rows: dict[str, Any], name: str, context: Any, kind: str) -> Any:
         name = next((known for known, row in rows.items() if getattr(row, "id", "") == name != ""), name)
         if name not in rows:
-            reason = Reason.MODEL_NOT_FOUND if kind == "model" else Reason.NOT_FOUND
-            refuse(context, reason, f"there is no {kind} {name!r}")
+            refuse_with(context, unknown_name(kind, name, rows))
         return rows[name]
 
 
@@ -236,7 +254,7 @@ class _Declarations(declaration_service_pb2_grpc.DeclarationServiceServicer):
         if request.name in rows and request.name in self._mesh.loaded and not request.force:
             refuse(context, Reason.RESOURCE_IN_USE, f"the model {request.name!r} is loaded")
         if rows.pop(request.name, None) is None:
-            refuse(context, Reason.NOT_FOUND, f"there is no {request.name!r}")
+            refuse_with(context, unknown_name("model", request.name, self._mesh.state.models))
         return declaration_service_pb2.DeleteResponse()
 
     def _apply(self, declaration: Any, dry_run: bool) -> Any:
@@ -330,7 +348,7 @@ class _Inference(inference_service_pb2_grpc.InferenceServiceServicer):
         self._mesh.asked.append(request)
         if self._mesh.chat_error is not None:
             refuse(context, self._mesh.chat_error.reason, self._mesh.chat_error.message)
-        receipt = receipt_pb2.Receipt(host="box", attempts=[receipt_pb2.Attempt(runner="r1")])
+        receipt = receipt_pb2.Receipt(request_id="req-1", host="box", attempts=[receipt_pb2.Attempt(runner="r1")])
         for event in (
             event_pb2.InferenceEvent(queued=event_pb2.Queued(position=1, reason="every slot is taken")),
             event_pb2.InferenceEvent(loading=event_pb2.Loading(progress=0.5, stage="waking")),

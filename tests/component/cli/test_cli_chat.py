@@ -19,24 +19,35 @@ pytest_plugins = ("cli_mesh",)
 @pytest.mark.parametrize(
     ("name", "asked", "header"),
     [
-        ("qwen", "qwen", "Model: qwen (pool big)\nKind: virtual Status: active"),
+        ("qwen", "qwen", "Model: qwen (pool big)\nSource: runner  Status: active"),
         ("big", "big", "Pool: big\nMembers: 2 (2 active)"),
-        ("coder", "agent/coder", "Agent: coder → model qwen\nKind: virtual Status: active"),
+        ("coder", "agent/coder", "Agent: coder → model qwen\nSource: runner  Status: active"),
         ("agent/coder", "agent/coder", "Agent: coder → model qwen"),
     ],
 )
 def test_models_pools_and_agents_are_asked_by_their_names(
     mesh: ScriptedMesh, name: str, asked: str, header: str
 ) -> None:
-    result = mesh.run("chat", name, "-m", "hi")
+    result = mesh.run("chat", name, "-v", "-m", "hi")
     assert result.exit_code == 0, result.output
     assert result.stdout == f"I am {asked}\n"
     assert header in result.stderr
+    plain = mesh.run("chat", name, "-m", "hi")
+    assert header not in plain.stderr
+    assert plain.stderr.splitlines()[-1] == "queue 0.00 s, r1 on box, request req-1"
+
+
+def test_a_verbose_chat_ends_with_the_whole_receipt_and_the_command_that_explains_it(mesh: ScriptedMesh) -> None:
+    shown = mesh.run("chat", "qwen", "hi", "-v").stderr
+    _, receipt = shown.split("queue 0.00 s, r1 on box, request req-1\nweft explain req-1\n\nReceipt\n")
+    facts = dict(line.split(":", 1) for line in receipt.splitlines())
+    assert facts["  Attempt 1"].strip() == "r1: answered"
+    assert facts.keys() >= {"  Outcome", "  Waited"}
 
 
 def test_waiting_and_waking_are_told_beside_the_answer(mesh: ScriptedMesh) -> None:
     result = mesh.run("chat", "qwen", stdin="hi")
-    assert "queued, place 1: every slot is taken" in result.stderr
+    assert "queued, position 1: every slot is taken" in result.stderr
     assert "loading 50%: waking" in result.stderr
     assert result.stdout == "I am qwen\n"
 

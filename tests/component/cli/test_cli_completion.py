@@ -34,8 +34,11 @@ def _offered(home: Path, line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("weft get ", ["models", "agents", "runners", "pools", "routes", "clients", "requests", "tasks"]),
-        ("weft wait ", ["models", "agents", "runners", "pools", "routes", "tasks"]),
+        (
+            "weft get ",
+            ["models", "agents", "runners", "pools", "routes", "aliases", "clients", "requests", "tasks", "all"],
+        ),
+        ("weft wait ", ["models", "agents", "runners", "pools", "routes", "aliases", "tasks"]),
         ("weft describe ta", ["tasks"]),
         ("weft delete task ", []),
         ("weft cancel ", ["requests", "tasks"]),
@@ -44,6 +47,8 @@ def _offered(home: Path, line: str) -> list[str]:
         ("weft get req", ["requests"]),
         ("weft get requests ", []),
         ("weft get mo", ["models"]),
+        ("weft logs ", ["gateway", "mesh", "qwen", "qwen-2", "registry", "router", "solo"]),
+        ("weft logs task/a ", []),
         ("weft get model ", ["qwen", "qwen-2", "solo"]),
         ("weft get models s", ["solo"]),
         ("weft describe agent/", ["agent/coder"]),
@@ -56,6 +61,8 @@ def _offered(home: Path, line: str) -> list[str]:
         ("weft chat route/", ["route/summaries"]),
         ("weft get route ", ["summaries"]),
         ("weft get widgets x", []),
+        ("weft get qw", ["qwen", "qwen-2"]),
+        ("weft describe r1", ["r1"]),
     ],
 )
 def test_kinds_and_names_are_offered_as_they_are_now(mesh: ScriptedMesh, line: str, offered: list[str]) -> None:

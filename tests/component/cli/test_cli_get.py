@@ -1,17 +1,21 @@
 """`weft get`, `describe`, `events` and `ps` against a scripted mesh."""
 
 import json
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from cli_harness import ScriptedMesh, TellOneByOne
-from cli_samples import some_agent, some_event, some_model
+from cli_samples import some_agent, some_event, some_model, some_route, some_runner
 from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
-from weft.api.registry.v1.registry_service_pb2 import Change
+from weft import __version__
+from weft.api.registry.v1.registry_service_pb2 import Change, WatchedRunner
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.documents.schemas import schemas
 from weft.kernel.errors import WeftError
 from weft.kernel.names import resource_id
@@ -29,19 +33,19 @@ OVER = WeftError(Reason.INTERNAL, "the script is over")
 
 def test_models_are_a_table_over_all_pages(mesh: ScriptedMesh) -> None:
     lines = mesh.run("get", "models").stdout.splitlines()
-    assert lines[0].split() == ["NAME", "POOL", "KIND", "STATUS", "TYPE", "TIER", "RUNNER", "OPERATIONS", "CONTEXT"]
+    assert lines[0].split() == ["NAME", "POOL", "SOURCE", "STATUS", "TYPE", "TIER", "RUNNER", "OPERATIONS", "CONTEXT"]
     assert [line.split()[:7] for line in lines[1:]] == [
-        ["qwen", "big", "virtual", "active", "llama_server", "fast", "r1"],
-        ["qwen-2", "big", "virtual", "active", "llama_server", "fast", "r1"],
-        ["solo", "-", "virtual", "active", "llama_server", "fast", "r1"],
+        ["qwen", "big", "runner", "active", "llama_server", "fast", "r1"],
+        ["qwen-2", "big", "runner", "active", "llama_server", "fast", "r1"],
+        ["solo", "-", "runner", "active", "llama_server", "fast", "r1"],
     ]
 
 
 @pytest.mark.parametrize(
     ("kind", "titles", "row"),
     [
-        ("agents", "NAME KIND STATUS MODEL DESCRIPTION", "coder virtual active qwen Writes code"),
-        ("pools", "NAME MEMBERS ACTIVE EXPLICIT", "big 2 2 yes"),
+        ("agents", "NAME SOURCE STATUS MODEL DESCRIPTION", "coder runner active qwen Writes code"),
+        ("pools", "NAME MEMBERS ACTIVE NAMED", "big 2 2 yes"),
         ("routes", "NAME STATUS CANDIDATES BUDGET DESCRIPTION", "summaries active qwen,big 60s Short ones"),
         ("runners", "NAME STATUS LINK HOST RUNTIME MODELS SLOTS HEARTBEAT", "r1 active dial-out box llama_server"),
     ],
@@ -68,11 +72,83 @@ def test_json_holds_to_the_published_schemas(mesh: ScriptedMesh, kind: str) -> N
     Draft202012Validator(schemas()[f"{singular}.json"]).validate(one)
 
 
-@pytest.mark.parametrize("flags", [(), ("-o", "json"), ("-w",)])
-def test_resources_of_several_kinds_are_not_shown_as_one_list(mesh: ScriptedMesh, flags: tuple[str, ...]) -> None:
-    result = mesh.run("get", "model/qwen", "agent/coder", *flags)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "one kind" in result.stderr
+@pytest.mark.parametrize(
+    ("words", "labels"),
+    [
+        (("model/qwen", "agent/coder"), ["model/qwen", "agent/coder"]),
+        (("agent/coder", "model/solo", "model/qwen"), ["agent/coder", "model/solo", "model/qwen"]),
+        (("routes,agents",), ["route/summaries", "agent/coder"]),
+        (("solo", "coder"), ["model/solo", "agent/coder"]),
+        (
+            ("all",),
+            [
+                "model/qwen",
+                "model/qwen-2",
+                "model/solo",
+                "agent/coder",
+                "runner/r1",
+                "pool/big",
+                "pool/solo",
+                "route/summaries",
+            ],
+        ),
+    ],
+)
+def test_several_kinds_are_shown_each_with_its_own_table(
+    mesh: ScriptedMesh, words: tuple[str, ...], labels: list[str]
+) -> None:
+    tables = mesh.run("get", *words).stdout.split("\n\n")
+    assert [line.split()[0] for table in tables for line in table.splitlines()[1:]] == labels
+    assert all(table.startswith("NAME ") for table in tables)
+    assert len(tables) == len({label.split("/")[0] for label in labels})
+    listed = json.loads(mesh.run("get", *words, "-o", "json").stdout)
+    assert (listed["kind"], [f"{item['kind']}/{item['name']}" for item in listed["items"]]) == ("List", labels)
+    assert mesh.run("get", *words, "-o", "name").stdout.split() == labels
+
+
+def test_a_name_alone_finds_the_one_resource_that_has_it(mesh: ScriptedMesh) -> None:
+    assert mesh.run("get", "r1").stdout == mesh.run("get", "runner", "r1").stdout
+    assert mesh.run("describe", "coder").stdout == mesh.run("describe", "agent", "coder").stdout
+    assert mesh.run("get", "solo", "-o", "name").stdout == "model/solo\n", "the pool of one model is that model"
+
+
+@pytest.mark.parametrize("command", ["get", "describe"])
+def test_a_name_of_several_kinds_is_answered_with_all_of_them(mesh: ScriptedMesh, command: str) -> None:
+    mesh.add(some_agent("qwen"), some_agent("big"))
+    asked = mesh.run(command, "qwen")
+    assert (asked.exit_code, asked.stdout) == (2, "")
+    assert "NAME: qwen is the name of a model and an agent; write model/qwen or agent/qwen" in asked.stderr
+    assert "big is the name of an agent and a pool" in mesh.run(command, "big").stderr
+
+
+def test_labels_of_all_kinds_select_those_that_have_labels(mesh: ScriptedMesh) -> None:
+    assert mesh.run("get", "all", "-l", "team=a", "-o", "name").stdout.split() == [
+        "model/qwen",
+        "model/qwen-2",
+        "model/solo",
+    ]
+    assert "nothing has such labels" in mesh.run("get", "all", "-l", "team=none").stderr
+
+
+def test_a_table_without_rows_says_what_makes_one(mesh: ScriptedMesh) -> None:
+    mesh.state.agents.clear()
+    empty = mesh.run("get", "agents")
+    assert (empty.exit_code, len(empty.stdout.splitlines())) == (0, 1)
+    assert "there are no agents; weft apply -f FILE declares them" in empty.stderr
+    assert mesh.run("get", "agents", "-o", "json").stderr == ""
+    assert "no models have the labels team=none" in mesh.run("get", "models", "-l", "team=none").stderr
+
+
+def test_a_watch_of_several_kinds_follows_each_with_its_own_columns(mesh: ScriptedMesh) -> None:
+    mesh.state.routes.clear()
+    changes = [Change(deleted_agent="coder"), Change(model=some_model("solo", pool="", status="HIBERNATING"))]
+    _, lines = _watch(mesh, "all", changes=[*changes, Change(route=some_route())])
+    titles = [line.split()[1] for line in lines if line.startswith("NAME")]
+    assert titles == ["POOL", "SOURCE", "STATUS", "MEMBERS", "STATUS"]
+    gone, *slept = lines[-5:-2]
+    assert gone.split()[:3] == ["agent/coder", "-", "deleted"]
+    assert sorted(line.split()[0] for line in slept) == ["model/solo", "pool/solo"]
+    assert [line.split()[0] for line in lines[-2:]] == ["NAME", "route/summaries"]
 
 
 def test_names_are_kind_and_name(mesh: ScriptedMesh) -> None:
@@ -180,9 +256,14 @@ def test_words_of_others_cannot_steer_a_terminal(mesh: ScriptedMesh) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("get", "widgets"), 2, "models, agents, runners, pools"),
+        (
+            ("get", "widgets"),
+            3,
+            "there is no model, agent, runner, pool, route or alias widgets; there are big, coder, ",
+        ),
+        (("describe", "codre"), 3, "did you mean coder"),
         (("get", "model", "qwem"), 3, "did you mean qwen"),
-        (("get", "agent", "zzz"), 3, "weft get agents"),
+        (("get", "agent", "zzz"), 3, "there is coder"),
         (("get", "model", "../x"), 2, "NAME"),
         (("get", "model/qwen", "solo"), 2, "KIND/NAME"),
         (("get",), 2, "KIND"),
@@ -315,14 +396,14 @@ def test_a_watch_of_what_is_not_there_is_refused(mesh: ScriptedMesh) -> None:
 def test_a_model_is_described_with_its_pool_conditions_process_and_events(mesh: ScriptedMesh) -> None:
     out = mesh.run("describe", "model", "qwen").stdout
     assert "Pool:\n  Pool name: big\n  Members:   2 (2 active)\n" in out
-    assert "    - qwen [virtual/active] ← this row\n    - qwen-2 [virtual/active]\n" in out
+    assert "    - qwen [runner/active] ← this row\n    - qwen-2 [runner/active]\n" in out
     assert "Ready" in out
     assert "TakesRequests" in out
     assert "4711" in out
     assert "2; last reason: it died" in out
     assert "asked for r1" in out, "a relayed runner is asked by its name"
     assert "\x1b" not in out
-    assert "- coder [virtual/active]" in out
+    assert "- coder [runner/active]" in out
     assert "it woke up" in out
 
 
@@ -388,3 +469,55 @@ def test_events_that_are_followed_stand_under_their_titles(mesh: ScriptedMesh) -
 def test_ps_asks_relayed_runners_too(mesh: ScriptedMesh) -> None:
     (row,) = json.loads(mesh.run("ps", "-o", "json").stdout)["items"]
     assert (row["model"], row["pid"], row["restarts"], row["state"]) == ("qwen", 4711, 2, "ready")
+
+
+def _processes(mesh: ScriptedMesh, *flags: str, changes: list[Any]) -> list[str]:
+    for change in [*changes, OVER]:
+        mesh.changes.put(change)
+    result = mesh.run("ps", "-w", *flags)
+    assert OVER.message in result.stderr
+    return result.stdout.splitlines()
+
+
+def _runner_now(mesh: ScriptedMesh) -> Any:
+    runner = some_runner("")
+    runner.CopyFrom(mesh.state.runners["r1"])
+    return runner
+
+
+def test_ps_follows_what_changes_and_no_heartbeats(mesh: ScriptedMesh) -> None:
+    heartbeat, asleep = _runner_now(mesh), _runner_now(mesh)
+    heartbeat.last_heartbeat_time.GetCurrentTime()
+    asleep.capability.instances[0].phase = InstanceState.PHASE_HIBERNATING
+    changes = [Change(runner=WatchedRunner(runner=each)) for each in (heartbeat, asleep)]
+    changes += [Change(model=some_model("solo", status="HIBERNATING")), Change(deleted_runner="r1")]
+    header, *rows = _processes(mesh, changes=changes)
+    assert [row.split()[0] for row in rows] == ["qwen"] * 3
+    words = [row[header.index("STATE") :].split()[0] for row in rows]
+    assert words == ["ready", "hibernating", "gone"]
+
+
+def test_ps_follows_as_one_document_per_line(mesh: ScriptedMesh) -> None:
+    asleep = _runner_now(mesh)
+    asleep.capability.instances[0].phase = InstanceState.PHASE_HIBERNATING
+    lines = _processes(
+        mesh, "-o", "json", changes=[Change(runner=WatchedRunner(runner=asleep)), Change(deleted_runner="r1")]
+    )
+    assert [json.loads(line)["state"] for line in lines] == ["ready", "hibernating", "gone"]
+
+
+def test_ps_of_a_mesh_without_models_says_what_adds_one(mesh: ScriptedMesh) -> None:
+    mesh.state.runners.clear()
+    empty = mesh.run("ps")
+    assert (empty.exit_code, len(empty.stdout.splitlines())) == (0, 1)
+    assert "no runner has a model yet" in empty.stderr
+
+
+def test_the_versions_of_client_mesh_and_libraries_are_shown(mesh: ScriptedMesh, tmp_path: Path) -> None:
+    facts = json.loads(mesh.run("version", "-o", "json").stdout)
+    assert (facts["client"], facts["runners"]) == (__version__, {"r1": "0.2"})
+    assert facts["mesh"] == "unknown", "it has not announced one"
+    assert (facts["grpc"], facts["python"]) == (grpc.__version__, platform.python_version())
+    alone = json.loads(mesh.run("version", "-o", "json", "--home", str(tmp_path / "none")).stdout)
+    assert alone.keys() == facts.keys() - {"mesh", "runners"} | {"problem"}
+    assert mesh.run("version").stdout.splitlines()[0].split() == ["Client:", __version__]

@@ -161,7 +161,7 @@ def test_explain_tells_the_whole_story_of_a_request(mesh: Mesh) -> None:
     ]
     assert "1 s in the queue, 8 s for loads" in found.stdout
     assert "120 in (64 cached), 30 out" in found.stdout
-    assert lines[-1].split() == ["Off", "premises:", "yes"]
+    assert lines[-1].split() == ["Remote:", "yes"]
 
 
 def test_explain_as_json_is_the_same_document_as_over_http(mesh: Mesh) -> None:
@@ -217,7 +217,18 @@ def test_get_requests_lists_those_under_way_the_oldest_first(mesh: Mesh) -> None
     mesh.arrive(3, "req-3")
     mesh.log.note_end(3, mesh.clock.monotonic())
     header, *rows = mesh.run("get", "requests").stdout.splitlines()
-    assert header.split() == ["REQUEST", "TARGET", "STATE", "TENANT", "PRIORITY", "POSITION", "ETA", "AGE", "AWAITS"]
+    assert header.split() == [
+        "REQUEST",
+        "TARGET",
+        "STATE",
+        "TENANT",
+        "PRIORITY",
+        "POSITION",
+        "ETA",
+        "AGE",
+        "WAITS",
+        "FOR",
+    ]
     assert [row.split()[:7] for row in rows] == [
         ["req-2", "route/drafts", "queued", "b", "normal", "-", "-"],
         ["req-1", "qwen", "queued", "default", "normal", "4", "7s"],
@@ -273,7 +284,16 @@ def test_get_clients_shows_how_they_ask(mesh: Mesh) -> None:
     _served(mesh)
     mesh.arrive(2, "req-2", client_id="editor")
     header, *rows = mesh.run("get", "clients", "-o", "wide").stdout.splitlines()
-    assert header.split()[:8] == ["CLIENT", "PROFILE", "PRIORITY", "REQUESTS", "REFUSED", "RUNNING", "TOKENS", "EVERY"]
+    assert header.split()[:8] == [
+        "CLIENT",
+        "PROFILE",
+        "PRIORITY",
+        "REQUESTS",
+        "REFUSED",
+        "RUNNING",
+        "TOKENS",
+        "INTERVAL",
+    ]
     assert [row.split()[:8] for row in rows] == [
         ["batch", "yes", "low", "1", "0", "0", "150", "-"],
         ["editor", "no", "normal", "1", "0", "1", "0", "-"],
@@ -291,7 +311,7 @@ def test_what_requests_and_clients_cannot_do_is_refused(mesh: Mesh, arguments: t
 def test_without_a_mesh_the_command_says_so(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["explain", "req-1"], env={"WEFT_HOME": str(tmp_path)})
     assert found.exit_code == 1
-    assert "no mesh runs on" in found.stderr
+    assert "weft is not running" in found.stderr
 
 
 def test_a_request_is_cancelled_by_its_id_and_one_that_has_ended_says_how(mesh: Mesh) -> None:

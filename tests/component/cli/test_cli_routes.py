@@ -115,16 +115,16 @@ def test_a_watch_of_routes_shows_each_that_changes(mesh: ScriptedMesh) -> None:
 
 @pytest.mark.parametrize("name", ["summaries", "route/summaries"])
 def test_a_chat_with_a_route_asks_for_it_as_a_model(mesh: ScriptedMesh, name: str) -> None:
-    answered = mesh.run("chat", name, "-m", "hello")
+    answered = mesh.run("chat", name, "-v", "-m", "hello")
     assert answered.exit_code == 0, answered.stderr
     assert mesh.asked[-1].model == "route/summaries"
     assert "Route: summaries → qwen, big" in answered.stderr
 
 
-def test_a_chat_with_a_route_that_is_not_there_says_where_they_are_listed(mesh: ScriptedMesh) -> None:
+def test_a_chat_with_a_route_that_is_not_there_says_which_there_are(mesh: ScriptedMesh) -> None:
     refused = mesh.run("chat", "route/nothing", "-m", "hello")
     assert refused.exit_code == 3
-    assert "there is no route nothing; `weft get routes` lists them" in refused.stderr
+    assert "there is no route nothing; there is route/summaries" in refused.stderr
 
 
 def test_the_mesh_settings_are_shown_and_set(mesh: ScriptedMesh) -> None:
@@ -132,7 +132,7 @@ def test_the_mesh_settings_are_shown_and_set(mesh: ScriptedMesh) -> None:
     assert table[1].split(maxsplit=2) == [
         "allowCloudFallback",
         "true",
-        "routes may fall back to models off the premises",
+        "routes may fall back to remote models",
     ]
     assert json.loads(mesh.run("config", "get", "-o", "json").stdout) == {"allowCloudFallback": True}
     changed = mesh.run("config", "set", "allowCloudFallback=false", "-o", "json")

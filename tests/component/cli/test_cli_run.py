@@ -99,7 +99,7 @@ def test_a_file_of_this_folder_is_loaded_by_its_whole_path(
 
 
 def test_a_model_that_the_mesh_serves_is_asked_without_a_load(stage: Stage) -> None:
-    done = stage.run("run", "tiny", stdin="hi")
+    done = stage.run("run", "tiny", "-v", stdin="hi")
     assert (done.stdout, stage.script.created) == ("I am tiny\n", [])
     assert "Model: tiny" in done.stderr
 

@@ -67,7 +67,7 @@ def test_a_second_stop_finds_nothing_to_do(start: Start, tmp_path: Path) -> None
     start()
     _weft("stop", "--home", tmp_path)
     again = _weft("stop", "--home", tmp_path)
-    assert (again.exit_code, again.stderr) == (EXIT_OK, f"weft: no mesh runs on {tmp_path}\n")
+    assert (again.exit_code, again.stderr) == (EXIT_OK, f"weft: weft is not running (home {tmp_path})\n")
 
 
 def test_a_home_that_never_was_is_not_made_by_a_stop(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 from gateway_script import RawResponse, head
+from kit.library_words import library_words
 
 HERE = Path(__file__).parent
 ANSWER_SECONDS = 10.0
@@ -64,6 +65,7 @@ _CHAT = {"model": "tiny", "messages": _HI}
 _MESSAGES = {"model": "tiny", "max_tokens": 9, "messages": _HI}
 _BATCH = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 _MODEL = {"kind": "model", "name": "tiny"}
+RESOURCE_KINDS = ("models", "agents", "runners", "pools", "routes", "aliases")
 
 ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", "chat", _CHAT),
@@ -100,9 +102,11 @@ ENDPOINTS = (
     Endpoint("PUT", "/api/v1/models/{name}", "declaration", _MODEL),
     Endpoint("PUT", "/api/v1/agents/{name}", "declaration", {"kind": "agent", "name": "tiny", "target": "tiny"}),
     Endpoint("PUT", "/api/v1/routes/{name}", "declaration", {"kind": "route", "name": "tiny"}),
+    Endpoint("PUT", "/api/v1/aliases/{name}", "declaration", {"kind": "alias", "name": "tiny", "target": "tiny"}),
     Endpoint("POST", "/v1/admin/models/{name}/load", "admin", {}),
     Endpoint("POST", "/v1/admin/models/{name}/unload", "admin", {}),
     Endpoint("POST", "/v1/admin/models/{name}/remove", "admin", {}),
+    Endpoint("POST", "/v1/admin/servers/{name}/detach", "admin", {}),
     Endpoint("POST", "/v1/admin/models", "admin", {"source": "hf:some/repo"}),
     Endpoint("POST", "/v1/admin/pulls", "admin", {"source": "hf:some/repo"}),
     Endpoint("POST", "/v1/admin/cache/flush", "admin", {"scope": "all"}),
@@ -144,16 +148,14 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/admin/operations/{name}", "read"),
     Endpoint("DELETE", "/v1/admin/operations/{name}", "action"),
     Endpoint("GET", "/v1/admin/audit", "read"),
-    *(Endpoint("GET", f"/api/v1/{kind}", "list") for kind in ("models", "agents", "runners", "pools", "routes")),
-    *(
-        Endpoint("GET", f"/api/v1/{kind}/{{name}}", "read")
-        for kind in ("models", "agents", "runners", "pools", "routes")
-    ),
-    *(Endpoint("DELETE", f"/api/v1/{kind}/{{name}}", "action") for kind in ("models", "agents", "runners", "routes")),
+    *(Endpoint("GET", f"/api/v1/{kind}", "list") for kind in RESOURCE_KINDS),
+    *(Endpoint("GET", f"/api/v1/{kind}/{{name}}", "read") for kind in RESOURCE_KINDS),
+    *(Endpoint("DELETE", f"/api/v1/{kind}/{{name}}", "action") for kind in RESOURCE_KINDS if kind != "pools"),
     Endpoint("GET", "/api/v1/models/{name}/members", "read"),
     Endpoint("GET", "/api/v1/config", "read"),
     Endpoint("GET", "/api/v1/events", "read"),
     Endpoint("GET", "/health", "read"),
+    Endpoint("GET", "/ca.pem", "read"),
     Endpoint("GET", "/metrics", "read"),
     Endpoint("GET", "/openapi.json", "read"),
 )
@@ -332,7 +334,7 @@ def _faults_of_envelope(response: RawResponse, endpoint: Endpoint) -> list[str]:
             return [f"the error is not typed: {sorted(body)}"]
     if not isinstance(error, dict):
         return [f"no envelope: {response.body[:100]!r}"]
-    faults = []
+    faults = [f"it has a library's words: {words!r}" for words in library_words(str(error["message"]))]
     wanted = {"message", "type", "code"} | ({"param"} if endpoint.dialect != "anthropic" else set())
     # A refusal before the path is known has the format of OpenAI's API.
     if not wanted <= set(error) or (endpoint.dialect == "anthropic") > (

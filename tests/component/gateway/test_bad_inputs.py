@@ -117,6 +117,10 @@ GOOD_ERROR = b'"message":"m","type":"t","param":null,"code":"c"'
         (GOOD_HEAD + b'{"detail":[]}', "no envelope"),
         (GOOD_HEAD + b"<html>", "no envelope"),
         (GOOD_HEAD + b'{"error":{"message":"m"},"request_id":"r-1"}', "envelope is of another surface"),
+        (
+            GOOD_HEAD + b'{"error":{' + GOOD_ERROR.replace(b'"m"', b'"n: Field required"') + b'},"request_id":"r-1"}',
+            "a library's words: 'Field required'",
+        ),
         (GOOD_HEAD + b'{"error":{' + GOOD_ERROR + b'},"request_id":"r-2"}', "request id of the body"),
         (GOOD_HEAD.replace(b"x-request-id: r-1\r\n", b"") + b'{"error":{' + GOOD_ERROR + b"}}", "no request id"),
         (

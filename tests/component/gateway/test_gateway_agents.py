@@ -83,7 +83,7 @@ async def test_every_attempt_asks_for_the_same_and_the_log_names_the_agent(tmp_p
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("agent/nobody", "no agent is called nobody; there is: coder, stray"),
+        ("agent/nobody", "there is no agent nobody; there are agent/coder, agent/stray"),
         ("agent/stray", "agent stray answers with model nowhere, which is not known to the mesh"),
     ],
 )

@@ -92,7 +92,7 @@ async def test_whoever_shows_no_good_key_is_401_and_nothing_is_dispatched(header
         assert answer.status == 401
         assert answer.headers["www-authenticate"] == "Bearer"
         error = json.loads(answer.body)["error"]
-        assert (error["type"], error["code"]) == ("authentication_error", "unauthenticated")
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
         assert SECRET.encode() not in answer.body
         assert gateway.dispatcher.contexts == []
 

@@ -131,7 +131,7 @@ async def test_a_rejection_after_the_status_line_is_the_last_event() -> None:
 @pytest.mark.parametrize(
     ("failure", "code"),
     [
-        (WeftError(Reason.SERVER_DIED, "the backend died"), "server_died"),
+        (WeftError(Reason.SERVER_DIED, "the engine died"), "server_died"),
         (RuntimeError("secret /etc/path"), "internal"),
         ([], "backend_protocol_error"),
     ],

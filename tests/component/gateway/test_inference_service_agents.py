@@ -140,8 +140,8 @@ async def test_what_cannot_be_asked_is_refused_with_its_reason(tmp_path: Path) -
         completion = await refused(stub.Complete(pb.CompleteRequest(model="agent/coder", payload=payload)))
         inputs = embedding_pb2.EmbeddingPayload(inputs=[prompt])
         embedding = await refused(stub.Embed(pb.EmbedRequest(model="agent/coder", payload=inputs)))
-    assert (unknown.reason, unknown.metadata["agent"]) == (Reason.MODEL_NOT_FOUND, "nobody")
-    assert "there is: coder, keeper" in unknown.message
+    assert (unknown.reason, unknown.metadata["unknown_name"]) == (Reason.MODEL_NOT_FOUND, "nobody")
+    assert "there are agent/coder, agent/keeper" in unknown.message
     assert (hostile.reason, hostile.metadata["field"]) == (Reason.INVALID_ARGUMENT, "model")
     assert completion.reason is embedding.reason is Reason.UNSUPPORTED_OPERATION
     assert runner.asked == []

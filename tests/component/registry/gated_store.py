@@ -8,6 +8,7 @@ from registry_svc.mesh.domain import JoinToken
 from registry_svc.mesh.rows import StoredMesh, StoredPulse, StoredSession
 from registry_svc.mesh.store import SqlStore
 from weft.api.registry.v1.agent_pb2 import Agent
+from weft.api.registry.v1.alias_pb2 import Alias
 from weft.api.registry.v1.model_pb2 import Model
 from weft.api.registry.v1.route_pb2 import Route
 from weft.api.registry.v1.settings_pb2 import MeshSettings
@@ -56,14 +57,24 @@ class GatedStore:
         await self.inner.delete_sessions(session_ids)
 
     async def save_declarations(
-        self, models: Sequence[Model], agents: Sequence[Agent], routes: Sequence[Route] = ()
+        self,
+        models: Sequence[Model],
+        agents: Sequence[Agent],
+        routes: Sequence[Route] = (),
+        aliases: Sequence[Alias] = (),
     ) -> None:
         await self._pass()
-        await self.inner.save_declarations(models, agents, routes)
+        await self.inner.save_declarations(models, agents, routes, aliases)
 
-    async def delete_names(self, models: Sequence[str], agents: Sequence[str], routes: Sequence[str] = ()) -> None:
+    async def delete_names(
+        self,
+        models: Sequence[str],
+        agents: Sequence[str],
+        routes: Sequence[str] = (),
+        aliases: Sequence[str] = (),
+    ) -> None:
         await self._pass()
-        await self.inner.delete_names(models, agents, routes)
+        await self.inner.delete_names(models, agents, routes, aliases)
 
     async def save_settings(self, settings: MeshSettings) -> None:
         await self._pass()

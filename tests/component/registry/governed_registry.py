@@ -53,7 +53,19 @@ class NobodyThere:
     def adding_runners(self) -> list[str]:
         return []
 
+    def attaching_runners(self) -> list[str]:
+        return []
+
+    def runner_of_server(self, server: str) -> str | None:
+        return None
+
     def added_models(self) -> list[AddedModelView]:
+        return []
+
+    def known_names(self) -> list[str]:
+        return ["qwen", "other"]
+
+    def runner_names(self) -> list[str]:
         return []
 
     def is_taken(self, name: str) -> bool:

@@ -179,6 +179,10 @@ class FakeDirectory:
     pools: dict[str, list[PoolMember]] = field(default_factory=dict)
     adding: list[str] = field(default_factory=lambda: ["r1"])
     """Runners that serve models by their source."""
+    attaching: list[str] = field(default_factory=lambda: ["r1"])
+    """Runners that attach servers."""
+    servers: dict[str, list[str]] = field(default_factory=dict)
+    """Attached servers by runner."""
     added: list[AddedModelView] = field(default_factory=list)
     runners: dict[str, RunnerSnapshot] = field(
         default_factory=lambda: {
@@ -212,8 +216,20 @@ class FakeDirectory:
     def adding_runners(self) -> list[str]:
         return [name for name in self.active_runners() if name in self.adding]
 
+    def attaching_runners(self) -> list[str]:
+        return [name for name in self.active_runners() if name in self.attaching]
+
+    def runner_of_server(self, server: str) -> str | None:
+        return next((runner for runner in self.active_runners() if server in self.servers.get(runner, ())), None)
+
     def added_models(self) -> list[AddedModelView]:
         return [each for each in self.added if self.is_active(each.runner)]
+
+    def known_names(self) -> list[str]:
+        return [*self.models, *self.pools]
+
+    def runner_names(self) -> list[str]:
+        return list(self.runners)
 
     def is_taken(self, name: str) -> bool:
         return name in self.models or name in self.pools or name in self.runners

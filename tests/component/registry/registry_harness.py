@@ -14,6 +14,7 @@ from registry_svc.config import RegistryConfig
 from registry_svc.service import RegistryService, build
 from weft.api.registry.v1 import (
     agent_pb2,
+    alias_pb2,
     declaration_service_pb2,
     declaration_service_pb2_grpc,
     event_pb2,
@@ -241,6 +242,10 @@ def an_agent(name: str, model: str = "", *, pool: str = "", prompt: str = "Be te
     return manifest
 
 
+def an_alias(name: str, target: str = "m1", *, pattern: str = "", tenant: str = "") -> Declaration:
+    return Declaration(alias=alias_pb2.AliasManifest(name=name, target=target, pattern=pattern, tenant=tenant))
+
+
 def a_route(name: str, *candidates: str) -> Declaration:
     return Declaration(route=route_pb2.RouteManifest(name=name, candidates=candidates or ("m1",)))
 
@@ -289,7 +294,7 @@ def refused(reason: Reason) -> Iterator[list[WeftError]]:
 
 @asynccontextmanager
 async def running_registry(
-    folder: Path, *, clock: FakeClock | None = None, database_url: str = "", **settings: float
+    folder: Path, *, clock: FakeClock | None = None, database_url: str = "", **settings: Any
 ) -> AsyncIterator[RunningRegistry]:
     """A registry on `folder`/registry.db or another database, served on a Unix socket, with health and reflection."""
     clock = clock or FakeClock()

@@ -262,7 +262,7 @@ async def test_deleting_removes_declared_and_published_rows_and_a_new_session_br
     await mesh.delete(AGENT, "a1")
     await mesh.delete(MODEL, "m1")
     assert await watch.read_changes(2) == ["agent a1 gone", "model m1 gone"]
-    with refused(Reason.NOT_FOUND):
+    with refused(Reason.MODEL_NOT_FOUND):
         await mesh.delete(MODEL, "m1")
     await runner.beat()
     with refused(Reason.MODEL_NOT_FOUND):

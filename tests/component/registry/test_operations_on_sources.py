@@ -4,16 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from operation_stage import Action, Stage, loaded, running_stage, said
+from operation_stage import Action, FakeDirectory, Stage, loaded, running_stage, said
 
 from registry_svc.operations.actions import check_action
-from registry_svc.operations.model_sources import needed_access
+from registry_svc.operations.model_sources import load_target, needed_access
 from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.runner_presence import AddedModelView
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1.model_store_pb2 import PULL_STAGE_LOADING, PullProgress, StoredModel
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import ANY_SOURCE
+from weft.kernel.principal import ANY_SOURCE, USE_SECRETS
 from weft.kernel.reasons import Reason
 
 SOURCE = "hf:acme/tiny-GGUF:Q4_0"
@@ -182,11 +182,60 @@ def test_a_wrong_action_is_refused_by_its_field(action: Action, field: str) -> N
 
 @pytest.mark.parametrize("source", ["/models/x.gguf", "~/x.gguf", "https://host/x.gguf"])
 def test_a_path_or_a_url_needs_the_right_to_edit_models(source: str) -> None:
-    assert needed_access(load_source(source)) == ANY_SOURCE
-    assert needed_access(pull(source)) == ANY_SOURCE
+    assert needed_access(load_source(source)) == (ANY_SOURCE,)
+    assert needed_access(pull(source)) == (ANY_SOURCE,)
+
+
+@pytest.mark.parametrize("source", ["http://box:11434", "https://host/v1"])
+def test_a_server_needs_the_right_to_edit_models_and_its_key_that_to_use_secrets(source: str) -> None:
+    assert needed_access(load_source(source)) == (ANY_SOURCE,)
+    with_key = load_source(source)
+    with_key.load_model.options.parameters["api_key_env"].word = "BOX_KEY"
+    assert needed_access(with_key) == (ANY_SOURCE, USE_SECRETS)
+
+
+def attach(**parameters: object) -> Action:
+    action = load_source("http://box:11434")
+    for name, value in parameters.items():
+        kind = "flag" if isinstance(value, bool) else "word" if isinstance(value, str) else "integer"
+        setattr(action.load_model.options.parameters[name], kind, value)
+    return action
+
+
+@pytest.mark.parametrize(
+    ("action", "field"),
+    [
+        (attach(slots=4), "action.load_model.options.parameters.slots"),
+        (attach(api_key_env=1), "action.load_model.options.parameters.api_key_env"),
+        (attach(remote="yes"), "action.load_model.options.parameters.remote"),
+        (load_source("http://user:secret@box:11434"), "action.load_model.source"),
+        (load_source("http://box:11434?key=secret"), "action.load_model.source"),
+    ],
+)
+def test_what_a_server_cannot_have_is_refused_by_its_field(action: Action, field: str) -> None:
+    with pytest.raises(WeftError) as refused:
+        check_action(action)
+    assert refused.value.metadata["field"] == field
+    assert "secret" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("adding", "attaching", "runner"),
+    [(["r1"], ["r1", "r2"], "r1"), ([], ["r2"], "r2"), (["r1", "r2"], ["r1", "r2"], None), ([], [], None)],
+)
+def test_a_server_goes_to_the_runner_that_serves_models_by_their_source_or_the_only_one(
+    adding: list[str], attaching: list[str], runner: str | None
+) -> None:
+    directory = FakeDirectory(adding=adding, attaching=attaching)
+    if runner is None:
+        with pytest.raises(WeftError):
+            load_target(attach().load_model, directory)
+        return
+    target = load_target(attach().load_model, directory)
+    assert (target.model, target.runner, target.is_served) == ("box", runner, False)
 
 
 @pytest.mark.parametrize("source", [SOURCE, "acme/tiny", "ollama:llama3.2"])
 def test_a_model_of_the_hub_or_of_a_program_needs_no_more_than_a_load(source: str) -> None:
-    assert needed_access(load_source(source)) is None
-    assert needed_access(Action(load_model=operation_pb2.LoadModel(model="m1"))) is None
+    assert needed_access(load_source(source)) == ()
+    assert needed_access(Action(load_model=operation_pb2.LoadModel(model="m1"))) == ()

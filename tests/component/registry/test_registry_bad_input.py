@@ -290,8 +290,10 @@ def _million_instances(count: int) -> runner_pb2.Capability:
 
 async def test_deleting_for_somebody_else_needs_a_kind_that_fits(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
-    for kind, name in ((AGENT, "m1"), (RUNNER, "m1"), (MODEL, "r1")):
+    for kind, name in ((AGENT, "m1"), (RUNNER, "m1")):
         with refused(Reason.NOT_FOUND):
             await mesh.delete(kind, name)
+    with refused(Reason.MODEL_NOT_FOUND):
+        await mesh.delete(MODEL, "r1")
     with refused(Reason.INVALID_ARGUMENT):
         await mesh.delete(POOL, "m1")

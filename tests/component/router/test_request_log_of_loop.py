@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from prometheus_client import generate_latest
 
 from router_svc.client_registry import ClientsConfig
 from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer, WakeFinished
+from router_svc.metrics import RouterMetrics
 from router_svc.placement import LocalPlacement
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
@@ -36,8 +38,9 @@ class SlowWaker:
 
 
 class Router:
-    def __init__(self, loop: SchedulingLoop, books: RouterRecords) -> None:
+    def __init__(self, loop: SchedulingLoop, books: RouterRecords, metrics: RouterMetrics) -> None:
         self.loop = loop
+        self.metrics = metrics
         self.placement = LocalPlacement(loop)
         self.requests = LocalRequests(books.requests, books.clients, SystemClock(), loop)
 
@@ -78,11 +81,14 @@ async def router(
     clock = SystemClock()
     profiles = {"nightly": ClientProfile(priority=Priority.LOW)}
     books = RouterRecords.empty(clock, clients=ClientsConfig(profiles=profiles), rate_limits=rates)
-    parts = LoopDeps(waker=SlowWaker(), tickets=TicketIssuer(clock, lifetime_seconds=30.0), records=books)
+    metrics = RouterMetrics()
+    parts = LoopDeps(
+        waker=SlowWaker(), tickets=TicketIssuer(clock, lifetime_seconds=30.0), records=books, observer=metrics
+    )
     loop = SchedulingLoop(SchedulerLimits(), Settings(), clock, parts)
     loop.update_view(one_slot(phase))
     try:
-        yield Router(loop, books)
+        yield Router(loop, books, metrics)
     finally:
         loop.close()
 
@@ -125,6 +131,9 @@ async def test_a_request_that_waits_and_then_runs_can_be_followed_to_its_receipt
         assert placed.policy == "least_loaded"
         (client,) = await mesh.requests.clients()
         assert (client.client_id, client.running_count, client.token_count) == ("nightly", 0, 10)
+        page = generate_latest(mesh.metrics.registry).decode()
+        assert 'weft_router_grants_total{model="qwen",priority="low"} 1.0' in page
+        assert 'weft_router_requests_total{model="qwen",outcome="completed",reason="completed"} 2.0' in page
 
 
 async def test_one_request_too_many_is_refused_before_the_queue_and_remembered() -> None:

@@ -109,5 +109,5 @@ async def test_bytes_that_are_no_answer_are_not_asked_for_twice() -> None:
             await stage.until_phase(Phase.READY)
             error = await stage.ask()
             assert error is not None
-            assert error.message == "the backend sent no HTTP answer: its head cannot be read"
+            assert error.message == "the engine sent no HTTP answer: its head cannot be read"
             assert len(server.requests) == 1

@@ -172,7 +172,7 @@ async def test_a_death_while_loading_is_told_with_the_words_of_that_start_and_of
     for number in range(2):
         with pytest.raises(WeftError) as failed:
             await backend.start()
-        assert failed.value.message == f"the backend died while it loaded (exit code 1): start {number}"
+        assert failed.value.message == f"the engine died while it loaded (exit code 1): start {number}"
 
 
 async def test_tokens_and_prefill_are_told_and_comments_and_preambles_are_not() -> None:

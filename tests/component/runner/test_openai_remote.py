@@ -370,7 +370,7 @@ async def test_what_the_provider_quotes_of_its_address_and_our_key_is_hidden() -
         words = f"bad call with {KEY} to {provider.base_url} at 127.0.0.1"
         provider.replies.append(Reply(status=400, body=b'{"error": {"message": "%s"}}' % words.encode()))
         error = await _failure(backend)
-    assert error.message == "the backend answered 400: bad call with [hidden] to [hidden] at [hidden]"
+    assert error.message == "the engine answered 400: bad call with [hidden] to [hidden] at [hidden]"
 
 
 async def test_fields_that_are_not_openais_are_left_out_with_a_warning() -> None:

@@ -4,8 +4,11 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
@@ -16,9 +19,10 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ModelDocument, model_document
 from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import FieldError
+from weft_app.cli.background import arguments_of
 from weft_app.cli.columns import RESOURCES
-from weft_app.cli.main import COMMANDS, OTHER_WORDS, app, load
-from weft_app.cli.options import EXIT_USAGE
+from weft_app.cli.main import ALIASES, COMMANDS, OTHER_WORDS, app, load
+from weft_app.cli.options import EXIT_OK, EXIT_USAGE
 from weft_app.cli.output import Column, TextTable, page, safe_text
 from weft_app.cli.targets import Target, one_target, parse_targets
 from weft_app.cli.templates import filled
@@ -198,7 +202,7 @@ def test_the_help_and_the_completion_of_commands_import_no_command() -> None:
         "from weft_app.cli.main import app\n"
         "try:\n    app(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
         "allowed = {'weft', 'weft_app', 'weft.kernel', 'weft.kernel.gc_tuning', 'weft_app.cli', 'weft_app.cli.main', "
-        "'weft_app.cli.main'}\n"
+        "'weft_app.cli.plain_values'}\n"
         "own = ('weft', 'weft_app', 'gateway', 'registry_svc', 'router_svc', 'runner_svc')\n"
         "heavy = ('pydantic', 'grpc', 'google', 'yaml', 'structlog', 'asyncio')\n"
         "found = [name for name in sys.modules if name.split('.')[0] in own and name not in allowed or name in heavy]\n"
@@ -228,3 +232,34 @@ def test_reading_commands_need_no_service_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("word", ALIASES)
+def test_an_alias_is_a_command_under_another_name_and_not_listed(word: str) -> None:
+    assert ALIASES[word] in COMMANDS
+    assert not {word} & (COMMANDS.keys() | OTHER_WORDS.keys())
+    asked = _invoked(word, "--help")
+    assert asked.exit_code == EXIT_OK
+    assert f"weft {ALIASES[word]}" in _unboxed(asked.output)
+
+
+def test_the_options_of_a_command_are_repeated_as_they_were_typed() -> None:
+    app = typer.Typer()
+    found: list[list[str]] = []
+
+    @app.command()
+    def up(
+        context: typer.Context,
+        port: Annotated[int | None, typer.Option("--port", "-p", envvar="PORT")] = None,
+        home: Annotated[Path, typer.Option()] = Path("x"),
+        name: Annotated[list[str] | None, typer.Option()] = None,
+        *,
+        tls: Annotated[bool, typer.Option("--tls/--no-tls")] = True,
+        detach: Annotated[bool, typer.Option("-d")] = False,
+    ) -> None:
+        assert (port, home, name, tls, detach) == (0, Path("h"), ["a", "b"], False, True)
+        found.append(arguments_of(context, without=frozenset({"detach"})))
+
+    words = ["-p", "0", "--home", "h", "--name", "a", "--name", "b", "--no-tls", "-d"]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == EXIT_OK
+    assert found == [["--port", "0", "--home", "h", "--name", "a", "--name", "b", "--no-tls"]]

@@ -11,9 +11,10 @@ from threading import Thread
 import pytest
 
 from weft.kernel.errors import WeftError
-from weft_app.cli.doctor import Finding, Verdict, examine
+from weft_app.cli.doctor import examine
+from weft_app.cli.findings import Finding, Verdict
 from weft_app.compose.home import WeftHome
-from weft_app.compose.up import require_startable
+from weft_app.compose.startable import require_startable
 from weft_app.config.loader import load_config
 from weft_testing.free_port import free_port
 
@@ -55,7 +56,10 @@ def _attached(url: str, more: str = "") -> str:
 @pytest.mark.parametrize(
     "configuration",
     [
-        "host: 0.0.0.0",
+        "{host: 0.0.0.0, auth: {required: false}}",
+        "{host: 0.0.0.0, gateway: {tls: {self_signed: false}}}",
+        "{host: 0.0.0.0, gateway: {insecure: true, tls: {self_signed: true}}}",
+        "host: nowhere.invalid",
         "{host: 0.0.0.0, auth: {required: false}, gateway: {tls_terminated_elsewhere: true}}",
         "gateway: {tls: {certificate_file: /nowhere/cert.pem, key_file: /nowhere/key.pem}}",
     ],

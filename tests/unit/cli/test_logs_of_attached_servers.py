@@ -28,8 +28,8 @@ class Client:
 def test_logs_of_an_attached_server_say_where_its_output_is(monkeypatch: pytest.MonkeyPatch, follow: list[str]) -> None:
     """It printed nothing, and the exit status was 0."""
     client = Client()
-    monkeypatch.setattr("weft_app.cli.operations.connect_registry", lambda **_: client)
-    monkeypatch.setattr("weft_app.cli.operations.connect_runner_of", lambda *_: client)
+    monkeypatch.setattr("weft_app.cli.logs.connect_registry", lambda **_: client)
+    monkeypatch.setattr("weft_app.cli.logs.connect_runner_of", lambda *_: client)
     done = CliRunner().invoke(app, ["logs", "llama", *follow])
     assert done.exit_code == 0
     assert "llama: weft did not start this server; its output is where it was started" in done.stderr

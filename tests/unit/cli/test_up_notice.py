@@ -4,18 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from weft_app.cli.up import print_ready
+from weft_app.cli.first_access import FirstAccess
+from weft_app.cli.ready_text import ready_text
+from weft_app.compose.configuration import ConfigurationSource
 from weft_app.compose.home import WeftHome
 from weft_app.compose.up import UpHost
-from weft_app.config.config import WeftConfig
 
 
 @pytest.mark.parametrize("notice", ["", "the router's database is older than what was acknowledged with it"])
-def test_lost_work_is_said_on_the_terminal(notice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lost_work_is_said_on_the_terminal(notice: str, tmp_path: Path) -> None:
     home = WeftHome(tmp_path)
-    host = UpHost(WeftConfig(), home, None)
+    source = ConfigurationSource()
+    host = UpHost(source, source.of_document({}, ()), home)
     host.notice = notice
-    print_ready(host, home)
-    shown = capsys.readouterr().out
+    shown = ready_text(host, home, FirstAccess())
     assert ("WARNING" in shown) is bool(notice)
     assert notice in shown

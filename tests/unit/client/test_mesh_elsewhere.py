@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.client import connect
-from weft.client._channel import AsyncMesh, mesh_address, open_mesh_channel, security_from
+from weft.client import AsyncMesh, connect
+from weft.client._channel import mesh_address, open_mesh_channel, security_from
 from weft.kernel.errors import FieldError, WeftError
 
 
@@ -35,15 +35,15 @@ def test_variables_say_where_the_services_are(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_home_that_somebody_has_chosen_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_ROUTER", "mesh.example:7071")
-    with pytest.raises(WeftError, match="no mesh runs"):
+    with pytest.raises(WeftError, match="weft is not running"):
         mesh_address(tmp_path / "other")
     monkeypatch.setenv("WEFT_HOME", str(tmp_path / "other"))
-    with pytest.raises(WeftError, match="no mesh runs"):
+    with pytest.raises(WeftError, match="weft is not running"):
         mesh_address()
 
 
 def test_without_variables_nobody_is_anywhere() -> None:
-    with pytest.raises(WeftError, match="no mesh runs"):
+    with pytest.raises(WeftError, match="weft is not running"):
         connect()
     assert security_from({}).files.paths == ()
 

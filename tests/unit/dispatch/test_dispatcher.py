@@ -496,7 +496,7 @@ async def test_a_request_for_an_agent_waits_for_the_first_word_of_the_mesh(tmp_p
         with pytest.raises(WeftError) as caught:
             await asked
         await channels.close()
-    assert (caught.value.reason, "no agent is called nobody" in caught.value.message) == (Reason.MODEL_NOT_FOUND, True)
+    assert (caught.value.reason, "there is no agent nobody" in caught.value.message) == (Reason.MODEL_NOT_FOUND, True)
 
 
 @pytest.mark.parametrize("reason", [Reason.QUEUE_FULL, Reason.MODEL_NOT_FOUND])

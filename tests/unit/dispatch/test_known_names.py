@@ -7,11 +7,12 @@ import pytest
 
 from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1 import route_pb2
-from weft.dispatch.agents import KnownNames, known_names, no_such_model
+from weft.dispatch.agents import KnownNames, known_names
 from weft.dispatch.fleet import FleetView, ModelView
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
+from weft.kernel.unknown_names import unknown_target
 
 
 class Fleet:
@@ -51,15 +52,15 @@ def test_a_misspelt_name_is_refused_with_those_that_are_close(name: str, close: 
     with pytest.raises(FieldError) as refused:
         KnownNames(Fleet(VIEW)).require(name, "lines[3].spec.model")
     assert (refused.value.reason, refused.value.field) == (Reason.MODEL_NOT_FOUND, "lines[3].spec.model")
-    assert f"is called {name}; did you mean {close}" in refused.value.message
+    bare = name.removeprefix("route/")
+    assert f" {bare}; did you mean {close}" in refused.value.message
+    assert refused.value.metadata["close_names"].split(",")[0] == close
     assert "wait_for_model" in refused.value.message
 
 
 def test_a_name_like_no_other_is_named_and_cut_short() -> None:
-    assert no_such_model("zzz", ["qwen"]) == (
-        "no model, pool, agent or route is called zzz; GET /v1/models lists what there is"
-    )
-    assert len(no_such_model("x" * 5000, [])) < 200
+    assert unknown_target("zzz", ["qwen"]).message == "there is no model, pool, agent or route zzz; there is qwen"
+    assert len(unknown_target("x" * 5000, []).message) < 250
 
 
 def test_before_the_mesh_is_known_every_name_passes_and_a_change_of_it_counts_at_once() -> None:

@@ -239,7 +239,7 @@ def test_a_text_completion_streams_what_it_returns_whole() -> None:
 
 
 def test_a_failure_is_the_envelope_as_an_event() -> None:
-    encoded = chat_stream().failure(WeftError(Reason.SERVER_DIED, "the backend died"))
+    encoded = chat_stream().failure(WeftError(Reason.SERVER_DIED, "the engine died"))
     assert encoded.endswith(b"\n\n")
     assert json.loads(data_of(encoded)[0])["error"]["code"] == "server_died"
 

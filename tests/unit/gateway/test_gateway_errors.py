@@ -1,7 +1,9 @@
 import json
 import math
+from typing import get_args
 
 import pytest
+from anthropic.types.shared import ErrorType
 
 from gateway.errors import (
     DetailedError,
@@ -16,6 +18,32 @@ from gateway.errors import (
 )
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import TRAITS, Reason
+from weft.kernel.unknown_names import unknown_target
+
+# https://platform.openai.com/docs/guides/error-codes: what a client of OpenAI's API looks for.
+OPENAI_CODES = {
+    Reason.UNAUTHENTICATED: "invalid_api_key",
+    Reason.MODEL_NOT_FOUND: "model_not_found",
+    Reason.CONTEXT_LENGTH_EXCEEDED: "context_length_exceeded",
+    Reason.RATE_LIMIT_EXCEEDED: "rate_limit_exceeded",
+}
+# Sent with 413, documented, and missing in Anthropic's library.
+UNDOCUMENTED_TYPES = ("request_too_large",)
+
+
+@pytest.mark.parametrize(("reason", "code"), OPENAI_CODES.items())
+@pytest.mark.parametrize("dialect", Dialect)
+def test_clients_that_switch_on_openais_codes_find_them_in_every_dialect(
+    reason: Reason, code: str, dialect: Dialect
+) -> None:
+    document = json.loads(envelope(WeftError(reason, "x"), dialect=dialect))
+    assert (document if dialect is Dialect.OLLAMA else document["error"])["code"] == code
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_the_close_names_of_an_unknown_model_are_a_list_beside_the_sentence(dialect: Dialect) -> None:
+    document = json.loads(envelope(unknown_target("qwn", ["qwen", "other"]), dialect=dialect))
+    assert (document if dialect is Dialect.OLLAMA else document["error"])["close_names"] == ["qwen"]
 
 
 @pytest.mark.parametrize("reason", Reason)
@@ -25,7 +53,7 @@ def test_every_reason_has_an_envelope_a_status_and_honest_retry_headers(reason: 
     headers = dict(retry_headers(error))
     status, retryable = http_status(error), TRAITS[reason].retryable
     assert set(fields) == {"message", "type", "param", "code"}
-    assert fields["code"] == reason.name.lower()
+    assert fields["code"] == OPENAI_CODES.get(reason, reason.name.lower())
     assert fields["param"] is None
     assert status == TRAITS[reason].http_status
     assert 400 <= status < 600
@@ -89,7 +117,8 @@ def test_every_reason_has_an_envelope_in_anthropics_words(reason: Reason) -> Non
     assert set(document) == {"type", "error", "request_id"}
     assert (document["type"], document["request_id"]) == ("error", "req-1")
     assert set(document["error"]) == {"type", "message", "code"}
-    assert document["error"]["code"] == reason.name.lower()
+    assert document["error"]["code"] == OPENAI_CODES.get(reason, reason.name.lower())
+    assert document["error"]["type"] in get_args(ErrorType) or document["error"]["type"] in UNDOCUMENTED_TYPES
 
 
 @pytest.mark.parametrize(

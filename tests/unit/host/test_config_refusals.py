@@ -6,6 +6,7 @@ import pytest
 
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
+from weft_app.compose.demo import configured_runners
 from weft_app.config.loader import load_config
 from weft_app.config.refusals import MAX_REFUSALS
 
@@ -197,6 +198,48 @@ def test_several_slips_are_told_at_once_unknown_names_first(tmp_path: Path) -> N
     first, second = error.message.splitlines()
     assert first == f"prot: is not a setting; did you mean port? (in {tmp_path}/weft.yaml line 2)"
     assert second.startswith('  drain_seconds: must be a number, and is the text "x"')
+
+
+def test_slips_inside_models_are_told_beside_a_setting_that_the_runtime_needs(tmp_path: Path) -> None:
+    text = (
+        "runner: 1\n"
+        "runners:\n- name: local\n  models:\n"
+        "  - {name: a, path: /a.gguf, slots: 0}\n"
+        "  - {name: b, pat: /b.gguf}\n"
+    )
+    told = {line.strip().split(": ")[0]: line for line in refused(tmp_path, text).message.splitlines()}
+    assert set(told) == {"runner", "runners.0.models.0.slots", "runners.0.models.1.pat", "runners.0.models.1.path"}
+    assert "did you mean runners?" in told["runner"]
+    assert "did you mean path?" in told["runners.0.models.1.pat"]
+
+
+@pytest.mark.parametrize("pool", ["local", "helper"])
+def test_a_pool_named_like_a_runner_or_an_agent_is_refused_with_its_lines(tmp_path: Path, pool: str) -> None:
+    text = (
+        "runners:\n- name: local\n  models:\n"
+        f"  - {{name: a, path: /a.gguf, pool: {pool}}}\n"
+        "  agents:\n  - {name: helper, model: a}\n"
+    )
+    message = refused(tmp_path, text).message
+    assert f"a pool cannot have the name of a runner or an agent: {pool}" in message
+    assert "weft.yaml line 4" in message
+
+
+def test_a_pool_may_have_the_name_of_its_model(tmp_path: Path) -> None:
+    path = tmp_path / "weft.yaml"
+    path.write_text("runners:\n- name: local\n  models:\n  - {name: a, path: /a.gguf, pool: a}\n")
+    assert load_config(path).runners
+
+
+def test_all_missing_files_of_models_are_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "weft.yaml"
+    path.write_text("runners:\n- name: local\n  models:\n  - {name: a, path: /a.gguf}\n  - {name: b, path: /b.gguf}\n")
+    with pytest.raises(FieldError) as caught:
+        configured_runners(load_config(path))
+    assert [line.strip() for line in caught.value.message.splitlines()] == [
+        "runners.local.models.a.path: there is no file /a.gguf",
+        "runners.local.models.b.path: there is no file /b.gguf",
+    ]
 
 
 def test_no_more_than_a_few_slips_are_told_at_once(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import pytest
 from weft.client._channel import mesh_address, mesh_url
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft_app.compose.certificate import self_signed_certificate
 from weft_app.compose.home import WeftHome
 from weft_app.compose.relay import known_endpoint
-from weft_app.compose.relay_certificate import self_signed_certificate
 
 
 def _failing(code: int, when: str) -> Callable[..., Any]:
@@ -91,7 +91,7 @@ def test_a_damaged_up_file_is_as_none(tmp_path: Path, content: bytes) -> None:
     assert not home.running()
     assert known_endpoint(home) is None
     for find in (mesh_url, mesh_address):
-        with pytest.raises(WeftError, match="no mesh runs on"):
+        with pytest.raises(WeftError, match="weft is not running"):
             find(tmp_path)
 
 

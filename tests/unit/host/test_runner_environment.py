@@ -208,7 +208,7 @@ def test_the_only_runner_gets_the_port_of_the_command_line() -> None:
 
 def test_a_port_for_several_runners_is_refused_with_the_way_out() -> None:
     runners = [{"name": name, "models": [{"name": f"m-{name}", "path": __file__}]} for name in "ab"]
-    with pytest.raises(FieldError, match="--http-port: is for one runner; say `http_port` for each"):
+    with pytest.raises(FieldError, match="--runner-http-port: is for one runner; say `http_port` for each"):
         with_http_port(parse_config({"runners": runners}), 8081)
 
 

@@ -1,5 +1,5 @@
 import stat
-from datetime import datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
@@ -7,12 +7,11 @@ import pytest
 
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft_app.compose import relay_certificate
+from weft_app.compose.certificate import certificate_from_files, self_signed_certificate
 from weft_app.compose.grpc_host import is_local, is_loopback
 from weft_app.compose.home import WeftHome
-from weft_app.compose.join import JoinAddress, Trust, open_join_channel, parse_join_address, parse_trust
+from weft_app.compose.join_address import JoinAddress, Trust, open_join_channel, parse_join_address, parse_trust
 from weft_app.compose.relay import known_endpoint, split_address
-from weft_app.compose.relay_certificate import certificate_from_files, self_signed_certificate
 from weft_app.config.config import RelaySettings
 
 PIN = "sha256:" + "ab" * 32
@@ -111,14 +110,8 @@ def test_a_file_of_roots_must_hold_some(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("days", [400, -5000])
-async def test_a_clock_that_is_off_is_named(days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Elsewhen(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> "Elsewhen":
-            return cls.fromtimestamp((datetime.now(tz) + timedelta(days=days)).timestamp(), tz)
-
-    monkeypatch.setattr(relay_certificate, "datetime", Elsewhen)
-    certificate = self_signed_certificate(tmp_path, [])
+async def test_a_clock_that_is_off_is_named(days: int, tmp_path: Path) -> None:
+    certificate = self_signed_certificate(tmp_path, [], datetime.now(UTC) + timedelta(days=days))
     server = grpc.aio.server()
     port = server.add_secure_port("127.0.0.1:0", certificate.credentials())
     await server.start()

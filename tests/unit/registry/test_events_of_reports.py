@@ -37,7 +37,7 @@ def _events(*reports: Capability, reported_before: bool = True) -> list[tuple[Ev
     ]
 
 
-READY = (EventReason.READY, "its backend takes requests")
+READY = (EventReason.READY, "its engine takes requests")
 DIED = (EventReason.DIED, "signal SIGKILL (restart 1)")
 
 

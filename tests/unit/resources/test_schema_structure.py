@@ -39,6 +39,9 @@ CHANGED = {
     "OperationResultDocument.properties.added",
     "OperationResultDocument.properties.pulled",
     "RunnerStatus.properties.addsModels",
+    # Servers that are attached while a runner runs are new.
+    "RunnerStatus.properties.attachesServers",
+    "RunnerStatus.properties.attachedServers",
     # The API of the provider that serves a model is new.
     "ModelDocument.properties.provider",
     # Tier, labels and owner, and what serves a model, are new.
@@ -52,6 +55,12 @@ CHANGED = {
     # Whether requests are journaled by setting, and as which task, is new.
     "ModelDocument.properties.journal",
     "ReceiptDocument.properties.taskId",
+    # Aliases, and the name that was asked for, are new.
+    "ReceiptDocument.properties.askedModel",
+    "RequestDocument.properties.askedModel",
+    "ApplyResult.properties.after.anyOf",
+    "ApplyResult.properties.before.anyOf",
+    "ApplyResult.properties.kind.enum",
     *(f"{kind}Status.properties.id" for kind in ("Model", "Agent", "Route")),
     # The times of a request as a whole, and at its engine, are new.
     "ReceiptDocument.properties.engineTimings",

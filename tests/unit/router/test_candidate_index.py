@@ -292,7 +292,7 @@ def test_a_choice_names_who_was_considered_and_what_kept_each_from_it() -> None:
         "c": "asleep",
         "d": "no heartbeat",
         "e": "loading",
-        "f": "off the premises, and the request has no permit",
+        "f": "remote, and the request has no permit",
         "g": "full with requests that this router did not place; retried in 0.2 s",
         "h": "an attempt of this request failed there",
         "i": "its runner is at its limit of 1 requests",

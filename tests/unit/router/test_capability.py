@@ -27,7 +27,7 @@ OFF = {"remote": True}
     [
         (member(), CHAT, ""),
         (member(), Needs(Operation.EMBEDDING), "does not offer embedding"),
-        (member(remote=True), CHAT, "off the premises, and the request has no permit"),
+        (member(remote=True), CHAT, "remote, and the request has no permit"),
         (member(remote=True), Needs(Operation.CHAT, allow_remote=True), ""),
         (member(skills=ONLY_TEXT), PICTURE, "takes no images"),
         (member(skills=frozenset()), PICTURE, "takes no text and takes no images"),
@@ -80,7 +80,7 @@ def test_a_profile_serves_the_same_requests_as_its_candidate(context: int, promp
             [member(remote=True)],
             CHAT,
             Reason.PERMISSION_DENIED,
-            "p runs off the premises, and the request has no permit: see allow_remote, its own and its tenant's",
+            "p is remote, and the request has no permit: see allow_remote, its own and its tenant's",
         ),
         ([member(skills=ONLY_TEXT)], PICTURE, Reason.MODALITY_UNSUPPORTED, "p takes no images"),
         ([member(thinking_modes=NEVER)], THINKS, Reason.MODALITY_UNSUPPORTED, "p does not think"),
@@ -135,9 +135,7 @@ def test_a_route_whose_only_candidates_are_left_out_says_so() -> None:
     mesh = index(member("cloud", pool="cloud", **OFF), routes=[route], cloud_fallback=False)
     summary = mesh.refusal("route/r", Needs(Operation.CHAT, allow_remote=True))
     assert summary.reason is Reason.PERMISSION_DENIED
-    assert summary.message == (
-        "only models off the premises could answer for route/r, and the mesh does not fall back to them"
-    )
+    assert summary.message == ("only remote models could answer for route/r, and the mesh does not fall back to them")
 
 
 def test_a_route_whose_local_candidates_are_only_down_does_not_blame_the_guard() -> None:

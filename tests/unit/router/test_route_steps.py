@@ -128,7 +128,7 @@ def test_a_fallback_that_the_cloud_guard_leaves_out_is_explained_and_not_only_co
     assert choice is not None
     assert {each.model: each.gate for each in choice.considered} == {
         "local": "",
-        "cloud": "off the premises, and the mesh does not fall back to such models",
+        "cloud": "remote, and the mesh does not fall back to such models",
     }
     assert choice.count == 2
     assert len(mesh.considered(LINE, pick(ANYWHERE), 0.0)) == 2

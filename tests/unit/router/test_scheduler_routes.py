@@ -15,13 +15,14 @@ def route(*candidates: str, **changes: object) -> MeshChange:
     return MeshChange(routes={"r": Route(name="r", candidates=candidates, **changes)})  # type: ignore[arg-type]  # fields by name
 
 
-def test_a_route_that_is_not_there_is_refused_with_what_there_is() -> None:
+def test_a_route_that_is_not_there_is_refused_with_its_name_and_no_other() -> None:
     mesh = scheduler(candidate("a", "m"))
     mesh.apply(route("m"), 0.0)
     (refused,) = mesh.submit(arrival(1, "route/other"), 0.0)
     assert isinstance(refused, Rejects)
     assert refused.reason is Reason.MODEL_NOT_FOUND
-    assert refused.message == "no model, pool or route is called route/other; there is: m, route/r"
+    assert refused.message == "there is no route other; `weft get routes` (GET /v1/models) lists what there is"
+    assert (refused.metadata["unknown_kind"], refused.metadata["unknown_name"]) == ("route", "other")
 
 
 def test_the_primary_answers_and_its_route_says_how_long_it_stays_loaded() -> None:

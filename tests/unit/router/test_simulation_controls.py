@@ -42,7 +42,7 @@ PLANTED = {
     PlacesTwice: "which runs on",
     IgnoresTenantCaps: "requests of t",
     IgnoresPoolCaps: "requests in ",
-    IgnoresThePermit: "off the premises",
+    IgnoresThePermit: "it is remote",
     IgnoresTheCloudGuard: "is placed on cloud",
     NeverServesLow: "were passed over",
     LeaksSlots: "are reported as running|slots are still taken|never over|beside a free slot",

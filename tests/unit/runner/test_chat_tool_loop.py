@@ -465,7 +465,7 @@ async def _nothing_found(_: Mapping[str, Any]) -> str:
 
 async def test_a_tool_that_leaves_the_premises_is_refused_to_a_request_that_may_not() -> None:
     work = ScriptedWork()
-    with pytest.raises(WeftError, match="the tool web sends bytes off the premises") as refused:
+    with pytest.raises(WeftError, match="the tool web is remote") as refused:
         await events_of(work, request(tools=["web"]), setup(_remote_box()))
     assert refused.value.reason is Reason.PERMISSION_DENIED
     assert work.payloads == [], "nothing was generated"

@@ -64,7 +64,7 @@ def test_a_refusal_of_content_is_the_requests_and_breaks_no_replica(status: int,
         assert error.reason is Reason.BACKEND_REJECTED
         assert error.traits.http_status == 400
         assert classify(error.reason) is FailureKind.FINAL
-        assert error.message.startswith(f"the backend answered {status}: ")
+        assert error.message.startswith(f"the engine answered {status}: ")
 
 
 @pytest.mark.parametrize(("status", "said"), TOO_LONG)

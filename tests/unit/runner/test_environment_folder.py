@@ -15,7 +15,8 @@ from runner_svc.runtimes.environment_table import environments, require_environm
 from runner_svc.runtimes.model_engine import ModelContext
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft_app.cli.doctor import Verdict, examine
+from weft_app.cli.doctor import examine
+from weft_app.cli.findings import Verdict
 from weft_app.compose.engine_environments import require_environments
 from weft_app.compose.home import WeftHome
 from weft_app.compose.runner import runner_config

@@ -57,7 +57,7 @@ def test_what_the_runner_does_to_wake_a_model_never_leaves_it(tmp_path: Path) ->
     assert (manifest.remote, manifest.pool_name) == (True, "p")
     config = _config(section, tmp_path)
     for text in (str(manifest), repr(config)):
-        assert "lan" not in text
+        assert "controller" not in text
         assert "secret-token" not in text
 
 

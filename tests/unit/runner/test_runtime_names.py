@@ -18,6 +18,13 @@ ALLOWED = {
     "weft_testing/fake_backend/vllm_routes.py": "`vllm` owns the models that its server lists",
     "weft_app/compose/central.py": "models that operators declare are those of `openai_remote`",
     "gateway/ollama/models.py": "`server` is the name of a field",
+    "runner_svc/added_models.py": "`server` is the name of a field",
+    "registry_svc/operations/job.py": "`server` is the name of a field",
+    "runner_svc/discovery.py": "`vllm` and `server` are kinds of programs that run already",
+    "weft/kernel/model_source.py": "`server` is the suggested name of a server without one",
+    "weft/kernel/tracing.py": "`server` is a kind of span",
+    "weft_app/cli/operations.py": "`server` is the name of a field",
+    "weft_app/compose/followed_servers.py": "`server` is the suggested name of a server without one",
     "weft_app/cli/doctor.py": "`server` is a check of `weft doctor`",
 }
 """Modules that may name a runtime, with the reason."""

@@ -370,7 +370,7 @@ def test_content_after_the_finish_reason_is_never_part_of_the_answer(whole: bool
 def test_a_message_in_place_of_a_delta_is_no_empty_answer() -> None:
     message = {"role": "assistant", "content": "Hello"}
     error = _fault(_chunk(choices=[{"index": 0, "message": message, "finish_reason": "stop"}], usage={}), DONE)
-    assert error.message == "the backend sent a message where a stream has pieces (delta)"
+    assert error.message == "the engine sent a message where a stream has pieces (delta)"
     assert _whole(_chunk(choices=[{"delta": {"content": "a"}, "message": None, "finish_reason": "stop"}]), DONE)
 
 
@@ -409,7 +409,7 @@ def test_text_and_numbers_that_no_reader_takes_are_a_protocol_error(payload: byt
 )
 def test_an_error_in_any_usual_form_is_the_backends_with_its_words(payload: bytes) -> None:
     error = _fault(_text("a"), payload, _end(), DONE)
-    assert (error.reason, error.message) == (Reason.BACKEND_ERROR, "the backend reported: no tea")
+    assert (error.reason, error.message) == (Reason.BACKEND_ERROR, "the engine reported: no tea")
 
 
 def test_a_server_that_answers_as_another_model_is_warned_of_once_and_before_the_content() -> None:

@@ -85,6 +85,7 @@ class Receipt(google.protobuf.message.Message):
     ADAPTER_DIGEST_FIELD_NUMBER: builtins.int
     CANCELLED_BY_FIELD_NUMBER: builtins.int
     TASK_ID_FIELD_NUMBER: builtins.int
+    ASKED_MODEL_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id, the same on every hop."""
     outcome: global___Outcome.ValueType
@@ -113,6 +114,8 @@ class Receipt(google.protobuf.message.Message):
     """Who cancelled it by its id, such as "key:<id>". Empty: nobody did."""
     task_id: builtins.str
     """The durable task that it is an attempt of. Empty: it is no task."""
+    asked_model: builtins.str
+    """The name that the caller asked for, where an alias stood for another. Empty: it asked for no alias."""
     @property
     def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Attempt]:
         """Every attempt in order; the last one is the one that counted."""
@@ -180,9 +183,10 @@ class Receipt(google.protobuf.message.Message):
         adapter_digest: builtins.str = ...,
         cancelled_by: builtins.str = ...,
         task_id: builtins.str = ...,
+        asked_model: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "queue_wait", b"queue_wait", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_tokens_per_second", b"_tokens_per_second"]) -> typing.Literal["tokens_per_second"] | None: ...
 
 global___Receipt = Receipt

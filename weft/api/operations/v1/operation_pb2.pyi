@@ -225,7 +225,9 @@ class LoadModel(google.protobuf.message.Message):
     """Of a pool: how many members are to be loaded afterwards; 0: one. More are unloaded again, idle ones first."""
     source: builtins.str
     """What the model is, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M", "Qwen/Qwen3-8B-GGUF", a URL or a path: it is pulled where it
-    is not there, and served by a runner without a line in its weft.yaml (docs/models.md). Empty: the model is known.
+    is not there, and served by a runner without a line in its weft.yaml (docs/models.md). The address of a server, such as
+    "http://box.lan:11434" or "https://host/v1", attaches that server: every model that it lists is served, `model` is the
+    server's own name, and `options` may have the parameters `api_key_env` and `remote`. Empty: the model is known.
     """
     runner: builtins.str
     """With `source`: the runner that is to serve it. Empty: the one that serves it already, else the only one that can."""
@@ -276,13 +278,13 @@ global___PullModel = PullModel
 
 @typing.final
 class RemoveModel(google.protobuf.message.Message):
-    """RemoveModel ends a model that was loaded by its source. Its files stay in the store."""
+    """RemoveModel ends a model that was loaded by its source, or detaches a server. Files stay in the store."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """The model, by its name in the mesh."""
+    """The model by its name in the mesh, or the server."""
     def __init__(
         self,
         *,

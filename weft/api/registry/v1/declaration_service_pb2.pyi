@@ -12,6 +12,7 @@ import google.protobuf.message
 import sys
 import typing
 import weft.api.registry.v1.agent_pb2
+import weft.api.registry.v1.alias_pb2
 import weft.api.registry.v1.model_pb2
 import weft.api.registry.v1.resource_kind_pb2
 import weft.api.registry.v1.route_pb2
@@ -34,6 +35,7 @@ class Declaration(google.protobuf.message.Message):
     RUNNER_FIELD_NUMBER: builtins.int
     POOL_FIELD_NUMBER: builtins.int
     ROUTE_FIELD_NUMBER: builtins.int
+    ALIAS_FIELD_NUMBER: builtins.int
     @property
     def model(self) -> global___ModelDeclaration:
         """A model."""
@@ -54,6 +56,10 @@ class Declaration(google.protobuf.message.Message):
     def route(self) -> weft.api.registry.v1.route_pb2.RouteManifest:
         """A route."""
 
+    @property
+    def alias(self) -> weft.api.registry.v1.alias_pb2.AliasManifest:
+        """An alias."""
+
     def __init__(
         self,
         *,
@@ -62,10 +68,11 @@ class Declaration(google.protobuf.message.Message):
         runner: global___RunnerDeclaration | None = ...,
         pool: global___PoolDeclaration | None = ...,
         route: weft.api.registry.v1.route_pb2.RouteManifest | None = ...,
+        alias: weft.api.registry.v1.alias_pb2.AliasManifest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["agent", b"agent", "model", b"model", "pool", b"pool", "resource", b"resource", "route", b"route", "runner", b"runner"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent", b"agent", "model", b"model", "pool", b"pool", "resource", b"resource", "route", b"route", "runner", b"runner"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["resource", b"resource"]) -> typing.Literal["model", "agent", "runner", "pool", "route"] | None: ...
+    def HasField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "model", b"model", "pool", b"pool", "resource", b"resource", "route", b"route", "runner", b"runner"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "model", b"model", "pool", b"pool", "resource", b"resource", "route", b"route", "runner", b"runner"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["resource", b"resource"]) -> typing.Literal["model", "agent", "runner", "pool", "route", "alias"] | None: ...
 
 global___Declaration = Declaration
 

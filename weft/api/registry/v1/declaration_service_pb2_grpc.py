@@ -65,7 +65,7 @@ class DeclarationServiceServicer(object):
     def Delete(self, request, context):
         """Delete removes a resource of any owner; a live runner publishes its own again with its next session.
 
-        A model that an agent points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. So is, without `force`, a
+        A model that an agent or an alias points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. So is, without `force`, a
         model that a live runner publishes and has loaded, and a live runner that has models loaded: the metadata's
         `runner` says which. With `force` those are unloaded first. A pool cannot be deleted.
         """

@@ -38,7 +38,7 @@ class DeclarationServiceStub:
     ]
     """Delete removes a resource of any owner; a live runner publishes its own again with its next session.
 
-    A model that an agent points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. So is, without `force`, a
+    A model that an agent or an alias points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. So is, without `force`, a
     model that a live runner publishes and has loaded, and a live runner that has models loaded: the metadata's
     `runner` says which. With `force` those are unloaded first. A pool cannot be deleted.
     """
@@ -63,7 +63,7 @@ class DeclarationServiceAsyncStub:
     ]
     """Delete removes a resource of any owner; a live runner publishes its own again with its next session.
 
-    A model that an agent points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. So is, without `force`, a
+    A model that an agent or an alias points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. So is, without `force`, a
     model that a live runner publishes and has loaded, and a live runner that has models loaded: the metadata's
     `runner` says which. With `force` those are unloaded first. A pool cannot be deleted.
     """
@@ -92,7 +92,7 @@ class DeclarationServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[weft.api.registry.v1.declaration_service_pb2.DeleteResponse, collections.abc.Awaitable[weft.api.registry.v1.declaration_service_pb2.DeleteResponse]]:
         """Delete removes a resource of any owner; a live runner publishes its own again with its next session.
 
-        A model that an agent points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. So is, without `force`, a
+        A model that an agent or an alias points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. So is, without `force`, a
         model that a live runner publishes and has loaded, and a live runner that has models loaded: the metadata's
         `runner` says which. With `force` those are unloaded first. A pool cannot be deleted.
         """

@@ -10,6 +10,7 @@ import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
 import weft.api.registry.v1.agent_pb2
+import weft.api.registry.v1.alias_pb2
 import weft.api.registry.v1.event_pb2
 import weft.api.registry.v1.model_pb2
 import weft.api.registry.v1.pool_pb2
@@ -436,6 +437,97 @@ class GetRouteResponse(google.protobuf.message.Message):
 global___GetRouteResponse = GetRouteResponse
 
 @typing.final
+class ListAliasesRequest(google.protobuf.message.Message):
+    """ListAliasesRequest asks for a page of aliases."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    NAMES_FIELD_NUMBER: builtins.int
+    page_size: builtins.int
+    """At most this many; 0 means 100, more than 1,000 means 1,000."""
+    page_token: builtins.str
+    """Where the last page ended."""
+    @property
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Only those with such names, each a name or a beginning and "*". Empty: all."""
+
+    def __init__(
+        self,
+        *,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+        names: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["names", b"names", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+
+global___ListAliasesRequest = ListAliasesRequest
+
+@typing.final
+class ListAliasesResponse(google.protobuf.message.Message):
+    """ListAliasesResponse is a page of aliases."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALIASES_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Token of the next page; empty at the end."""
+    @property
+    def aliases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.alias_pb2.Alias]:
+        """The aliases."""
+
+    def __init__(
+        self,
+        *,
+        aliases: collections.abc.Iterable[weft.api.registry.v1.alias_pb2.Alias] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["aliases", b"aliases", "next_page_token", b"next_page_token"]) -> None: ...
+
+global___ListAliasesResponse = ListAliasesResponse
+
+@typing.final
+class GetAliasRequest(google.protobuf.message.Message):
+    """GetAliasRequest names an alias."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The alias's name."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+global___GetAliasRequest = GetAliasRequest
+
+@typing.final
+class GetAliasResponse(google.protobuf.message.Message):
+    """GetAliasResponse is the alias."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALIAS_FIELD_NUMBER: builtins.int
+    @property
+    def alias(self) -> weft.api.registry.v1.alias_pb2.Alias:
+        """The alias."""
+
+    def __init__(
+        self,
+        *,
+        alias: weft.api.registry.v1.alias_pb2.Alias | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["alias", b"alias"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["alias", b"alias"]) -> None: ...
+
+global___GetAliasResponse = GetAliasResponse
+
+@typing.final
 class ListRunnersRequest(google.protobuf.message.Message):
     """ListRunnersRequest asks for a page of runners."""
 
@@ -581,6 +673,7 @@ class Snapshot(google.protobuf.message.Message):
     AGENTS_FIELD_NUMBER: builtins.int
     ROUTES_FIELD_NUMBER: builtins.int
     SETTINGS_FIELD_NUMBER: builtins.int
+    ALIASES_FIELD_NUMBER: builtins.int
     @property
     def runners(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WatchedRunner]:
         """Every runner."""
@@ -601,6 +694,10 @@ class Snapshot(google.protobuf.message.Message):
     def settings(self) -> weft.api.registry.v1.settings_pb2.MeshSettings:
         """What operators set for the whole mesh."""
 
+    @property
+    def aliases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.alias_pb2.Alias]:
+        """Every alias."""
+
     def __init__(
         self,
         *,
@@ -609,9 +706,10 @@ class Snapshot(google.protobuf.message.Message):
         agents: collections.abc.Iterable[weft.api.registry.v1.agent_pb2.Agent] | None = ...,
         routes: collections.abc.Iterable[weft.api.registry.v1.route_pb2.Route] | None = ...,
         settings: weft.api.registry.v1.settings_pb2.MeshSettings | None = ...,
+        aliases: collections.abc.Iterable[weft.api.registry.v1.alias_pb2.Alias] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["settings", b"settings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "models", b"models", "routes", b"routes", "runners", b"runners", "settings", b"settings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "aliases", b"aliases", "models", b"models", "routes", b"routes", "runners", b"runners", "settings", b"settings"]) -> None: ...
 
 global___Snapshot = Snapshot
 
@@ -630,6 +728,8 @@ class Change(google.protobuf.message.Message):
     ROUTE_FIELD_NUMBER: builtins.int
     DELETED_ROUTE_FIELD_NUMBER: builtins.int
     SETTINGS_FIELD_NUMBER: builtins.int
+    ALIAS_FIELD_NUMBER: builtins.int
+    DELETED_ALIAS_FIELD_NUMBER: builtins.int
     deleted_runner: builtins.str
     """The runner of this name is gone."""
     deleted_model: builtins.str
@@ -638,6 +738,8 @@ class Change(google.protobuf.message.Message):
     """The agent of this name is gone."""
     deleted_route: builtins.str
     """The route of this name is gone."""
+    deleted_alias: builtins.str
+    """The alias of this name is gone."""
     @property
     def runner(self) -> global___WatchedRunner:
         """A runner appeared or changed."""
@@ -658,6 +760,10 @@ class Change(google.protobuf.message.Message):
     def settings(self) -> weft.api.registry.v1.settings_pb2.MeshSettings:
         """The mesh's settings changed."""
 
+    @property
+    def alias(self) -> weft.api.registry.v1.alias_pb2.Alias:
+        """An alias appeared or changed."""
+
     def __init__(
         self,
         *,
@@ -670,10 +776,12 @@ class Change(google.protobuf.message.Message):
         route: weft.api.registry.v1.route_pb2.Route | None = ...,
         deleted_route: builtins.str = ...,
         settings: weft.api.registry.v1.settings_pb2.MeshSettings | None = ...,
+        alias: weft.api.registry.v1.alias_pb2.Alias | None = ...,
+        deleted_alias: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["agent", b"agent", "deleted_agent", b"deleted_agent", "deleted_model", b"deleted_model", "deleted_route", b"deleted_route", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "route", b"route", "runner", b"runner", "settings", b"settings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent", b"agent", "deleted_agent", b"deleted_agent", "deleted_model", b"deleted_model", "deleted_route", b"deleted_route", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "route", b"route", "runner", b"runner", "settings", b"settings"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["runner", "model", "deleted_runner", "deleted_model", "agent", "deleted_agent", "route", "deleted_route", "settings"] | None: ...
+    def HasField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "deleted_agent", b"deleted_agent", "deleted_alias", b"deleted_alias", "deleted_model", b"deleted_model", "deleted_route", b"deleted_route", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "route", b"route", "runner", b"runner", "settings", b"settings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "deleted_agent", b"deleted_agent", "deleted_alias", b"deleted_alias", "deleted_model", b"deleted_model", "deleted_route", b"deleted_route", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "route", b"route", "runner", b"runner", "settings", b"settings"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["runner", "model", "deleted_runner", "deleted_model", "agent", "deleted_agent", "route", "deleted_route", "settings", "alias", "deleted_alias"] | None: ...
 
 global___Change = Change
 

@@ -80,6 +80,16 @@ class RegistryServiceStub(object):
                 request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteResponse.FromString,
                 _registered_method=True)
+        self.ListAliases = channel.unary_unary(
+                '/weft.api.registry.v1.RegistryService/ListAliases',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesResponse.FromString,
+                _registered_method=True)
+        self.GetAlias = channel.unary_unary(
+                '/weft.api.registry.v1.RegistryService/GetAlias',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAliasRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAliasResponse.FromString,
+                _registered_method=True)
         self.ListRunners = channel.unary_unary(
                 '/weft.api.registry.v1.RegistryService/ListRunners',
                 request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRunnersRequest.SerializeToString,
@@ -174,6 +184,20 @@ class RegistryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAliases(self, request, context):
+        """ListAliases returns aliases by name, a page at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetAlias(self, request, context):
+        """GetAlias returns one alias; NOT_FOUND / NOT_FOUND when there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRunners(self, request, context):
         """ListRunners returns runners by name, a page at a time.
         """
@@ -259,6 +283,16 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.GetRoute,
                     request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteRequest.FromString,
                     response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteResponse.SerializeToString,
+            ),
+            'ListAliases': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAliases,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesResponse.SerializeToString,
+            ),
+            'GetAlias': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAlias,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAliasRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAliasResponse.SerializeToString,
             ),
             'ListRunners': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRunners,
@@ -530,6 +564,60 @@ class RegistryService(object):
             '/weft.api.registry.v1.RegistryService/GetRoute',
             weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteRequest.SerializeToString,
             weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAliases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.registry.v1.RegistryService/ListAliases',
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAlias(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.registry.v1.RegistryService/GetAlias',
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAliasRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAliasResponse.FromString,
             options,
             channel_credentials,
             insecure,

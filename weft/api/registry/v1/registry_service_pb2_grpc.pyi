@@ -75,6 +75,18 @@ class RegistryServiceStub:
     ]
     """GetRoute returns one route; NOT_FOUND / NOT_FOUND when there is none."""
 
+    ListAliases: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListAliasesRequest,
+        weft.api.registry.v1.registry_service_pb2.ListAliasesResponse,
+    ]
+    """ListAliases returns aliases by name, a page at a time."""
+
+    GetAlias: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetAliasRequest,
+        weft.api.registry.v1.registry_service_pb2.GetAliasResponse,
+    ]
+    """GetAlias returns one alias; NOT_FOUND / NOT_FOUND when there is none."""
+
     ListRunners: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.registry_service_pb2.ListRunnersRequest,
         weft.api.registry.v1.registry_service_pb2.ListRunnersResponse,
@@ -166,6 +178,18 @@ class RegistryServiceAsyncStub:
         weft.api.registry.v1.registry_service_pb2.GetRouteResponse,
     ]
     """GetRoute returns one route; NOT_FOUND / NOT_FOUND when there is none."""
+
+    ListAliases: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListAliasesRequest,
+        weft.api.registry.v1.registry_service_pb2.ListAliasesResponse,
+    ]
+    """ListAliases returns aliases by name, a page at a time."""
+
+    GetAlias: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetAliasRequest,
+        weft.api.registry.v1.registry_service_pb2.GetAliasResponse,
+    ]
+    """GetAlias returns one alias; NOT_FOUND / NOT_FOUND when there is none."""
 
     ListRunners: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.registry_service_pb2.ListRunnersRequest,
@@ -276,6 +300,22 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetRouteResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetRouteResponse]]:
         """GetRoute returns one route; NOT_FOUND / NOT_FOUND when there is none."""
+
+    @abc.abstractmethod
+    def ListAliases(
+        self,
+        request: weft.api.registry.v1.registry_service_pb2.ListAliasesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListAliasesResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListAliasesResponse]]:
+        """ListAliases returns aliases by name, a page at a time."""
+
+    @abc.abstractmethod
+    def GetAlias(
+        self,
+        request: weft.api.registry.v1.registry_service_pb2.GetAliasRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetAliasResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetAliasResponse]]:
+        """GetAlias returns one alias; NOT_FOUND / NOT_FOUND when there is none."""
 
     @abc.abstractmethod
     def ListRunners(

@@ -34,6 +34,8 @@ class _ResourceKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     """A Pool."""
     RESOURCE_KIND_ROUTE: _ResourceKind.ValueType  # 5
     """A Route."""
+    RESOURCE_KIND_ALIAS: _ResourceKind.ValueType  # 6
+    """An Alias. Aliases have a namespace of their own: a model of the name is meant before them."""
 
 class ResourceKind(_ResourceKind, metaclass=_ResourceKindEnumTypeWrapper):
     """ResourceKind is a kind of thing with a name. All kinds share one namespace; only a pool may be called like a model."""
@@ -50,4 +52,6 @@ RESOURCE_KIND_POOL: ResourceKind.ValueType  # 4
 """A Pool."""
 RESOURCE_KIND_ROUTE: ResourceKind.ValueType  # 5
 """A Route."""
+RESOURCE_KIND_ALIAS: ResourceKind.ValueType  # 6
+"""An Alias. Aliases have a namespace of their own: a model of the name is meant before them."""
 global___ResourceKind = ResourceKind

@@ -126,6 +126,8 @@ class Capability(google.protobuf.message.Message):
     CLOCK_OFFSET_FIELD_NUMBER: builtins.int
     CLOCK_REFUSED_FIELD_NUMBER: builtins.int
     ADDS_MODELS_FIELD_NUMBER: builtins.int
+    ATTACHES_SERVERS_FIELD_NUMBER: builtins.int
+    ATTACHED_SERVERS_FIELD_NUMBER: builtins.int
     draining: builtins.bool
     """Whether it drains: running work goes on, new work is refused."""
     max_requests: builtins.int
@@ -134,6 +136,8 @@ class Capability(google.protobuf.message.Message):
     """Whether that is more than the mesh allows: until the clock is set right the runner takes no requests."""
     adds_models: builtins.bool
     """Whether it serves models by their source that its configuration does not name."""
+    attaches_servers: builtins.bool
+    """Whether it serves what servers list that are attached while it runs."""
     @property
     def instances(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___InstanceState]:
         """One entry per model it publishes."""
@@ -148,6 +152,10 @@ class Capability(google.protobuf.message.Message):
         or it was not measured.
         """
 
+    @property
+    def attached_servers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The servers that are attached to it, by name; at most 1,024."""
+
     def __init__(
         self,
         *,
@@ -158,9 +166,11 @@ class Capability(google.protobuf.message.Message):
         clock_offset: google.protobuf.duration_pb2.Duration | None = ...,
         clock_refused: builtins.bool = ...,
         adds_models: builtins.bool = ...,
+        attaches_servers: builtins.bool = ...,
+        attached_servers: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["clock_offset", b"clock_offset"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adds_models", b"adds_models", "clock_offset", b"clock_offset", "clock_refused", b"clock_refused", "draining", b"draining", "instances", b"instances", "max_requests", b"max_requests", "tool_names", b"tool_names"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adds_models", b"adds_models", "attached_servers", b"attached_servers", "attaches_servers", b"attaches_servers", "clock_offset", b"clock_offset", "clock_refused", b"clock_refused", "draining", b"draining", "instances", b"instances", "max_requests", b"max_requests", "tool_names", b"tool_names"]) -> None: ...
 
 global___Capability = Capability
 

@@ -77,6 +77,7 @@ class RequestRecord(google.protobuf.message.Message):
     RECEIPT_FIELD_NUMBER: builtins.int
     DECISIONS_FIELD_NUMBER: builtins.int
     CANCELLED_BY_FIELD_NUMBER: builtins.int
+    ASKED_MODEL_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id."""
     tenant: builtins.str
@@ -95,6 +96,8 @@ class RequestRecord(google.protobuf.message.Message):
     """The same in words."""
     cancelled_by: builtins.str
     """Who cancelled it, such as "key:<id>". Empty: nobody, or its caller went away."""
+    asked_model: builtins.str
+    """The name that the caller asked for, where an alias stood for `target`. Empty: it asked for no alias."""
     @property
     def arrive_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it arrived."""
@@ -137,9 +140,10 @@ class RequestRecord(google.protobuf.message.Message):
         receipt: weft.api.common.v1.receipt_pb2.Receipt | None = ...,
         decisions: collections.abc.Iterable[global___DecisionRecord] | None = ...,
         cancelled_by: builtins.str = ...,
+        asked_model: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["arrive_time", b"arrive_time", "end_time", b"end_time", "loading", b"loading", "queued", b"queued", "receipt", b"receipt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arrive_time", b"arrive_time", "cancelled_by", b"cancelled_by", "client_id", b"client_id", "decisions", b"decisions", "end_time", b"end_time", "loading", b"loading", "message", b"message", "priority", b"priority", "queued", b"queued", "reason", b"reason", "receipt", b"receipt", "request_id", b"request_id", "state", b"state", "target", b"target", "tenant", b"tenant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arrive_time", b"arrive_time", "asked_model", b"asked_model", "cancelled_by", b"cancelled_by", "client_id", b"client_id", "decisions", b"decisions", "end_time", b"end_time", "loading", b"loading", "message", b"message", "priority", b"priority", "queued", b"queued", "reason", b"reason", "receipt", b"receipt", "request_id", b"request_id", "state", b"state", "target", b"target", "tenant", b"tenant"]) -> None: ...
 
 global___RequestRecord = RequestRecord
 

@@ -103,6 +103,7 @@ class TaskSpec(google.protobuf.message.Message):
     WAIT_FOR_MODEL_FIELD_NUMBER: builtins.int
     USER_FIELD_NUMBER: builtins.int
     METADATA_FIELD_NUMBER: builtins.int
+    ASKED_MODEL_FIELD_NUMBER: builtins.int
     model: builtins.str
     """A model or a pool, by name, "route/" and the name of a route, or "agent/" and the name of an agent. One that
     nothing has is refused unless `wait_for_model` is set; one whose runner is away, or that vanishes later, is waited for.
@@ -121,6 +122,8 @@ class TaskSpec(google.protobuf.message.Message):
     """Whether a name that nothing in the mesh has is accepted all the same, and waited for until `pending_limit`."""
     user: builtins.str
     """The end user as the submitter reports it; at most 1,024 characters."""
+    asked_model: builtins.str
+    """The name that the caller asked for, where an alias stood for `model`. Set by the mesh. Empty: it asked for no alias."""
     @property
     def chat(self) -> weft.api.common.v1.chat_pb2.ChatPayload:
         """A chat completion."""
@@ -165,9 +168,10 @@ class TaskSpec(google.protobuf.message.Message):
         wait_for_model: builtins.bool = ...,
         user: builtins.str = ...,
         metadata: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        asked_model: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chat", b"chat", "completion", b"completion", "embedding", b"embedding", "options", b"options", "payload", b"payload", "pending_limit", b"pending_limit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chat", b"chat", "completion", b"completion", "embedding", b"embedding", "max_attempts", b"max_attempts", "metadata", b"metadata", "model", b"model", "options", b"options", "origin", b"origin", "origin_kind", b"origin_kind", "payload", b"payload", "pending_limit", b"pending_limit", "traceparent", b"traceparent", "user", b"user", "wait_for_model", b"wait_for_model"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["asked_model", b"asked_model", "chat", b"chat", "completion", b"completion", "embedding", b"embedding", "max_attempts", b"max_attempts", "metadata", b"metadata", "model", b"model", "options", b"options", "origin", b"origin", "origin_kind", b"origin_kind", "payload", b"payload", "pending_limit", b"pending_limit", "traceparent", b"traceparent", "user", b"user", "wait_for_model", b"wait_for_model"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["payload", b"payload"]) -> typing.Literal["chat", "completion", "embedding"] | None: ...
 
 global___TaskSpec = TaskSpec

@@ -30,6 +30,7 @@ class AddedModel(google.protobuf.message.Message):
     REASONS_FIELD_NUMBER: builtins.int
     ADD_TIME_FIELD_NUMBER: builtins.int
     STORED_SOURCE_FIELD_NUMBER: builtins.int
+    SERVER_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name in the mesh."""
     source: builtins.str
@@ -52,6 +53,10 @@ class AddedModel(google.protobuf.message.Message):
     def add_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was added."""
 
+    @property
+    def server(self) -> global___AttachedServer:
+        """Set of a server that was attached: `name` is that of the server, and `source` its address."""
+
     def __init__(
         self,
         *,
@@ -63,11 +68,64 @@ class AddedModel(google.protobuf.message.Message):
         reasons: collections.abc.Iterable[builtins.str] | None = ...,
         add_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         stored_source: builtins.str = ...,
+        server: global___AttachedServer | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["add_time", b"add_time", "sizing", b"sizing"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["add_time", b"add_time", "form", b"form", "name", b"name", "reasons", b"reasons", "runtime", b"runtime", "sizing", b"sizing", "source", b"source", "stored_source", b"stored_source"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["add_time", b"add_time", "server", b"server", "sizing", b"sizing"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["add_time", b"add_time", "form", b"form", "name", b"name", "reasons", b"reasons", "runtime", b"runtime", "server", b"server", "sizing", b"sizing", "source", b"source", "stored_source", b"stored_source"]) -> None: ...
 
 global___AddedModel = AddedModel
+
+@typing.final
+class AttachedServer(google.protobuf.message.Message):
+    """AttachedServer is a server that runs already, of which a runner serves every model that it lists."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: builtins.int
+    API_KEY_ENV_FIELD_NUMBER: builtins.int
+    REMOTE_FIELD_NUMBER: builtins.int
+    api_key_env: builtins.str
+    """Environment variable of the runner that holds the server's key; empty: it needs none."""
+    remote: builtins.bool
+    """Whether serving its models sends bytes off the premises. Absent: it is on a network of your own."""
+    @property
+    def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ListedModel]:
+        """The models that are served of it."""
+
+    def __init__(
+        self,
+        *,
+        models: collections.abc.Iterable[global___ListedModel] | None = ...,
+        api_key_env: builtins.str = ...,
+        remote: builtins.bool | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_remote", b"_remote", "remote", b"remote"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_remote", b"_remote", "api_key_env", b"api_key_env", "models", b"models", "remote", b"remote"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_remote", b"_remote"]) -> typing.Literal["remote"] | None: ...
+
+global___AttachedServer = AttachedServer
+
+@typing.final
+class ListedModel(google.protobuf.message.Message):
+    """ListedModel is a model of a server's list."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    UPSTREAM_NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name in the mesh."""
+    upstream_name: builtins.str
+    """The server's own name of it."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        upstream_name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "upstream_name", b"upstream_name"]) -> None: ...
+
+global___ListedModel = ListedModel
 
 @typing.final
 class ModelSizing(google.protobuf.message.Message):

@@ -282,9 +282,9 @@ class FoundModel(google.protobuf.message.Message):
     PROJECTOR_PATH_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     source: builtins.str
-    """How weft.yaml names it, such as "ollama:llama3.2:latest"."""
+    """How weft.yaml names it, such as "ollama:llama3.2:latest", or a path."""
     program: builtins.str
-    """The program: "ollama", "lmstudio" or "huggingface"."""
+    """The program: "ollama", "lmstudio", "llama.cpp" or "huggingface"."""
     form: global___StoredForm.ValueType
     """Form of its files."""
     quantization: builtins.str

@@ -1,0 +1,38 @@
+"""The names that a caller may see, by the kind of an unknown one: its error names those of them that are close."""
+
+from collections.abc import Iterable
+
+from weft.dispatch.agents import known_names, name_asked_for, usable_names
+from weft.dispatch.fleet import FleetView
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import VIEW_MODELS, Access, Principal, Resource, Role
+from weft.kernel.reasons import Reason
+from weft.kernel.unknown_names import AGENT, ROUTE, RUNNER, SECRET, TARGET, UNKNOWN_KIND, UNKNOWN_NAME, among
+
+_VIEW_RUNNERS = Access(Resource.RUNNERS, Role.VIEW)
+
+
+def with_visible_names(error: WeftError, view: FleetView, principal: Principal) -> WeftError:
+    """Returns the error for an unknown name with the close ones that the caller may see; any other error as it is.
+
+    Services behind the gateway do not know its caller, and may have named others.
+    """
+    return among(error, _visible(error, view, principal)) if UNKNOWN_NAME in error.metadata else error
+
+
+def _visible(error: WeftError, view: FleetView, principal: Principal) -> Iterable[str]:
+    kind = error.metadata.get(UNKNOWN_KIND, "")
+    if kind == SECRET:
+        return ()
+    if kind == RUNNER:
+        return view.runners if principal.may(_VIEW_RUNNERS) else ()
+    targets = known_names(view)
+    seen = {each for each in targets if principal.may_name(VIEW_MODELS, name_asked_for(each))}
+    seen.update(usable_names(targets, principal))
+    if kind == TARGET:
+        return seen
+    if kind in (AGENT, ROUTE):
+        # As the model of a request it is named with its prefix, as a resource without.
+        prefix, keep = f"{kind}/", error.reason is Reason.MODEL_NOT_FOUND
+        return (each if keep else each.removeprefix(prefix) for each in seen if each.startswith(prefix))
+    return (each for each in seen if "/" not in each)

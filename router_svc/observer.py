@@ -1,0 +1,94 @@
+"""The port through which a router's scheduling is counted, and what it counts of each event."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from typing_extensions import override
+
+from router_svc.policy.decisions import RequestDecision
+from router_svc.policy.endpoints.candidates import HostMemory
+from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.fleet import FleetView
+from weft.dispatch.placement import PlacementRequest, PoolQueue
+from weft.kernel.reasons import Reason
+from weft.kernel.tracing import NO_TRACING, Tracing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterState:
+    """Reads of the state of a router."""
+
+    queues: Callable[[], Iterable[PoolQueue]]
+    hosts: Callable[[], Mapping[str, HostMemory]]
+    memory_age_seconds: Callable[[], float | None]
+    """How old the memory of the hosts is; None: never read."""
+    tracing: Tracing = NO_TRACING
+
+
+class SchedulingObserver(Protocol):
+    """Gets every event of one router's scheduling. Its methods neither wait nor raise."""
+
+    def show(self, state: RouterState) -> None:
+        """Gets the reads of the state, once."""
+        ...
+
+    def note_decision(self, decision: RequestDecision, request: PlacementRequest, view: FleetView) -> None:
+        """A decision about a request."""
+        ...
+
+    def note_wake(self, model: str) -> None:
+        """A wake or a load that waiting requests caused."""
+        ...
+
+    def note_failed_wake(self, model: str, reason: Reason) -> None:
+        """A wake that failed."""
+        ...
+
+    def note_refusal(self, request: PlacementRequest, reason: Reason, view: FleetView) -> None:
+        """A request that was refused before the scheduler."""
+        ...
+
+    def note_failed_attempt(self, reason: Reason) -> None:
+        """An attempt that failed before any content."""
+        ...
+
+    def note_end(
+        self, request: PlacementRequest, reason: Reason, receipt: receipt_pb2.Receipt | None, view: FleetView
+    ) -> None:
+        """The end of a request; UNSPECIFIED: it completed. Without a receipt its dispatcher is gone."""
+        ...
+
+
+class NoObserver(SchedulingObserver):
+    """Counts nothing."""
+
+    @override
+    def show(self, state: RouterState) -> None:
+        pass
+
+    @override
+    def note_decision(self, decision: RequestDecision, request: PlacementRequest, view: FleetView) -> None:
+        pass
+
+    @override
+    def note_wake(self, model: str) -> None:
+        pass
+
+    @override
+    def note_failed_wake(self, model: str, reason: Reason) -> None:
+        pass
+
+    @override
+    def note_refusal(self, request: PlacementRequest, reason: Reason, view: FleetView) -> None:
+        pass
+
+    @override
+    def note_failed_attempt(self, reason: Reason) -> None:
+        pass
+
+    @override
+    def note_end(
+        self, request: PlacementRequest, reason: Reason, receipt: receipt_pb2.Receipt | None, view: FleetView
+    ) -> None:
+        pass

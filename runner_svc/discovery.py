@@ -1,0 +1,129 @@
+"""Engines that run on this machine already: found on their usual ports, told apart by their own endpoints.
+
+What answers on a port is untrusted: every question has a time limit and a size, all ports are asked at once, and a mesh
+of weft is never taken for an engine.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from runner_svc.openai_upstream.probe import WEFT, Answer, Prober, probing
+from runner_svc.policy.model_names import MAX_NAME_CHARS, ListedModels, listed_models
+
+OLLAMA, LM_STUDIO, LLAMA_CPP, VLLM, SGLANG, OTHER = "ollama", "lmstudio", "llama-cpp", "vllm", "sglang", "server"
+TITLES = {
+    OLLAMA: "Ollama",
+    LM_STUDIO: "LM Studio",
+    LLAMA_CPP: "llama.cpp",
+    VLLM: "vLLM",
+    SGLANG: "SGLang",
+    OTHER: "OpenAI-compatible server",
+}
+MAX_VERSION_CHARS = 64
+_OK = 200
+_NEEDS_KEY = frozenset({401, 403})
+_OWNERS = {"llamacpp": LLAMA_CPP, "vllm": VLLM, "sglang": SGLANG}
+"""Engines by the owner of the models that they list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundServer:
+    """A server that runs already."""
+
+    program: str
+    """Such as "ollama"; "server" where it is no engine that is known."""
+    url: str
+    """Base URL, without the version of its interface."""
+    version: str = ""
+    """As it says; empty: it does not."""
+    models: tuple[str, ...] = ()
+    """The models that it lists, by its own names."""
+    why_empty: str = ""
+    """Why nothing is known of its models; empty: it lists them."""
+
+    @property
+    def title(self) -> str:
+        """Its name and version for people."""
+        return f"{TITLES[self.program]} {self.version}".rstrip()
+
+
+async def find_servers(addresses: Sequence[str], seconds: float) -> list[FoundServer]:
+    """Returns the servers that answer at these addresses, each `HOST:PORT`, in their order. Never raises.
+
+    `seconds` is the longest wait for one answer; a server gets at most four questions.
+    """
+    async with probing(seconds) as prober:
+        found = await asyncio.gather(*(_server_at(prober, f"http://{address}") for address in addresses))
+    return [each for each in found if each is not None]
+
+
+async def _server_at(prober: Prober, url: str) -> FoundServer | None:
+    """Returns the server at an address; None: there is none, or it is no engine."""
+    listed = await prober.get(f"{url}/v1/models")
+    if listed.status is None:
+        return None
+    models = listed_models(listed.body) if listed.status == _OK else ListedModels(names=(), is_list=False)
+    if WEFT in models.owners:
+        return None
+    version = _json(await prober.get(f"{url}/api/version"))
+    if version.get("server") == WEFT:
+        return None
+    program, said = await _identified(prober, url, models, version)
+    if program is None:
+        if listed.status in _NEEDS_KEY:
+            return FoundServer(
+                program=OTHER, url=url, why_empty="it asks for a key: weft attach URL --api-key-env NAME"
+            )
+        if not models.is_list:
+            return None
+        program = OTHER
+    why = "" if models.is_list else f"it does not list them (status {listed.status})"
+    return FoundServer(program=program, url=url, version=said, models=models.names, why_empty=why)
+
+
+async def _identified(
+    prober: Prober, url: str, models: ListedModels, version: dict[str, Any]
+) -> tuple[str | None, str]:
+    """Returns the engine, and the version that it says it has; None: it is none that is known."""
+    owners = [program for owner, program in _OWNERS.items() if owner in models.owners]
+    if owners == [LLAMA_CPP]:
+        return LLAMA_CPP, _text(_json(await prober.get(f"{url}/props")).get("build_info"))
+    if owners:
+        # Both have the route; SGLang's answer has no version.
+        return owners[0], _text(_json(await prober.get(f"{url}/version")).get("version"))
+    if isinstance(version.get("version"), str):
+        return OLLAMA, _text(version["version"])
+    if isinstance(_json(await prober.get(f"{url}/api/v0/models")).get("data"), list):
+        return LM_STUDIO, ""
+    props = _json(await prober.get(f"{url}/props"))
+    if "default_generation_settings" in props:
+        return LLAMA_CPP, _text(props.get("build_info"))
+    return None, ""
+
+
+def _json(answer: Answer) -> dict[str, Any]:
+    """Returns the object of a JSON answer; empty where it is none."""
+    if answer.status != _OK:
+        return {}
+    try:
+        found = msgspec.json.decode(answer.body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _text(value: object) -> str:
+    """Returns a text that a server says, safe for a terminal."""
+    text = value if isinstance(value, str) else ""
+    return "".join(character for character in text if character.isprintable())[:MAX_VERSION_CHARS]
+
+
+def shown_models(names: Sequence[str], most: int) -> str:
+    """Returns the first names of a server's models in one line that is safe for a terminal."""
+    safe = ["".join(c if c.isprintable() else "?" for c in name)[:MAX_NAME_CHARS] for name in names[:most]]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(safe) + more

@@ -1,0 +1,84 @@
+"""Short questions to servers that run already: bounded in time and size, without redirects, proxies and cookies."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+
+from runner_svc.openai_upstream.client import MODELS
+from runner_svc.policy.model_names import ServerList, listed_models
+
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
+_LISTED = 200
+WEFT = "weft"
+"""To whom the models of a mesh belong: a mesh that followed itself would have each model again and again."""
+_READ_BYTES = 64 * 1024
+_REFUSED = frozenset({401, 403})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a server said."""
+
+    status: int | None = None
+    """HTTP status; None: it did not answer within the time, or with more than may be read."""
+    body: bytes = b""
+    why: str = ""
+    """Why there is no status."""
+
+
+class Prober:
+    """Asks servers; made by `probing`."""
+
+    def __init__(self, session: aiohttp.ClientSession, seconds: float) -> None:
+        self._session = session
+        self._seconds = seconds
+
+    async def get(self, url: str, key: str = "") -> Answer:
+        """Returns the answer of a server. Never raises for what a server does."""
+        headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        try:
+            async with (
+                asyncio.timeout(self._seconds),
+                self._session.get(url, headers=headers, allow_redirects=False) as response,
+            ):
+                body = bytearray()
+                async for chunk in response.content.iter_chunked(_READ_BYTES):
+                    body += chunk
+                    if len(body) > MAX_ANSWER_BYTES:
+                        return Answer(why=f"its answer is longer than {MAX_ANSWER_BYTES // 1024**2} MiB")
+                return Answer(status=response.status, body=bytes(body))
+        except TimeoutError:
+            return Answer(why=f"it did not answer within {self._seconds:g} s")
+        except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError):
+            return Answer(why="it does not answer")
+        except (aiohttp.ClientError, OSError, ValueError):
+            return Answer(why="its answer is no HTTP")
+
+    async def models(self, base_url: str, key: str = "") -> ServerList:
+        """Returns the models that a server lists. Never raises for what a server does."""
+        answer = await self.get(f"{base_url}{MODELS}", key)
+        if answer.status is None:
+            return ServerList(models=None, why=answer.why)
+        if answer.status in _REFUSED:
+            return ServerList(models=None, why=f"it refuses the key (status {answer.status})")
+        if answer.status != _LISTED:
+            return ServerList(models=None, why=f"it has no list of models (status {answer.status})")
+        found = listed_models(answer.body)
+        if not found.is_list:
+            return ServerList(models=None, why="its answer is no list of models")
+        if found.owners == {WEFT}:
+            return ServerList(
+                models=None, owners=found.owners, why="it is a weft mesh, whose models are named one by one"
+            )
+        return ServerList(models=found, owners=found.owners)
+
+
+@asynccontextmanager
+async def probing(seconds: float) -> AsyncIterator[Prober]:
+    """Asks servers with a time limit for each whole answer."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session:
+        yield Prober(session, seconds)

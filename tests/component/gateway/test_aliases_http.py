@@ -1,0 +1,86 @@
+"""Aliases over HTTP: taken by every API that takes a model, and listed under their own names."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gateway_script import FixedFleet, ScriptedDispatcher, model, serving
+
+from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def fleet() -> FixedFleet:
+    aliases = {
+        name: Alias(manifest=AliasManifest(name=name, pattern=pattern, target=target, tenant=tenant))
+        for name, pattern, target, tenant in (
+            ("claude", "claude-*", "tiny", ""),
+            ("gpt-4o", "gpt-4o", "tiny", ""),
+            ("own", "gpt-4o", "small", "team-a"),
+            ("taken", "small", "tiny", ""),
+        )
+    }
+    return FixedFleet(replace(FixedFleet.of(model("tiny"), model("small")).view, aliases=aliases))
+
+
+@pytest.mark.parametrize(
+    ("given", "tenant", "meant"),
+    [
+        ("claude-opus-4", "", ("tiny", "claude-opus-4")),
+        ("gpt-4o", "", ("tiny", "gpt-4o")),
+        ("gpt-4o", "team-a", ("small", "gpt-4o")),
+        ("small", "", ("small", "")),
+    ],
+)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9}),
+        ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/embeddings", {"input": "hi"}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/v1/images/generations", {"prompt": "hi"}),
+        ("/v1/audio/speech", {"input": "hi", "voice": "a"}),
+        ("/api/chat", {"messages": MESSAGES, "stream": False}),
+        ("/api/generate", {"prompt": "hi", "stream": False}),
+        ("/api/embed", {"input": "hi"}),
+    ],
+)
+async def test_a_request_for_an_alias_is_dispatched_to_what_it_means(
+    path: str, body: dict[str, Any], given: str, tenant: str, meant: tuple[str, str]
+) -> None:
+    headers = {"x-tenant-id": tenant} if tenant else {}
+    async with serving(ScriptedDispatcher(), fleet=fleet()) as gateway:
+        await gateway.request("POST", path, json.dumps({**body, "model": given}).encode(), headers=headers)
+        found = [(context.model, context.asked_model) for context in gateway.dispatcher.contexts]
+        assert found == [meant]
+
+
+async def test_ollamas_clients_may_add_a_tag_to_an_alias() -> None:
+    async with serving(ScriptedDispatcher(), fleet=fleet()) as gateway:
+        body = {"model": "gpt-4o:latest", "messages": MESSAGES, "stream": False}
+        await gateway.request("POST", "/api/chat", json.dumps(body).encode())
+        assert [(each.model, each.asked_model) for each in gateway.dispatcher.contexts] == [("tiny", "gpt-4o")]
+
+
+@pytest.mark.parametrize(("tenant", "meant"), [("team-b", "tiny"), ("team-a", "small")])
+async def test_lists_have_the_exact_aliases_of_the_caller_and_no_pattern(tenant: str, meant: str) -> None:
+    async with serving(fleet=fleet()) as gateway:
+        headers = {"x-tenant-id": tenant}
+        listed = json.loads((await gateway.request("GET", "/v1/models", headers=headers)).body)["data"]
+        found = {entry["id"]: entry["meta"].get("alias_of") for entry in listed}
+        assert found == {"small": None, "tiny": None, "gpt-4o": meant}
+        tags = json.loads((await gateway.request("GET", "/api/tags", headers=headers)).body)["models"]
+        assert {each["name"] for each in tags} == set(found)
+
+
+async def test_a_name_that_a_pattern_stands_for_is_shown_under_that_name() -> None:
+    async with serving(fleet=fleet()) as gateway:
+        shown = json.loads((await gateway.request("GET", "/v1/models/claude-opus-4")).body)
+        assert (shown["id"], shown["meta"]["alias_of"]) == ("claude-opus-4", "tiny")
+        assert (await gateway.request("GET", "/v1/models/gpt-5")).status == 404

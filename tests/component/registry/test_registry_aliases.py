@@ -1,0 +1,154 @@
+"""Aliases: declared, checked, published, kept, and in the way of what they lead to."""
+
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from registry_harness import (
+    AGENT,
+    MODEL,
+    ROUTE,
+    RunningRegistry,
+    SomeRunner,
+    a_route,
+    an_agent,
+    an_alias,
+    refused,
+    running_registry,
+)
+
+from registry_svc.config import AliasSetting, RegistryConfig
+from weft.api.registry.v1 import registry_service_pb2, resource_kind_pb2
+from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
+from weft.api.registry.v1.declaration_service_pb2 import Declaration
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.settings import SettingError
+
+ALIAS = resource_kind_pb2.RESOURCE_KIND_ALIAS
+
+
+async def refusal(reason: Reason, change: Awaitable[object]) -> WeftError:
+    with refused(reason) as errors:
+        await change
+    return errors[0]
+
+
+async def aliases(mesh: RunningRegistry) -> dict[str, Alias]:
+    found = await mesh.registry.ListAliases(registry_service_pb2.ListAliasesRequest())
+    return {each.manifest.name: each for each in found.aliases}
+
+
+async def test_an_alias_is_kept_over_a_restart_and_declaring_it_again_changes_nothing(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as mesh:
+        await SomeRunner(mesh, models=("m1",)).open()
+        assert await mesh.apply(an_alias("claude", pattern="claude-*", tenant="a")) == ["alias claude created"]
+        assert await mesh.apply(an_alias("gpt-4o")) == ["alias gpt-4o created"]
+        assert await mesh.apply(an_alias("gpt-4o")) == ["alias gpt-4o unchanged"]
+        before = await aliases(mesh)
+    async with running_registry(tmp_path) as mesh:
+        assert await aliases(mesh) == before
+    assert before["claude"].manifest == AliasManifest(name="claude", pattern="claude-*", target="m1", tenant="a")
+    assert before["gpt-4o"].manifest.pattern == "gpt-4o", "its own name"
+    assert before["gpt-4o"].source == Alias.SOURCE_DECLARED
+
+
+async def test_an_alias_leads_to_what_exists_or_comes_with_it_and_never_to_an_alias(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as mesh:
+        await SomeRunner(mesh, models=("m1",)).open()
+        await mesh.apply(a_route("way"), Declaration(agent=an_agent("coder")), an_alias("one"))
+        for target in ("m1", "route/way", "agent/coder"):
+            await mesh.apply(an_alias("any", target))
+        for target in ("one", "nothing", "route/one", "agent/m1", "way"):
+            error = await refusal(Reason.MODEL_NOT_FOUND, mesh.apply(an_alias("bad", target)))
+            assert "never another alias" in error.message
+        assert await mesh.apply(a_route("new"), an_alias("with-it", "route/new")) == [
+            "route new created",
+            "alias with-it created",
+        ]
+
+
+async def test_two_aliases_for_the_same_names_of_one_tenant_are_refused(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as mesh:
+        await SomeRunner(mesh, models=("m1",)).open()
+        await mesh.apply(an_alias("one", pattern="gpt-*"), an_alias("other", pattern="gpt-*", tenant="a"))
+        for batch in ((an_alias("two", pattern="gpt-*"),), (an_alias("x", pattern="y"), an_alias("z", pattern="y"))):
+            await refusal(Reason.ALREADY_EXISTS, mesh.apply(*batch))
+        assert set(await aliases(mesh)) == {"one", "other"}
+
+
+async def test_an_alias_may_have_the_name_of_a_model(tmp_path: Path) -> None:
+    """It says nothing then for requests, which mean the model: the runner may come after the alias."""
+    async with running_registry(tmp_path) as mesh:
+        await SomeRunner(mesh, models=("m1", "m2")).open()
+        assert await mesh.apply(an_alias("m2")) == ["alias m2 created"]
+
+
+async def test_what_an_alias_leads_to_is_not_deleted_until_the_alias_is(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as mesh:
+        runner = SomeRunner(mesh, models=("m1",))
+        await runner.open()
+        await mesh.apply(a_route("way"), Declaration(agent=an_agent("coder")))
+        await mesh.apply(an_alias("a", "route/way"), an_alias("b", "agent/coder"), an_alias("c"))
+        for kind, name, alias in ((ROUTE, "way", "a"), (AGENT, "coder", "b"), (MODEL, "m1", "c")):
+            error = await refusal(Reason.RESOURCE_IN_USE, mesh.delete(kind, name))
+            assert error.metadata["aliases"] == alias
+        for name in "ab":
+            await mesh.delete(ALIAS, name)
+        await mesh.delete(ROUTE, "way")
+        assert set(await aliases(mesh)) == {"c"}
+
+
+async def test_the_configuration_has_aliases_too_under_those_that_are_declared(tmp_path: Path) -> None:
+    given = (
+        AliasSetting(name="gpt", pattern="gpt-*", target="m1"),
+        AliasSetting(name="later", target="not-yet"),
+    )
+    async with running_registry(tmp_path, aliases=given) as mesh:
+        await SomeRunner(mesh, models=("m1", "m2")).open()
+        assert (await aliases(mesh))["gpt"].source == Alias.SOURCE_CONFIGURED
+        await refusal(Reason.RESOURCE_IN_USE, mesh.delete(ALIAS, "gpt"))
+        await mesh.apply(an_alias("mine", "m2", pattern="gpt-*"))
+        assert set(await aliases(mesh)) == {"later", "mine"}, "the declared one is for the same names"
+        await mesh.delete(ALIAS, "mine")
+        assert set(await aliases(mesh)) == {"gpt", "later"}
+    async with running_registry(tmp_path) as mesh:
+        assert await aliases(mesh) == {}, "what the file no longer has is gone"
+
+
+async def test_watchers_see_aliases_come_change_and_go(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as mesh:
+        await SomeRunner(mesh, models=("m1",)).open()
+        await mesh.apply(an_alias("before"))
+        watch: Any = mesh.registry.Watch(registry_service_pb2.WatchRequest())
+        assert [each.manifest.name for each in (await watch.read()).snapshot.aliases] == ["before"]
+        await mesh.apply(an_alias("after", pattern="x-*"))
+        assert (await watch.read()).change.alias.manifest.pattern == "x-*"
+        await mesh.delete(ALIAS, "before")
+        assert (await watch.read()).change.deleted_alias == "before"
+        watch.cancel()
+
+
+async def test_there_are_no_more_aliases_than_may_be(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, max_aliases=2) as mesh:
+        await SomeRunner(mesh, models=("m1",)).open()
+        await mesh.apply(an_alias("one"), an_alias("two"))
+        await refusal(Reason.TOO_MANY_RESOURCES, mesh.apply(an_alias("three")))
+        assert await mesh.apply(an_alias("two", pattern="2")) == ["alias two configured"]
+
+
+@pytest.mark.parametrize("pattern", ["a*b", "auto", "route/x"])
+async def test_a_pattern_that_cannot_be_is_refused_by_its_field(tmp_path: Path, pattern: str) -> None:
+    async with running_registry(tmp_path) as mesh:
+        await SomeRunner(mesh, models=("m1",)).open()
+        error = await refusal(Reason.INVALID_ARGUMENT, mesh.apply(an_alias("x", pattern=pattern)))
+        assert error.metadata["field"] == "declarations[0].alias.pattern"
+
+
+def test_aliases_of_the_configuration_are_checked_like_declared_ones() -> None:
+    with pytest.raises(SettingError, match="another name"):
+        AliasSetting(name="x", target="x")
+    twice = (AliasSetting(name="a", pattern="p", target="m"), AliasSetting(name="b", pattern="p", target="m"))
+    with pytest.raises(SettingError, match="a pattern of its own"):
+        RegistryConfig(database_url="sqlite+aiosqlite:///x.db", aliases=twice)

@@ -1,0 +1,142 @@
+"""Engines that run on this machine are found and told apart by their own endpoints, whatever else answers there."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kit.fake_backend import run_fake_backend
+
+from runner_svc.discovery import FoundServer, find_servers
+from runner_svc.openai_upstream import probe
+from weft_testing.free_port import free_port
+
+SECONDS = 1.0
+HANGS = object()
+"""An answer that does not come."""
+
+
+def listing(*names: str, owner: str) -> dict[str, Any]:
+    return {"object": "list", "data": [{"id": name, "owned_by": owner} for name in names]}
+
+
+@asynccontextmanager
+async def serving(routes: Mapping[str, Any], status: int = 200) -> AsyncIterator[str]:
+    """Serves these answers by path; yields the address."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        found = routes.get(request.path)
+        if found is HANGS:
+            await asyncio.Event().wait()
+        if found is None:
+            return web.Response(status=404)
+        return web.Response(status=status, body=found if isinstance(found, bytes) else json.dumps(found).encode())
+
+    port = free_port()
+    runner = web.ServerRunner(web.Server(answer), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def found_at(address: str) -> FoundServer | None:
+    found = await find_servers((address,), SECONDS)
+    return found[0] if found else None
+
+
+ENGINES = {
+    "Ollama 0.12.3": {"/v1/models": listing("llama3.2:3b", owner="library"), "/api/version": {"version": "0.12.3"}},
+    "LM Studio": {
+        "/v1/models": listing("qwen3-8b", owner="organization_owner"),
+        "/api/v0/models": {"object": "list", "data": [{"id": "qwen3-8b", "type": "llm"}]},
+    },
+    "llama.cpp b6000-abc": {"/v1/models": listing("smol", owner="llamacpp"), "/props": {"build_info": "b6000-abc"}},
+    "vLLM 0.33.0": {"/v1/models": listing("Qwen/Qwen3", owner="vllm"), "/version": {"version": "0.33.0"}},
+    "SGLang": {"/v1/models": listing("Qwen/Qwen3", owner="sglang"), "/get_model_info": {"model_path": "x"}},
+    "OpenAI-compatible server": {"/v1/models": listing("a", owner="somebody")},
+}
+
+
+@pytest.mark.parametrize("title", ENGINES)
+async def test_an_engine_is_known_by_its_own_endpoints(title: str) -> None:
+    async with serving(ENGINES[title]) as address:
+        found = await found_at(address)
+    assert found is not None
+    assert (found.title, found.url, len(found.models), found.why_empty) == (title, f"http://{address}", 1, "")
+
+
+async def test_the_fakes_of_llama_cpp_and_vllm_are_what_they_stand_for() -> None:
+    async with run_fake_backend("--alias", "smol") as llama, run_fake_backend("serve", "acme/smol") as vllm:
+        found = await find_servers([each.base_url.removeprefix("http://") for each in (llama, vllm)], SECONDS)
+    assert [(each.program, len(each.models)) for each in found] == [("llama-cpp", 1), ("vllm", 1)]
+
+
+async def test_an_ollama_without_models_is_found() -> None:
+    routes = {"/v1/models": {"object": "list", "data": None}, "/api/version": {"version": "0.12.3"}}
+    async with serving(routes) as address:
+        found = await found_at(address)
+    assert found is not None
+    assert (found.program, found.models, found.why_empty) == ("ollama", (), "")
+
+
+@pytest.mark.parametrize("models", [("smol",), ()])
+async def test_a_mesh_of_weft_is_no_engine(models: tuple[str, ...]) -> None:
+    routes = {"/v1/models": listing(*models, owner="weft"), "/api/version": {"version": "0.12.3", "server": "weft"}}
+    async with serving(routes) as address:
+        assert await found_at(address) is None
+
+
+async def test_a_server_that_asks_for_a_key_is_named_and_not_served() -> None:
+    async with serving({"/v1/models": {}}, status=401) as address:
+        found = await found_at(address)
+    assert found is not None
+    assert "it asks for a key" in found.why_empty
+
+
+@pytest.mark.parametrize(
+    "routes",
+    [
+        {},
+        {"/v1/models": b"<html>hello</html>"},
+        {"/v1/models": b"[" * 100_000},
+        {"/v1/models": {"data": "yes"}, "/api/version": b"\xff\xfe"},
+        {"/v1/models": HANGS},
+    ],
+)
+async def test_what_is_no_engine_is_not_found(routes: dict[str, Any]) -> None:
+    async with serving(routes) as address:
+        assert await found_at(address) is None
+
+
+async def test_a_server_that_lies_about_its_names_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "MAX_ANSWER_BYTES", 1024**2)
+    names = ["\x1b[2J", "a" * 100_000, *(f"m{number}" for number in range(5_000))]
+    routes = {"/v1/models": listing(*names, owner="library"), "/api/version": {"version": "\x1b[31m9" * 200}}
+    async with serving(routes) as address:
+        found = await found_at(address)
+    assert found is not None
+    assert found.version.isprintable()
+    assert len(found.version) <= 64
+    assert len(found.models) <= 2_000
+
+
+async def test_a_server_that_hangs_holds_nobody_up() -> None:
+    began = time.monotonic()
+    async with AsyncExitStack() as stack:
+        silent = [await stack.enter_async_context(serving({"/v1/models": HANGS})) for _ in range(5)]
+        ollama = await stack.enter_async_context(serving(ENGINES["Ollama 0.12.3"]))
+        found = await find_servers((*silent, ollama), SECONDS)
+    assert [each.program for each in found] == ["ollama"]
+    # All are asked at once: the time of one, and not of six.
+    assert time.monotonic() - began < 4 * SECONDS
+
+
+async def test_nothing_is_found_where_nothing_listens() -> None:
+    assert await find_servers((f"127.0.0.1:{free_port()}", "not.a.host.invalid:1"), SECONDS) == []

@@ -1,0 +1,227 @@
+"""A runner follows what a server lists: with a real server whose list changes, breaks off, hangs or lies."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kit.fake_backend import run_fake_backend
+
+from runner_svc.followed_servers import FollowedServers
+from runner_svc.instance.settings import ServedModel
+from runner_svc.openai_upstream import probe
+from runner_svc.policy.followed_models import LOOKS_UNTIL_GONE
+from runner_svc.runtimes.openai_http.settings import ATTACHED_SLOTS
+from weft.kernel.errors import FieldError
+from weft_app.compose import followed_servers
+from weft_app.compose.followed_servers import ServerAddress, followed_server
+from weft_app.compose.served_models import served_model
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
+from weft_testing.fake_clock import FakeClock
+from weft_testing.free_port import free_port
+
+INTERVAL_SECONDS = 5.0
+
+
+class Host:
+    """What serves models."""
+
+    def __init__(self, *taken: str) -> None:
+        self.models: dict[str, ServedModel] = {}
+        self._taken = taken
+
+    def is_served(self, name: str) -> bool:
+        return name in self.models or name in self._taken
+
+    async def serve(self, model: ServedModel) -> None:
+        self.models[model.name] = model
+
+    async def remove(self, name: str) -> int:
+        del self.models[name]
+        return 0
+
+
+class Server:
+    """A server whose answer to GET /v1/models is what a test says."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.body: bytes | None = listing()
+        self.status = 200
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self.body is None:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await asyncio.Event().wait()
+        return web.Response(status=self.status, body=self.body, headers={"Location": "http://127.0.0.1:1/"})
+
+
+def listing(*names: str, owner: str = "library") -> bytes:
+    return json.dumps({"object": "list", "data": [{"id": name, "owned_by": owner} for name in names]}).encode()
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Server]:
+    server, port = Server(), free_port()
+    runner = web.ServerRunner(web.Server(server.answer), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    server.url = f"http://127.0.0.1:{port}/v1"
+    try:
+        yield server
+    finally:
+        await runner.cleanup()
+
+
+def section_of(**settings: Any) -> ConfiguredRunner:
+    runner = {"name": "box", "runtime": "openai_http", "models": [], "url": "http://127.0.0.1:1", **settings}
+    return parse_section(ConfiguredRunner, runner)
+
+
+class Following:
+    """One server that is followed, with a clock that a test moves."""
+
+    def __init__(self, host: Host, url: str, **settings: Any) -> None:
+        self.host = host
+        self.clock = FakeClock()
+        self.servers = FollowedServers(host, self.clock)
+        section = section_of(probe_interval_seconds=INTERVAL_SECONDS, **settings)
+        address = ServerAddress(name="box", url=url)
+        self.server = followed_server(
+            section, address, "runners.box", lambda own, model: served_model(own, model, drain_seconds=1.0), {}
+        )
+
+    async def start(self) -> str:
+        """Looks for the first time; returns why nothing is known."""
+        return (await self.servers.follow(self.server)).why
+
+    async def look(self, times: int = 1) -> None:
+        """Looks at the list again, so many times, each to its end."""
+        await self.clock.advance(times * INTERVAL_SECONDS, sleepers=1)
+
+
+@asynccontextmanager
+async def following(url: str, *taken: str, **settings: Any) -> AsyncIterator[Following]:
+    found = Following(Host(*taken), url, **settings)
+    try:
+        yield found
+    finally:
+        await found.servers.stop()
+
+
+async def test_every_model_of_the_list_is_served_by_the_servers_own_name() -> None:
+    async with serving() as server:
+        server.body = listing("llama3.2:3b", "Qwen/Qwen3-8B")
+        async with following(server.url) as box:
+            assert await box.start() == ""
+            assert {name: model.upstream_name for name, model in box.host.models.items()} == {
+                "llama3.2:3b": "llama3.2:3b",
+                "Qwen3-8B": "Qwen/Qwen3-8B",
+            }
+            assert all(model.server == "box" and model.slots == ATTACHED_SLOTS for model in box.host.models.values())
+
+
+async def test_a_model_that_the_server_gains_is_served_and_one_that_it_loses_is_not() -> None:
+    async with serving() as server:
+        server.body = listing("a", "b")
+        async with following(server.url) as box:
+            await box.start()
+            server.body = listing("b", "c")
+            await box.look()
+            assert sorted(box.host.models) == ["a", "b", "c"]
+            await box.look(LOOKS_UNTIL_GONE - 1)
+            assert sorted(box.host.models) == ["b", "c"]
+
+
+@pytest.mark.parametrize("status", [200, 302, 401, 500])
+@pytest.mark.parametrize("body", [b"<html>", b"[1, 2]", b'{"data": {"a": 1}}', b"\xff" * 64])
+async def test_an_answer_that_is_no_list_changes_nothing(status: int, body: bytes) -> None:
+    async with serving() as server:
+        server.body = listing("a")
+        async with following(server.url) as box:
+            await box.start()
+            server.status, server.body = status, body
+            await box.look(LOOKS_UNTIL_GONE + 1)
+            assert sorted(box.host.models) == ["a"]
+
+
+async def test_a_list_that_is_empty_is_believed() -> None:
+    async with serving() as server:
+        server.body = listing("a")
+        async with following(server.url) as box:
+            await box.start()
+            server.body = b'{"object": "list", "data": null}'
+            await box.look(LOOKS_UNTIL_GONE)
+            assert not box.host.models
+
+
+async def test_a_server_that_hangs_is_waited_for_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followed_servers, "LIST_SECONDS", 0.2)
+    async with serving() as server:
+        server.body = None
+        async with following(server.url) as box:
+            assert await box.start() == "it did not answer within 0.2 s"
+            server.body = listing("a")
+            await box.look()
+            assert sorted(box.host.models) == ["a"]
+
+
+async def test_a_list_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "MAX_ANSWER_BYTES", 64 * 1024)
+    async with serving() as server:
+        server.body = listing(*(f"model-{number}" for number in range(10_000)))
+        async with following(server.url) as box:
+            assert "its answer is longer than" in await box.start()
+            assert not box.host.models
+
+
+async def test_of_a_long_list_the_first_models_are_served() -> None:
+    async with serving() as server:
+        server.body = listing(*(f"m{number}" for number in range(100)))
+        async with following(server.url, max_listed_models=3) as box:
+            await box.start()
+            assert sorted(box.host.models) == ["m0", "m1", "m2"]
+
+
+async def test_a_mesh_is_not_followed_because_it_could_be_this_one() -> None:
+    async with serving() as server:
+        server.body = listing("a", owner="weft")
+        async with following(server.url) as box:
+            assert "it is a weft mesh" in await box.start()
+            assert not box.host.models
+
+
+async def test_a_server_that_is_away_at_the_start_is_followed_when_it_comes() -> None:
+    async with serving() as server:
+        address = server.url
+    box = Following(Host(), address)
+    try:
+        assert await box.start() == "it does not answer"
+    finally:
+        await box.servers.stop()
+
+
+async def test_a_server_that_is_forgotten_serves_nothing() -> None:
+    async with serving() as server:
+        server.body = listing("a", "b")
+        async with following(server.url) as box:
+            await box.start()
+            await box.servers.forget("box")
+            assert (box.host.models, box.servers.models("box"), box.clock.sleepers) == ({}, (), 0)
+
+
+async def test_llama_cpps_server_is_followed_under_the_name_of_its_file() -> None:
+    async with run_fake_backend("--alias", "/models/smol-Q4_K_M.gguf") as fake, following(fake.base_url) as box:
+        assert await box.start() == ""
+        assert list(box.host.models) == ["smol-Q4_K_M"]
+
+
+def test_a_server_of_another_network_needs_a_word_about_the_premises() -> None:
+    with pytest.raises(FieldError) as refused:
+        Following(Host(), "https://models.example.com/v1")
+    assert refused.value.field == "runners.box.remote"

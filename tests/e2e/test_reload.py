@@ -1,0 +1,356 @@
+"""weft.yaml is read again while a mesh runs: what changed drains, what is wrong changes nothing, all else goes on."""
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+from mesh_process import COLD_WEFT, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+
+pytestmark = pytest.mark.timeout(300)
+
+PACE = 25.0
+"""Tokens per second of the fakes: an answer of 100 takes 4 s."""
+RELOADS = 10
+
+
+def _model(name: str, **settings: Any) -> dict[str, Any]:
+    return {"name": name, "path": __file__, "slots": 2, **settings}
+
+
+def _runner(name: str, *models: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    fake = fake_runner(name, answer_tokens=100, tokens_per_second=PACE)
+    return {**fake, "models": list(models), **settings}
+
+
+BOX = _runner("box", _model("steady"), _model("other"))
+
+
+class Reloadable:
+    """A mesh and its file."""
+
+    def __init__(self, mesh: MeshProcess, folder: Path) -> None:
+        self.mesh = mesh
+        self.folder = folder
+
+    def write(self, *runners: dict[str, Any], **sections: Any) -> None:
+        write_config(self.folder, *runners, **sections)
+
+    async def weft(self, *words: str) -> tuple[int, str, str]:
+        return await run_weft(*words, home=self.mesh.home)
+
+    async def reload(self, *options: str) -> dict[str, Any]:
+        code, out, error = await self.weft("reload", "-o", "json", *options)
+        assert code == 0, error
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    async def names(self, kind: str = "models") -> list[str]:
+        code, out, error = await self.weft("get", kind, "-o", "json")
+        assert code == 0, error
+        return [item["name"] for item in json.loads(out)["items"]]
+
+    async def instances(self) -> dict[str, Any]:
+        """Process and slots of each model, as `weft ps` has them."""
+        code, out, error = await self.weft("ps", "-o", "json")
+        assert code == 0, error
+        return {item["model"]: item for item in json.loads(out)["items"]}
+
+    async def ask(self, model: str, tenant: str = "t") -> int:
+        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        headers = {"X-Tenant-Id": tenant}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{self.mesh.url}/v1/chat/completions", json=body, headers=headers) as response,
+        ):
+            return response.status
+
+    @asynccontextmanager
+    async def stream(self, model: str, tokens: int) -> AsyncIterator["asyncio.Task[list[str]]"]:
+        """An answer that has begun; the task returns its content, and fails where it does not end in order."""
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": "hi"}],
+            "max_tokens": tokens,
+            "stream": True,
+        }
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as http,
+            http.post(f"{self.mesh.url}/v1/chat/completions", json=body) as response,
+        ):
+            assert response.status == 200, await response.text()
+            begun = asyncio.Event()
+            task = asyncio.create_task(_content(response, begun))
+            await asyncio.wait_for(begun.wait(), 30)
+            yield task
+            await task
+
+
+async def _content(response: aiohttp.ClientResponse, begun: asyncio.Event) -> list[str]:
+    pieces: list[str] = []
+    async for line in response.content:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            return pieces
+        event = json.loads(data)
+        assert "error" not in event, event
+        pieces += [text for choice in event["choices"] if (text := choice["delta"].get("content"))]
+        if pieces:
+            begun.set()
+    raise AssertionError("the stream ended without its end")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reloadable]:
+    folder = tmp_path_factory.mktemp("reload")
+    with running_mesh(folder / "home", "--config", str(write_config(folder, BOX))) as mesh:
+        yield Reloadable(mesh, folder)
+
+
+@pytest.fixture
+async def mesh(running: Reloadable) -> Reloadable:
+    """The mesh with the first configuration in force."""
+    running.write(BOX)
+    await running.reload()
+    return running
+
+
+async def test_a_stream_on_an_unchanged_model_goes_on_through_ten_reloads(mesh: Reloadable) -> None:
+    tokens = 400
+    steady = _runner("box", _model("steady"), command=_slow_command())
+    mesh.write(steady)
+    await mesh.reload()
+    async with mesh.stream("steady", tokens) as answer:
+        before = (await mesh.instances())["steady"]["pid"]
+        for number in range(RELOADS):
+            others = [_model("other", slots=number % 3 + 1)] if number % 2 else [_model(f"new-{number}")]
+            extra = [_runner("guest", _model("visitor"))] if number % 4 < 2 else []
+            mesh.write({**steady, "models": [_model("steady"), *others]}, *extra)
+            assert (await mesh.reload())["changes"]
+        assert not answer.done(), "the stream was to last through all of them"
+        assert (await mesh.instances())["steady"]["pid"] == before
+    assert len("".join(answer.result()).split()) == tokens
+
+
+def _slow_command() -> list[str]:
+    return list(_runner("box", command=fake_runner("x", answer_tokens=1000, tokens_per_second=8)["command"])["command"])
+
+
+async def test_a_changed_model_finishes_its_requests_and_comes_back_with_its_settings(mesh: Reloadable) -> None:
+    assert await mesh.ask("steady") == 200
+    before = await mesh.instances()
+    async with mesh.stream("other", 100) as answer:
+        mesh.write({**BOX, "models": [_model("steady"), _model("other", slots=3)]})
+        (change,) = (await mesh.reload())["changes"]
+        assert (change["name"], change["effect"]) == ("other", "model_reload")
+        assert change["settings"] == [{"name": "slots", "before": 2, "after": 3}]
+        assert await mesh.ask("other") == 200, "a request that comes meanwhile is served by the new one"
+    assert len(answer.result()) == 100
+    after = await mesh.instances()
+    assert after["other"]["pid"] != before["other"]["pid"]
+    assert after["other"]["slotsTotal"] == 3
+    assert after["steady"]["pid"] == before["steady"]["pid"]
+
+
+async def test_what_is_taken_out_of_the_file_is_out_of_the_mesh_at_once(mesh: Reloadable) -> None:
+    mesh.write(BOX, _runner("guest", _model("visitor", pool="guests")))
+    await mesh.reload()
+    assert await mesh.ask("visitor") == 200
+    assert await mesh.names("pools") == ["guests", "other", "steady"]
+    mesh.write({**BOX, "models": [_model("steady")]})
+    found = await mesh.reload()
+    assert {(each["kind"], each["name"], each["action"]) for each in found["changes"]} == {
+        ("runner", "guest", "removed"),
+        ("model", "visitor", "removed"),
+        ("model", "other", "removed"),
+    }
+    assert await mesh.names() == ["steady"]
+    assert await mesh.names("pools") == ["steady"]
+    assert await mesh.names("runners") == ["box"]
+    assert await mesh.ask("visitor") == 404
+
+
+async def test_a_running_request_of_a_model_that_is_taken_out_is_finished(mesh: Reloadable) -> None:
+    async with mesh.stream("other", 60) as answer:
+        mesh.write({**BOX, "models": [_model("steady")]})
+        found = await mesh.reload()
+        assert found["notes"] == ["other is gone, and ends with 1 request that runs"]
+        assert await mesh.names() == ["steady"]
+    assert len(answer.result()) == 60
+
+
+async def test_a_dry_run_shows_what_would_change_and_changes_nothing(mesh: Reloadable) -> None:
+    mesh.write({**BOX, "models": [_model("steady"), _model("other"), _model("third")]})
+    found = await mesh.reload("--dry-run")
+    assert [(each["name"], each["action"]) for each in found["changes"]] == [("third", "added")]
+    assert await mesh.names() == ["other", "steady"]
+
+
+async def test_a_hangup_signal_reloads(mesh: Reloadable) -> None:
+    mesh.write({**BOX, "models": [_model("steady"), _model("other"), _model("third")]})
+    mesh.mesh.process.send_signal(signal.SIGHUP)
+
+    async def has_come() -> bool:
+        return await mesh.names() == ["other", "steady", "third"]
+
+    await _until(has_come)
+
+
+async def test_a_wrong_file_says_all_its_errors_and_changes_nothing(mesh: Reloadable) -> None:
+    before = await mesh.instances()
+    wrong = {**BOX, "models": [_model("steady", slots=0), _model("late", pool="box")], "max_request": 3}
+    mesh.write(wrong, prot=1)
+    code, _, error = await mesh.weft("reload")
+    assert code == 2
+    for words in (
+        "max_request: is not a setting; did you mean max_requests?",
+        "prot: is not",
+        "slots: must be at least 1",
+    ):
+        assert words in error, error
+    assert await mesh.instances() == before
+    # A runner that dies now comes back as it was.
+    (runner,) = [pid for name, pid in _facts(mesh)["pids"]["runners"].items() if name == "box"]
+    psutil.Process(runner).kill()
+
+    async def is_back() -> bool:
+        found = await mesh.instances()
+        return set(found) == {"other", "steady"} and all(
+            each["state"] == "ready" and each["pid"] not in (0, before[name]["pid"]) for name, each in found.items()
+        )
+
+    await _until(is_back)
+
+
+async def test_an_empty_or_missing_file_changes_nothing(mesh: Reloadable) -> None:
+    path = mesh.folder / "weft.yaml"
+    path.write_text("")
+    code, _, error = await mesh.weft("reload")
+    assert (code, "is empty" in error) == (2, True), error
+    path.unlink()
+    code, _, error = await mesh.weft("reload")
+    assert code == 2, error
+    assert await mesh.names() == ["other", "steady"]
+
+
+async def test_limits_are_in_force_at_once_and_a_port_is_named_as_waiting(mesh: Reloadable) -> None:
+    assert await mesh.ask("steady", "limited") == 200
+    limits = {"rate_limits": {"tenants": {"limited": ["1req/hour"]}}}
+    async with mesh.stream("steady", 100) as answer:
+        mesh.write(BOX, router=limits, gateway={"max_body_bytes": 1024}, grpc_port=1)
+        found = {each["name"]: each["effect"] for each in (await mesh.reload())["changes"]}
+        assert found == {
+            "router.rate_limits": "live",
+            "gateway.max_body_bytes": "live",
+            "grpc_port": "mesh_restart",
+        }
+        assert [await mesh.ask("steady", "limited") for _ in range(2)] == [200, 429]
+        assert await mesh.ask("steady", "x" * 40) == 200
+        assert await _ask_much(mesh) == 413
+    assert len(answer.result()) == 100
+    again = (await mesh.reload())["changes"]
+    assert [(each["name"], each["effect"]) for each in again] == [("grpc_port", "mesh_restart")], "it still waits"
+
+
+async def test_a_runner_with_other_settings_is_started_again_and_requests_wait_for_it(mesh: Reloadable) -> None:
+    async with mesh.stream("steady", 60) as answer:
+        mesh.write({**BOX, "max_requests": 7})
+        reloading = asyncio.create_task(mesh.reload())
+        statuses = []
+        while not reloading.done():
+            statuses.append(await mesh.ask("other"))
+        (change,) = reloading.result()["changes"]
+    assert change["effect"] == "runner_restart"
+    assert len(answer.result()) == 60, "its requests are finished first"
+    assert set(statuses) <= {200, 503}
+    assert statuses[-1] == 200
+    assert await mesh.names() == ["other", "steady"]
+
+
+async def test_a_mesh_killed_in_the_middle_of_a_reload_starts_as_its_file_says(tmp_path: Path) -> None:
+    path = write_config(tmp_path, BOX, _runner("guest", _model("visitor")))
+    home = tmp_path / "home"
+    with running_mesh(home, "--config", str(path)) as host:
+        mesh = Reloadable(host, tmp_path)
+        async with aiohttp.ClientSession() as http:
+            body = {"model": "steady", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+            async with http.post(f"{host.url}/v1/chat/completions", json=body) as response:
+                await response.content.readany()
+                mesh.write({**BOX, "max_requests": 7, "models": [_model("steady"), _model("third")]})
+                reloading = asyncio.create_task(mesh.weft("reload"))
+                # The runner drains: the request runs for 4 s.
+                snapshot = home / "run" / "config.yaml"
+                await _until(lambda: "third" in snapshot.read_text())
+                assert not reloading.done()
+                host.stop(signal.SIGKILL)
+        code, _, error = await reloading
+        assert code != 0, error
+    with running_mesh(home, "--config", str(path)) as host:
+        mesh = Reloadable(host, tmp_path)
+        assert await mesh.names() == ["steady", "third"]
+        assert await mesh.names("runners") == ["box"]
+        assert await mesh.ask("third") == 200
+
+
+async def test_a_watched_file_is_reloaded_when_it_changes(tmp_path: Path) -> None:
+    path = write_config(tmp_path, _runner("box", _model("steady")))
+    with running_mesh(tmp_path / "home", "--config", str(path), "--watch") as host:
+        mesh = Reloadable(host, tmp_path)
+        mesh.write(_runner("box", _model("steady"), _model("late")))
+
+        async def has_come() -> bool:
+            return await mesh.names() == ["late", "steady"]
+
+        await _until(has_come)
+        path.write_text("runners: [\n")
+        output = tmp_path / "home.out"
+        await _until(lambda: "the configuration is not reloaded" in output.read_text())
+        assert await mesh.names() == ["late", "steady"]
+        code, out, error = await mesh.weft("status")
+        assert (code, f"Config:       {path}" in out) == (0, True), (out, error)
+
+
+async def test_a_restart_takes_what_a_reload_cannot_and_keeps_the_process_id(tmp_path: Path) -> None:
+    path, home = write_config(tmp_path, BOX), tmp_path / "home"
+    # The process starts itself again by its own command line: it must be the one that was typed.
+    with running_mesh(home, "--config", str(path), weft=COLD_WEFT) as host:
+        mesh = Reloadable(host, tmp_path)
+        mesh.write(BOX, drain_seconds=7.0)
+        (change,) = (await mesh.reload())["changes"]
+        assert (change["name"], change["effect"]) == ("drain_seconds", "mesh_restart")
+        before = _facts(mesh)
+        code, out, error = await mesh.weft("restart")
+        assert code == 0, error
+        assert "serves again at" in out
+        after = _facts(mesh)
+        assert after["pids"]["host"] == before["pids"]["host"] == host.process.pid
+        assert after["pids"]["runners"] != before["pids"]["runners"]
+        host.facts = after
+        assert (await mesh.reload())["changes"] == []
+        assert await mesh.ask("steady") == 200
+
+
+def _facts(mesh: Reloadable) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((mesh.mesh.home / "run" / "up.json").read_text())
+    return found
+
+
+async def _ask_much(mesh: Reloadable) -> int:
+    body = {"model": "steady", "messages": [{"role": "user", "content": "x" * 2000}], "max_tokens": 2}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{mesh.mesh.url}/v1/chat/completions", json=body) as response,
+    ):
+        return response.status
+
+
+async def _until(condition: Callable[[], Any]) -> None:
+    await eventually(condition, 60.0, "it has not come")

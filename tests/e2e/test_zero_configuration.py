@@ -1,0 +1,129 @@
+"""The first minutes on a machine where engines run already: found, served, followed, attached; with real processes."""
+
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kit.listing_server import WORDS, ListingServer, listing_server
+from mesh_process import WEFT, MeshProcess, running_mesh, user_environment
+
+SECONDS = 60.0
+TEXT = "".join(WORDS)
+
+
+def weft(home: Path, *arguments: str, fails: bool = False) -> str:
+    """The output of a command; one that is to fail, its error."""
+    done = subprocess.run(
+        [*WEFT, *arguments, "--home", str(home)],
+        env=user_environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (done.returncode != 0) is fails, done.stderr
+    return done.stderr if fails else done.stdout
+
+
+def models(home: Path) -> set[str]:
+    return {name.removeprefix("model/") for name in weft(home, "get", "models", "-o", "name").split()}
+
+
+def becomes(found: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not found():
+        assert time.monotonic() < deadline, "still not so"
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty account: no models of other programs."""
+    folder = tmp_path_factory.mktemp("account")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(folder))
+        for variable in ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "OLLAMA_HOST", "OLLAMA_MODELS", "LLAMA_CACHE"):
+            patch.delenv(variable, raising=False)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def ollama() -> Iterator[ListingServer]:
+    with listing_server("llama3.2:3b", "qwen3:8b") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def silent() -> Iterator[str]:
+    """The address of a server that takes connections, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def config(account: Path, ollama: ListingServer, silent: str) -> Path:
+    path = account / "weft.yaml"
+    discovery = {"addresses": [silent, ollama.address], "timeout_seconds": 1.0}
+    path.write_text(json.dumps({"port": 0, "drain_seconds": 1.0, "discovery": discovery}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def mesh(account: Path, config: Path) -> Iterator[MeshProcess]:
+    """The first command."""
+    with running_mesh(account / "home", "--config", str(config), "--discover", "yes") as running:
+        yield running
+
+
+def test_two_commands_lead_to_a_chat_with_a_model_of_an_engine_that_runs(mesh: MeshProcess) -> None:
+    # The second command.
+    assert weft(mesh.home, "chat", "llama3.2:3b", "-m", "hi").strip() == TEXT
+    assert models(mesh.home) == {"llama3.2:3b", "qwen3:8b"}
+
+
+def test_a_server_that_hangs_while_engines_are_looked_for_is_not_served(mesh: MeshProcess, silent: str) -> None:
+    runners = weft(mesh.home, "get", "runners", "-o", "name").split()
+    assert runners == ["runner/local", "runner/ollama"]
+    assert silent not in (mesh.home / "state" / "discovered.json").read_text()
+
+
+def test_discover_shows_the_engine_and_the_lines_of_weft_yaml(
+    account: Path, config: Path, ollama: ListingServer
+) -> None:
+    document = json.loads(weft(account / "none", "discover", "--config", str(config), "-o", "json"))
+    (server,) = document["servers"]
+    assert (server["program"], server["url"]) == ("ollama", f"http://{ollama.address}")
+    assert document["runners"] == [{"name": "ollama", "url": f"http://{ollama.address}"}]
+
+
+def test_models_that_the_server_gains_and_loses_come_and_go(mesh: MeshProcess, ollama: ListingServer) -> None:
+    ollama.models = ["llama3.2:3b", "new:1b"]
+    becomes(lambda: "new:1b" in models(mesh.home))
+    assert weft(mesh.home, "chat", "new:1b", "-m", "hi").strip() == TEXT
+    becomes(lambda: "qwen3:8b" not in models(mesh.home))
+    assert "llama3.2:3b" in models(mesh.home)
+
+
+def test_a_server_is_attached_remembered_and_detached(account: Path, config: Path) -> None:
+    home = account / "attached"
+    start = ("--config", str(config), "--discover", "no", "--no-demo")
+    with listing_server("box-model", is_ollama=False) as box:
+        with running_mesh(home, *start):
+            assert weft(home, "attach", box.address, "--name", "box") == "server/box attached: box-model\n"
+            assert weft(home, "chat", "box-model", "-m", "hi").strip() == TEXT
+            assert "weft did not start this server" in weft(home, "logs", "box-model")
+            assert "attached already" in weft(home, "attach", box.address, "--name", "twice", fails=True)
+        with running_mesh(home, *start):
+            becomes(lambda: "box-model" in models(home))
+            assert weft(home, "chat", "box-model", "-m", "hi").strip() == TEXT
+            assert weft(home, "detach", "box") == "server/box detached; it runs on\n"
+            becomes(lambda: not models(home))
+            assert "there is no model box" in weft(home, "detach", "box", fails=True)
+
+
+def test_a_server_that_does_not_answer_is_not_attached(mesh: MeshProcess, silent: str) -> None:
+    assert "the server is not attached: it did not answer" in weft(mesh.home, "attach", silent, fails=True)

@@ -1,0 +1,131 @@
+"""What `weft doctor` says of the machine, on systems that are not this one as well."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft.gpu.nvml import Health, NvmlReading
+from weft.kernel.errors import WeftError
+from weft_app.cli.findings import Finding, Verdict
+from weft_app.cli.machine_checks import accelerator_findings, platform_finding, port_findings
+from weft_app.cli.serving import require_serving_platform
+from weft_app.config.loader import parse_config
+
+ABSENT = NvmlReading(health=Health.ABSENT)
+ON_WINDOWS = """
+import importlib, sys
+# psutil has another module for Windows, and reads these for Linux.
+importlib.import_module("psutil")
+for name in ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "uvloop"):
+    sys.modules[name] = None
+main = importlib.import_module("weft_app.cli.main")
+if sys.argv.pop(1) == "named":
+    for name in ("up", "serve", "runner"):
+        importlib.import_module(f"weft_app.cli.{name}")
+    sys.platform = "win32"
+main.app()
+"""
+"""A Python without the modules that Windows lacks; `named`: which is also called Windows once all is imported."""
+
+
+def _without_posix(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", ON_WINDOWS, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_help_and_doctor_run_without_the_modules_that_windows_lacks(tmp_path: Path) -> None:
+    helped = _without_posix("unnamed", "--help")
+    assert helped.returncode == 0, helped.stderr
+    assert "doctor" in helped.stdout
+    checked = _without_posix("unnamed", "doctor", "--home", str(tmp_path / "home"), "-o", "json")
+    assert checked.stdout.startswith("{"), checked.stderr
+    assert '"platform"' in checked.stdout
+    assert "Traceback" not in checked.stderr
+
+
+@pytest.mark.parametrize("command", ["up", "serve registry", "runner join weft://x"])
+def test_a_command_that_serves_is_refused_on_windows_with_the_way_out(command: str, tmp_path: Path) -> None:
+    refused = _without_posix("named", *command.split(), "--home", str(tmp_path / "home"))
+    assert refused.returncode == 1
+    assert "on Windows run it in WSL" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_services_run_where_they_can() -> None:
+    for platform in ("linux", "darwin"):
+        require_serving_platform(platform)
+    with pytest.raises(WeftError, match="WSL"):
+        require_serving_platform("win32")
+
+
+@pytest.mark.parametrize(
+    ("platform", "verdict", "words"),
+    [
+        ("linux", Verdict.OK, ""),
+        ("darwin", Verdict.WARNING, "commands, meshes and joined runners run here"),
+        ("win32", Verdict.FAILED, "up, serve, run and runner join do not"),
+        ("freebsd14", Verdict.WARNING, "unknown to weft"),
+    ],
+)
+def test_each_system_is_told_what_works_there(platform: str, verdict: Verdict, words: str) -> None:
+    finding = platform_finding(platform, "System machine", "3.12.1")
+    assert (finding.verdict, "Python 3.12.1" in finding.detail) == (verdict, True)
+    assert words in finding.detail
+    assert bool(finding.remedy) is (verdict is not Verdict.OK)
+
+
+def _accelerators(platform: str, machine: str, nvidia: NvmlReading | None, folder: Path) -> list[Finding]:
+    return list(accelerator_findings(platform, machine, nvidia, folder))
+
+
+def test_there_is_one_line_where_there_is_no_accelerator(tmp_path: Path) -> None:
+    (finding,) = _accelerators("linux", "x86_64", ABSENT, tmp_path)
+    assert (finding.verdict, "CPU" in finding.detail) == (Verdict.OK, True)
+
+
+@pytest.mark.parametrize(("nvidia", "words"), [(None, "did not answer"), (NvmlReading(health=Health.FAILED), "fails")])
+def test_a_driver_that_hangs_or_fails_is_a_warning(nvidia: NvmlReading | None, words: str, tmp_path: Path) -> None:
+    (finding,) = _accelerators("linux", "x86_64", nvidia, tmp_path)
+    assert (finding.verdict, finding.remedy) == (Verdict.WARNING, "nvidia-smi")
+    assert words in finding.detail
+
+
+def test_an_amd_card_is_found_by_its_driver(tmp_path: Path) -> None:
+    for name, vendor, size in (
+        ("card0", "0x8086", ""),
+        ("card1", "0x1002", str(16 * 1024**3)),
+        ("card2", "0x1002", ""),
+    ):
+        device = tmp_path / "class" / "drm" / name / "device"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(f"{vendor}\n")
+        if size:
+            (device / "mem_info_vram_total").write_text(f"{size}\n")
+    (tmp_path / "class" / "drm" / "card1-HDMI-A-1").mkdir()
+    (finding,) = _accelerators("linux", "x86_64", ABSENT, tmp_path)
+    assert finding.detail.startswith("AMD: card1 (16 GiB)")
+    assert "accelerators.declared" in finding.remedy
+
+
+def test_an_apple_gpu_follows_from_the_machine(tmp_path: Path) -> None:
+    (finding,) = _accelerators("darwin", "arm64", ABSENT, tmp_path)
+    assert "Metal" in finding.detail
+    (finding,) = _accelerators("darwin", "x86_64", ABSENT, tmp_path)
+    assert "CPU" in finding.detail
+
+
+def test_every_port_of_a_start_is_checked_and_named_with_its_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = taken.getsockname()[1], other.getsockname()[1]
+        document = {"port": 0, "grpc_port": ports[0], "relay": {"listen": f"127.0.0.1:{ports[1]}"}}
+        http, grpc, relay = port_findings(parse_config(document), None)
+        assert (http.verdict, grpc.verdict, relay.verdict) == (Verdict.OK, Verdict.FAILED, Verdict.FAILED)
+        assert f"{ports[0]} (grpc_port)" in grpc.detail
+        assert "--grpc-port" in grpc.remedy
+        assert "--join-port" in relay.remedy
+        # They are taken by the mesh that runs here.
+        running = {"url": "http://127.0.0.1:0"}
+        assert {each.verdict for each in port_findings(parse_config(document), running)} == {Verdict.OK}

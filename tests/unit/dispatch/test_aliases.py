@@ -1,0 +1,98 @@
+"""Aliases: which name a request means."""
+
+import pytest
+
+from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
+from weft.api.router.v1.task_pb2 import TaskSpec
+from weft.dispatch.aliases import AskedName, asked_name, exact_aliases, name_asked_model
+from weft.dispatch.fleet import FleetView, expected_model
+from weft.kernel.alias_rules import check_alias
+from weft.kernel.errors import FieldError
+from weft.kernel.names import MAX_NAME_CHARS
+
+
+def mesh(*aliases: tuple[str, str] | tuple[str, str, str]) -> FleetView:
+    """A mesh with the models `qwen` of the pool `big`, and `solo`, and with these patterns and targets."""
+    models = {name: expected_model(name, pool, "box") for name, pool in (("qwen", "big"), ("solo", "solo"))}
+    known = {}
+    for number, (pattern, target, *tenant) in enumerate(aliases):
+        manifest = AliasManifest(name=f"a{number}", pattern=pattern, target=target, tenant="".join(tenant))
+        known[manifest.name] = Alias(manifest=manifest)
+    return FleetView(revision=1, models=models, aliases=known)
+
+
+def meant(view: FleetView, name: str, tenant: str = "anyone") -> str:
+    return asked_name(view, name, tenant).model
+
+
+def test_a_request_for_an_alias_means_its_target_and_says_what_was_asked() -> None:
+    view = mesh(("claude-*", "route/coding"))
+    assert asked_name(view, "claude-opus-4", "t") == AskedName("route/coding", "claude-opus-4")
+    assert asked_name(view, "gpt-4o", "t") == AskedName("gpt-4o")
+
+
+@pytest.mark.parametrize("name", ["qwen", "big", "auto", "agent/coder", "route/coding", "model-" + "0" * 24])
+def test_what_the_mesh_has_itself_is_meant_before_any_alias(name: str) -> None:
+    assert asked_name(mesh(("*", "solo"), (name, "solo")), name, "t") == AskedName(name)
+
+
+def test_an_exact_name_comes_before_patterns_and_the_longest_of_these_first() -> None:
+    view = mesh(("*", "one"), ("claude-*", "two"), ("claude-opus-*", "three"), ("claude-opus-4", "four"))
+    assert [meant(view, name) for name in ("gpt", "claude-x", "claude-opus-3", "claude-opus-4")] == [
+        "one", "two", "three", "four",
+    ]  # fmt: skip
+
+
+def test_an_alias_of_the_tenant_comes_before_one_for_every_tenant() -> None:
+    view = mesh(("claude-opus-4", "mesh"), ("claude-*", "own", "a"))
+    assert (meant(view, "claude-opus-4", "a"), meant(view, "claude-opus-4", "b")) == ("own", "mesh")
+
+
+def test_an_alias_leads_to_no_other_alias() -> None:
+    """A circle that the configuration could hold ends at its first step."""
+    view = mesh(("ping", "pong"), ("pong", "ping"))
+    assert asked_name(view, "ping", "t") == AskedName("pong", "ping")
+
+
+def test_only_single_names_of_the_tenant_are_listed_and_none_that_the_mesh_has() -> None:
+    view = mesh(
+        ("gpt-4o", "solo"), ("claude-*", "solo"), ("qwen", "solo"), ("own", "solo", "a"), ("gpt-4o", "big", "a")
+    )
+    assert exact_aliases(view, "b") == [AskedName("solo", "gpt-4o")]
+    assert exact_aliases(view, "a") == [AskedName("big", "gpt-4o"), AskedName("solo", "own")]
+
+
+def test_a_task_gets_the_target_as_its_model() -> None:
+    spec, plain = TaskSpec(model="gpt-4o"), TaskSpec(model="solo")
+    for each in (spec, plain):
+        name_asked_model(mesh(("gpt-*", "solo")), each, "t")
+    assert (spec, plain) == (TaskSpec(model="solo", asked_model="gpt-4o"), TaskSpec(model="solo"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "target", "tenant", "field"),
+    [
+        ("claude-*-4", "solo", "", "pattern"),
+        ("**", "solo", "", "pattern"),
+        ("-x", "solo", "", "pattern"),
+        ("x" * (MAX_NAME_CHARS + 1), "solo", "", "pattern"),
+        ("auto", "solo", "", "pattern"),
+        ("agent/x", "solo", "", "pattern"),
+        ("route/*", "solo", "", "pattern"),
+        ("model-" + "0" * 24, "solo", "", "pattern"),
+        ("x", "", "", "target"),
+        ("x", "agent/", "", "target"),
+        ("x", "org/model", "", "target"),
+        ("x", "x", "", "target"),
+        ("x", "solo", "a b", "tenant"),
+    ],
+)
+def test_what_cannot_be_an_alias_is_refused_by_its_field(pattern: str, target: str, tenant: str, field: str) -> None:
+    with pytest.raises(FieldError) as found:
+        check_alias("name", pattern, target, tenant, "alias")
+    assert found.value.field == f"alias.{field}"
+
+
+@pytest.mark.parametrize("pattern", ["*", "claude-*", "openai/gpt-4o", "anthropic/*", "x" * MAX_NAME_CHARS, ""])
+def test_names_of_other_services_can_be_aliases(pattern: str) -> None:
+    check_alias("name", pattern, "route/coding", "team/a")

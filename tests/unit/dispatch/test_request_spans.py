@@ -1,0 +1,141 @@
+"""The spans of a request, from its trace and its receipt."""
+
+from dataclasses import replace
+
+from weft.api.common.v1 import receipt_pb2, timing_pb2, usage_pb2
+from weft.dispatch.placement import Grant, LoadingModel, WaitingInQueue
+from weft.dispatch.request_spans import request_spans
+from weft.dispatch.request_trace import MAX_WAIT_PERIODS, RequestContext, RequestTrace
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.tracing import ServiceName, Span
+
+CONTEXT = RequestContext(
+    request_id="r1",
+    tenant="t",
+    model="pool",
+    operation=Operation.CHAT,
+    traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+)
+GRANT = Grant(
+    claims=b"", mac=b"", runner="a", runner_incarnation="i", address="x", host="titan", model="m-a", attempt=1
+)
+EPOCH = 1_700_000_000_000_000_000
+
+
+def _spans(trace: RequestTrace, reason: Reason, *, ended: float, part: receipt_pb2.Receipt | None = None) -> list[Span]:
+    receipt = trace.receipt(reason, part, ended)
+    return request_spans(trace, receipt, ServiceName.GATEWAY, ended=ended, epoch=EPOCH)
+
+
+def _of(spans: list[Span], name: str) -> list[tuple[float, float, str]]:
+    """Begin, end in seconds and error of the spans of a name."""
+    return [((span.start - EPOCH) / 1e9, (span.end - EPOCH) / 1e9, span.error) for span in spans if span.name == name]
+
+
+def _answered_at_the_second_attempt() -> tuple[RequestTrace, list[Span]]:
+    trace = RequestTrace(CONTEXT, arrived=100.0)
+    trace.note_waiting(WaitingInQueue(position=1, reason="slots"), 100.0)
+    trace.note_waiting(WaitingInQueue(position=1, reason="still slots"), 100.5)
+    trace.note_waiting(LoadingModel(stage="loads"), 102.0)
+    trace.note_grant(GRANT, 105.0)
+    trace.note_attempt_failed(Reason.SERVER_DIED, 106.0)
+    trace.note_grant(replace(GRANT, runner="b", attempt=2), 107.0)
+    trace.note_first_content(107.5)
+    part = receipt_pb2.Receipt(
+        usage=usage_pb2.Usage(prompt_tokens=7, completion_tokens=5, cached_prompt_tokens=2),
+        engine_timings=timing_pb2.EngineTimings(),
+    )
+    part.engine_timings.wall_time.FromMilliseconds(900)
+    part.engine_timings.prefill_time.FromMilliseconds(300)
+    part.engine_timings.decode_time.FromMilliseconds(500)
+    return trace, _spans(trace, Reason.UNSPECIFIED, ended=108.0, part=part)
+
+
+def test_waits_loads_and_attempts_have_the_times_that_they_had() -> None:
+    _, spans = _answered_at_the_second_attempt()
+    assert _of(spans, "chat pool") == [(100.0, 108.0, "")]
+    assert _of(spans, "weft.queue") == [(100.0, 102.0, "")]
+    assert _of(spans, "weft.load") == [(102.0, 105.0, "")]
+    assert _of(spans, "weft.attempt") == [(105.0, 106.0, "server_died"), (107.0, 108.0, "")]
+    assert _of(spans, "weft.generate") == [(107.1, 108.0, "")]
+
+
+def test_the_spans_are_one_tree_below_the_edges_span() -> None:
+    trace, spans = _answered_at_the_second_attempt()
+    by_id = {span.context.span_id: span for span in spans}
+    assert len(by_id) == len(spans)
+    assert {span.context.trace_id for span in spans} == {0x0AF7651916CD43DD8448EB211C80319C}
+    request = spans[0]
+    assert request.parent_id == 0xB7AD6B7169203331
+    generation = next(span for span in spans if span.name == "weft.generate")
+    assert generation.parent_id == trace.attempts[-1].span_id
+    assert generation.context.span_id == trace.attempts[-1].generation_id
+    assert all(span.parent_id == request.context.span_id for span in spans[1:] if span is not generation)
+
+
+def test_tokens_are_on_the_request_alone_and_the_engines_times_on_the_generation() -> None:
+    _, spans = _answered_at_the_second_attempt()
+    request, generation = spans[0], spans[-1]
+    assert request.attributes["gen_ai.usage.output_tokens"] == 5
+    assert request.attributes["gen_ai.usage.cache_read.input_tokens"] == 2
+    assert not any("gen_ai.usage" in name for span in spans[1:] for name in span.attributes)
+    times = {name.removeprefix("gen_ai.latency."): value for name, value in generation.attributes.items()}
+    assert {name: times[name] for name in times if name.startswith(("time_", "e2e"))} == {
+        "time_in_queue": 4.0,
+        "time_to_first_token": 7.5,
+        "e2e": 8.0,
+        "time_in_model_prefill": 0.3,
+        "time_in_model_decode": 0.5,
+        "time_in_model_inference": 0.8,
+    }
+
+
+def test_times_that_an_engine_does_not_say_are_left_out() -> None:
+    trace = RequestTrace(CONTEXT, arrived=0.0)
+    trace.note_grant(GRANT, 1.0)
+    part = receipt_pb2.Receipt(engine_timings=timing_pb2.EngineTimings())
+    part.engine_timings.wall_time.FromMilliseconds(100)
+    generation = _spans(trace, Reason.UNSPECIFIED, ended=2.0, part=part)[-1]
+    assert generation.name == "weft.generate"
+    assert not {name for name in generation.attributes if "time_in_model" in name or "first_token" in name}
+
+
+def test_a_request_that_ends_while_it_waits_ends_its_wait_and_has_no_attempt() -> None:
+    trace = RequestTrace(CONTEXT, arrived=0.0)
+    trace.note_waiting(WaitingInQueue(position=3, reason="slots"), 0.0)
+    spans = _spans(trace, Reason.QUEUE_TIMEOUT, ended=30.0)
+    assert [span.name for span in spans] == ["chat pool", "weft.queue"]
+    assert spans[0].error == "queue_timeout"
+    assert _of(spans, "weft.queue") == [(0.0, 30.0, "")]
+
+
+def test_a_cancelled_request_is_a_cancelled_span_and_so_is_its_attempt() -> None:
+    trace = RequestTrace(CONTEXT, arrived=0.0)
+    trace.note_grant(GRANT, 1.0)
+    spans = _spans(trace, Reason.CANCELLED, ended=2.0)
+    assert [(span.name, span.error) for span in spans] == [("chat pool", "cancelled"), ("weft.attempt", "cancelled")]
+    assert spans[0].attributes["weft.outcome"] == "cancelled"
+
+
+def test_periods_of_waiting_are_bounded_and_none_of_the_time_is_lost() -> None:
+    trace = RequestTrace(CONTEXT, arrived=0.0)
+    for second in range(100):
+        kind = LoadingModel(stage="loads") if second % 2 else WaitingInQueue(position=1, reason="slots")
+        trace.note_waiting(kind, float(second))
+    trace.note_grant(GRANT, 100.0)
+    assert len(trace.waits) == MAX_WAIT_PERIODS
+    assert (trace.waits[0].began, trace.waits[-1].ended) == (0.0, 100.0)
+    joins = zip(trace.waits, trace.waits[1:], strict=False)
+    assert all(before.ended == after.began for before, after in joins)
+
+
+def test_the_name_that_was_asked_for_stays_once_an_agent_is_resolved() -> None:
+    trace = RequestTrace(replace(CONTEXT, model="agent/reviewer"), arrived=0.0)
+    trace.context = replace(trace.context, model="pool", agent="reviewer")
+    span = _spans(trace, Reason.UNSPECIFIED, ended=1.0)[0]
+    assert span.name == "chat agent/reviewer"
+    assert (span.attributes["gen_ai.request.model"], span.attributes["gen_ai.agent.name"]) == (
+        "agent/reviewer",
+        "reviewer",
+    )

@@ -1,0 +1,17 @@
+"""Decision records: one file and one number each."""
+
+from collections import Counter
+from pathlib import Path
+
+RECORDS = Path(__file__).parents[3] / "docs" / "decisions"
+
+
+def test_no_two_records_have_the_same_number() -> None:
+    numbers = Counter(page.name[:4] for page in RECORDS.glob("[0-9]*.md"))
+    assert len(numbers) > 50
+    assert [number for number, count in numbers.items() if count > 1] == []
+
+
+def test_the_heading_of_a_record_begins_with_its_number() -> None:
+    headings = {page.name: page.read_text("utf-8").partition("\n")[0] for page in RECORDS.glob("[0-9]*.md")}
+    assert [name for name, heading in headings.items() if not heading.startswith(f"# {name[:4]}")] == []

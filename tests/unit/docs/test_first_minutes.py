@@ -1,0 +1,71 @@
+"""The picture of the first minutes is what `make recording` drew, and YAML of the first pages is a configuration."""
+
+import html
+import re
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from weft.kernel.errors import WeftError
+from weft_app.config.loader import load_config
+
+ROOT = Path(__file__).parents[3]
+PICTURE = ROOT / "docs" / "first-minutes.svg"
+
+
+def _recording() -> ModuleType:
+    spec = spec_from_file_location("recording", ROOT / "docs" / "site" / "recording.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _shown() -> str:
+    """The texts of the picture, line by line."""
+    texts = re.findall(
+        r"<text [^>]*clip-path=\"url\(#weft-line-(\d+)\)\"[^>]*>([^<]*)</text>", PICTURE.read_text("utf-8")
+    )
+    lines: dict[int, str] = {}
+    for number, text in texts:
+        lines[int(number)] = lines.get(int(number), "") + html.unescape(text).replace("\N{NO-BREAK SPACE}", " ")
+    return "\n".join(lines[number].rstrip() for number in sorted(lines))
+
+
+def test_the_picture_shows_the_commands_of_the_recording_with_their_time() -> None:
+    found = re.findall(r"^\$ (.*?) +# \d+\.\d s$", _shown(), re.MULTILINE)
+    assert tuple(found) == _recording().COMMANDS
+
+
+def test_the_picture_shows_a_receipt_and_no_folder_of_the_machine_that_drew_it() -> None:
+    shown = _shown()
+    assert "Outcome:      completed" in shown
+    assert not re.search(r"/(tmp|home|root|work)/", shown)
+
+
+def test_the_picture_loads_nothing() -> None:
+    links = re.findall(r"(?:href|src|url)\W+https?://[^\"' )]+", PICTURE.read_text("utf-8"))
+    assert links == []
+
+
+def _documents(page: str) -> list[str]:
+    return re.findall(r"```yaml\n(runners:\n.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
+def test_the_configurations_of_the_first_pages_are_read(page: str, tmp_path: Path) -> None:
+    documents = _documents(page)
+    assert documents
+    for document in documents:
+        (tmp_path / "weft.yaml").write_text(document)
+        assert load_config(tmp_path / "weft.yaml").runners
+
+
+def test_a_configuration_with_a_wrong_word_is_refused(tmp_path: Path) -> None:
+    """The control."""
+    (tmp_path / "weft.yaml").write_text(_documents("docs/start.md")[0].replace("models:", "model:"))
+    with pytest.raises(WeftError):
+        load_config(tmp_path / "weft.yaml")

@@ -1,0 +1,201 @@
+"""The certificate that the HTTP edge makes for itself: when it is issued anew, and what clients keep meanwhile."""
+
+import socket
+import ssl
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from gateway.config import EdgeTls
+from gateway.http.tls import following_context
+from weft.kernel.errors import WeftError
+from weft.kernel.tls import TlsSource
+from weft_app.compose.certificate import fingerprint_of_pem
+from weft_app.compose.edge_certificate import (
+    CertificateFacts,
+    EdgeCertificate,
+    checked_edge_certificate,
+    own_edge_certificate,
+    why_due,
+    with_edge_certificate,
+)
+from weft_app.compose.home import WeftHome
+from weft_app.compose.machine import certifiable, local_url, ordered_addresses
+from weft_app.config.loader import parse_config
+
+NOW = datetime.now(UTC)
+FACTS = CertificateFacts(
+    names=frozenset({"box", "192.168.1.5"}), valid_from=NOW - timedelta(days=1), valid_until=NOW + timedelta(days=300)
+)
+
+
+@pytest.mark.parametrize(
+    ("facts", "names", "days", "why"),
+    [
+        (None, (), 0, "there is none yet"),
+        (FACTS, ("box",), 0, ""),
+        (FACTS, ("box", "192.168.1.5"), 269, ""),
+        (FACTS, ("box",), 271, "it expires soon"),
+        (FACTS, ("box",), -2, "it is not valid yet"),
+        (FACTS, ("box", "10.0.0.7"), 0, "this machine is now also called 10.0.0.7"),
+    ],
+)
+def test_a_certificate_is_issued_anew_before_it_expires_and_for_new_names(
+    facts: CertificateFacts | None, names: tuple[str, ...], days: int, why: str
+) -> None:
+    assert why_due(facts, names, NOW + timedelta(days=days)) == why
+
+
+def _handshake(certificate: EdgeCertificate, name: str, roots: Path) -> None:
+    """Connects to a server of this certificate as `name`, trusting `roots`. Raises SSLError where that fails."""
+    context = following_context(TlsSource(certificate.files.files))
+    client = ssl.create_default_context(cafile=roots)
+    # As Python 3.13 and newer check: an authority must say that it is one.
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    with _serving(context) as port, socket.create_connection(("127.0.0.1", port), 5) as plain:
+        client.wrap_socket(plain, server_hostname=name).close()
+
+
+@contextmanager
+def _serving(context: ssl.SSLContext) -> Iterator[int]:
+    def serve() -> None:
+        connection, _ = listener.accept()
+        connection.settimeout(5)
+        try:
+            context.wrap_socket(connection, server_side=True).close()
+        except OSError:
+            connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = Thread(target=serve)
+        serving.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            serving.join()
+
+
+def test_clients_that_trust_the_authority_go_on_after_a_renewal(tmp_path: Path) -> None:
+    certificate = EdgeCertificate(folder=tmp_path / "edge")
+    assert certificate.prepare(("192.168.1.5",), NOW) == "there is none yet"
+    roots = tmp_path / "roots.pem"
+    roots.write_bytes(certificate.authority_file.read_bytes())
+    fingerprint, served = certificate.fingerprint, (tmp_path / "edge" / "cert.pem").read_bytes()
+    _handshake(certificate, "192.168.1.5", roots)
+    assert certificate.prepare(("192.168.1.5",), NOW) == ""
+    with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
+        _handshake(certificate, "10.0.0.7", roots)
+    key = (tmp_path / "edge" / "key.pem").read_bytes()
+    assert "10.0.0.7" in certificate.prepare(("192.168.1.5", "10.0.0.7"), NOW)
+    assert (tmp_path / "edge" / "cert.pem").read_bytes() != served
+    assert (tmp_path / "edge" / "key.pem").read_bytes() == key
+    assert certificate.fingerprint == fingerprint
+    _handshake(certificate, "10.0.0.7", roots)
+    other = EdgeCertificate(folder=tmp_path / "other")
+    other.prepare(("10.0.0.7",), NOW)
+    with pytest.raises(ssl.SSLCertVerificationError, match="self-signed"):
+        _handshake(other, "10.0.0.7", roots)
+
+
+def test_the_keys_are_private_and_the_authority_is_for_clients(tmp_path: Path) -> None:
+    certificate = EdgeCertificate(folder=tmp_path / "edge")
+    certificate.prepare((), NOW)
+    for name in ("ca.key", "key.pem"):
+        assert stat.S_IMODE((certificate.folder / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE(certificate.folder.stat().st_mode) == 0o700
+    assert b"PRIVATE" not in certificate.authority_file.read_bytes()
+    assert fingerprint_of_pem(certificate.authority_file.read_bytes()) == certificate.fingerprint
+
+
+@pytest.mark.parametrize("damaged", ["cert.pem", "key.pem"])
+def test_a_damaged_certificate_is_issued_anew(tmp_path: Path, damaged: str) -> None:
+    certificate = EdgeCertificate(folder=tmp_path)
+    certificate.prepare(("box",), NOW)
+    fingerprint = certificate.fingerprint
+    (tmp_path / damaged).write_bytes(b"garbage")
+    assert certificate.prepare(("box",), NOW) == "there is none yet"
+    assert certificate.fingerprint == fingerprint
+    _handshake(certificate, "box", certificate.authority_file)
+
+
+@pytest.mark.parametrize("damaged", ["ca.pem", "ca.key"])
+def test_a_damaged_authority_is_refused_at_the_start_and_by_the_doctor(tmp_path: Path, damaged: str) -> None:
+    home, config = WeftHome(tmp_path), parse_config({"host": "0.0.0.0"})
+    with_edge_certificate(config, home)
+    own = own_edge_certificate(config, home)
+    assert own is not None
+    (own.folder / damaged).write_bytes(b"garbage")
+    for refuse in (with_edge_certificate, checked_edge_certificate):
+        with pytest.raises(WeftError, match=r"ca\.pem and ca\.key cannot be used: .* restore both from a backup"):
+            refuse(config, home)
+
+
+@pytest.mark.parametrize(
+    ("document", "makes_one"),
+    [
+        ({}, False),
+        ({"host": "127.1"}, False),
+        ({"host": "0.0.0.0"}, True),
+        ({"gateway": {"tls": {"self_signed": True}}}, True),
+        ({"host": "0.0.0.0", "gateway": {"insecure": True}}, False),
+        ({"host": "0.0.0.0", "gateway": {"tls_terminated_elsewhere": True}}, False),
+        ({"host": "0.0.0.0", "gateway": {"tls": {"self_signed": False}}}, False),
+        ({"host": "0.0.0.0", "gateway": {"tls": {"certificate_file": "/c.pem", "key_file": "/k.pem"}}}, False),
+    ],
+)
+def test_the_edge_makes_a_certificate_beyond_loopback_where_none_is_named(
+    tmp_path: Path, document: dict[str, object], makes_one: bool
+) -> None:
+    assert (own_edge_certificate(parse_config(document), WeftHome(tmp_path)) is not None) is makes_one
+
+
+@pytest.mark.parametrize(
+    "gateway",
+    [
+        {"insecure": True, "tls": {"self_signed": True}},
+        {"insecure": True, "tls": {"certificate_file": "/c.pem", "key_file": "/k.pem"}},
+        {"tls": {"self_signed": True, "certificate_file": "/c.pem", "key_file": "/k.pem"}},
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(tmp_path: Path, gateway: dict[str, object]) -> None:
+    with pytest.raises(WeftError, match="excludes"):
+        own_edge_certificate(parse_config({"gateway": gateway}), WeftHome(tmp_path))
+
+
+def test_the_edge_is_known_by_the_names_of_its_machine(tmp_path: Path) -> None:
+    config = with_edge_certificate(parse_config({"host": "0.0.0.0"}), WeftHome(tmp_path))
+    assert socket.gethostname().lower() in config.gateway.allowed_hosts
+    assert isinstance(config.gateway.tls, EdgeTls)
+    assert config.gateway.tls.is_set
+
+
+def test_addresses_that_others_reach_come_first_and_loopback_never() -> None:
+    found = [
+        ("lo", "127.0.0.1"),
+        ("docker0", "172.17.0.1"),
+        ("eth0", "fe80::1%eth0"),
+        ("eth0", "fd00::5"),
+        ("wlan0", "192.168.7.2"),
+        ("eth0", "10.0.0.5"),
+        ("eth0", "no address"),
+    ]
+    assert ordered_addresses(found, "10.0.0.5") == ("10.0.0.5", "192.168.7.2", "fd00::5", "172.17.0.1")
+
+
+def test_only_what_a_certificate_may_carry_becomes_a_name_of_it() -> None:
+    assert certifiable(["box", "my_box", "a b", "-x", "", "192.168.1.5", "FD00::1", "x" * 64]) == (
+        "box",
+        "192.168.1.5",
+        "fd00::1",
+    )
+
+
+def test_a_listener_on_all_addresses_is_called_by_loopback_on_its_own_machine() -> None:
+    assert local_url("https://0.0.0.0:8080") == "https://127.0.0.1:8080"
+    assert local_url("https://[::]:8080") == "https://[::1]:8080"
+    assert local_url("https://192.168.1.5:8080") == "https://192.168.1.5:8080"

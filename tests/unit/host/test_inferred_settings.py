@@ -1,0 +1,100 @@
+"""What a runner of weft.yaml leaves unsaid and its other settings say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner_svc.runtimes.openai_http.settings import ATTACHED_SLOTS, OpenAiHttpModel
+from weft.kernel.errors import FieldError
+from weft_app.config.config import WeftConfig
+from weft_app.config.loader import load_config, parse_config
+from weft_app.config.runners import ConfiguredRunner
+
+URL = "http://127.0.0.1:11434"
+
+
+def config_of(**runner: Any) -> WeftConfig:
+    return parse_config({"runners": [{"name": "box", **runner}]})
+
+
+def runner_of(**runner: Any) -> ConfiguredRunner:
+    (found,) = config_of(**runner).runners or ()
+    return found
+
+
+def test_a_runner_with_a_url_alone_follows_that_server() -> None:
+    runner = runner_of(url=URL)
+    assert (runner.runtime, runner.follows_server, runner.models) == ("openai_http", True, ())
+
+
+def test_a_model_with_a_url_needs_no_runtime() -> None:
+    assert runner_of(models=[{"name": "llama", "url": URL}]).runtime == "openai_http"
+
+
+def test_models_have_the_address_and_the_key_of_their_runner() -> None:
+    runner = runner_of(
+        url=URL, api_key_env="BOX_KEY", models=[{"name": "a", "upstream_model": "x"}, {"name": "b", "url": "http://c"}]
+    )
+    found = [(model.url, model.api_key_env) for model in runner.models if isinstance(model, OpenAiHttpModel)]
+    assert found == [(URL, "BOX_KEY"), ("http://c", None)]
+    assert not runner.follows_server
+
+
+def test_a_runtime_that_is_written_holds() -> None:
+    runner = runner_of(runtime="openai_remote", models=[{"name": "a", "url": "https://api.example.com/v1"}])
+    assert runner.runtime == "openai_remote"
+
+
+@pytest.mark.parametrize(
+    ("model", "runtime"),
+    [
+        ({"path": "/models/a.gguf"}, "llama_server"),
+        ({"source": "hf:acme/smol-GGUF"}, "llama_server"),
+        ({"source": "ollama:llama3.2"}, "llama_server"),
+        ({"model": "Qwen/Qwen3-8B"}, "vllm_serve"),
+    ],
+)
+def test_the_runtime_follows_from_what_a_model_is(model: dict[str, str], runtime: str) -> None:
+    assert runner_of(models=[{"name": "a", **model}]).runtime == runtime
+
+
+def folder(place: Path, *files: str, **configuration: Any) -> Path:
+    for name in files:
+        (place / name).touch()
+    (place / "config.json").write_text(json.dumps(configuration))
+    return place
+
+
+def test_the_runtime_follows_from_what_is_in_a_folder(tmp_path: Path) -> None:
+    assert runner_of(models=[{"name": "a", "path": str(folder(tmp_path, "model.bin"))}]).runtime == "ctranslate2"
+    quantized = folder(tmp_path, "a.safetensors", quantization_config={"quant_method": "exl3"})
+    assert runner_of(models=[{"name": "a", "path": str(quantized)}]).runtime == "exllamav3"
+
+
+def test_a_folder_of_safetensors_is_named_by_the_setting_that_its_engine_has(tmp_path: Path) -> None:
+    where = folder(tmp_path, "a.safetensors")
+    assert runner_of(models=[{"name": "a", "model": str(where)}]).runtime == "vllm_serve"
+    with pytest.raises(FieldError, match=f"which vllm_serve loads: write `model: {where}`"):
+        config_of(models=[{"name": "a", "path": str(where)}])
+
+
+def test_models_of_several_runtimes_are_refused_with_the_reason_of_each(tmp_path: Path) -> None:
+    file = tmp_path / "weft.yaml"
+    models = [{"name": "a", "url": URL}, {"name": "b", "path": "/models/b.gguf"}]
+    file.write_text(json.dumps({"runners": [{"name": "box", "models": models}]}))
+    with pytest.raises(FieldError) as refused:
+        load_config(file)
+    assert refused.value.field == "runners.0.runtime"
+    assert "llama_server for the path of b, openai_http for the url of a (in weft.yaml line 1)" in refused.value.message
+
+
+def test_a_runner_without_models_and_url_is_refused() -> None:
+    with pytest.raises(FieldError, match=r"runners\.0\.models"):
+        config_of()
+
+
+def test_a_server_that_does_not_say_how_much_it_takes_is_not_throttled() -> None:
+    (model,) = runner_of(models=[{"name": "a", "url": URL}]).models
+    assert model.slots == ATTACHED_SLOTS >= 64

@@ -1,0 +1,52 @@
+"""Addresses of servers that are attached, as texts."""
+
+import pytest
+
+from weft.kernel.errors import FieldError
+from weft.kernel.model_source import server_source, suggested_server_name
+from weft.kernel.names import is_name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("http://127.0.0.1:11434", "ollama"),
+        ("http://localhost:1234/v1/", "lmstudio"),
+        ("http://127.0.0.1:9999", "server-9999"),
+        ("http://box.lan:8000", "box"),
+        ("https://api.example.com/openai/v1", "example"),
+        ("http://192.168.1.5:8000", "192.168.1.5"),
+        ("http://[fd00::1]:8000/v1", "fd00::1"),
+    ],
+)
+def test_an_address_is_a_server_with_a_name(text: str, name: str) -> None:
+    found = server_source(text, "source")
+    assert found is not None
+    assert suggested_server_name(found) == name
+    assert is_name(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://host/model.gguf",
+        "https://huggingface.co/acme/smol",
+        "hf:acme/smol",
+        "acme/smol",
+        "ftp://host",
+        "http://",
+        "http://host:x",
+        "/models/x.gguf",
+        "http://host/" + "a" * 3_000,
+        "",
+    ],
+)
+def test_what_is_no_address_of_a_server_is_another_source(text: str) -> None:
+    assert server_source(text, "source") is None
+
+
+@pytest.mark.parametrize("text", ["http://me:secret@box:1", "http://box:1?key=secret", "http://box:1/v1#secret"])
+def test_an_address_that_could_hold_a_credential_is_refused_without_it(text: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        server_source(text, "source")
+    assert "secret" not in refused.value.message

@@ -1,0 +1,104 @@
+"""The sentence for a name that nothing has: with the name, and with those that are close to it."""
+
+import time
+
+import pytest
+
+from weft.kernel.errors import WeftError
+from weft.kernel.names import closest_names
+from weft.kernel.reasons import Reason
+from weft.kernel.unknown_names import (
+    AGENT,
+    MODEL,
+    MODEL_OR_POOL,
+    POOL,
+    ROUTE,
+    RUNNER,
+    SECRET,
+    TARGET,
+    among,
+    close_names_of,
+    kind_and_name,
+    unknown_field_target,
+    unknown_name,
+    unknown_target,
+)
+
+NAMES = ["smollm2-135m", "qwen3-8b", "agent/writer", "route/coding"]
+KINDS = (MODEL, POOL, AGENT, ROUTE, RUNNER, SECRET, TARGET, MODEL_OR_POOL)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_the_same_sentence_with_the_name_and_the_close_ones(kind: str) -> None:
+    error = unknown_name(kind, "smolm2", NAMES)
+    assert error.message == f"there is no {kind} smolm2; did you mean smollm2-135m?"
+    assert close_names_of(error) == ("smollm2-135m",)
+    assert (error.metadata["unknown_kind"], error.metadata["unknown_name"]) == (kind, "smolm2")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_without_close_ones_is_answered_with_what_lists_them(kind: str) -> None:
+    error = unknown_name(kind, "zzz", NAMES)
+    assert error.message == f"there is no {kind} zzz; there are agent/writer, qwen3-8b, route/coding, smollm2-135m"
+    assert "close_names" not in error.metadata
+    assert unknown_name(kind, "zzz").message.startswith(f"there is no {kind} zzz; `weft get ")
+    many = unknown_name(kind, "zzz", [f"m{number}" for number in range(1000)]).message
+    assert f"there is no {kind} zzz; there are m0, m1, m10, m100, m101, and those that `weft get " in many
+
+
+@pytest.mark.parametrize(
+    ("typed", "close"),
+    [
+        ("smolm2", "smollm2-135m"),
+        ("QWEN3-8B", "qwen3-8b"),
+        ("qwen", "qwen3-8b"),
+        ("135m", "smollm2-135m"),
+        ("writer", "agent/writer"),
+        ("smollm2-135m-instruct", "smollm2-135m"),
+    ],
+)
+def test_close_are_names_that_begin_so_contain_it_or_look_alike_whatever_their_case(typed: str, close: str) -> None:
+    assert closest_names(typed, NAMES)[0] == close
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "close"),
+    [
+        ("agent/writr", "agent", ("agent/writer",)),
+        ("route/codin", "route", ("route/coding",)),
+        ("agent/smollm2-135m", "agent", ()),
+        ("smolm2", TARGET, ("smollm2-135m",)),
+    ],
+)
+def test_the_prefix_of_a_request_says_what_is_looked_for(target: str, kind: str, close: tuple[str, ...]) -> None:
+    error = unknown_target(target, NAMES)
+    assert (error.reason, error.metadata["field"]) == (Reason.MODEL_NOT_FOUND, "model")
+    assert (kind_and_name(target)[0], close_names_of(error)) == (kind, close)
+    assert f"there is no {kind} {target.rpartition('/')[2]};" in error.message
+
+
+def test_an_edge_puts_the_names_that_its_caller_may_see_in_place_of_the_others() -> None:
+    error = unknown_field_target("secret-a", ["secret-alpha"], "lines[1].model", " (a note)")
+    assert "secret-alpha" in error.message
+    shown = among(error, ["team-secret-a"])
+    begin = "lines[1].model: there is no model, pool, agent or route secret-a; "
+    assert shown.message == f"{begin}did you mean team-secret-a? (a note)"
+    listed = among(shown, ["qwen"])
+    assert listed.message.endswith("agent or route secret-a; there is qwen (a note)")
+    hidden = among(shown, [])
+    assert "team-secret-a" not in hidden.message + str(hidden.metadata)
+    other = WeftError(Reason.QUEUE_FULL, "the queue is full")
+    assert among(other, NAMES) is other
+    assert other.message == "the queue is full"
+
+
+def test_close_names_are_few_and_found_soon_among_many_long_ones() -> None:
+    names = [f"model-{number:06d}-{'x' * 100}" for number in range(20_000)]
+    began = time.process_time()
+    assert len(closest_names("model-0", names)) == 3
+    assert len(closest_names("m" * 100_000, names)) <= 3
+    assert time.process_time() - began < 5
+
+
+def test_a_name_that_would_draw_on_a_terminal_is_shown_without_its_control_characters() -> None:
+    assert "\x1b" not in unknown_name(MODEL, "a\x1b[2Jb").message

@@ -1,0 +1,76 @@
+"""Invitations of runners: one word that says where, by which certificate, and with which token."""
+
+import pytest
+
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft_app.compose.invitation import invitation_to, parse_invitation
+from weft_app.compose.join_address import JoinAddress, Trust, open_any_join_channel
+from weft_app.compose.machine import this_machine
+from weft_app.compose.relay import RelayEndpoint
+
+PIN = "sha256:" + "ab" * 32
+TOKEN = "wjt_abcdefghijkl_" + "0" * 64
+
+
+def test_an_invitation_says_all_that_a_runner_needs() -> None:
+    text = f"weft://{TOKEN}@192.168.1.5:7443,[fd00::5]:7443,box.local:7443/{PIN}"
+    found = parse_invitation(text)
+    assert [address.target for address in found.addresses] == ["192.168.1.5:7443", "[fd00::5]:7443", "box.local:7443"]
+    assert all(address.is_tls for address in found.addresses)
+    assert (found.trust, found.token) == (Trust(fingerprint=PIN), TOKEN)
+    assert found.text == text
+    assert TOKEN not in repr(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "weft://",
+        "weft://192.168.1.5:7443",
+        f"weft://@192.168.1.5:7443/{PIN}",
+        f"weft://{TOKEN}@",
+        f"weft://{TOKEN}@/{PIN}",
+        f"weft://{TOKEN}@box:x/{PIN}",
+        f"weft://{TOKEN}@box:7443/",
+        f"weft://{TOKEN}@box:7443/sha256:12",
+        f"weft://{TOKEN}@box:7443/{PIN}/more",
+        f"weft://to ken@box:7443/{PIN}",
+        f"weft://{TOKEN}@{','.join(['box:7443'] * 9)}/{PIN}",
+        f"weft://{TOKEN}@{'b' * 2000}:7443/{PIN}",
+    ],
+)
+def test_what_is_no_whole_invitation_is_refused_without_its_token(text: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        parse_invitation(text)
+    assert caught.value.field == "URL"
+    assert TOKEN not in caught.value.message
+
+
+def test_a_relay_on_all_addresses_invites_to_those_that_others_reach() -> None:
+    endpoint = RelayEndpoint(url="https://box:7443", fingerprint=PIN, is_everywhere=True)
+    found = invitation_to(endpoint, TOKEN)
+    assert found is not None
+    assert parse_invitation(found.text) == found
+    hosts = {address.host for address in found.addresses}
+    assert hosts <= {*this_machine().all, "box"}
+    assert not hosts & {"127.0.0.1", "localhost", "0.0.0.0"}
+
+
+def test_a_relay_of_a_public_authority_invites_by_its_name_and_the_system_decides() -> None:
+    found = invitation_to(RelayEndpoint(url="https://mesh.example:7443", is_everywhere=True), TOKEN)
+    assert found is not None
+    assert found.text == f"weft://{TOKEN}@mesh.example:7443"
+    assert parse_invitation(found.text).trust == Trust()
+
+
+def test_a_relay_for_this_machine_alone_invites_to_nothing() -> None:
+    assert invitation_to(RelayEndpoint(url="http://127.0.0.1:7443"), TOKEN) is None
+
+
+async def test_where_no_address_is_reached_the_runner_dials_again() -> None:
+    """On another network the first address may be a stranger's, which is no reason to give up."""
+    dead = [JoinAddress(host="127.0.0.1", port=port, is_tls=True) for port in (1, 2)]
+    with pytest.raises(WeftError) as caught:
+        await open_any_join_channel(dead, Trust(fingerprint=PIN))
+    assert caught.value.reason is Reason.CONNECT_FAILED

@@ -1,0 +1,123 @@
+"""What a router counts, and what it shows with each scrape."""
+
+import re
+
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from router_svc.metrics import RouterMetrics
+from router_svc.observer import RouterState
+from router_svc.policy.decisions import Rejects, Waits
+from router_svc.policy.endpoints.candidates import HostMemory, MemoryHolder
+from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.fleet import FleetView, ModelView
+from weft.dispatch.placement import PlacementRequest, PoolQueue
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.tracing import NO_TRACING
+
+MODEL = ModelView(
+    name="qwen",
+    pool="chat",
+    runner="titan",
+    operations=frozenset({Operation.CHAT}),
+    remote=False,
+    active=True,
+    context_tokens=0,
+    created_at_seconds=0,
+)
+VIEW = FleetView(1, {}, {"qwen": MODEL})
+
+
+def _request(model: str = "chat") -> PlacementRequest:
+    return PlacementRequest(request_id="r1", tenant="secret-tenant", model=model, operation=Operation.CHAT)
+
+
+def _receipt(
+    outcome: "receipt_pb2.Outcome.ValueType", *, waited: float = 0.0, loaded: float = 0.0
+) -> receipt_pb2.Receipt:
+    receipt = receipt_pb2.Receipt(outcome=outcome)
+    receipt.attempts.add(runner="titan")
+    receipt.queue_wait.FromMilliseconds(int(waited * 1e3))
+    receipt.load_wait.FromMilliseconds(int(loaded * 1e3))
+    return receipt
+
+
+def _samples(metrics: RouterMetrics) -> dict[str, float]:
+    """Values by name and labels, in the order of the labels."""
+    text = generate_latest(metrics.registry).decode()
+    return {
+        f"{sample.name}{{{','.join(f'{name}={value}' for name, value in sorted(sample.labels.items()))}}}": sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def test_ends_are_counted_by_outcome_and_reason_with_their_waits() -> None:
+    metrics = RouterMetrics()
+    completed = _receipt(receipt_pb2.OUTCOME_COMPLETED, waited=2.0)
+    metrics.note_end(_request(), Reason.UNSPECIFIED, completed, VIEW)
+    loaded = _receipt(receipt_pb2.OUTCOME_FAILED, waited=0.2, loaded=20.0)
+    metrics.note_end(_request(), Reason.SERVER_DIED, loaded, VIEW)
+    metrics.note_end(_request(), Reason.CANCELLED, None, VIEW)
+    found = _samples(metrics)
+    assert found["weft_router_requests_total{model=chat,outcome=completed,reason=completed}"] == 1
+    assert found["weft_router_requests_total{model=chat,outcome=failed,reason=server_died}"] == 1
+    assert found["weft_router_requests_total{model=chat,outcome=unknown,reason=cancelled}"] == 1
+    assert found["weft_router_queue_wait_seconds_count{model=chat}"] == 2
+    assert found["weft_router_queue_wait_seconds_bucket{le=0.25,model=chat}"] == 1
+    assert found["weft_router_load_wait_seconds_count{model=chat}"] == 1
+    assert found["weft_router_load_wait_seconds_sum{model=chat}"] == 20.0
+
+
+def test_a_request_that_never_got_a_slot_is_not_among_the_waits_of_those_that_did() -> None:
+    metrics = RouterMetrics()
+    refused = _receipt(receipt_pb2.OUTCOME_REJECTED, waited=30.0)
+    refused.ClearField("attempts")
+    metrics.note_end(_request(), Reason.QUEUE_TIMEOUT, refused, VIEW)
+    assert "weft_router_queue_wait_seconds_count{model=chat}" not in _samples(metrics)
+
+
+def test_a_refusal_is_counted_and_a_wait_is_not() -> None:
+    metrics = RouterMetrics()
+    metrics.note_decision(Waits(key=1, position=1, reason="slots"), _request(), VIEW)
+    metrics.note_decision(Rejects(key=1, reason=Reason.QUEUE_FULL, message=""), _request("qwen"), VIEW)
+    found = _samples(metrics)
+    assert found["weft_router_refusals_total{model=qwen,reason=queue_full}"] == 1
+    assert not [name for name in found if "grants" in name]
+
+
+def test_callers_add_no_labels() -> None:
+    metrics = RouterMetrics()
+    for number in range(1000):
+        metrics.note_refusal(_request(f"made-up-{number}"), Reason.MODEL_NOT_FOUND, VIEW)
+    names = list(_samples(metrics))
+    assert [name for name in names if "refusals" in name] == [
+        "weft_router_refusals_total{model=unknown,reason=model_not_found}"
+    ]
+    assert not re.search("secret-tenant|made-up", " ".join(names))
+
+
+def test_queues_and_memory_are_as_they_are_at_the_scrape() -> None:
+    metrics = RouterMetrics()
+    queues = [PoolQueue(pool="chat", waiting=3, max_waiting=64, running=2)]
+    holders = (
+        MemoryHolder(name="qwen", is_model=True, held_bytes=40),
+        MemoryHolder(name="train.py", is_model=False, held_bytes=20),
+        MemoryHolder(name="other.py", is_model=False, held_bytes=5),
+    )
+    hosts = {"box": HostMemory(host="box", total_bytes=100, free_bytes=30, holders=holders)}
+    metrics.show(
+        RouterState(queues=lambda: queues, hosts=lambda: hosts, memory_age_seconds=lambda: 1.5, tracing=NO_TRACING)
+    )
+    found = _samples(metrics)
+    assert found["weft_router_waiting{pool=chat}"] == 3
+    assert found["weft_router_running{pool=chat}"] == 2
+    assert found["weft_memory_total_bytes{host=box}"] == 100
+    assert found["weft_memory_free_bytes{host=box}"] == 30
+    assert found["weft_memory_held_bytes{holder=qwen,host=box}"] == 40
+    assert found["weft_memory_held_bytes{holder=program,host=box}"] == 25
+    assert found["weft_router_memory_age_seconds{}"] == 1.5
+    queues.clear()
+    assert "weft_router_waiting{pool=chat}" not in _samples(metrics)

@@ -1,0 +1,104 @@
+"""Which models of a server's list are served, and under which names."""
+
+from hypothesis import strategies as st
+from kit.examples import given
+
+from runner_svc.policy.followed_models import LOOKS_UNTIL_GONE, FollowedList, FollowedModel
+from weft.kernel.names import is_name
+
+
+def nothing_taken(_: str) -> bool:
+    return False
+
+
+def following(most: int = 8) -> FollowedList:
+    return FollowedList(server="box", most=most)
+
+
+def names(models: FollowedList) -> dict[str, str]:
+    return {each.upstream: each.name for each in models.served}
+
+
+def test_a_model_has_the_name_that_the_server_has_for_it() -> None:
+    models = following()
+    models.step(["llama3.2:3b", "nomic-embed-text:latest", "Qwen/Qwen3-8B", "/models/smol.gguf"], nothing_taken)
+    assert list(names(models).values()) == ["llama3.2:3b", "nomic-embed-text", "Qwen3-8B", "smol"]
+
+
+def test_a_model_appears_when_the_list_has_it() -> None:
+    models = following()
+    models.step(["a"], nothing_taken)
+    change = models.step(["a", "b"], nothing_taken)
+    assert [each.name for each in change.added] == ["b"]
+    assert not change.gone
+
+
+def test_a_model_goes_when_the_list_lacks_it_twice_in_a_row() -> None:
+    models = following()
+    models.step(["a", "b"], nothing_taken)
+    assert not models.step(["b"], nothing_taken).gone
+    assert [each.name for each in models.step(["b"], nothing_taken).gone] == ["a"]
+    assert names(models) == {"b": "b"}
+
+
+def test_a_server_that_lists_nothing_for_a_moment_loses_no_model() -> None:
+    models = following()
+    models.step(["a"], nothing_taken)
+    for _ in range(3 * LOOKS_UNTIL_GONE):
+        assert not models.step([], nothing_taken).gone
+        assert not models.step(["a"], nothing_taken).gone
+    assert names(models) == {"a": "a"}
+
+
+def test_more_models_than_may_be_are_left_out_and_counted() -> None:
+    models = following(most=2)
+    change = models.step(["a", "b", "c", "d"], nothing_taken)
+    assert (len(change.added), change.left_out) == (2, 2)
+
+
+def test_room_that_becomes_free_is_used() -> None:
+    models = following(most=1)
+    for _ in range(LOOKS_UNTIL_GONE):
+        models.step(["a"], nothing_taken)
+    for _ in range(LOOKS_UNTIL_GONE):
+        models.step(["b"], nothing_taken)
+    models.step(["b"], nothing_taken)
+    assert names(models) == {"b": "b"}
+
+
+def test_a_name_that_the_runner_has_is_not_taken_again() -> None:
+    models = following()
+    models.step(["smol"], lambda name: name == "smol")
+    assert names(models) == {"smol": "box-smol"}
+
+
+def test_two_models_with_one_last_part_have_two_names() -> None:
+    models = following()
+    models.step(["a/smol", "b/smol"], nothing_taken)
+    assert names(models) == {"a/smol": "smol", "b/smol": "b-smol"}
+
+
+def test_a_name_that_another_runner_has_is_left_to_it() -> None:
+    models = following()
+    models.step(["smol"], nothing_taken)
+    assert models.note_taken({"smol"}) == (FollowedModel(name="smol", upstream="smol"),)
+    models.step(["smol"], nothing_taken)
+    assert names(models) == {"smol": "box-smol"}
+
+
+def test_models_of_an_earlier_run_stay_until_a_list_lacks_them() -> None:
+    models = following()
+    models.restore([FollowedModel(name="old", upstream="a/old")])
+    change = models.step(["a/old", "new"], nothing_taken)
+    assert [each.name for each in change.added] == ["new"]
+    assert names(models) == {"a/old": "old", "new": "new"}
+
+
+@given(st.lists(st.lists(st.text(max_size=12), max_size=12), max_size=6))
+def test_whatever_a_server_lists_names_are_valid_unique_and_bounded(lists: list[list[str]]) -> None:
+    models = following(most=5)
+    for listed in lists:
+        models.step(listed, nothing_taken)
+        found = [each.name for each in models.served]
+        assert len(found) == len(set(found)) <= 5
+        assert all(map(is_name, found))

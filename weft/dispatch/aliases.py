@@ -1,0 +1,72 @@
+"""Aliases: which name a request means when it asks for another. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from weft.api.registry.v1.alias_pb2 import AliasManifest
+from weft.api.router.v1.task_pb2 import TaskSpec
+from weft.dispatch.agents import named
+from weft.dispatch.fleet import FleetView
+from weft.kernel.alias_rules import ANY, PREFIXES, matches
+from weft.kernel.names import AUTO_MODEL, is_resource_id
+
+
+@dataclass(frozen=True, slots=True)
+class AskedName:
+    """The model of a request."""
+
+    model: str
+    """What is meant: the name of a model or a pool, `agent/` or `route/` and a name, or `auto`."""
+    alias: str = ""
+    """What was asked for, where an alias stands for `model`; empty: it was asked for `model`."""
+
+
+def asked_name(view: FleetView, text: str, tenant: str) -> AskedName:
+    """Returns what a request of a tenant means by its `model`: a name for an id, the target for an alias.
+
+    What the mesh has of this name is meant before any alias. An alias leads to no other alias, so there is no second
+    step.
+    """
+    model = named(view, text)
+    if model in view.models or model == AUTO_MODEL or model.startswith(PREFIXES) or is_resource_id(model):
+        return AskedName(model)
+    found = alias_for((each.manifest for each in view.aliases.values()), model, tenant)
+    # Pools last: the look at all models takes longest.
+    if found is None or any(known.pool == model for known in view.models.values()):
+        return AskedName(model)
+    return AskedName(found.target, model)
+
+
+def exact_aliases(view: FleetView, tenant: str) -> list[AskedName]:
+    """Returns the single names that aliases give to a tenant, by name; without those that the mesh has itself."""
+    manifests = [each.manifest for each in view.aliases.values()]
+    names = {each.pattern for each in manifests if is_exact(each) and each.tenant in ("", tenant)}
+    names -= {name for model in view.models.values() for name in (model.name, model.pool)}
+    found = ((name, alias_for(manifests, name, tenant)) for name in sorted(names))
+    return [AskedName(alias.target, name) for name, alias in found if alias is not None]
+
+
+def name_asked_model(view: FleetView, spec: TaskSpec, tenant: str) -> None:
+    """Puts what a task means by its model into its spec, and the alias that was asked for."""
+    asked = asked_name(view, spec.model, tenant)
+    spec.model = asked.model
+    if asked.alias:
+        spec.asked_model = asked.alias
+
+
+def alias_for(aliases: Iterable[AliasManifest], name: str, tenant: str) -> AliasManifest | None:
+    """Returns the alias that a name means for a tenant; None: there is none.
+
+    One of the tenant comes before one for every tenant, then an exact pattern before others, then the longest.
+    """
+    matching = (each for each in aliases if each.tenant in ("", tenant) and matches(each.pattern, name))
+    return max(matching, key=_rank, default=None)
+
+
+def is_exact(alias: AliasManifest) -> bool:
+    """Whether an alias stands for one name."""
+    return not alias.pattern.endswith(ANY)
+
+
+def _rank(alias: AliasManifest) -> tuple[bool, bool, int, str]:
+    return bool(alias.tenant), is_exact(alias), len(alias.pattern), alias.name

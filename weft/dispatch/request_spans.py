@@ -1,0 +1,186 @@
+"""The spans of one request, made from its trace and its receipt when it has ended.
+
+    POST /v1/chat/completions        the edge that took the request makes this one
+      chat <model>                   the request: its tokens and how it ended
+        weft.queue, weft.load        periods in which it waited, by reason
+        weft.attempt                 one per runner that was tried
+          weft.generate              the engine's work, on the attempt that answered
+            ...                      spans of the engine itself, where it records any
+
+The runner's span is made here, from its part of the receipt: a laptop reaches no collector.
+"""
+
+from collections.abc import Iterator
+
+from google.protobuf.duration_pb2 import Duration
+
+from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.request_trace import AttemptRecord, RequestTrace, WaitPeriod
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.tracing import (
+    Attribute,
+    AttributeValue,
+    ServiceName,
+    Span,
+    SpanKind,
+    SpanName,
+    TraceContext,
+    new_span_id,
+)
+
+PROVIDER = "weft"
+"""`gen_ai.provider.name` of every request: the mesh answers under one address, whatever engine it used."""
+
+_OPERATIONS = {
+    Operation.CHAT: "chat",
+    Operation.COMPLETION: "text_completion",
+    Operation.EMBEDDING: "embeddings",
+}
+"""The conventions' names; other operations have weft's."""
+
+
+def request_spans(
+    trace: RequestTrace, receipt: receipt_pb2.Receipt, service: ServiceName, *, ended: float, epoch: int
+) -> list[Span]:
+    """Returns the spans of a request that has ended; `service` is where its dispatcher runs.
+
+    `ended` and all times of the trace are seconds on one monotonic clock, whose zero is `epoch` nanoseconds after 1970.
+    """
+    return list(_SpansOfRequest(trace, receipt, service, ended, epoch))
+
+
+class _SpansOfRequest:
+    def __init__(
+        self, trace: RequestTrace, receipt: receipt_pb2.Receipt, service: ServiceName, ended: float, epoch: int
+    ) -> None:
+        self._trace = trace
+        self._receipt = receipt
+        self._service = service
+        self._ended = ended
+        self._epoch = epoch
+        self._parent = TraceContext.parse(trace.context.traceparent)
+        self._own = self._parent.child(new_span_id())
+
+    def __iter__(self) -> Iterator[Span]:
+        yield self._request()
+        for period in self._trace.waits:
+            yield self._wait(period)
+        for number, attempt in enumerate(self._trace.attempts, 1):
+            yield self._attempt(number, attempt)
+        timings = self._receipt.engine_timings
+        if self._trace.attempts and timings.HasField("wall_time"):
+            yield self._generation(self._trace.attempts[-1], _seconds(timings.wall_time))
+
+    def _request(self) -> Span:
+        context, receipt = self._trace.context, self._receipt
+        operation = _OPERATIONS.get(context.operation, context.operation.name.lower())
+        asked = self._trace.asked_model
+        found: dict[str, AttributeValue] = {
+            Attribute.OPERATION: operation,
+            Attribute.PROVIDER: PROVIDER,
+            Attribute.REQUEST_MODEL: asked,
+            Attribute.REQUEST_ID: context.request_id,
+            Attribute.TENANT: context.tenant,
+            Attribute.CALLER: context.caller,
+            Attribute.PRIORITY: context.priority.name.lower(),
+            Attribute.OUTCOME: receipt_pb2.Outcome.Name(receipt.outcome).removeprefix("OUTCOME_").lower(),
+            Attribute.ATTEMPTS: len(receipt.attempts),
+            Attribute.LEFT_PREMISES: receipt.left_premises,
+        }
+        if receipt.attempts:
+            found[Attribute.RESPONSE_MODEL] = receipt.model
+        named = {
+            Attribute.AGENT: context.agent,
+            Attribute.TASK_ID: context.task_id,
+            Attribute.CANCELLED_BY: receipt.cancelled_by,
+        }
+        found |= {name: text for name, text in named.items() if text}
+        if receipt.HasField("usage"):
+            found[Attribute.INPUT_TOKENS] = receipt.usage.prompt_tokens
+            found[Attribute.OUTPUT_TOKENS] = receipt.usage.completion_tokens
+            found[Attribute.CACHED_TOKENS] = receipt.usage.cached_prompt_tokens
+        return Span(
+            name=f"{operation} {asked}",
+            service=self._service,
+            context=self._own,
+            parent_id=self._parent.span_id,
+            start=self._nanoseconds(self._trace.arrived),
+            end=self._nanoseconds(self._ended),
+            kind=SpanKind.CLIENT,
+            attributes=found,
+            error=_error(Reason(receipt.reason)),
+        )
+
+    def _wait(self, period: WaitPeriod) -> Span:
+        label = Attribute.LOAD_STAGE if period.is_load else Attribute.WAIT_REASON
+        return Span(
+            name=SpanName.LOAD if period.is_load else SpanName.QUEUE,
+            service=ServiceName.ROUTER,
+            context=self._parent.child(new_span_id()),
+            parent_id=self._own.span_id,
+            start=self._nanoseconds(period.began),
+            end=self._nanoseconds(self._ended if period.ended is None else period.ended),
+            attributes={label: period.reason} if period.reason else {},
+        )
+
+    def _attempt(self, number: int, attempt: AttemptRecord) -> Span:
+        return Span(
+            name=SpanName.ATTEMPT,
+            service=self._service,
+            context=self._parent.child(attempt.span_id),
+            parent_id=self._own.span_id,
+            start=self._nanoseconds(attempt.began),
+            end=self._nanoseconds(self._ended if attempt.ended is None else attempt.ended),
+            kind=SpanKind.CLIENT,
+            attributes={
+                Attribute.ATTEMPT: number,
+                Attribute.RUNNER: attempt.grant.runner,
+                Attribute.RESPONSE_MODEL: attempt.grant.model,
+            },
+            error=_error(Reason(self._receipt.reason) if attempt.ended is None else attempt.reason),
+        )
+
+    def _generation(self, attempt: AttemptRecord, seconds: float) -> Span:
+        """The runner's part, at the end of its attempt: its own clock may differ."""
+        receipt, end = self._receipt, self._ended if attempt.ended is None else attempt.ended
+        timings = receipt.engine_timings
+        start = max(attempt.began, end - seconds)
+        found: dict[str, AttributeValue] = {
+            Attribute.OPERATION: _OPERATIONS.get(self._trace.context.operation, ""),
+            Attribute.RESPONSE_MODEL: receipt.model,
+            Attribute.RUNNER: attempt.grant.runner,
+            Attribute.HOST: receipt.host,
+            Attribute.END_TO_END: end - self._trace.arrived,
+            Attribute.TIME_IN_QUEUE: _seconds(receipt.queue_wait),
+        }
+        if receipt.HasField("time_to_first_token"):
+            found[Attribute.TIME_TO_FIRST_TOKEN] = _seconds(receipt.time_to_first_token)
+        if timings.HasField("prefill_time"):
+            found[Attribute.TIME_IN_PREFILL] = _seconds(timings.prefill_time)
+        if timings.HasField("decode_time"):
+            found[Attribute.TIME_IN_DECODE] = _seconds(timings.decode_time)
+        if timings.HasField("prefill_time") and timings.HasField("decode_time"):
+            found[Attribute.TIME_IN_INFERENCE] = _seconds(timings.prefill_time) + _seconds(timings.decode_time)
+        return Span(
+            name=SpanName.GENERATE,
+            service=ServiceName.RUNNER,
+            context=self._parent.child(attempt.generation_id),
+            parent_id=attempt.span_id,
+            start=self._nanoseconds(start),
+            end=self._nanoseconds(end),
+            kind=SpanKind.SERVER,
+            attributes={name: value for name, value in found.items() if value != ""},
+            error=_error(Reason(receipt.reason)),
+        )
+
+    def _nanoseconds(self, moment: float) -> int:
+        return self._epoch + int(moment * 1e9)
+
+
+def _error(reason: Reason) -> str:
+    return "" if reason is Reason.UNSPECIFIED else reason.name.lower()
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9

@@ -1,0 +1,258 @@
+"""Trace contexts, the spans of finished work, and which traces are recorded.
+
+A span is made when its work has ended, with the times it really had, from the facts that the receipt is made of. So a
+request that is not recorded costs a comparison, and errors and slow requests can always be recorded.
+`weft.kernel.span_export` sends spans to a collector; `docs/traces.md` lists them.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from hashlib import blake2b
+from typing import Protocol, Self
+
+from typing_extensions import override
+
+from weft.kernel.telemetry import traceparent_of, valid_traceparent
+
+AttributeValue = str | bool | int | float
+Attributes = Mapping[str, AttributeValue]
+
+_TRACE_BITS = 128
+_SPAN_BITS = 64
+_LOW_BITS = (1 << _SPAN_BITS) - 1
+_SAMPLED = 0x01
+
+
+class ServiceName(StrEnum):
+    """The `service.name` of the process or part of it that did the work."""
+
+    GATEWAY = "weft-gateway"
+    ROUTER = "weft-router"
+    RUNNER = "weft-runner"
+
+
+class SpanName(StrEnum):
+    """Names of spans that no convention names."""
+
+    QUEUE = "weft.queue"
+    LOAD = "weft.load"
+    ATTEMPT = "weft.attempt"
+    GENERATE = "weft.generate"
+    TASK = "weft.task"
+
+
+class SpanKind(Enum):
+    """The place of a span in a call, as OpenTelemetry names it."""
+
+    INTERNAL = "internal"
+    SERVER = "server"
+    CLIENT = "client"
+
+
+class Attribute(StrEnum):
+    """Names of attributes: `http.*` and `error.type` are stable conventions, `gen_ai.*` is in development."""
+
+    ERROR = "error.type"
+    HTTP_METHOD = "http.request.method"
+    HTTP_ROUTE = "http.route"
+    HTTP_STATUS = "http.response.status_code"
+    PATH = "url.path"
+    RPC_SYSTEM = "rpc.system"
+    RPC_SERVICE = "rpc.service"
+    RPC_METHOD = "rpc.method"
+    SCHEME = "url.scheme"
+    HOST = "host.name"
+    OPERATION = "gen_ai.operation.name"
+    PROVIDER = "gen_ai.provider.name"
+    REQUEST_MODEL = "gen_ai.request.model"
+    RESPONSE_MODEL = "gen_ai.response.model"
+    AGENT = "gen_ai.agent.name"
+    INPUT_TOKENS = "gen_ai.usage.input_tokens"
+    OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+    CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+    TIME_IN_QUEUE = "gen_ai.latency.time_in_queue"
+    TIME_TO_FIRST_TOKEN = "gen_ai.latency.time_to_first_token"  # noqa: S105 - a name
+    END_TO_END = "gen_ai.latency.e2e"
+    TIME_IN_PREFILL = "gen_ai.latency.time_in_model_prefill"
+    TIME_IN_DECODE = "gen_ai.latency.time_in_model_decode"
+    TIME_IN_INFERENCE = "gen_ai.latency.time_in_model_inference"
+    REQUEST_ID = "weft.request.id"
+    TASK_ID = "weft.task.id"
+    TENANT = "weft.tenant"
+    CALLER = "weft.caller"
+    PRIORITY = "weft.priority"
+    OUTCOME = "weft.outcome"
+    RUNNER = "weft.runner"
+    ATTEMPTS = "weft.attempts"
+    ATTEMPT = "weft.attempt"
+    LEFT_PREMISES = "weft.left_premises"
+    WAIT_REASON = "weft.wait.reason"
+    LOAD_STAGE = "weft.load.stage"
+    CANCELLED_BY = "weft.cancelled_by"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """A span of a trace, as W3C `traceparent` names it."""
+
+    trace_id: int
+    span_id: int
+    is_sampled: bool
+
+    @classmethod
+    def parse(cls, traceparent: str) -> Self:
+        """Reads a valid traceparent."""
+        _, trace, span, flags = traceparent.split("-", 3)
+        return cls(int(trace, 16), int(span, 16), bool(int(flags[:2], 16) & _SAMPLED))
+
+    @property
+    def traceparent(self) -> str:
+        """The header."""
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{'01' if self.is_sampled else '00'}"
+
+    def child(self, span_id: int) -> "TraceContext":
+        """Returns a span below this one."""
+        return TraceContext(self.trace_id, span_id, self.is_sampled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Finished work in a trace. Times are nanoseconds since 1970."""
+
+    name: str
+    service: ServiceName
+    context: TraceContext
+    parent_id: int | None
+    """None: the first span of its trace."""
+    start: int
+    end: int
+    kind: SpanKind = SpanKind.INTERNAL
+    attributes: Attributes = field(default_factory=dict)
+    error: str = ""
+    """The reason of a failure in lower case, as in `error.type`; empty: it succeeded."""
+    links: tuple[TraceContext, ...] = ()
+    """Spans of other work that led to it."""
+
+
+def new_span_id() -> int:
+    """Returns a random span id."""
+    return random.getrandbits(_SPAN_BITS) or 1
+
+
+def span_id_of(name: str) -> int:
+    """Returns the span id of what outlives a process, from its own id, such as a task's."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=_SPAN_BITS // 8).digest()) or 1
+
+
+def trace_id_from(name: str) -> int:
+    """Returns the trace id of what outlives a process and was begun in no trace, from its own id."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=_TRACE_BITS // 8).digest()) or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Which traces are recorded. Decided by trace id, so that all services decide alike."""
+
+    ratio: float = 0.01
+    """Share of the traces without a sampled parent, from 0 to 1."""
+    follows_parent: bool = True
+    """Whether a caller's decision holds for its requests."""
+    slow_seconds: float = 30.0
+    """Requests that took longer are recorded."""
+    records_failures: bool = True
+    """Whether failed and slow requests are recorded, whatever the ratio says."""
+
+    def chooses(self, trace_id: int) -> bool:
+        """Whether the ratio includes a trace, as the OpenTelemetry SDK's TraceIdRatioBased decides."""
+        return (trace_id & _LOW_BITS) < self.ratio * (1 << _SPAN_BITS)
+
+    def begin(self, header: str | None) -> tuple[TraceContext, TraceContext | None]:
+        """Returns the context of a new span, and the caller's from its `traceparent` header, if that is valid."""
+        found = valid_traceparent(header)
+        if found is None:
+            trace_id = random.getrandbits(_TRACE_BITS) or 1
+            return TraceContext(trace_id, new_span_id(), self.chooses(trace_id)), None
+        parent = TraceContext.parse(found)
+        is_sampled = parent.is_sampled if self.follows_parent else self.chooses(parent.trace_id)
+        return TraceContext(parent.trace_id, new_span_id(), is_sampled), parent
+
+    def records(self, context: TraceContext, *, has_failed: bool, seconds: float) -> bool:
+        """Whether the spans of work that has ended are recorded."""
+        return context.is_sampled or (self.records_failures and (has_failed or seconds > self.slow_seconds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanCounts:
+    """Spans of a process by what became of them."""
+
+    exported: int = 0
+    dropped: int = 0
+    """Not accepted: the queue was full."""
+    failed: int = 0
+    """Not taken by the collector."""
+
+    def plus(self, *, exported: int = 0, dropped: int = 0, failed: int = 0) -> "SpanCounts":
+        """Returns the sums."""
+        return SpanCounts(
+            exported=self.exported + exported, dropped=self.dropped + dropped, failed=self.failed + failed
+        )
+
+
+class Tracing(Protocol):
+    """Where services hand the spans of finished work."""
+
+    @property
+    def counts(self) -> SpanCounts:
+        """What became of the spans so far."""
+        ...
+
+    def close(self) -> None:
+        """Sends what waits, for a bounded time. Blocks: call it in a thread."""
+        ...
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """Which traces are recorded; None: tracing is off."""
+        ...
+
+    def record(self, spans: Sequence[Span]) -> None:
+        """Exports spans later, in another thread. Never waits; spans beyond the bound of the queue are counted."""
+        ...
+
+
+class NoTracing(Tracing):
+    """Records nothing."""
+
+    @property
+    @override
+    def sampling(self) -> Sampling | None:
+        return None
+
+    @property
+    @override
+    def counts(self) -> SpanCounts:
+        return SpanCounts()
+
+    @override
+    def record(self, spans: Sequence[Span]) -> None:
+        pass
+
+    @override
+    def close(self) -> None:
+        pass
+
+
+NO_TRACING = NoTracing()
+
+
+def begin_trace(tracing: Tracing, header: str | None) -> tuple[str, TraceContext | None]:
+    """Returns the traceparent that a request has inside the mesh, and the caller's context.
+
+    With tracing off it is the caller's own, or a new one, and the context is left out.
+    """
+    if tracing.sampling is None:
+        return traceparent_of({} if header is None else {"traceparent": header}), None
+    context, parent = tracing.sampling.begin(header)
+    return context.traceparent, parent

@@ -1,0 +1,137 @@
+"""The error of a name that nothing has: one sentence for all commands and APIs, with the name and those close to it."""
+
+from collections.abc import Iterable, Mapping
+from heapq import nsmallest
+from types import MappingProxyType
+
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.names import MAX_NAME_CHARS, closest_names, did_you_mean
+from weft.kernel.reasons import Reason
+
+TARGET = "model, pool, agent or route"
+"""What a request can name: all kinds share one namespace."""
+MODEL, POOL, AGENT, ROUTE, RUNNER, SECRET = "model", "pool", "agent", "route", "runner", "secret"
+MODEL_OR_POOL = "model or pool"
+RESOURCE = "model, agent, runner, pool, route or alias"
+"""What `weft get NAME` can name."""
+LOGGED = "model, runner or service"
+"""What `weft logs NAME` can name."""
+
+UNKNOWN_KIND, UNKNOWN_NAME = "unknown_kind", "unknown_name"
+"""Keys in an error's metadata: the kind and the name that were asked for."""
+CLOSE_NAMES, SOME_NAMES = "close_names", "some_names"
+"""Keys in an error's metadata, with commas between the names: the close ones, or else the first that there are."""
+MAX_SOME_NAMES = 5
+"""Maximum number of names that are named where none is close."""
+
+_TARGETS_LISTED = "`weft get models` (GET /v1/models)"
+_LISTED: Mapping[str, str] = MappingProxyType(
+    {
+        AGENT: "`weft get agents` (GET /v1/models)",
+        ROUTE: "`weft get routes` (GET /v1/models)",
+        POOL: "`weft get pools` (GET /v1/models)",
+        RUNNER: "`weft get runners` (GET /api/v1/runners)",
+        RESOURCE: "`weft get all`",
+        LOGGED: "`weft get all`",
+        SECRET: "`weft get secrets` (GET /v1/admin/secrets)",
+    }
+)
+_PREFIXED_KINDS = (AGENT, ROUTE)
+"""Kinds with a prefix in the model of a request, as `agent/NAME`."""
+
+
+def unknown_name(kind: str, name: str, names: Iterable[str] = (), *, field: str = "") -> WeftError:
+    """Returns the error for a name that no resource of a kind has; `names` are those that the caller may see.
+
+    An empty name is not shown, such as one with characters that no name has.
+    MODEL_NOT_FOUND for what requests can name, NOT_FOUND for the other kinds. `field`: of the request, if it has one.
+    """
+    details = _details(kind, name, names)
+    reason = Reason.MODEL_NOT_FOUND if kind in (MODEL, MODEL_OR_POOL, TARGET) else Reason.NOT_FOUND
+    return WeftError(reason, _sentence(details), metadata=details | ({"field": field} if field else {}))
+
+
+def unknown_target(target: str, names: Iterable[str] = (), *, field: str = "model") -> WeftError:
+    """Returns the error for the model of a request that names nothing, MODEL_NOT_FOUND; see `unknown_name`.
+
+    After the prefix of an agent or a route only those are close. `names` have these prefixes too.
+    """
+    kind, name = kind_and_name(target)
+    error = unknown_name(kind, name, field=field)
+    error.reason = Reason.MODEL_NOT_FOUND
+    return among(error, of_the_kind(error, names))
+
+
+def unknown_field_target(target: str, names: Iterable[str], field: str, note: str = "") -> FieldError:
+    """Returns `unknown_target` as the error of a field such as `lines[3].spec.model`; `note` ends its sentence."""
+    found = unknown_target(target, names)
+    error = FieldError(field, f"{found.message}{note}", found.reason)
+    error.metadata = found.metadata | {"field": field}
+    return error
+
+
+def kind_and_name(target: str) -> tuple[str, str]:
+    """Returns the kind and the bare name of the model of a request: an agent or a route by its prefix, else TARGET."""
+    for kind in _PREFIXED_KINDS:
+        if target.startswith(f"{kind}/"):
+            return kind, target.removeprefix(f"{kind}/")
+    return TARGET, target
+
+
+def among(error: WeftError, names: Iterable[str]) -> WeftError:
+    """Returns an error with the close ones of `names` in place of those that it has; any other error as it is.
+
+    For an edge that knows which names its caller may see.
+    """
+    name = error.metadata.get(UNKNOWN_NAME)
+    if name is None:
+        return error
+    details = _details(error.metadata.get(UNKNOWN_KIND, TARGET), name, names)
+    error.message = error.message.replace(_sentence(error.metadata), _sentence(details))
+    for key in (CLOSE_NAMES, SOME_NAMES):
+        error.metadata.pop(key, None)
+    error.metadata |= details
+    return error
+
+
+def of_the_kind(error: WeftError, targets: Iterable[str]) -> Iterable[str]:
+    """Returns those of the targets of requests that an error is about: agents alone for an unknown agent."""
+    kind = error.metadata.get(UNKNOWN_KIND, TARGET)
+    return (each for each in targets if each.startswith(f"{kind}/")) if kind in _PREFIXED_KINDS else targets
+
+
+def close_names_of(error: WeftError) -> tuple[str, ...]:
+    """Returns the close names that an error names; empty: none."""
+    listed = error.metadata.get(CLOSE_NAMES, "")
+    return tuple(listed.split(",")) if listed else ()
+
+
+def _details(kind: str, name: str, names: Iterable[str]) -> dict[str, str]:
+    """Returns what the sentence says, as metadata."""
+    known = list(names)
+    details = {UNKNOWN_KIND: kind, UNKNOWN_NAME: _shown(name)}
+    close = closest_names(name, known)
+    if close:
+        return details | {CLOSE_NAMES: ",".join(close)}
+    some = nsmallest(MAX_SOME_NAMES, known)
+    return details | ({SOME_NAMES: ",".join(some)} if some else {})
+
+
+def _sentence(details: Mapping[str, str]) -> str:
+    kind = details.get(UNKNOWN_KIND, TARGET)
+    return f"there is no {kind} {details.get(UNKNOWN_NAME) or 'of this name'}; {_hint(kind, details)}"
+
+
+def _hint(kind: str, details: Mapping[str, str]) -> str:
+    if details.get(CLOSE_NAMES):
+        return did_you_mean(details[CLOSE_NAMES].split(","))
+    lists = _LISTED.get(kind, _TARGETS_LISTED)
+    some = details.get(SOME_NAMES, "").split(",")
+    if not some[0]:
+        return f"{lists} lists what there is"
+    more = f", and those that {lists} lists" if len(some) == MAX_SOME_NAMES else ""
+    return f"there {'is' if len(some) == 1 else 'are'} {', '.join(some)}{more}"
+
+
+def _shown(name: str) -> str:
+    return "".join(filter(str.isprintable, name[:MAX_NAME_CHARS]))

@@ -1,0 +1,62 @@
+"""`weft attach` and `weft detach`: servers that run already, added to a mesh that runs."""
+
+from typing import Annotated
+
+import typer
+
+from weft.api.operations.v1 import operation_pb2
+from weft.documents.operation_actions import remove_action
+from weft.kernel.errors import invalid_field
+from weft.kernel.model_source import server_source
+from weft.kernel.names import require_name
+from weft_app.cli.operations import TokenOption, carry_out
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, reporting
+
+
+def attach(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server's address, such as http://box.lan:11434.")],
+    *,
+    name: Annotated[str, typer.Option("--name", help="Name of the server in the mesh. Default: by its address.")] = "",
+    api_key_env: Annotated[
+        str, typer.Option("--api-key-env", help="Environment variable of the runner that holds the server's key.")
+    ] = "",
+    remote: Annotated[
+        bool | None, typer.Option("--remote/--no-remote", help="Whether requests to it leave the premises.")
+    ] = None,
+    runner: Annotated[str, typer.Option("--runner", help="The runner that reaches it. Default: the only one.")] = "",
+    token: TokenOption = None,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Serve every model that a running server lists, without a restart of the mesh; its list is followed.
+
+    The mesh remembers it over restarts, until `weft detach`. weft never starts or stops the server.
+
+    Example: weft attach http://box.lan:11434 --name box
+    """
+    with reporting():
+        address = url if "://" in url else f"http://{url}"
+        if server_source(address, "URL") is None:
+            raise invalid_field(
+                "URL", "must be the address of a server, such as http://box.lan:11434 or https://host/v1"
+            )
+        load = operation_pb2.LoadModel(
+            source=address, model=require_name(name, "--name") if name else "", runner=runner
+        )
+        if api_key_env:
+            load.options.parameters["api_key_env"].word = api_key_env
+        if remote is not None:
+            load.options.parameters["remote"].flag = remote
+        carry_out(operation_pb2.OperationAction(load_model=load), token=token, home=home)
+
+
+def detach(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The server's name in the mesh.")],
+    token: TokenOption = None,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Serve the models of an attached server no longer; running requests end first, and the server runs on.
+
+    Example: weft detach box
+    """
+    with reporting():
+        carry_out(remove_action(require_name(name, "NAME")), token=token, home=home)

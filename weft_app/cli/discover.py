@@ -1,0 +1,157 @@
+"""`weft discover`, and what `weft up` asks about what it has found on this machine."""
+
+import asyncio
+import sys
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import yaml
+
+from weft.documents.codec import document_of
+from weft.kernel.units import size_words
+from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption, note
+from weft_app.cli.output import Column, TextTable, document_text, safe_text, say
+from weft_app.compose.discovery import Discovered, FoundFile
+from weft_app.compose.discovery import discover as look
+from weft_app.compose.home import WeftHome
+from weft_app.config.config import DiscoverySettings
+from weft_app.config.loader import load_config, parse_section
+
+if TYPE_CHECKING:
+    from runner_svc.discovery import FoundServer
+
+SHOWN_MODELS = 6
+"""Of a server, in one line."""
+SHOWN_FILES = 8
+"""In the question of `weft up`."""
+
+
+class Discover(StrEnum):
+    """What `weft up` does with what it finds."""
+
+    ASK = "ask"
+    YES = "yes"
+    NO = "no"
+
+
+def discover(
+    addresses: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[HOST:PORT]...", help="Where to look instead of the usual ports.", show_default=False),
+    ] = None,
+    home: HomeOption = DEFAULT_HOME,
+    config: ConfigOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show the engines that run on this machine, the models of other programs, and the weft.yaml that serves them.
+
+    Example: weft discover box.lan:8000 box.lan:11434
+    """
+    settings = load_config(config).discovery
+    if addresses:
+        settings = parse_section(DiscoverySettings, {"addresses": addresses, "max_files": settings.max_files})
+    found = asyncio.run(look(settings, WeftHome(home.expanduser().absolute())))
+    if output is not OutputFormat.TABLE:
+        say(document_text(_document(found), output))
+        return
+    say("".join(f"{line}\n" for line in _page(found, settings)))
+
+
+def _page(found: Discovered, settings: DiscoverySettings) -> Iterator[str]:
+    if found.servers:
+        yield from TextTable(_SERVERS).text(found.servers).splitlines()
+    if found.files:
+        yield from ("", *TextTable(_FILES).text(found.files).splitlines())
+    if found.left_out:
+        yield f"\n{found.left_out} more model files are not served; weft models ls --found lists them"
+    if found.is_something:
+        yield "\nweft up --discover=yes serves them; in weft.yaml that is:\n"
+        yield yaml.safe_dump({"runners": found.runners()}, sort_keys=False).rstrip()
+    elif not found.servers:
+        yield f"nothing found: no engine answers at {', '.join(settings.addresses)}, and no program has model files"
+        yield "weft run hf:OWNER/REPO pulls a model of the hub and serves it"
+
+
+_SERVERS = (
+    Column("ENGINE", lambda server: server.title),
+    Column("ADDRESS", lambda server: server.url),
+    Column("MODELS", lambda server: server.why_empty or _models(server) or "none yet"),
+)
+_FILES = (
+    Column("SERVED AS", lambda file: file.name),
+    Column("SOURCE", lambda file: file.model.source),
+    Column("SIZE", lambda file: size_words(file.model.size_bytes)),
+)
+
+
+def _models(server: "FoundServer") -> str:
+    from runner_svc.discovery import shown_models  # noqa: PLC0415 - it needs an HTTP client, and `up` imports this
+
+    return shown_models(server.models, SHOWN_MODELS)
+
+
+def _document(found: Discovered) -> dict[str, Any]:
+    return {
+        "kind": "Discovery",
+        "servers": [
+            {
+                "program": server.program,
+                "version": server.version,
+                "url": server.url,
+                "models": list(server.models),
+                "detail": server.why_empty,
+            }
+            for server in found.servers
+        ],
+        "files": [{"name": file.name, **document_of(file.model)} for file in found.files],
+        "filesLeftOut": found.left_out,
+        "runners": found.runners(),
+    }
+
+
+def offered(wanted: Discover | None, settings: DiscoverySettings, home: WeftHome, demo: str) -> Discovered | None:
+    """Returns what `weft up` is to serve of what it finds on this machine; None: nothing, but `demo`.
+
+    On a terminal it is asked for; elsewhere it is said, unless the command line or the settings say yes.
+    """
+    mode = wanted or Discover(settings.mode)
+    if mode is Discover.NO:
+        return None
+    found = asyncio.run(look(settings, home))
+    if not found.is_something:
+        return None
+    lines = list(_found_lines(found))
+    if mode is Discover.YES:
+        for line in ("found on this machine, and served:", *lines):
+            note(line)
+        return found
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        note(f"found on this machine, and not served: {'; '.join(line.strip() for line in lines)}")
+        note("weft up --discover=yes serves it")
+        return None
+    for line in ("found on this machine:", *lines):
+        note(line)
+    if typer.confirm(f"weft: serve this? (no: {demo}; --discover=yes or no asks no more)", default=True, err=True):
+        return found
+    return None
+
+
+def shown_server(server: "FoundServer") -> str:
+    """Returns a server and its models in one line."""
+    models = server.why_empty or _models(server) or "no models yet"
+    return safe_text(f"{server.title} at {server.url}: {models}")
+
+
+def _found_lines(found: Discovered) -> Iterator[str]:
+    for server in found.servers:
+        yield f"  {shown_server(server)}"
+    if found.files:
+        yield safe_text(f"  {_files_words(found.files)}")
+
+
+def _files_words(files: Sequence[FoundFile]) -> str:
+    names = ", ".join(file.name for file in files[:SHOWN_FILES])
+    more = f" and {len(files) - SHOWN_FILES} more" if len(files) > SHOWN_FILES else ""
+    return f"{len(files)} model file{'' if len(files) == 1 else 's'} of other programs: {names}{more}"

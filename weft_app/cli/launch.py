@@ -1,0 +1,150 @@
+"""`weft launch`: a program that speaks one of the mesh's APIs, started with the environment that leads it here."""
+
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from weft.api.registry.v1 import key_service_pb2
+from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceStub
+from weft.client.resources import connect_registry
+from weft.documents.resource_kinds import ResourceKind
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft_app.cli.completion import complete_chat_target
+from weft_app.cli.keys import KeyRole, scopes_of
+from weft_app.cli.launch_tools import TOOLS, Access, Tool
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat
+from weft_app.cli.output import Column, Listing, say
+from weft_app.cli.registry_calls import call_registry
+from weft_app.compose.home import WeftHome
+
+KEY_VARIABLE = "WEFT_API_KEY"
+"""The variable with a key that is used instead of a new one."""
+ANY_KEY = "local"
+"""What is sent where callers need no key: programs insist on one."""
+KEY_LIFETIME_SECONDS = 30 * 86_400
+MAX_NAMES = 10
+
+_TABLE = Listing(
+    columns=(
+        Column("TOOL", lambda row: row["tool"]),
+        Column("NAME", lambda row: row["title"]),
+        Column("INSTALLED", lambda row: "yes" if row["installed"] else "no"),
+        Column("INSTALL", lambda row: row["install"]),
+    ),
+    name=lambda row: str(row["tool"]),
+    kind="ToolList",
+    plural="tools",
+)
+
+
+def launch(
+    tool: Annotated[
+        str,
+        typer.Argument(
+            metavar="[TOOL]",
+            help=f"{', '.join(TOOLS)}. Default: list them.",
+            autocompletion=lambda incomplete: [name for name in TOOLS if name.startswith(incomplete)],
+            show_default=False,
+        ),
+    ] = "",
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS...]", help="Arguments of the program.", show_default=False)
+    ] = None,
+    *,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            help="A model, pool, agent/NAME, route/NAME or alias. Default: the only one of the mesh.",
+            autocompletion=complete_chat_target,
+        ),
+    ] = "",
+    key: Annotated[
+        str, typer.Option("--key", envvar=KEY_VARIABLE, help="API key. Default: a new one, where callers need one.")
+    ] = "",
+    only_print: Annotated[
+        bool, typer.Option("--print", help="Print the environment as export lines and the command; start nothing.")
+    ] = False,
+    output: Annotated[
+        NamedFormat, typer.Option("--output", "-o", help="Output format of the list of tools.")
+    ] = NamedFormat.TABLE,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Start a program such as Claude Code with the environment that leads it to this mesh; no file is changed.
+
+    Where callers need keys and none is given, a key of the role user is made, which expires after 30 days.
+
+    Example: weft launch claude --model qwen3 -- --continue
+    """
+    if not tool:
+        _TABLE.print([_row(name, each) for name, each in TOOLS.items()], output)
+        return
+    chosen = TOOLS.get(tool)
+    if chosen is None:
+        raise invalid_field("TOOL", f"must be one of {', '.join(TOOLS)}")
+    program = shutil.which(chosen.program)
+    if program is None and not only_print:
+        raise WeftError(Reason.NOT_FOUND, f"{chosen.title} is not installed; install it: {chosen.install}")
+    running = _running(home)
+    access = Access(url=running["url"], key=key or _key(home, running, tool), model=model or _only_model(home))
+    environment = {**chosen.environment(access), **_trust(running)}
+    command = [chosen.program, *chosen.arguments(access), *(arguments or ())]
+    if only_print:
+        say(_export_lines(environment, command))
+        return
+    assert program is not None, "refused above"
+    os.execve(program, command, {**os.environ, **environment})  # noqa: S606 - the program that was asked for
+
+
+def _row(name: str, tool: Tool) -> dict[str, Any]:
+    return {
+        "tool": name,
+        "title": tool.title,
+        "installed": shutil.which(tool.program) is not None,
+        "install": tool.install,
+    }
+
+
+def _running(home: Path) -> Mapping[str, Any]:
+    root = WeftHome(home.expanduser().absolute())
+    running = root.running()
+    if running is None or "url" not in running:
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, f"no mesh runs on {root.root}; start one with `weft up`")
+    return running
+
+
+def _key(home: Path, running: Mapping[str, Any], tool: str) -> str:
+    """Returns a new key where callers need one."""
+    if not running.get("asksForKeys"):
+        return ANY_KEY
+    request = key_service_pb2.CreateKeyRequest(description=f"weft launch {tool}", scopes=scopes_of(KeyRole.USER))
+    request.lifetime.FromSeconds(KEY_LIFETIME_SECONDS)
+    return str(call_registry(home, KeyServiceStub, "CreateKey", request).text)
+
+
+def _only_model(home: Path) -> str:
+    """Returns the model that can only be meant. Raises INVALID_ARGUMENT naming those that there are."""
+    with connect_registry(home=home) as registry:
+        names = list(registry.names(ResourceKind.POOL))
+    if len(names) == 1:
+        return names[0]
+    there = f"there are {', '.join(names[:MAX_NAMES])}" if names else "the mesh has none yet"
+    raise invalid_field("--model", f"say which model is meant; {there}")
+
+
+def _trust(running: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what has a program trust the certificate that the mesh made for itself."""
+    file = running.get("caFile")
+    return {"NODE_EXTRA_CA_CERTS": file, "SSL_CERT_FILE": file} if file else {}
+
+
+def _export_lines(environment: Mapping[str, str], command: list[str]) -> str:
+    """Returns lines for a shell; the command is a comment, so that the whole can be evaluated."""
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    return "\n".join([*lines, f"# {shlex.join(command)}", ""])

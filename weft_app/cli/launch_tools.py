@@ -1,0 +1,130 @@
+"""The programs that `weft launch` starts, and the environment that points each at the mesh. Pure."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+CODEX_KEY = "WEFT_API_KEY"
+"""The variable in which codex looks for the key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """What a program needs to know of the mesh."""
+
+    url: str
+    """Without `/v1`."""
+    key: str
+    model: str
+    """As requests name it."""
+
+    @property
+    def v1(self) -> str:
+        """The base URL of the API of OpenAI."""
+        return f"{self.url}/v1"
+
+
+def _nothing(_: Access) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A program that speaks one of the mesh's APIs. No file of it is written."""
+
+    title: str
+    program: str
+    install: str
+    """A command that installs it."""
+    environment: Callable[[Access], Mapping[str, str]]
+    arguments: Callable[[Access], list[str]] = _nothing
+    """Come before those of the caller."""
+
+
+def _claude(access: Access) -> Mapping[str, str]:
+    return {
+        "ANTHROPIC_BASE_URL": access.url,
+        "ANTHROPIC_AUTH_TOKEN": access.key,
+        "ANTHROPIC_SMALL_FAST_MODEL": access.model,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+
+
+def _codex_arguments(access: Access) -> list[str]:
+    provider = f'{{name="weft", base_url="{access.v1}", env_key="{CODEX_KEY}", wire_api="responses"}}'
+    settings = ('model_provider="weft"', f"model_providers.weft={provider}", 'web_search="disabled"')
+    return [*(part for setting in settings for part in ("-c", setting)), "--model", access.model]
+
+
+def _opencode(access: Access) -> Mapping[str, str]:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "weft",
+        "options": {"baseURL": access.v1, "apiKey": access.key},
+        "models": {access.model: {"name": access.model}},
+    }
+    config = {"provider": {"weft": provider}, "small_model": f"weft/{access.model}"}
+    return {"OPENCODE_CONFIG_CONTENT": json.dumps(config, separators=(",", ":"))}
+
+
+def _openai(access: Access) -> dict[str, str]:
+    return {"OPENAI_BASE_URL": access.v1, "OPENAI_API_BASE": access.v1, "OPENAI_API_KEY": access.key}
+
+
+def _open_webui(access: Access) -> Mapping[str, str]:
+    return {
+        "OPENAI_API_BASE_URL": access.v1,
+        "OPENAI_API_KEY": access.key,
+        # The same models over both APIs would be listed twice.
+        "ENABLE_OLLAMA_API": "false",
+    }
+
+
+TOOLS: Mapping[str, Tool] = MappingProxyType(
+    {
+        "claude": Tool(
+            title="Claude Code",
+            program="claude",
+            install="npm install -g @anthropic-ai/claude-code",
+            environment=_claude,
+            arguments=lambda access: ["--model", access.model],
+        ),
+        "codex": Tool(
+            title="Codex CLI",
+            program="codex",
+            install="npm install -g @openai/codex",
+            environment=lambda access: {CODEX_KEY: access.key},
+            arguments=_codex_arguments,
+        ),
+        "opencode": Tool(
+            title="opencode",
+            program="opencode",
+            install="npm install -g opencode-ai",
+            environment=_opencode,
+            arguments=lambda access: ["--model", f"weft/{access.model}"],
+        ),
+        "aider": Tool(
+            title="Aider",
+            program="aider",
+            install="pipx install aider-chat",
+            environment=_openai,
+            arguments=lambda access: ["--model", f"openai/{access.model}"],
+        ),
+        "openwebui": Tool(
+            title="Open WebUI",
+            program="open-webui",
+            install="pipx install open-webui",
+            environment=_open_webui,
+            arguments=lambda _: ["serve"],
+        ),
+        "ollama": Tool(
+            title="Ollama's command line",
+            program="ollama",
+            install="see https://ollama.com/download",
+            environment=lambda access: {"OLLAMA_HOST": access.url, "OLLAMA_API_KEY": access.key},
+            arguments=lambda access: ["run", access.model],
+        ),
+    }
+)
+"""By the word after `weft launch`."""

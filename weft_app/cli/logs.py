@@ -1,0 +1,157 @@
+"""`weft logs`: of the mesh, its services and runners, of the engine of a model, and of a task."""
+
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from runner_svc.runtimes.table import find_runtime
+from weft.client.resources import RunnerOfModel, connect_registry, connect_runner_of
+from weft.documents.resource_kinds import ResourceKind
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_name, require_token
+from weft.kernel.reasons import Reason
+from weft_app.cli.completion import complete_logged
+from weft_app.cli.mesh_logs import (
+    COMPONENTS,
+    DEFAULT_LINES,
+    MAX_LINES,
+    MESH,
+    RUNNER_PREFIX,
+    Filter,
+    LinesFormat,
+    LogFolder,
+    Logs,
+    print_logs,
+)
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, note, reporting
+from weft_app.cli.output import safe_text
+from weft_app.cli.tasks import is_about_tasks, print_answer
+from weft_app.cli.wait import parse_duration
+from weft_app.compose.home import WeftHome
+
+MODEL_PREFIX = "model/"
+
+
+def logs(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME",
+            help="A model; gateway, router, registry or runner/NAME; or task/ID. Default: mesh, all of this mesh.",
+            autocompletion=complete_logged,
+        ),
+    ] = None,
+    *,
+    follow_on: Annotated[bool, typer.Option("--follow", "-f", help="Follow new lines until Ctrl-C.")] = False,
+    lines: Annotated[
+        int | None,
+        typer.Option(
+            "--lines",
+            "--tail",
+            "-n",
+            min=0,
+            max=MAX_LINES,
+            help=f"Last lines. Default {DEFAULT_LINES}; with --since or --request {MAX_LINES}.",
+        ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Only lines since 10m ago, or since 2026-05-04T10:00:00Z."),
+    ] = None,
+    request: Annotated[str, typer.Option("--request", metavar="ID", help="Only lines of this request or trace.")] = "",
+    output: Annotated[
+        LinesFormat, typer.Option("--output", "-o", help="text: for people; json: lines as they were written.")
+    ] = LinesFormat.TEXT,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Show the log of the mesh, a service or a runner, a model's engine's output, or a task's answer so far.
+
+    Logs of the mesh, of services and of runners are files of the home, also there when weft is stopped.
+
+    Example: weft logs -f, or for the last minutes of one service: weft logs gateway --since 10m
+    """
+    with reporting(interrupted=0):
+        named = words or [MESH]
+        wanted = _filter_of(since, request, time.time())
+        is_plain = since is None and not request and output is LinesFormat.TEXT
+        if is_about_tasks(named):
+            _require_plain(is_plain)
+            print_answer(named, home, follow=follow_on)
+            return
+        if len(named) != 1:
+            raise invalid_field("NAME", "name one model, service or runner, or one task as task/ID")
+        found = _resolved(named[0], home)
+        if isinstance(found, Logs):
+            print_logs(found, wanted, output, lines=lines, follow=follow_on)
+            return
+        with found as runner:
+            _require_plain(is_plain)
+            _print_output(runner, named[0], DEFAULT_LINES if lines is None else lines, follow=follow_on)
+
+
+def _filter_of(since: str | None, request: str, now: float) -> Filter:
+    """Returns the filter of the options --since and --request. Raises INVALID_ARGUMENT naming the option."""
+    if request:
+        require_token(request, "--request", MAX_REQUEST_ID_CHARS)
+    return Filter(since=None if since is None else _time_of(since, now), request=request)
+
+
+def _time_of(text: str, now: float) -> float:
+    if text[:4].isdecimal() and text[4:5] == "-":
+        try:
+            return datetime.fromisoformat(text).timestamp()
+        except (ValueError, OverflowError, OSError):
+            why = "must be a time such as 2026-05-04T10:00:00Z, or an age such as 10m"
+            raise invalid_field("--since", why) from None
+    return now - parse_duration(text, "--since")
+
+
+def _require_plain(is_plain: bool) -> None:
+    """Raises INVALID_ARGUMENT for options that what a model or a task prints does not have."""
+    if not is_plain:
+        raise invalid_field("--since, --request, --output", "go with the logs of the mesh, a service or a runner")
+
+
+def _resolved(name: str, home: Path) -> Logs | RunnerOfModel:
+    """Returns the log files that a name stands for, or the runner of the model.
+
+    A model comes before a runner of the same name. Raises NOT_FOUND, or SERVICE_UNAVAILABLE where the name may be a
+    model but no mesh runs.
+    """
+    folder = LogFolder(WeftHome(home.expanduser().absolute()))
+    if name == MESH or name in COMPONENTS or name.startswith(RUNNER_PREFIX):
+        return folder.require(name)
+    model = require_name(name.removeprefix(MODEL_PREFIX), "NAME")
+    own = folder.find(name) if name == model else None
+    try:
+        with connect_registry(home=home) as registry:
+            try:
+                return connect_runner_of(registry, model)
+            except WeftError as error:
+                if error.reason is not Reason.MODEL_NOT_FOUND:
+                    raise
+                if own is None:
+                    raise folder.unknown(model, registry.names(ResourceKind.MODEL)) from error
+    except WeftError as error:
+        if error.reason is not Reason.SERVICE_UNAVAILABLE:
+            raise
+        if own is None:
+            raise (folder.unknown(model) if folder.is_close(model) else error) from error
+    return own
+
+
+def _print_output(runner: RunnerOfModel, model: str, lines: int, *, follow: bool) -> None:
+    """Prints what the engine of a model has printed."""
+    runtime = find_runtime(runner.runtime)
+    if runtime is not None and runtime.no_output:
+        note(f"{model}: {runtime.no_output}")
+        return
+    for response in runner.log_lines(lines, follow=follow):
+        if response.lost_line_count:
+            note(f"{response.lost_line_count} lines were lost: this reader is too slow")
+        sys.stdout.write("".join(f"{safe_text(line)}\n" for line in response.lines))
+        sys.stdout.flush()

@@ -1,0 +1,314 @@
+"""Logs of the mesh itself for `weft logs`: the files of a home, also where no mesh runs.
+
+The whole mesh of `weft up` writes `host.log`, each line with its component; `weft serve SERVICE` writes `SERVICE.log`,
+a runner `runner-NAME.log` and `runner-NAME.out`, and `weft up -d` its output to `up.out`.
+"""
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from operator import attrgetter
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from weft.kernel.errors import WeftError
+from weft.kernel.names import closest_names, require_name
+from weft.kernel.reasons import Reason
+from weft.kernel.unknown_names import LOGGED, unknown_name
+from weft_app.cli.log_files import LogFile, Piece
+from weft_app.cli.options import note
+from weft_app.cli.output import json_line, safe_text, say
+from weft_app.compose.home import WeftHome
+
+DEFAULT_LINES = 100
+MAX_LINES = 1000
+POLL_SECONDS = 0.2
+"""Pause between two looks at the files that are followed."""
+MAX_VALUE_CHARS = 500
+"""Length at which a value is cut in a line for people."""
+MAX_FRAMES = 20
+"""Innermost frames of a traceback that are shown to people."""
+
+MESH = "mesh"
+COMPONENTS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "gateway": frozenset({"weft.gateway", "weft.request", "weft.keys", "weft.router_watch"}),
+        "router": frozenset({"weft.router", "weft.waker", "weft.tasks", "weft.relay", "weft.memory_watch"}),
+        "registry": frozenset({"weft.registry"}),
+    }
+)
+"""Components of each service of the mesh in `host.log`; those below them, as `weft.registry.keys`, are theirs too."""
+RUNNER_PREFIX = "runner/"
+_HOST, _UP = "host.log", "up.out"
+_FILE_PREFIX = "runner-"
+_SHOWN_FIRST = frozenset({"timestamp", "level", "component", "service", "event", "exception"})
+
+
+class LinesFormat(StrEnum):
+    """Output format of log lines."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a log."""
+
+    time: float
+    """Seconds since the epoch; of a line without a time that of the line before it, or the last write to the file."""
+    text: str
+    fields: Mapping[str, Any] | None
+    """What a structured line has; None: it is plain text."""
+    file: str
+
+    def shown(self, output: LinesFormat) -> str:
+        """Returns the line as JSON, or for people."""
+        if output is LinesFormat.JSON:
+            return f"{self.text}\n" if self.fields is not None else json_line({"event": self.text, "file": self.file})
+        return f"{safe_text(self.text)}\n" if self.fields is None else _text_of(self.fields, self.time)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which lines are shown."""
+
+    since: float | None = None
+    """Seconds since the epoch."""
+    request: str = ""
+    """Id of a request, or of its trace."""
+    service: str = ""
+    """A service of the mesh, one of COMPONENTS, whose lines of `host.log` are shown."""
+
+    def takes(self, entry: Entry) -> bool:
+        """Whether a line is shown: never a blank one."""
+        if not entry.text.strip():
+            return False
+        if self.since is not None and entry.time < self.since:
+            return False
+        fields = entry.fields or {}
+        if self.request and self.request not in (fields.get("request_id"), fields.get("trace_id")):
+            return False
+        return not self.service or entry.file != _HOST or self.service == _service_of(str(fields.get("component", "")))
+
+
+def _service_of(component: str) -> str:
+    for service, components in COMPONENTS.items():
+        if any(component == each or component.startswith(f"{each}.") for each in components):
+            return service
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """What a name stands for: files, and the service whose lines of `host.log` are meant."""
+
+    files: tuple[Path, ...]
+    service: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFolder:
+    """The logs of one home."""
+
+    home: WeftHome
+
+    def runners(self) -> tuple[str, ...]:
+        """Returns the runners that have written here, whether they run or not."""
+        return tuple(name.removeprefix(_FILE_PREFIX) for name in self._names() if name.startswith(_FILE_PREFIX))
+
+    def names(self) -> tuple[str, ...]:
+        """Returns all names that `find` knows."""
+        others = (name for name in self._names() if not name.startswith(_FILE_PREFIX))
+        return tuple(sorted({MESH, *COMPONENTS, *others, *self.runners()} - {"host", "up"}))
+
+    def find(self, name: str) -> Logs | None:
+        """Returns the logs of the mesh, a service or a runner; None: no file has this name. Raises INVALID_ARGUMENT."""
+        if name == MESH:
+            # What `weft up -d` printed says why a start failed; of a mesh that runs it has nothing to add.
+            up = () if self.home.is_claimed() else (self._path(_UP),)
+            return Logs((self._path(_HOST), *up))
+        if name in COMPONENTS:
+            return Logs((self._path(_HOST), self._path(f"{name}.log")), name)
+        bare = require_name(name.removeprefix(RUNNER_PREFIX), "NAME")
+        if bare in self.runners():
+            return Logs((self._path(f"{_FILE_PREFIX}{bare}.log"), self._path(f"{_FILE_PREFIX}{bare}.out")))
+        if bare in self.names() and not name.startswith(RUNNER_PREFIX):
+            return Logs((self._path(f"{bare}.log"),))
+        return None
+
+    def require(self, name: str) -> Logs:
+        """As `find`. Raises NOT_FOUND with the close names, or with the next step where there are no logs at all."""
+        found = self.find(name)
+        if found is not None and (any(map(_is_there, found.files)) or self._names()):
+            return found
+        if not self._names():
+            folder = self.home
+            raise WeftError(
+                Reason.NOT_FOUND,
+                f"there are no logs in {folder.logs}: no mesh has run there; start one with "
+                f"`weft up --home {folder.root}`, or name its home with --home",
+            )
+        raise self.unknown(name)
+
+    def unknown(self, name: str, models: Iterable[str] = ()) -> WeftError:
+        """Returns the error of a name that has no logs, among these and the models."""
+        if name.startswith(RUNNER_PREFIX):
+            error = unknown_name("runner", name.removeprefix(RUNNER_PREFIX), self.runners(), field="NAME")
+            error.message += " The log of a runner on another machine is in its home there."
+            return error
+        return unknown_name(LOGGED, name, {*self.names(), *models}, field="NAME")
+
+    def is_close(self, name: str) -> bool:
+        """Whether a name that has no logs is close to one that has."""
+        return bool(closest_names(name, self.names()))
+
+    def _names(self) -> list[str]:
+        try:
+            listed = list(self.home.logs.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise _unreadable(self.home.logs, error) from error
+        return sorted({path.stem for path in listed if path.suffix in (".log", ".out")})
+
+    def _path(self, name: str) -> Path:
+        return self.home.logs / name
+
+
+def print_logs(
+    logs: Logs, wanted: Filter, output: LinesFormat, *, lines: int | None = None, follow: bool = False
+) -> None:
+    """Prints the last lines of logs, by time, and with `follow` every new one until Ctrl-C.
+
+    `lines` None: DEFAULT_LINES, or with a filter all up to MAX_LINES; a note says how many are left out.
+    """
+    wanted = Filter(since=wanted.since, request=wanted.request, service=logs.service)
+    is_filtered = wanted.since is not None or bool(wanted.request)
+    most = lines if lines is not None else MAX_LINES if is_filtered else DEFAULT_LINES
+    with ExitStack() as opened:
+        try:
+            readers = [_Reader(opened.enter_context(LogFile(path))) for path in logs.files]
+            last, total = _last([reader.past() for reader in readers], wanted, most)
+            if is_filtered and lines is None and total > most:
+                note(f"{total - most} earlier lines are left out; narrow it with --since, or read {logs.files[0]}")
+            say("".join(entry.shown(output) for entry in last))
+            if not total and not follow:
+                note("there are no such lines" if is_filtered or logs.service else "there are no lines yet")
+            while follow:
+                time.sleep(POLL_SECONDS)
+                _print_new(readers, wanted, output)
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise _unreadable(logs.files[0].parent, error) from error
+
+
+def _print_new(readers: Sequence["_Reader"], wanted: Filter, output: LinesFormat) -> None:
+    new = sorted((entry for reader in readers for entry in reader.new() if wanted.takes(entry)), key=_time)
+    if new:
+        say("".join(entry.shown(output) for entry in new))
+    for reader in readers:
+        if reader.file.take_lost():
+            note(f"lines of {reader.file.path.name} were lost: it was replaced twice at once")
+
+
+class _Reader:
+    """Entries of one file."""
+
+    def __init__(self, file: LogFile) -> None:
+        self.file = file
+        self._time = 0.0
+
+    def past(self) -> Iterator[Entry]:
+        return map(self._entry, self.file.past())
+
+    def new(self) -> Iterator[Entry]:
+        return map(self._entry, self.file.new())
+
+    def _entry(self, piece: Piece) -> Entry:
+        text = piece.data.decode("utf-8", "replace").rstrip("\r\n")
+        fields = _fields_of(text)
+        found = None if fields is None else _timestamp(fields.get("timestamp"))
+        self._time = found if found is not None else self._time or piece.written
+        return Entry(self._time, text, fields, self.file.path.name)
+
+
+_time = attrgetter("time")
+
+
+def _last(sources: Iterable[Iterator[Entry]], wanted: Filter, most: int) -> tuple[list[Entry], int]:
+    """Returns the last entries of several files by time, and how many there are."""
+    total = 0
+    kept: list[Entry] = []
+    for source in sources:
+        last: deque[Entry] = deque(maxlen=most)
+        for entry in source:
+            if wanted.takes(entry):
+                total += 1
+                last.append(entry)
+        kept += last
+    return sorted(kept, key=_time)[max(0, len(kept) - most) :], total
+
+
+def _fields_of(text: str) -> Mapping[str, Any] | None:
+    if not text.startswith("{"):
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and "event" in found else None
+
+
+def _timestamp(value: object) -> float | None:
+    try:
+        return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else None
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _text_of(fields: Mapping[str, Any], seconds: float) -> str:
+    """Returns a structured line for people: local time, level, where it is from, what happened, and its values."""
+    at = datetime.fromtimestamp(seconds, UTC).astimezone()
+    origin = str(fields.get("component") or fields.get("service") or "").removeprefix("weft.")
+    rest = ((name, value) for name, value in fields.items() if name not in _SHOWN_FIRST and value is not None)
+    values = (f"{name}={_value_text(value)}" for name, value in rest)
+    head = f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d} {fields.get('level', '-')!s:<8} {origin:<12}"
+    line = " ".join((head, str(fields["event"]), *values))
+    return "".join(f"{safe_text(each)}\n" for each in (line, *_traceback(fields.get("exception"))))
+
+
+def _value_text(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    cut = text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}..."
+    return json.dumps(cut, ensure_ascii=False) if isinstance(value, str) and (" " in cut or not cut) else cut
+
+
+def _traceback(exception: object) -> Iterator[str]:
+    """Yields the errors of a structured traceback, each with its innermost frames."""
+    if isinstance(exception, str):
+        yield from (f"    {line}" for line in exception.splitlines()[-MAX_FRAMES:])
+        return
+    for error in exception if isinstance(exception, list) else ():
+        if not isinstance(error, dict):
+            continue
+        yield f"    {error.get('exc_type')}: {error.get('exc_value')}"
+        frames = error.get("frames")
+        for frame in frames[-MAX_FRAMES:] if isinstance(frames, list) else ():
+            if isinstance(frame, dict):
+                yield f"      {frame.get('filename')}:{frame.get('lineno')} in {frame.get('name')}"
+
+
+def _is_there(path: Path) -> bool:
+    return path.is_file()
+
+
+def _unreadable(path: Path, error: OSError) -> WeftError:
+    return WeftError(Reason.INVALID_ARGUMENT, f"the logs in {path} cannot be read: {error.strerror}")

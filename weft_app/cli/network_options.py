@@ -1,0 +1,76 @@
+"""The options of `weft up` that say how the mesh is reached, as values of the configuration."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from weft.kernel.address import is_loopback
+from weft_app.config.document import Document, given_by, value_of
+from weft_app.config.loader import COMMAND_LINE
+
+JOIN_PORT = 7443
+
+
+class TlsChoice(StrEnum):
+    """Where the certificate of the HTTP API comes from, besides the files that a configuration names."""
+
+    AUTO = "auto"
+    """The mesh makes it."""
+
+
+_OPTIONS = {
+    "host": "--host",
+    "port": "--port",
+    "grpc_port": "--grpc-port",
+    "gateway.insecure": "--insecure",
+    "gateway.tls.self_signed": "--tls auto",
+}
+"""Options by the setting that they give."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkOptions:
+    """The options as they were given; None: not given."""
+
+    host: str | None = None
+    port: int | None = None
+    grpc_port: int | None = None
+    tls: TlsChoice | None = None
+    insecure: bool = False
+    join_port: int | None = None
+
+    def overrides(self) -> Document:
+        """Returns the values that go before those of the files."""
+        plain = {"host": self.host, "port": self.port, "grpc_port": self.grpc_port}
+        given: Document = {name: value for name, value in plain.items() if value is not None}
+        gateway: Document = {}
+        if self.insecure:
+            gateway["insecure"] = True
+        if self.tls is TlsChoice.AUTO:
+            gateway["tls"] = {"self_signed": True}
+        if gateway:
+            given["gateway"] = gateway
+        if self.join_port is not None:
+            given["relay"] = {"listen": self._listen(self.host or "127.0.0.1", self.join_port)}
+        return given
+
+    def with_relay(self, document: Document, below: Callable[[Document], Document]) -> Document:
+        """Returns the document with what is below the files: the relay that --host opens for other machines."""
+        document = below(document)
+        relay: Any = value_of(document.get("relay")) or {}
+        if self.host is None or is_loopback(self.host) or not isinstance(relay, dict) or value_of(relay.get("listen")):
+            return document
+        listen = given_by(COMMAND_LINE, self._listen(self.host, JOIN_PORT))
+        return {**document, "relay": {**relay, "listen": listen}}
+
+    def option_of(self, field: str) -> str:
+        """Returns the name of a setting in error messages: its option, where that was given."""
+        value: Any = self.overrides()
+        for step in field.split("."):
+            value = value.get(step) if isinstance(value, dict) else None
+        return _OPTIONS.get(field, field) if value is not None else field
+
+    @staticmethod
+    def _listen(host: str, port: int) -> str:
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,105 @@
+"""The text that `weft up` prints once its mesh is up: addresses, access, and lines to copy."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weft_app.cli.background import STOP_LINE
+from weft_app.cli.first_access import FirstAccess
+from weft_app.compose.home import WeftHome
+from weft_app.config.config import CONFIG_NAME
+
+if TYPE_CHECKING:
+    from weft_app.compose.up import UpHost
+
+MAX_NETWORK_URLS = 3
+CA_NAME = "weft-ca.pem"
+_INDENT = " " * 12
+
+
+def ready_text(host: "UpHost", home: WeftHome, access: FirstAccess) -> str:
+    """Returns the addresses and commands with which a user starts."""
+    notice = f"\n  WARNING   {host.notice}\n" if host.notice else ""
+    warning = (
+        "\n  WARNING   plain HTTP (--insecure): everyone on the network between can read and change keys, prompts\n"
+        f"{_INDENT}and answers. Leave --insecure out for HTTPS.\n"
+        if host.is_insecure
+        else ""
+    )
+    facts = "".join(_facts(host, home, access))
+    tries = "".join(_tries(host, access))
+    return f"\n  weft is up\n\n{facts}{notice}{warning}\n{tries}{STOP_LINE}\n"
+
+
+def config_words(files: Sequence[Path]) -> str:
+    """Returns the files that a configuration was read from, for people."""
+    if not files:
+        return f"none: there is no {CONFIG_NAME} in {Path.cwd()}"
+    return ", ".join(map(str, files))
+
+
+def _facts(host: "UpHost", home: WeftHome, access: FirstAccess) -> Iterator[str]:
+    yield _fact("base URL", f"{host.url}/v1")
+    if host.network_urls:
+        yield _fact("network", *(f"{url}/v1" for url in host.network_urls[:MAX_NETWORK_URLS]))
+    if host.authority is not None:
+        yield _fact("TLS", f"own certificate; clients trust {host.authority.file}", host.authority.fingerprint)
+    yield _fact("config", config_words(host.config_files))
+    yield _fact("gRPC", *filter(None, (host.grpc_port_address, host.grpc_address)))
+    if host.asks_for_keys:
+        yield _fact("keys", *_key_lines(access))
+    if host.relay is not None:
+        yield _fact("runners", *_join_lines(host.relay.url, access))
+    yield _fact("logs", str(home.logs))
+
+
+def _key_lines(access: FirstAccess) -> Iterator[str]:
+    if access.key:
+        yield "callers need one. The first, of an admin, is shown only now:"
+        yield access.key
+    elif access.key_file is not None:
+        yield f"callers need one. The first, of an admin, is in {access.key_file}"
+    else:
+        yield "callers need one: weft keys create"
+
+
+def _join_lines(url: str, access: FirstAccess) -> Iterator[str]:
+    if access.join_command:
+        yield "join from other machines with this line, shown only now:"
+        yield access.join_command
+    elif access.join_file is not None:
+        yield f"join from other machines with the line in {access.join_file}"
+    else:
+        yield f"join at {url}; make a line to join with: weft runner token create"
+
+
+def _tries(host: "UpHost", access: FirstAccess) -> Iterator[str]:
+    model = host.models[0] if host.models else "<model>"
+    trust = f" --cacert {shlex.quote(str(host.authority.file))}" if host.authority is not None else ""
+    key = ' -H "Authorization: Bearer $WEFT_API_KEY"' if host.asks_for_keys else ""
+    given = f"    export WEFT_API_KEY={access.key}\n" if access.key else ""
+    yield (
+        f"  try it:\n\n{given}"
+        f"    curl{trust} {host.url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
+        f'      -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello"}}]}}\'\n\n'
+    )
+    if host.network_urls:
+        yield f"  from another machine:\n\n{''.join(_elsewhere(host, access))}\n"
+
+
+def _elsewhere(host: "UpHost", access: FirstAccess) -> Iterator[str]:
+    url = host.network_urls[0]
+    key = access.key or "weft_..."
+    trust = ""
+    if host.authority is not None:
+        trust = f" --cacert {CA_NAME}"
+        yield f"    curl -sk {url}/ca.pem -o {CA_NAME}\n"
+        yield f"    openssl x509 -in {CA_NAME} -outform der | sha256sum   # must be {host.authority.fingerprint[7:]}\n"
+        yield f"    export SSL_CERT_FILE=$PWD/{CA_NAME}\n"
+    yield f"    export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key}\n"
+    yield f'    curl{trust} $OPENAI_BASE_URL/models -H "Authorization: Bearer $OPENAI_API_KEY"\n'
+
+
+def _fact(name: str, *lines: str) -> str:
+    return f"  {name:<10}" + f"\n{_INDENT}".join(lines) + "\n"

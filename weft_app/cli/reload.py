@@ -1,0 +1,124 @@
+"""`weft reload`: a running mesh reads its weft.yaml again; the differences as people read them."""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import grpc
+import typer
+
+from weft.api.operations.v1 import configuration_service_pb2 as pb
+from weft.api.operations.v1 import configuration_service_pb2_grpc
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
+from weft_app.cli.output import print_page
+from weft_app.cli.registry_calls import call_registry
+from weft_app.compose.home import WeftHome
+
+TIMEOUT_SECONDS = 3_900.0
+"""Longest wait for a reload: the longest drain, and a margin."""
+_Change = pb.ConfigurationChange
+_SIGNS = {_Change.ACTION_ADDED: "+", _Change.ACTION_REMOVED: "-", _Change.ACTION_CHANGED: "~"}
+_EFFECTS = {
+    _Change.EFFECT_MODEL_RELOAD: "its requests are finished, and it is loaded again",
+    _Change.EFFECT_RUNNER_RESTART: "its requests are finished, and its process is started again",
+    _Change.EFFECT_MESH_RESTART: "needs a restart of the mesh: weft restart",
+}
+
+
+def reload(
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    output: PageOutputOption = OutputFormat.TABLE,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Have a running mesh read its weft.yaml again: what changed drains, all else goes on.
+
+    A file that is wrong changes nothing. Settings that need a restart are named, and stay as they are.
+
+    Example: weft reload --dry-run
+    """
+    folder = WeftHome(home.expanduser().absolute())
+    request = pb.ReloadConfigurationRequest(dry_run=dry_run)
+    try:
+        answer: pb.ReloadConfigurationResponse = call_registry(
+            folder.root, _stub, "ReloadConfiguration", request, TIMEOUT_SECONDS
+        )
+    except WeftError as error:
+        if error.reason is Reason.UNSUPPORTED_OPERATION:
+            raise WeftError(
+                error.reason, f"the services on {folder.root} were started apart; only a mesh of weft up is reloaded"
+            ) from error
+        raise
+    print_page(
+        output, lambda: "\n".join((*reload_lines(answer, dry_run=dry_run), "")), lambda: _document(answer, dry_run)
+    )
+
+
+def _stub(channel: grpc.Channel) -> Any:
+    stub: Any = configuration_service_pb2_grpc.ConfigurationServiceStub
+    return stub(channel)
+
+
+def reload_lines(answer: pb.ReloadConfigurationResponse, *, dry_run: bool = False) -> Iterator[str]:
+    """Yields what a reload changed, or would change, as lines for people."""
+    files = ", ".join(answer.files) or "no configuration file"
+    if not answer.changes:
+        yield f"{files}: nothing has changed"
+    else:
+        count = len(answer.changes)
+        yield f"{files}: {count} {'change' if count == 1 else 'changes'}{', not carried out' if dry_run else ''}"
+    for change in answer.changes:
+        yield from _change_lines(change)
+    yield from answer.notes
+
+
+def _change_lines(change: pb.ConfigurationChange) -> Iterator[str]:
+    effect = _EFFECTS.get(change.effect, "")
+    if change.kind == "setting":
+        sign = "!" if change.effect == _Change.EFFECT_MESH_RESTART else "~"
+        (setting,) = change.settings
+        yield f"  {sign} {_setting_words(setting)}{f' ({effect})' if effect else ''}"
+        return
+    if change.action != _Change.ACTION_CHANGED:
+        effect = ""  # of its runner, which has a line of its own
+    where = f" on {change.runner}" if change.runner else ""
+    yield f"  {_SIGNS.get(change.action, '?')} {change.kind} {change.name}{where}{f': {effect}' if effect else ''}"
+    for setting in change.settings:
+        yield f"      {_setting_words(setting)}"
+
+
+def _setting_words(setting: pb.SettingChange) -> str:
+    return f"{setting.name}: {setting.before or 'not set'} -> {setting.after or 'not set'}"
+
+
+def _document(answer: pb.ReloadConfigurationResponse, dry_run: bool) -> dict[str, Any]:
+    return {
+        "dryRun": dry_run,
+        "files": list(answer.files),
+        "changes": [_change_document(change) for change in answer.changes],
+        "notes": list(answer.notes),
+    }
+
+
+def _change_document(change: pb.ConfigurationChange) -> dict[str, Any]:
+    document: dict[str, Any] = {"kind": change.kind, "name": change.name}
+    if change.runner:
+        document["runner"] = change.runner
+    document["action"] = _Change.Action.Name(change.action).removeprefix("ACTION_").lower()
+    document["effect"] = _Change.Effect.Name(change.effect).removeprefix("EFFECT_").lower()
+    if change.error:
+        document["error"] = change.error
+    document["settings"] = [
+        {"name": each.name, "before": _value(each.before), "after": _value(each.after)} for each in change.settings
+    ]
+    return document
+
+
+def _value(text: str) -> Any:
+    """Returns a value; a text that was shortened stays one."""
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        return text

@@ -1,0 +1,79 @@
+"""`weft restart`: the mesh of a home stops, and starts again as it was started."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, note
+from weft_app.cli.output import say
+from weft_app.cli.wait import parse_duration
+from weft_app.compose.home import WeftHome
+
+POLL_SECONDS = 0.1
+
+
+def restart(
+    model: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    *,
+    home: HomeOption = DEFAULT_HOME,
+    timeout: Annotated[
+        str, typer.Option("--timeout", help="How long to wait until it serves again, such as 90s.", metavar="TIME")
+    ] = "10m",
+) -> None:
+    """Stop the mesh of a home, finishing running requests first, and start it again as it was started.
+
+    It keeps its command line, environment, terminal and process id. Exit code 5 where it does not serve in time.
+
+    Example: weft restart --timeout 5m
+    """
+    if model:
+        name = model[-1]
+        raise invalid_field(
+            "MODEL", f"weft restart is for a mesh; one model alone: weft unload {name}, weft load {name}"
+        )
+    seconds = parse_duration(timeout)
+    folder = WeftHome(home.expanduser().absolute())
+    process, running = folder.owner(), folder.running()
+    if process is None or running is None:
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, f"no mesh serves on {folder.root}; start one with weft up")
+    before = running.get("startTime"), folder.up_file.stat().st_mtime_ns
+    try:
+        os.kill(process, signal.SIGUSR2)
+    except PermissionError as error:
+        raise WeftError(
+            Reason.PERMISSION_DENIED, f"the mesh on {folder.root} (pid {process}) was started by another user"
+        ) from error
+    note(f"the mesh on {folder.root} finishes its requests, and starts again")
+    url = _await_start(folder, process, before, seconds, timeout)
+    say(f"the mesh on {folder.root} serves again at {url}\n")
+
+
+def _await_start(home: WeftHome, process: int, before: tuple[object, int], seconds: float, timeout: str) -> str:
+    """Waits until the mesh has announced itself again; returns its URL."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            running, announced = home.running(), home.up_file.stat().st_mtime_ns
+            if running is not None and running.get("startTime") != before[0] and announced != before[1]:
+                return str(running.get("url", ""))
+        if not _is_alive(process):
+            raise WeftError(
+                Reason.SERVICE_UNAVAILABLE,
+                f"the mesh on {home.root} has ended and does not start; its output, and weft up, say why",
+            )
+        time.sleep(POLL_SECONDS)
+    raise WeftError(Reason.DEADLINE_EXCEEDED, f"the mesh on {home.root} does not serve again after {timeout}")
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

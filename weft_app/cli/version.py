@@ -1,0 +1,72 @@
+"""`weft version`: the versions of this client, of the mesh that runs, and of what they are made with."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from weft import __version__
+from weft.client._channel import mesh_address
+from weft.client.resources import connect_registry
+from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import RunnerDocument
+from weft.kernel.errors import WeftError
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
+from weft_app.cli.output import Column, page, print_page
+from weft_app.compose.home import WeftHome
+
+API_VERSION = "v1"
+"""Version of the gRPC packages, such as weft.api.router.v1."""
+UNKNOWN = "unknown"
+_LIBRARIES = {"grpc": "grpcio", "protobuf": "protobuf"}
+"""Distribution of each library whose version is shown."""
+_FACTS = (
+    Column("Client", lambda facts: facts["client"]),
+    Column("Mesh", lambda facts: facts.get("mesh") or f"none ({facts['problem']})"),
+    Column(
+        "Runners", lambda facts: ", ".join(f"{name} {text}" for name, text in facts.get("runners", {}).items()) or None
+    ),
+    Column("API", lambda facts: facts["api"]),
+    Column("Python", lambda facts: facts["python"]),
+    Column("gRPC", lambda facts: facts["grpc"]),
+    Column("protobuf", lambda facts: facts["protobuf"]),
+)
+
+
+def show_version(output: PageOutputOption = OutputFormat.TABLE, home: HomeOption = DEFAULT_HOME) -> None:
+    """Show the versions of the client, of the running mesh and its runners, of the API, Python and gRPC.
+
+    Without a mesh the rest is shown, and why there is none.
+
+    Example: weft version -o json
+    """
+    facts: dict[str, Any] = {
+        "client": __version__,
+        **_mesh(home),
+        "api": API_VERSION,
+        "python": platform.python_version(),
+        **{name: _version_of(distribution) for name, distribution in _LIBRARIES.items()},
+    }
+    print_page(output, lambda: "".join(f"{line}\n" for line in page(_FACTS, facts)), lambda: facts)
+
+
+def _mesh(home: Path) -> dict[str, Any]:
+    """Returns the versions of the mesh that is found for a home, and of its runners; else what the problem is."""
+    try:
+        target = mesh_address(home, "registry")
+        with connect_registry(home=home) as registry:
+            runners = registry.documents(ResourceKind.RUNNER)
+    except WeftError as error:
+        return {"problem": error.message}
+    running = WeftHome(home.expanduser().absolute()).running() or {}
+    # A mesh elsewhere does not say its version, and its runners do.
+    mesh = running.get("version", UNKNOWN) if target == running.get("grpc") else UNKNOWN
+    found = (runner.observed for runner in runners if isinstance(runner, RunnerDocument))
+    return {"mesh": mesh, "runners": {runner.name: runner.version for runner in found if runner is not None}}
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return UNKNOWN

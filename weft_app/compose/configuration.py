@@ -1,0 +1,97 @@
+"""The configuration of a process that reads it again while it runs: its files, the environment and the command line."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from weft.kernel.file_replacement import replace_file
+from weft_app.compose.demo import configured_runners, with_http_port, with_runners, without_placeholders
+from weft_app.config.config import WeftConfig
+from weft_app.config.document import Document
+from weft_app.config.loader import config_files, load_document, plain_document, read_files
+from weft_app.config.runners import ConfiguredRunner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadConfiguration:
+    """A configuration that has been read."""
+
+    document: Document
+    """What the files say, without environment and command line."""
+    files: tuple[Path, ...]
+    """Later ones over earlier ones; none: there is no weft.yaml."""
+    config: WeftConfig
+    runners: tuple[ConfiguredRunner, ...]
+    """The runners of the configuration, or the demo's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigurationSource:
+    """Where the configuration of a process comes from."""
+
+    path: Path | None = None
+    """The file of `--config`; None: the usual one."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """What the command line says."""
+    below: Callable[[Document], Document] | None = None
+    """Adds what the environment says."""
+    runners: Callable[[], Sequence[Document]] | None = None
+    """Returns the runners that are served where none is configured; None: the demo's."""
+    http_port: int | None = None
+    """The HTTP port of the only runner, as the command line says."""
+
+    def files(self) -> tuple[Path, ...]:
+        """Returns the files that a reading would read, as absolute paths. Raises as `config_files`."""
+        return tuple(file.absolute() for file in config_files(self.path))
+
+    def read(self) -> ReadConfiguration:
+        """Reads everything again. Raises INVALID_ARGUMENT and MALFORMED_REQUEST naming all that is wrong."""
+        files = self.files()
+        return self.of_document(read_files(files), files)
+
+    def of_document(self, document: Document, files: tuple[Path, ...]) -> ReadConfiguration:
+        """As `read`, of a document that stands for the files."""
+        below = self.below if self.runners is None else with_runners(self.runners(), self.below)
+        config = load_document(document, files[0] if files else None, self.overrides, below).config
+        if self.runners is not None:
+            config = without_placeholders(config)
+        if self.http_port is not None:
+            config = with_http_port(config, self.http_port)
+        return ReadConfiguration(
+            document=document, files=files, config=config, runners=tuple(configured_runners(config))
+        )
+
+    def with_values_of(
+        self, read: ReadConfiguration, other: ReadConfiguration, paths: Iterable[str]
+    ) -> ReadConfiguration:
+        """Returns `read` with the settings at these paths as `other` has them. Raises as `read`."""
+        document = read.document
+        for path in paths:
+            document = _with_value(document, other.document, path.split("."))
+        return self.of_document(document, read.files)
+
+
+def _with_value(document: Document, other: Mapping[str, Any], steps: list[str]) -> Document:
+    """Returns a document with the value of another one at a path; without it where the other one has none."""
+    first, *rest = steps
+    result = dict(document)
+    if rest and isinstance(document.get(first), dict | None) and isinstance(other.get(first), dict | None):
+        inner = _with_value(document.get(first) or {}, other.get(first) or {}, rest)
+        if inner or first in other:
+            result[first] = inner
+        else:
+            result.pop(first, None)
+    elif first in other:
+        result[first] = other[first]
+    else:
+        result.pop(first, None)
+    return result
+
+
+def write_snapshot(path: Path, document: Document) -> None:
+    """Writes the document of a configuration in force, for the processes that serve by it. Raises OSError."""
+    text = yaml.safe_dump(plain_document(document), sort_keys=False, allow_unicode=True)
+    replace_file(path, text.encode())

@@ -1,0 +1,106 @@
+"""ConfigurationService over gRPC: a process reads its configuration again, and carries out what changed."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import grpc
+from typing_extensions import override
+
+from weft.api.operations.v1 import configuration_service_pb2 as pb
+from weft.api.operations.v1 import configuration_service_pb2_grpc
+from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import answers
+from weft.kernel.service import Service, start_task, stop_tasks
+from weft_app.config.reload_plan import Change
+
+log = get_logger("weft_app.compose")
+
+Reload = Callable[[bool], Awaitable[pb.ReloadConfigurationResponse]]
+"""Reads the configuration again and carries out what changed; True: only returns what would change."""
+
+
+class ConfigurationService(Service, configuration_service_pb2_grpc.ConfigurationServiceServicer):
+    """Takes one reload at a time, and carries it to its end whatever becomes of its caller."""
+
+    service_names = (pb.DESCRIPTOR.services_by_name["ConfigurationService"].full_name,)
+
+    def __init__(self, reload: Reload) -> None:
+        self._reload = reload
+        self._task: asyncio.Task[None] | None = None
+
+    @override
+    def register(self, server: grpc.aio.Server) -> None:
+        add: Any = configuration_service_pb2_grpc.add_ConfigurationServiceServicer_to_server
+        add(self, server)
+
+    @override
+    async def start(self) -> None:
+        """Does nothing: a reload begins with a call."""
+
+    @override
+    async def stop(self, grace_seconds: float) -> None:
+        """Breaks off a reload that is carried out: what it would start is not needed any more."""
+        if self._task is not None:
+            await stop_tasks([self._task])
+
+    async def reload(self, dry_run: bool) -> pb.ReloadConfigurationResponse:
+        """Reloads. Raises RESOURCE_IN_USE while another reload is carried out, and what the reload raises."""
+        if self._task is not None and not self._task.done():
+            raise WeftError(Reason.RESOURCE_IN_USE, "another reload is being carried out; try again once it has ended")
+        answer: asyncio.Future[pb.ReloadConfigurationResponse] = asyncio.get_running_loop().create_future()
+        # A caller that leaves must not stop it half-way.
+        self._task = start_task(self._answer(dry_run, answer), name="reload")
+        return await answer
+
+    async def _answer(self, dry_run: bool, answer: "asyncio.Future[pb.ReloadConfigurationResponse]") -> None:
+        try:
+            response = await self._reload(dry_run)
+        except Exception as error:
+            if isinstance(error, WeftError):
+                log.warning("the configuration is not reloaded", why=error.message)
+            else:
+                log.exception("a reload failed")
+            if not answer.done():
+                answer.set_exception(error)
+            return
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise
+        if not answer.done():
+            answer.set_result(response)
+
+    @answers
+    async def ReloadConfiguration(  # noqa: N802 - the name of the rpc
+        self,
+        request: pb.ReloadConfigurationRequest,
+        context: Any,  # noqa: ARG002
+    ) -> pb.ReloadConfigurationResponse:
+        """See the contract."""
+        return await self.reload(request.dry_run)
+
+
+def change_messages(changes: Iterable[Change]) -> list[pb.ConfigurationChange]:
+    """Returns changes as messages."""
+    return [
+        pb.ConfigurationChange(
+            kind=change.subject.value,
+            name=change.name,
+            runner=change.runner,
+            action=change.action.value,  # type: ignore[arg-type]  # same numbers
+            effect=change.effect.value,  # type: ignore[arg-type]  # same numbers
+            settings=[
+                pb.SettingChange(name=each.name, before=each.before, after=each.after) for each in change.settings
+            ],
+        )
+        for change in changes
+    ]
+
+
+def require_only_models(response: pb.ReloadConfigurationResponse) -> None:
+    """Raises UNSUPPORTED_OPERATION where a runner returned changes that it cannot carry out."""
+    for change in response.changes:
+        if change.kind == "runner":
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"runner {change.name} needs a restart of its process")

@@ -1,0 +1,134 @@
+"""What runs and lies on this machine, as runners of weft.yaml: servers that are followed, and model files."""
+
+import json
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from weft.api.runner.v1 import model_store_pb2
+from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.file_replacement import replace_file
+from weft.kernel.model_source import free_name, parse_source, suggested_name
+from weft_app.compose.demo import DEMO_RUNNER, load_with_runners
+from weft_app.compose.home import WeftHome
+from weft_app.config.config import DiscoverySettings, WeftConfig
+from weft_app.config.document import Document
+
+if TYPE_CHECKING:
+    from runner_svc.discovery import FoundServer
+
+MAX_FILE_BYTES = 1024**2
+OLLAMA_VARIABLE = "OLLAMA_HOST"
+_ANY_ADDRESS = ("", "0.0.0.0", "[::]", "::")  # noqa: S104 - addresses that a server listens on, not ours
+_FILE = "discovered.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFile:
+    """A model file of another program, and the name that it would be served under."""
+
+    name: str
+    model: model_store_pb2.FoundModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discovered:
+    """What was found on this machine."""
+
+    servers: "tuple[FoundServer, ...]" = ()
+    files: tuple[FoundFile, ...] = ()
+    """Files that would be served."""
+    left_out: int = 0
+    """Model files that would not be: of programs that run and serve them, folders, and more than may be."""
+
+    @property
+    def is_something(self) -> bool:
+        """Whether there is anything that would be served."""
+        return bool(self.files) or any(not server.why_empty for server in self.servers)
+
+    def runners(self) -> list[Document]:
+        """Returns the runners of weft.yaml that serve it."""
+        taken = [DEMO_RUNNER]
+        found: list[Document] = []
+        for server in self.servers:
+            if not server.why_empty:
+                taken.append(free_name(server.program, taken.__contains__))
+                found.append({"name": taken[-1], "url": server.url})
+        models = [{"name": each.name, "source": each.model.source, "start_asleep": True} for each in self.files]
+        return [*found, {"name": DEMO_RUNNER, "models": models}] if models else found
+
+
+async def discover(
+    settings: DiscoverySettings, home: WeftHome, environment: Mapping[str, str] = os.environ
+) -> Discovered:
+    """Returns what is found on this machine, within the time limits of the settings."""
+    # Imported here: a start with a configuration looks for nothing, and needs no HTTP client.
+    from runner_svc.added_models import remembered_models  # noqa: PLC0415
+    from runner_svc.discovery import find_servers  # noqa: PLC0415
+    from runner_svc.model_store.found import found_models, program_folders  # noqa: PLC0415
+
+    addresses = dict.fromkeys((*settings.addresses, *ollama_address(environment)))
+    servers = await find_servers(tuple(addresses), settings.timeout_seconds)
+    files = found_models(program_folders(environment)) if settings.max_files else []
+    added = [each.name for each in remembered_models(home.state / "runners")]
+    return arranged(servers, files, settings.max_files, added)
+
+
+def arranged(
+    servers: "Sequence[FoundServer]",
+    files: Sequence[model_store_pb2.FoundModel],
+    max_files: int,
+    names: Collection[str],
+) -> Discovered:
+    """Returns what was found, with the files that would be served and their names; `names` are taken."""
+    running = {server.program for server in servers if not server.why_empty}
+    taken = {name.lower() for server in servers for name in server.models} | {name.lower() for name in names}
+    chosen: list[FoundFile] = []
+    for file in files:
+        is_served = file.program.replace(".", "-") in running
+        if len(chosen) >= max_files or is_served or file.form != model_store_pb2.STORED_FORM_GGUF:
+            continue
+        name = free_name(suggested_name(parse_source(file.source, "source")), taken.__contains__)
+        taken.add(name)
+        chosen.append(FoundFile(name=name, model=file))
+    return Discovered(servers=tuple(servers), files=tuple(chosen), left_out=len(files) - len(chosen))
+
+
+def ollama_address(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns where Ollama listens by its own variable; nothing where that names no port."""
+    host, colon, port = environment.get(OLLAMA_VARIABLE, "").strip().rpartition("://")[2].rstrip("/").rpartition(":")
+    if not colon or not port.isdecimal() or not 0 < int(port[:6]) <= 65_535:
+        return ()
+    return (f"{'127.0.0.1' if host in _ANY_ADDRESS else host}:{int(port)}",)
+
+
+def keep_discovered(found: Discovered, home: WeftHome) -> None:
+    """Writes the runners of what was found where `load_discovered` reads them. Raises INVALID_ARGUMENT."""
+    try:
+        home.state.mkdir(parents=True, exist_ok=True)
+        replace_file(home.state / _FILE, f"{json.dumps({'runners': found.runners()}, indent=2)}\n".encode())
+    except OSError as error:
+        raise invalid_field("--home", f"{home.state / _FILE} cannot be written: {error.strerror}") from error
+
+
+def loads_discovered(home: WeftHome) -> Callable[..., WeftConfig]:
+    """Returns a function like `load_config` with the runners that were found where none is configured.
+
+    Raises INVALID_ARGUMENT where they cannot be read.
+    """
+    return partial(load_with_runners, discovered_runners(home))
+
+
+def discovered_runners(home: WeftHome) -> list[dict[str, Any]]:
+    """Returns the runners that `keep_discovered` has written. Raises INVALID_ARGUMENT where they cannot be read."""
+    path = home.state / _FILE
+    try:
+        with path.open("rb") as file:
+            runners = json.loads(file.read(MAX_FILE_BYTES))["runners"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FieldError("--discovered", f"{path} cannot be read; start with weft up --discover=yes") from error
+    if not isinstance(runners, list):
+        raise invalid_field("--discovered", f"{path} has no list of runners; start with weft up --discover=yes")
+    return runners

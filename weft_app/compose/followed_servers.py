@@ -1,0 +1,114 @@
+"""Servers whose lists of models a runner follows: each listed model is read as a model of weft.yaml is."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from typing_extensions import override
+
+from runner_svc.attached_servers import ServerAdder, remembered_of
+from runner_svc.followed_servers import FollowedServer
+from runner_svc.instance.settings import ServedModel
+from runner_svc.policy.followed_models import FollowedModel
+from runner_svc.policy.model_names import ServerList
+from runner_svc.runtimes.table import ATTACHED_RUNTIME
+from runner_svc.settings import RunnerSettings
+from weft.api.runner.v1 import added_model_pb2
+from weft.kernel.errors import WeftError
+from weft_app.compose.added_models import BuildModel
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
+
+LIST_SECONDS = 5.0
+"""Longest wait for a server's list of models."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAddress:
+    """A server that runs already, and how it is reached."""
+
+    name: str
+    url: str = field(repr=False)
+    api_key_env: str | None = None
+    remote: bool | None = None
+
+
+def configured_servers(
+    section: RunnerSettings, build: BuildModel, environment: Mapping[str, str] = os.environ
+) -> tuple[FollowedServer, ...]:
+    """Returns the server that a runner's section follows, if any. Raises INVALID_ARGUMENT naming a setting."""
+    if not section.follows_server or section.url is None:
+        return ()
+    address = ServerAddress(name=section.name, url=section.url, api_key_env=section.api_key_env, remote=section.remote)
+    return (followed_server(section, address, f"runners.{section.name}", build, environment),)
+
+
+@dataclass(frozen=True, slots=True)
+class SectionServers(ServerAdder):
+    """Makes servers that are attached to one runner of the configuration."""
+
+    section: RunnerSettings
+    build: BuildModel
+
+    @override
+    def server(self, added: added_model_pb2.AddedModel) -> FollowedServer:
+        server = added.server
+        address = ServerAddress(
+            name=added.name,
+            url=added.stored_source,
+            api_key_env=server.api_key_env or None,
+            remote=server.remote if server.HasField("remote") else None,
+        )
+        found = followed_server(self.section, address, "server", self.build)
+        return replace(found, remembered=remembered_of(added))
+
+
+def followed_server(
+    section: RunnerSettings,
+    address: ServerAddress,
+    where: str,
+    build: BuildModel,
+    environment: Mapping[str, str] = os.environ,
+) -> FollowedServer:
+    """Returns a server as a runner follows it. Raises INVALID_ARGUMENT naming a setting, with `where` before it."""
+    # Imported here: only a process that follows a server needs an HTTP client.
+    from runner_svc.openai_upstream.address import base_url, require_known_place, server_root  # noqa: PLC0415
+    from runner_svc.openai_upstream.probe import probing  # noqa: PLC0415
+    from runner_svc.runtimes.unmanaged_server import read_key  # noqa: PLC0415
+
+    require_known_place(base_url(address.url, f"{where}.url"), remote=address.remote, field=f"{where}.remote")
+    root = server_root(address.url)
+
+    async def list_models() -> ServerList:
+        try:
+            key = read_key(address.api_key_env, environment)
+        except WeftError as error:
+            return ServerList(models=None, why=error.message)
+        async with probing(LIST_SECONDS) as prober:
+            return await prober.models(root, key)
+
+    def serve(model: FollowedModel) -> ServedModel:
+        runner = {"name": section.name, "runtime": ATTACHED_RUNTIME, "models": [_document(address, model)]}
+        (settings,) = parse_section(ConfiguredRunner, runner).models
+        # What weft.yaml says of this runner's engines is of its own runtime.
+        own = replace(section, runtime=ATTACHED_RUNTIME, command=None, url=None, models=(settings,))
+        return replace(build(own, settings), server=address.name)
+
+    return FollowedServer(
+        name=address.name,
+        list_models=list_models,
+        serve=serve,
+        most=section.max_listed_models,
+        interval_seconds=section.probe_interval_seconds,
+    )
+
+
+def _document(address: ServerAddress, model: FollowedModel) -> dict[str, Any]:
+    """Returns a model of a server as weft.yaml would have it."""
+    document: dict[str, Any] = {"name": model.name, "url": address.url, "upstream_model": model.upstream}
+    if address.api_key_env is not None:
+        document["api_key_env"] = address.api_key_env
+    if address.remote is not None:
+        document["remote"] = address.remote
+    return document

@@ -1,0 +1,69 @@
+"""Invitations of runners: where a mesh's relay is, by which fingerprint it is known, and a join token, in one word.
+
+Such as `weft://wjt_<id>_<secret>@192.168.1.5:7443,box.local:7443/sha256:<hex>`. None of its characters means anything
+to a shell.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+from weft.kernel.address import is_loopback
+from weft.kernel.errors import invalid_field
+from weft_app.compose.join_address import MAX_URL_CHARS, JoinAddress, Trust, parse_fingerprint, parse_join_address
+from weft_app.compose.machine import this_machine
+from weft_app.compose.relay import RelayEndpoint
+
+SCHEME = "weft://"
+MAX_ADDRESSES = 8
+"""Addresses in an invitation."""
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,256}")
+_FIELD = "URL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invitation:
+    """What an invitation says."""
+
+    addresses: tuple[JoinAddress, ...]
+    """At least one; the relay is at whichever of them shows the certificate."""
+    trust: Trust
+    token: str = field(repr=False)
+
+    @property
+    def text(self) -> str:
+        """The invitation as one word."""
+        pin = f"/{self.trust.fingerprint}" if self.trust.fingerprint else ""
+        return f"{SCHEME}{self.token}@{','.join(address.target for address in self.addresses)}{pin}"
+
+
+def parse_invitation(text: str) -> Invitation:
+    """Returns what an invitation says. Raises INVALID_ARGUMENT."""
+    if len(text) > MAX_URL_CHARS:
+        raise invalid_field(_FIELD, f"has more than {MAX_URL_CHARS} characters")
+    token, at, rest = text.removeprefix(SCHEME).partition("@")
+    targets, slash, pin = rest.partition("/")
+    if not text.startswith(SCHEME) or not at or _TOKEN.fullmatch(token) is None:
+        raise invalid_field(_FIELD, "is no whole invitation; copy the line of `weft runner token create` again")
+    found = targets.split(",")
+    if len(found) > MAX_ADDRESSES:
+        raise invalid_field(_FIELD, f"names more than {MAX_ADDRESSES} addresses")
+    return Invitation(
+        addresses=tuple(parse_join_address(f"https://{target}") for target in found),
+        trust=Trust(fingerprint=parse_fingerprint(pin, _FIELD)) if slash else Trust(),
+        token=token,
+    )
+
+
+def invitation_to(endpoint: RelayEndpoint, token: str) -> Invitation | None:
+    """Returns an invitation to the relay of this machine; None where it is for this machine alone."""
+    if not endpoint.url.startswith("https://"):
+        return None
+    own = parse_join_address(endpoint.url)
+    hosts: tuple[str, ...] = (own.host,)
+    if endpoint.is_everywhere and endpoint.fingerprint:
+        machine = this_machine()
+        # Brackets around an IPv6 address are patterns to some shells, and IPv4 is nearly always there.
+        hosts = tuple(each for each in machine.addresses if ":" not in each) or machine.addresses
+        hosts = (*hosts[: MAX_ADDRESSES - 1], *(name for name in machine.names[-1:] if not is_loopback(name)))
+    addresses = tuple(JoinAddress(host=host, port=own.port, is_tls=True) for host in hosts or (own.host,))
+    return Invitation(addresses=addresses, trust=Trust(fingerprint=endpoint.fingerprint), token=token)

@@ -1,0 +1,178 @@
+"""The address of the relay that a runner joins, and the trust in its certificate."""
+
+import asyncio
+import re
+import socket
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.link.link import LINK_CHANNEL_OPTIONS
+from weft_app.compose.certificate import fingerprint_of
+from weft_app.compose.grpc_host import is_loopback
+
+FETCH_SECONDS = 10.0
+MAX_URL_CHARS = 2048
+_PORTS = {"http": 80, "https": 443}
+_FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinAddress:
+    """A relay as its URL names it."""
+
+    host: str
+    port: int
+    is_tls: bool
+
+    @property
+    def target(self) -> str:
+        """The relay as a gRPC target."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """How a relay's certificate is verified. Neither field: by the system's roots."""
+
+    ca: bytes | None = None
+    """PEM roots."""
+    fingerprint: str = ""
+    """Fingerprint of the relay's own certificate, as `sha256:<hex>`."""
+
+
+def parse_join_address(url: str) -> JoinAddress:
+    """Returns the relay at a URL such as https://mesh.example:7443. Raises INVALID_ARGUMENT."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise invalid_field("URL", "is none; it looks like https://mesh.example:7443") from None
+    if len(url) > MAX_URL_CHARS or parts.scheme not in _PORTS or not parts.hostname:
+        raise invalid_field("URL", "must look like https://mesh.example:7443")
+    if parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None:
+        raise invalid_field("URL", "must be scheme, host and port, and nothing else")
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
+        raise invalid_field("URL", "must begin with https:// anywhere but on this machine: the token must stay secret")
+    return JoinAddress(host=parts.hostname, port=port or _PORTS[parts.scheme], is_tls=parts.scheme == "https")
+
+
+def parse_trust(address: JoinAddress, ca_file: Path | None, fingerprint: str | None) -> Trust:
+    """Parses the trust options. Raises INVALID_ARGUMENT for options that conflict or are wrong."""
+    if ca_file is not None and fingerprint is not None:
+        raise invalid_field("--fingerprint", "and --ca-file exclude each other")
+    if not address.is_tls and (ca_file or fingerprint):
+        raise invalid_field("--fingerprint", "and --ca-file are for https:// only")
+    if ca_file is not None:
+        return Trust(ca=_read_roots(ca_file.expanduser()))
+    return Trust() if fingerprint is None else Trust(fingerprint=parse_fingerprint(fingerprint, "--fingerprint"))
+
+
+def parse_fingerprint(text: str, option: str) -> str:
+    """Returns a fingerprint in the form of `fingerprint_of`. Raises INVALID_ARGUMENT naming the option."""
+    wanted = text.lower().replace("sha256:", "").replace(":", "")
+    if _FINGERPRINT.fullmatch(f"sha256:{wanted}") is None:
+        raise invalid_field(option, "must be sha256: and 64 hex digits, as `weft runner token create` shows it")
+    return f"sha256:{wanted}"
+
+
+def _read_roots(ca_file: Path) -> bytes:
+    try:
+        roots = ca_file.read_bytes()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=roots.decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
+        raise invalid_field("--ca-file", f"{ca_file} holds no PEM certificates") from error
+    except OSError as error:
+        raise invalid_field("--ca-file", f"{ca_file} cannot be read: {error.strerror}") from error
+    return roots
+
+
+async def open_any_join_channel(addresses: Sequence[JoinAddress], trust: Trust) -> grpc.aio.Channel:
+    """Returns a channel to the first of the addresses where the relay is; each gets FETCH_SECONDS.
+
+    Raises the error of the last address, or PERMISSION_DENIED where all of them show other certificates: on another
+    network the same address is another machine's.
+    """
+    error: WeftError | None = None
+    for address in addresses:
+        try:
+            return await open_join_channel(address, trust)
+        except WeftError as failure:
+            if error is None or failure.reason is Reason.CONNECT_FAILED:
+                error = failure
+    assert error is not None, "an invitation names an address"
+    raise error
+
+
+async def open_join_channel(address: JoinAddress, trust: Trust) -> grpc.aio.Channel:
+    """Returns a channel to the relay.
+
+    Raises CONNECT_FAILED when its certificate cannot be fetched, PERMISSION_DENIED when its fingerprint is another.
+    """
+    if not address.is_tls:
+        return grpc.aio.insecure_channel(address.target, options=LINK_CHANNEL_OPTIONS)
+    options: list[tuple[str, int | str]] = [*LINK_CHANNEL_OPTIONS]
+    roots = trust.ca
+    if trust.fingerprint:
+        roots, name = await asyncio.to_thread(_fetch_pinned, address, trust.fingerprint)
+        if name:
+            options.append(("grpc.ssl_target_name_override", name))
+    return grpc.aio.secure_channel(address.target, grpc.ssl_channel_credentials(roots), options=options)
+
+
+def _fetch_pinned(address: JoinAddress, fingerprint: str) -> tuple[bytes, str]:
+    """Returns the relay's certificate (PEM) once its fingerprint matches, and the name to verify; empty: the host."""
+    der, _ = _peer_certificate(address, _context())
+    if fingerprint_of(der) != fingerprint:
+        raise WeftError(
+            Reason.PERMISSION_DENIED,
+            f"{address.target} showed another certificate than the one with this fingerprint; "
+            "do not join there before its operator has told you why",
+        )
+    pem = ssl.DER_cert_to_PEM_cert(der)
+    # Only a verified handshake gives the names of a certificate.
+    _, names = _peer_certificate(address, _context(pem))
+    return pem.encode(), "" if address.host in names or not names else names[0]
+
+
+def _context(pem: str | None = None) -> ssl.SSLContext:
+    """Returns a context to fetch a certificate; with `pem`, exactly that one is required. No data is sent over it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.set_alpn_protocols(["h2"])
+    if pem is None:
+        context.verify_mode = ssl.CERT_NONE
+    else:
+        context.load_verify_locations(cadata=pem)
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
+def _peer_certificate(address: JoinAddress, context: ssl.SSLContext) -> tuple[bytes, list[str]]:
+    """Returns the server's certificate (DER), and its names where the context has verified it."""
+    try:
+        with (
+            socket.create_connection((address.host, address.port), FETCH_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=address.host) as secure,
+        ):
+            facts: dict[str, Any] = dict(secure.getpeercert() or {})
+            names = [str(value) for _, value in facts.get("subjectAltName", ())]
+            return secure.getpeercert(binary_form=True) or b"", names
+    except ssl.SSLCertVerificationError as error:
+        # The fingerprint matched, so only its dates can be invalid.
+        raise WeftError(
+            Reason.CONNECT_FAILED,
+            f"the certificate of {address.target} is not valid now; check this machine's clock",
+        ) from error
+    except ssl.SSLError as error:
+        raise WeftError(Reason.CONNECT_FAILED, f"{address.target} does not answer with TLS") from error
+    except (OSError, ValueError) as error:
+        # ValueError: a host name that cannot be resolved, such as one with a label of 64 characters.
+        raise WeftError(Reason.CONNECT_FAILED, f"{address.target} cannot be reached") from error

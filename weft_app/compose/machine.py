@@ -1,0 +1,119 @@
+"""The names and addresses by which other machines may reach this one."""
+
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from urllib.parse import urlsplit
+
+import psutil
+
+from weft.kernel.address import is_any_host
+
+MAX_ADDRESSES = 64
+_DOCUMENTATION = ("192.0.2.1", 9)
+"""An address of no machine: connecting a UDP socket to it sends nothing and chooses the interface of the default
+route."""
+_SPEAKS_FOR_CONTAINERS = ("docker", "br-", "veth", "virbr", "cni", "flannel", "podman")
+"""Prefixes of interfaces that no other machine reaches this one by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """This machine as seen from its networks."""
+
+    names: tuple[str, ...]
+    """Host names: its own, and the one in mDNS."""
+    addresses: tuple[str, ...]
+    """Addresses that are neither loopback nor link-local, the likeliest one first."""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Names and addresses."""
+        return (*self.names, *self.addresses)
+
+
+def this_machine() -> Machine:
+    """Returns the names and addresses of this machine now. Raises nothing; without a network there are no addresses."""
+    host = socket.gethostname().lower()
+    short = host.partition(".")[0]
+    names = tuple(dict.fromkeys(name for name in (host, f"{short}.local") if _is_name(name)))
+    return Machine(names=names, addresses=ordered_addresses(_interface_addresses(), _default_address()))
+
+
+def local_url(url: str) -> str:
+    """Returns the URL of a listener as this machine calls it: of one on all addresses, the loopback one."""
+    parts = urlsplit(url)
+    if not is_any_host(parts.hostname or ""):
+        return url
+    host = "[::1]" if parts.hostname == "::" else "127.0.0.1"
+    return parts._replace(netloc=f"{host}:{parts.port}").geturl()
+
+
+def network_urls(url: str) -> tuple[str, ...]:
+    """Returns the URLs of a listener as other machines call it, the likeliest one first, as far as is known."""
+    parts = urlsplit(url)
+    if not is_any_host(parts.hostname or ""):
+        return (url,)
+    machine = this_machine()
+    hosts = [f"[{each}]" if ":" in each else each for each in (*machine.addresses, *machine.names)]
+    return tuple(parts._replace(netloc=f"{host}:{parts.port}").geturl() for host in hosts)
+
+
+def ordered_addresses(found: Iterable[tuple[str, str]], default: str | None) -> tuple[str, ...]:
+    """Returns the addresses of pairs of interface and address: that of the default route first, then IPv4.
+
+    Loopback and link-local ones are left out, and those of bridges for containers come last.
+    """
+    kept: dict[str, tuple[bool, bool, bool]] = {}
+    for interface, text in found:
+        address = _parsed(text)
+        if address is None or address.is_loopback or address.is_link_local or address.is_unspecified:
+            continue
+        rank = (interface.startswith(_SPEAKS_FOR_CONTAINERS), str(address) != default, address.version != 4)
+        kept.setdefault(str(address), rank)
+    return tuple(sorted(kept, key=lambda address: kept[address])[:MAX_ADDRESSES])
+
+
+def _interface_addresses() -> Iterable[tuple[str, str]]:
+    try:
+        interfaces, states = psutil.net_if_addrs(), psutil.net_if_stats()
+    except OSError:
+        return
+    for name, addresses in interfaces.items():
+        if name in states and not states[name].isup:
+            continue
+        for each in addresses:
+            if each.family in (socket.AF_INET, socket.AF_INET6):
+                yield name, each.address
+
+
+def _default_address() -> str | None:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(_DOCUMENTATION)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _parsed(text: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+
+
+def certifiable(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns those that a certificate may carry, addresses as they are usually written."""
+    addresses = ((name, _parsed(name)) for name in names)
+    return tuple(str(address) if address else name for name, address in addresses if address or _is_name(name))
+
+
+def _is_name(name: str) -> bool:
+    """Whether a certificate may carry it: some machines are called what no DNS name is."""
+    labels = name.split(".")
+    return len(name) <= 253 and all(
+        0 < len(label) <= 63 and label.isascii() and label.replace("-", "").isalnum() and label.strip("-") == label
+        for label in labels
+    )

@@ -1,0 +1,210 @@
+"""The reload of a mesh: weft.yaml is read again, and what changed is carried out while everything else goes on."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from gateway.service import GatewayService
+from router_svc.service import RouterService
+from runner_svc.settings import RunnerSettings
+from weft.api.operations.v1 import configuration_service_pb2 as pb
+from weft.dispatch.fleet import ExpectedMesh, FleetView, FleetWatcher
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
+from weft_app.compose.configuration import ConfigurationSource, ReadConfiguration, write_snapshot
+from weft_app.compose.configuration_service import change_messages, require_only_models
+from weft_app.compose.edge_certificate import with_edge_certificate
+from weft_app.compose.engine_environments import require_environments
+from weft_app.compose.gateway import gateway_config
+from weft_app.compose.home import WeftHome
+from weft_app.compose.mesh_runners import MeshRunners
+from weft_app.compose.router import router_config
+from weft_app.compose.runner_processes import StartedRunners, retirement_notes
+from weft_app.compose.startable import expected_mesh, require_startable
+from weft_app.config.config import CONFIG_NAME
+from weft_app.config.reload_plan import ReloadPlan, plan_reload
+
+START_SECONDS = 60.0
+"""Longest wait for a runner that is started; requests for its models wait that long, too."""
+START_CHECK_SECONDS = 0.1
+
+log = get_logger("weft_app.compose")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReloadedMesh:
+    """The parts of a running mesh that a reload changes."""
+
+    home: WeftHome
+    config_file: Path
+    """What the runners read."""
+    runners: MeshRunners
+    registry: grpc.aio.Channel
+    fleet: FleetWatcher
+    router: RouterService
+    edge: GatewayService
+    expected: ExpectedMesh
+    """What the gateway shows before it has come."""
+    names_waited_for: Callable[[], Awaitable[Collection[str]]]
+    """The names of models and pools for which tasks wait."""
+    clock: Clock
+
+
+class MeshReload:
+    """Carries out reloads, one at a time: the caller sees to that."""
+
+    def __init__(
+        self,
+        source: ConfigurationSource,
+        current: ReadConfiguration,
+        mesh: ReloadedMesh,
+        changed: Callable[[ReadConfiguration], None],
+    ) -> None:
+        """`changed` gets the configuration that is in force after a reload."""
+        self._source = source
+        self._current = current
+        self._mesh = mesh
+        self._changed = changed
+
+    async def reload(self, dry_run: bool) -> pb.ReloadConfigurationResponse:
+        """Reads the configuration again and carries out what changed; `dry_run`: only returns it.
+
+        Raises INVALID_ARGUMENT and MALFORMED_REQUEST naming all that is wrong, with nothing changed.
+        """
+        read = await asyncio.to_thread(self._source.read)
+        current = self._current
+        _require_file(current, read)
+        plan = plan_reload(current.config, read.config, current.runners, read.runners)
+        wanted = read
+        if plan.waiting_settings:
+            wanted = await asyncio.to_thread(self._source.with_values_of, read, current, plan.waiting_settings)
+        await asyncio.to_thread(self._check, wanted, plan)
+        response = pb.ReloadConfigurationResponse(files=map(str, read.files), changes=change_messages(plan.changes))
+        if dry_run:
+            return response
+        # From here on it is the configuration in force: a runner that dies comes back with it.
+        await asyncio.to_thread(write_snapshot, self._mesh.config_file, wanted.document)
+        self._current = wanted
+        self._changed(wanted)
+        if plan.changes:
+            await self._carry_out(plan, wanted, response)
+            log.info("configuration reloaded", changes=len(plan.changes), waiting=list(plan.waiting_settings))
+        return response
+
+    def _check(self, wanted: ReadConfiguration, plan: ReloadPlan) -> None:
+        """Checks what would only fail later, in a runner. Raises INVALID_ARGUMENT naming the setting."""
+        # The runner's parts are no part of a mesh's own process before the first reload.
+        from weft_app.compose.runner import runner_config  # noqa: PLC0415
+
+        require_startable(wanted.config, self._mesh.home)
+        expected_mesh(wanted.runners)
+        touched = {*plan.started, *plan.restarted, *plan.updated}
+        sections = [runner for runner in wanted.runners if runner.name in touched]
+        require_environments(sections, self._mesh.home)
+        for section in sections:
+            runner_config(section, self._mesh.home, address="", registry_address="")
+        _require_free_names(sections, self._mesh.fleet.view, {runner.name for runner in self._current.runners})
+
+    async def _carry_out(
+        self, plan: ReloadPlan, wanted: ReadConfiguration, response: pb.ReloadConfigurationResponse
+    ) -> None:
+        sections = {runner.name: runner for runner in wanted.runners}
+        grace = wanted.config.drain_seconds
+        if plan.live_settings:
+            await self._take_settings(wanted)
+        await asyncio.gather(*(self._mesh.runners.stop(name, grace) for name in plan.stopped))
+        response.notes.extend(await self._retire_others(sections))
+        await asyncio.gather(
+            *(self._restart(sections[name], grace, response) for name in plan.restarted),
+            *(self._update(sections[name], grace, response) for name in plan.updated),
+        )
+        await asyncio.gather(*(self._start(sections[name], response) for name in plan.started))
+
+    async def _take_settings(self, wanted: ReadConfiguration) -> None:
+        config = await asyncio.to_thread(with_edge_certificate, wanted.config, self._mesh.home)
+        self._mesh.edge.reconfigure(gateway_config(config))
+        self._mesh.router.reconfigure(router_config(wanted.config, ""))
+
+    async def _retire_others(self, sections: Collection[str]) -> list[str]:
+        """Takes runners out of the mesh that are not among these; returns sentences about them."""
+        retired = await StartedRunners(self._mesh.home).retire_others(sections, self._mesh.registry)
+        return retirement_notes(retired, await self._mesh.names_waited_for()) if retired else []
+
+    async def _restart(self, section: RunnerSettings, grace: float, response: pb.ReloadConfigurationResponse) -> None:
+        """Ends the process of a runner after its requests, and starts it again."""
+        await self._mesh.runners.stop(section.name, grace)
+        await self._start(section, response)
+
+    async def _update(self, section: RunnerSettings, grace: float, response: pb.ReloadConfigurationResponse) -> None:
+        """Has a runner serve other models; one that cannot is started again."""
+        known = self._mesh.fleet.view.runners.get(section.name)
+        try:
+            if known is None or not known.active:
+                raise invalid_field("runner", "is not there")
+            answer = await self._mesh.runners.reload(known.address)
+            require_only_models(answer)
+        except WeftError as error:
+            log.warning("runner is started again for its models", runner=section.name, why=error.message)
+            response.notes.append(f"runner {section.name} is started again: {error.message}")
+            await self._restart(section, grace, response)
+            return
+        response.notes.extend(answer.notes)
+
+    async def _start(self, section: RunnerSettings, response: pb.ReloadConfigurationResponse) -> None:
+        """Starts a runner and waits until it has come; requests for its models wait meanwhile."""
+        # Each reader has its own: what one has seen come, another may still wait for.
+        for_router, for_gateway = expected_mesh([section]), expected_mesh([section])
+        self._mesh.router.expect(for_router)
+        self._mesh.expected.add(for_gateway)
+        try:
+            await self._mesh.runners.start(section)
+            why = await self._why_absent(section.name)
+        finally:
+            self._mesh.router.expect_not(for_router)
+            self._mesh.expected.drop(for_gateway)
+        if why:
+            response.notes.append(f"runner {section.name} {why}")
+            for change in response.changes:
+                if section.name in (change.runner, change.name):
+                    change.error = why
+
+    async def _why_absent(self, runner: str) -> str:
+        """Returns why a runner that was started has not come; empty: it has."""
+        deadline = self._mesh.clock.monotonic() + START_SECONDS
+        while self._mesh.clock.monotonic() < deadline:
+            known = self._mesh.fleet.view.runners.get(runner)
+            if known is not None and known.active:
+                return ""
+            if refusal := self._mesh.runners.refusal(runner):
+                return f"does not start: {refusal}"
+            await self._mesh.clock.sleep(START_CHECK_SECONDS)
+        return f"has not come within {START_SECONDS:.0f} s; it goes on starting, see its log"
+
+
+def _require_file(current: ReadConfiguration, read: ReadConfiguration) -> None:
+    """Raises INVALID_ARGUMENT for a file that is gone or empty: an editor may just be writing it."""
+    if current.document and not read.document:
+        (*_, file) = current.files or (Path(CONFIG_NAME),)
+        what = "is empty" if read.files else "is not there any more"
+        raise invalid_field("--config", f"{file} {what}; to serve without a configuration, stop the mesh and start it")
+
+
+def _require_free_names(sections: Iterable[RunnerSettings], view: FleetView, own: Collection[str]) -> None:
+    """Raises INVALID_ARGUMENT for a model or a runner whose name a runner elsewhere has."""
+    for section in sections:
+        other = view.runners.get(section.name)
+        if section.name not in own and other is not None and other.active:
+            raise invalid_field(f"runners.{section.name}", "another runner of the mesh has this name; choose another")
+        for model in section.published_models:
+            known = view.models.get(model.name)
+            if known is not None and known.runner and known.runner not in own and known.runner != section.name:
+                holder = view.runners.get(known.runner)
+                if holder is not None and holder.active:
+                    raise invalid_field(
+                        f"runners.{section.name}.models.{model.name}",
+                        f"the runner {known.runner} has a model of this name; choose another",
+                    )

@@ -1,0 +1,49 @@
+"""What a configuration means before it runs: whether a mesh can start with it, and which models are expected of it."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from gateway.http.tls import server_context
+from runner_svc.settings import RunnerSettings
+from weft.api.registry.v1 import agent_pb2
+from weft.dispatch.fleet import ExpectedMesh, ModelView, expected_model
+from weft.kernel.request import journal_mode_of
+from weft_app.compose.edge_certificate import checked_edge_certificate
+from weft_app.compose.gateway import gateway_config
+from weft_app.compose.home import WeftHome
+from weft_app.compose.published_agents import published_agents
+from weft_app.compose.registry import registry_config
+from weft_app.compose.router import router_config
+from weft_app.compose.security import is_on_loopback
+from weft_app.config.config import WeftConfig
+from weft_app.config.runners import with_replicas
+
+
+def expected_mesh(runners: Iterable[RunnerSettings]) -> ExpectedMesh:
+    """Returns the models and agents that these runners will publish. Raises INVALID_ARGUMENT naming the field."""
+    runners = tuple(runners)
+    models = [model for runner in runners for model in _models(runner)]
+    manifests = [manifest for runner in runners for manifest in published_agents(runner)]
+    return ExpectedMesh(models, [agent_pb2.Agent(manifest=manifest) for manifest in manifests])
+
+
+def _models(runner: RunnerSettings) -> Iterator[ModelView]:
+    for model in with_replicas(runner, runner.published_models):
+        journal = journal_mode_of(model.journal)
+        yield expected_model(model.name, model.pool or "", runner.name, journal)
+        for adapter in model.served_adapters:
+            yield expected_model(adapter.name, adapter.pool or "", runner.name, journal)
+
+
+def require_startable(config: WeftConfig, home: WeftHome) -> None:
+    """Checks a configuration as a start does, without starting. Raises INVALID_ARGUMENT naming the invalid setting."""
+    exposure = gateway_config(config).exposure()
+    own = checked_edge_certificate(config, home)
+    if own is None:
+        server_context(exposure)
+    else:
+        exposure = replace(exposure, tls=own.files)
+    if not is_on_loopback(exposure.host):
+        exposure.require_protection()
+    router_config(config, home.address("weft"))
+    registry_config(config, home)
