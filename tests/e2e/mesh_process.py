@@ -34,6 +34,7 @@ START_SECONDS = 60.0
 ORPHAN_SECONDS = 2.0
 """The promise: nothing outlives a supervisor that is killed for longer."""
 STOP_SECONDS = 30.0
+LOG_SECONDS = 10.0
 MAX_LOG_LINES = 1000
 """The most that a runner gives at once."""
 POLL_SECONDS = 0.02
@@ -104,9 +105,14 @@ class MeshProcess:
 
     async def backend(self, runner: str) -> FakeControl:
         """The fake behind a runner; close it when done."""
-        lines = (await self.describe(runner, log_lines=MAX_LOG_LINES)).log_lines
-        found = re.findall(r"listening on (http://\S+)", "\n".join(lines))
-        return FakeControl(found[-1])
+
+        async def url() -> str | None:
+            lines = (await self.describe(runner, log_lines=MAX_LOG_LINES)).log_lines
+            found = re.findall(r"listening on (http://\S+)", "\n".join(lines))
+            return found[-1] if found else None
+
+        # A model may be ready before the runner has read the first line of its server.
+        return FakeControl(await eventually(url, LOG_SECONDS, f"the server of {runner} has not named its address"))
 
     def log_lines(self, event: str) -> list[dict[str, Any]]:
         """The host's log lines about one kind of event."""

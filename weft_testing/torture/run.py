@@ -43,6 +43,8 @@ AT_WORK_SECONDS = 5.0
 """... how long to wait for them at most ..."""
 MOMENT_SECONDS = 0.01
 """... and how often to poll."""
+TAKEOVER_SECONDS = 15.0
+"""How long a paused router waits at most, after its pause, until its successor has taken back one of its tasks."""
 HEAD_START = 2
 """Kills that may be ahead of the tasks."""
 RARE_PAUSE_SECONDS = (1.0, 4.0)
@@ -52,12 +54,10 @@ RARE_PAUSE_SECONDS = (1.0, 4.0)
 class Killer:
     """Kills and restarts processes until it is stopped."""
 
-    def __init__(self, plan: Plan, mesh: Mesh, acked: Callable[[], int], at_work: Callable[[], int]) -> None:
-        """`acked`: number of acknowledged tasks; `at_work`: number of requests in progress at backends."""
+    def __init__(self, plan: Plan, mesh: Mesh, folder: Folder) -> None:
         self._plan = plan
         self._mesh = mesh
-        self._acked = acked
-        self._at_work = at_work
+        self._folder = folder
         self._random = Random(f"{plan.seed}/whom")  # noqa: S311 - the seed must decide it
         self._restarters: dict[str, asyncio.Task[None]] = {}
         self._stale: asyncio.Task[None] | None = None
@@ -89,7 +89,7 @@ class Killer:
         Otherwise all kills on a slow machine would hit a mesh that is still restarting.
         """
         share = (self.done.total() - HEAD_START) / self._plan.kills
-        while self._acked() < share * self._plan.tasks:  # noqa: ASYNC110 - other processes write it
+        while _acknowledgements(self._folder) < share * self._plan.tasks:  # noqa: ASYNC110 - other processes write it
             await asyncio.sleep(KILL_POLL_SECONDS)
 
     async def submitters_done(self) -> None:
@@ -144,7 +144,7 @@ class Killer:
             return False
         with suppress(TimeoutError):
             async with asyncio.timeout(AT_WORK_SECONDS):
-                while self._at_work() < MIN_AT_WORK:  # noqa: ASYNC110 - other processes write it
+                while _at_work(self._folder) < MIN_AT_WORK:  # noqa: ASYNC110 - other processes write it
                     await asyncio.sleep(MOMENT_SECONDS)
         if not self._mesh.router.serves or not self._mesh.router.signal(signal.SIGSTOP):
             return False
@@ -152,12 +152,18 @@ class Killer:
         self._restarters[old.name].cancel()
         await self._mesh.router.start()
         self._restart_on_exit(self._mesh.router)
-        self._stale = asyncio.create_task(self._wake(old))
+        self._stale = asyncio.create_task(self._wake(old, _reverted(self._folder)))
         return True
 
-    async def _wake(self, old: Member) -> None:
+    async def _wake(self, old: Member, reverted: int) -> None:
+        """Resumes a paused router when its successor has taken back a task. `reverted`: reverts before the pause."""
         try:
             await asyncio.sleep(self._plan.sleep_seconds)
+            # On a busy machine the successor starts later than that, and until then the old one has lost nothing.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TAKEOVER_SECONDS):
+                    while _reverted(self._folder) == reverted:  # noqa: ASYNC110 - another process writes it
+                        await asyncio.sleep(KILL_POLL_SECONDS)
             old.signal(signal.SIGCONT)
             await asyncio.sleep(WAKE_SECONDS)
         finally:
@@ -244,7 +250,7 @@ async def torture(plan: Plan, folder: Folder, report: Callable[[str], None] = _n
     `report`: called with the progress every PROGRESS_SECONDS.
     """
     mesh = Mesh(plan, folder)
-    killer = Killer(plan, mesh, lambda: _acknowledgements(folder), lambda: _at_work(folder))
+    killer = Killer(plan, mesh, folder)
     reporter: asyncio.Task[None] | None = None
     try:
         await mesh.start()
@@ -322,6 +328,11 @@ def _acknowledgements(folder: Folder) -> int:
 def _at_work(folder: Folder) -> int:
     """Returns the requests that backends have begun and not ended, including those of killed backends."""
     return 2 * occurrences(folder.backend_log, b'"event":"begun"') - occurrences(folder.backend_log, b'"event":')
+
+
+def _reverted(folder: Folder) -> int:
+    """Returns how many attempts routers have given up or taken back."""
+    return occurrences(folder.router_log, b'"event":"task reverted"')
 
 
 def _events(folder: Folder) -> list[Event]:
