@@ -323,9 +323,8 @@ class EdgeMiddleware:
             # The response has begun and cannot be replaced: raising aborts the connection, instead of a normal end.
             raise error
         body = envelope(error, facts.request_id, facts.dialect)
-        await sender(
-            {"type": "http.response.start", "status": http_status(error), "headers": error_headers(error, body)}
-        )
+        headers = error_headers(error, body, facts.dialect)
+        await sender({"type": "http.response.start", "status": http_status(error), "headers": headers})
         await sender({"type": "http.response.body", "body": body})
 
 

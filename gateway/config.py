@@ -11,6 +11,8 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 from weft.kernel.address import is_host_pattern
 from weft.kernel.errors import invalid_field
 from weft.kernel.json_schema import SchemaLimits
+from weft.kernel.model_source import asked_source, is_source
+from weft.kernel.names import is_name
 from weft.kernel.settings import PUBLIC, Checked, PathText, RequestRate, Seconds
 from weft.kernel.tls import TlsFiles
 from weft.kernel.units import Rate
@@ -64,6 +66,21 @@ def _field_name(text: str) -> str:
 
 Origin = Annotated[str, MinLen(1), MaxLen(320), Checked(_origin)]
 HeaderName = Annotated[str, MinLen(1), MaxLen(64), Checked(_field_name)]
+
+
+def _source(text: str) -> str:
+    asked_source(text, "it")
+    return text
+
+
+def _library_name(text: str) -> str:
+    if is_source(text) or not is_name(text):
+        raise ValueError("must be a name such as qwen3:0.6b")
+    return text.lower()
+
+
+LibraryName = Annotated[str, Checked(_library_name)]
+SourceText = Annotated[str, Checked(_source)]
 LOOPBACK_ORIGINS = tuple(
     f"{scheme}://{host}:*" for scheme in ("http", "https") for host in ("localhost", "127.0.0.1", "[::1]")
 )
@@ -364,6 +381,9 @@ class GatewaySettings:
     name."""
     cors: CorsConfig = field(default_factory=CorsConfig)
     """Web pages of other origins."""
+    ollama_sources: Annotated[Mapping[LibraryName, SourceText], MaxLen(1000), PUBLIC] = field(default_factory=dict)
+    """What `/api/pull` pulls for a name of Ollama's library, such as `"qwen3:0.6b": hf:Qwen/Qwen3-0.6B-GGUF:Q8_0`; a
+    name without a tag is that with `:latest`. Default: such names are refused."""
     tls: EdgeTls = field(default_factory=EdgeTls)
     """HTTPS."""
     tls_terminated_elsewhere: Annotated[bool, PUBLIC] = False

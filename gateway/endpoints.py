@@ -197,9 +197,9 @@ _OLLAMA_FAILS = fails_as(_OLLAMA_FAILURE)
 
 
 def _ollama_post(
-    path: str, access: Access, handler: Handler[OllamaDeps], body: type[BaseModel]
+    path: str, access: Access, handler: Handler[OllamaDeps], body: type[BaseModel], **fields: Any
 ) -> Endpoint[OllamaDeps]:
-    return _post(path, access, handler, json_body(body, error=_OLLAMA_FAILURE, stream=JSON_LINES))
+    return _post(path, access, handler, json_body(body, error=_OLLAMA_FAILURE, stream=JSON_LINES), **fields)
 
 
 OLLAMA: EndpointGroup[OllamaDeps] = EndpointGroup(
@@ -209,9 +209,9 @@ OLLAMA: EndpointGroup[OllamaDeps] = EndpointGroup(
         _ollama_post("/api/generate", _USE, ollama.generate, OllamaGenerateRequest),
         _ollama_post("/api/embed", _USE, ollama_embed.embed, OllamaEmbedRequest),
         _ollama_post("/api/embeddings", _USE, ollama_embed.embed_one, OllamaEmbeddingsRequest),
-        _get("/api/tags", _VIEW_MODELS, ollama_models.list_tags, _OLLAMA_FAILS, with_head=True),
-        _ollama_post("/api/show", _VIEW_MODELS, ollama_models.show_model, OllamaShowRequest),
-        _get("/api/ps", _VIEW_MODELS, ollama_models.list_running, _OLLAMA_FAILS, with_head=True),
+        _get("/api/tags", _VIEW_MODELS, ollama_models.list_tags, _OLLAMA_FAILS, with_head=True, by_name=True),
+        _ollama_post("/api/show", _VIEW_MODELS, ollama_models.show_model, OllamaShowRequest, by_name=True),
+        _get("/api/ps", _VIEW_MODELS, ollama_models.list_running, _OLLAMA_FAILS, with_head=True, by_name=True),
         _get("/api/version", _VIEW_MODELS, ollama_models.get_version, _OLLAMA_FAILS, with_head=True),
         _ollama_post("/api/pull", _OPERATE, pull_model, OllamaPullRequest),
         _post("/api/create", _EDIT_MODELS, ollama_store.refuse_create, _OLLAMA_FAILS, name="refuse_create"),

@@ -255,10 +255,15 @@ def retry_after_seconds(error: WeftError) -> int:
     return max(MIN_RETRY_AFTER_SECONDS, math.ceil(wanted))
 
 
-def error_headers(error: WeftError, body: bytes) -> list[tuple[bytes, bytes]]:
+JSON = b"application/json"
+OLLAMA_JSON = b"application/json; charset=utf-8"
+"""Type of every answer of Ollama's API that is no stream, as Ollama sends it."""
+
+
+def error_headers(error: WeftError, body: bytes, dialect: Dialect = Dialect.OPENAI) -> list[tuple[bytes, bytes]]:
     """Returns the headers of an error's answer, except the request id."""
     return [
-        (b"content-type", b"application/json"),
+        (b"content-type", OLLAMA_JSON if dialect is Dialect.OLLAMA else JSON),
         (b"content-length", str(len(body)).encode()),
         *_CHALLENGES.get(http_status(error), ()),
         *retry_headers(error),

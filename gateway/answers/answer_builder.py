@@ -4,10 +4,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import msgspec
 from typing_extensions import override
 
+from gateway.errors import JSON
 from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, usage_pb2, warning_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -197,6 +199,8 @@ class AnswerState:
 
 class AnswerBuilder(AnswerState, ABC):
     """Builds one unary answer: call `add` with each frame in order, then `body`."""
+
+    media_type: ClassVar[bytes] = JSON
 
     def __init__(self, identity: AnswerIdentity, *, choice_count: int) -> None:
         super().__init__(identity, choice_count=choice_count)

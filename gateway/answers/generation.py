@@ -108,6 +108,6 @@ def unary(work: Work, answer: AnswerBuilder) -> Response:
         headers = [] if receipt is None else receipt_facts(receipt)
         if answer.warnings:
             headers.append((b"x-weft-warnings", b"%d" % len(answer.warnings)))
-        return JsonAnswer(body, headers)
+        return JsonAnswer(body, headers, answer.media_type)
 
     return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(deps, work.context))

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.sse import receipt_facts
 from gateway.deps import InferenceDeps
+from gateway.errors import JSON
 from gateway.http.disconnect import WhileConnected
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import receipt_pb2
@@ -24,7 +25,7 @@ class JsonAnswer:
 
     body: bytes
     headers: list[tuple[bytes, bytes]]
-    media_type: bytes = b"application/json"
+    media_type: bytes = JSON
 
 
 class UnaryAnswer(Response):
@@ -66,7 +67,7 @@ def unary_answer(
     context: RequestContext,
     payload: PayloadT,
     to_body: Callable[[ChunkT, receipt_pb2.Receipt], bytes],
-    media_type: bytes = b"application/json",
+    media_type: bytes = JSON,
 ) -> Response:
     """Returns the response of a unary operation whose result `to_body` encodes."""
     facts = facts_of(scope)
@@ -83,9 +84,9 @@ def unary_answer(
     return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(deps, context))
 
 
-def json_response(body: object, status: int = 200) -> Response:
+def json_response(body: object, status: int = 200, media_type: bytes = JSON) -> Response:
     """Returns a complete JSON response."""
-    return Response(encode_json(body), status_code=status, media_type="application/json")
+    return Response(encode_json(body), status_code=status, media_type=media_type.decode())
 
 
 def list_json(entries: Sequence[dict[str, object]], *, has_more: bool) -> dict[str, object]:

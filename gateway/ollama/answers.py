@@ -26,7 +26,7 @@ from gateway.answers.answer_builder import (
 )
 from gateway.answers.call_arguments import CUTTING, arguments_object, cut_call
 from gateway.answers.sse import StreamEncoder, receipt_facts
-from gateway.errors import Dialect, envelope
+from gateway.errors import OLLAMA_JSON, Dialect, envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
 from weft.kernel.errors import WeftError
 
@@ -105,6 +105,8 @@ def calls_json(calls: Sequence[CalledTool], finish: int, warnings: list[dict[str
 
 class OllamaAnswer(DocumentAnswer):
     """Builds one answer."""
+
+    media_type = OLLAMA_JSON
 
     def __init__(self, identity: AnswerIdentity, shape: Shape) -> None:
         super().__init__(identity, choice_count=1)

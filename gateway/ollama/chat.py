@@ -6,6 +6,7 @@ from starlette.responses import Response
 from gateway.answers.answer_builder import encode_json, new_identity
 from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.unary import JsonAnswer, UnaryAnswer
+from gateway.errors import OLLAMA_JSON
 from gateway.intake.body import read_model
 from gateway.intake.headers import require_local_caller
 from gateway.ollama.answers import JSON_LINES, OllamaAnswer, OllamaStream, Shape, text_json, timestamp
@@ -102,7 +103,7 @@ def _changed_load(deps: OllamaDeps, request: Request, params: GeneratingRequest,
         "done": True,
         "done_reason": "unload" if kept == 0 else "load",
     }
-    body, media_type = encode_json(answer), b"application/json"
+    body, media_type = encode_json(answer), OLLAMA_JSON
     if params.is_streamed:
         body, media_type = body + b"\n", JSON_LINES
 

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from gateway.answers.answer_builder import encode_json, warning_json
 from gateway.answers.unary import unary_answer
+from gateway.errors import OLLAMA_JSON
 from gateway.intake.body import read_model
 from gateway.ollama.answers import measures
 from gateway.ollama.deps import SURFACE, OllamaDeps
@@ -80,7 +81,7 @@ def _embedded(
             document["warnings"] = [warning_json(warning) for warning in warnings]
         return encode_json(document)
 
-    return unary_answer(gateway, request.scope, EMBEDDING, context, payload, to_body)
+    return unary_answer(gateway, request.scope, EMBEDDING, context, payload, to_body, OLLAMA_JSON)
 
 
 def _warnings_of(params: OllamaRequest) -> list[warning_pb2.Warning]:

@@ -1,7 +1,7 @@
 """GET /api/tags, /api/ps, /api/version and /, POST /api/show: models and the server in Ollama's words.
 
 What the mesh does not know of a model is left out. The texts in `details`, which clients read without looking, are then
-empty, as Ollama's own are for models that are not on its disk.
+empty, as Ollama's own are for models that are not on its disk. Members of a pool that differ in a fact have none.
 """
 
 import hashlib
@@ -15,18 +15,22 @@ from starlette.responses import PlainTextResponse, Response
 
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import json_response
+from gateway.errors import OLLAMA_JSON
 from gateway.intake.body import read_model
 from gateway.intake.headers import tenant_of
 from gateway.ollama.answers import timestamp
 from gateway.ollama.deps import SURFACE, OllamaDeps
 from gateway.ollama.names import mesh_name
 from gateway.ollama.schema import OllamaShowRequest
-from gateway.openai.models import asked_entry, model_list, not_available
+from gateway.openai.models import asked_entry, model_list, not_available, visible_entry, visible_list
 from gateway.request_facts import facts_of
+from weft.api.registry.v1 import model_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
-from weft.dispatch.fleet import FleetView, ModelView, abilities_in
+from weft.dispatch.agents import name_asked_for
+from weft.dispatch.fleet import FleetView, ModelView, abilities_in, file_in
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import invalid_field
+from weft.kernel.principal import VIEW_MODELS
 from weft.kernel.request import Skill
 
 API_VERSION = "0.12.11"
@@ -41,34 +45,40 @@ _RUNNING = "weft is running. It speaks the APIs of OpenAI (/v1), Anthropic (/v1/
 
 async def list_tags(deps: OllamaDeps, request: Request) -> Response:
     """Lists every model, pool, agent and route that accepts requests, in Ollama's format."""
-    facts_of(request.scope).surface = SURFACE
+    facts = facts_of(request.scope)
+    facts.surface = SURFACE
     view = deps.gateway.fleet.view
-    return json_response(
-        {"models": [_tag(view, entry) for entry in model_list(view, tenant_of(request.scope))["data"]]}
-    )
+    listed = visible_list(model_list(view, tenant_of(request.scope)), facts.principal)
+    return _json({"models": [_tag(view, entry) for entry in listed["data"]]})
 
 
 async def show_model(deps: OllamaDeps, request: Request) -> Response:
     """Returns what is known of one model, in Ollama's format."""
-    facts_of(request.scope).surface = SURFACE
+    facts = facts_of(request.scope)
+    facts.surface = SURFACE
     params = await read_model(request, OllamaShowRequest, deps.gateway.config)
     given = params.model or params.name
     if not given:
         raise invalid_field("model", "is required")
     view = deps.gateway.fleet.view
-    entry = asked_entry(view, deps.gateway.asked(request.scope, mesh_name(view, given)))
+    asked = deps.gateway.asked(request.scope, mesh_name(view, given))
+    facts.principal.require_name(VIEW_MODELS, name_asked_for(asked.model))
+    entry = asked_entry(view, asked)
     if entry is None:
         raise not_available(view, mesh_name(view, given))
+    entry = visible_entry(entry, facts.principal)
     members = _members(view, entry)
-    context = entry["meta"]["context_tokens"]
+    context, file = entry["meta"]["context_tokens"], _file(view, members)
+    architecture = file.architecture or ARCHITECTURE
     information = {
-        "general.architecture": ARCHITECTURE,
+        "general.architecture": architecture,
         "general.basename": entry["id"],
-        **({f"{ARCHITECTURE}.context_length": context} if context else {}),
+        **({"general.parameter_count": file.parameter_count} if file.parameter_count else {}),
+        **({f"{architecture}.context_length": context} if context else {}),
     }
-    return json_response(
+    return _json(
         {
-            "details": _details(entry),
+            "details": _details(entry, file),
             "model_info": information,
             "capabilities": _capabilities(view, entry, members),
             "modified_at": timestamp(entry["created"]),
@@ -79,17 +89,19 @@ async def show_model(deps: OllamaDeps, request: Request) -> Response:
 
 async def list_running(deps: OllamaDeps, request: Request) -> Response:
     """Lists the models that are in memory, in Ollama's format."""
-    facts_of(request.scope).surface = SURFACE
+    facts = facts_of(request.scope)
+    facts.surface = SURFACE
     view = deps.gateway.fleet.view
-    entries = (entry for entry in model_list(view)["data"] if not {"agent", "route"} & set(entry["meta"]))
+    listed = visible_list(model_list(view), facts.principal)
+    entries = (entry for entry in listed["data"] if not {"agent", "route"} & set(entry["meta"]))
     running = ((entry, _loaded(view, _members(view, entry))) for entry in entries)
-    return json_response({"models": [_running(view, entry, loaded) for entry, loaded in running if loaded]})
+    return _json({"models": [_running(view, entry, loaded) for entry, loaded in running if loaded]})
 
 
 async def get_version(_deps: OllamaDeps, request: Request) -> Response:
     """Returns the version of Ollama's API that is spoken here, and weft's own."""
     facts_of(request.scope).surface = SURFACE
-    return json_response({"version": API_VERSION, "server": "weft", "server_version": version("weft")})
+    return _json({"version": API_VERSION, "server": "weft", "server_version": version("weft")})
 
 
 async def get_root(_deps: OllamaDeps, request: Request) -> Response:
@@ -98,18 +110,24 @@ async def get_root(_deps: OllamaDeps, request: Request) -> Response:
     return PlainTextResponse(_RUNNING)
 
 
+def _json(body: object) -> Response:
+    return json_response(body, media_type=OLLAMA_JSON)
+
+
 def _members(view: FleetView, entry: dict[str, Any]) -> list[ModelView]:
     return [view.models[name] for name in entry["meta"]["members"] if name in view.models]
 
 
 def _tag(view: FleetView, entry: dict[str, Any]) -> dict[str, object]:
     members = _members(view, entry)
+    file = _file(view, members)
     return {
         "name": entry["id"],
         "model": entry["id"],
         "modified_at": timestamp(entry["created"]),
+        **({"size": file.size_bytes} if file.size_bytes else {}),
         "digest": _digest(entry, members),
-        "details": _details(entry),
+        "details": _details(entry, file),
         "capabilities": _capabilities(view, entry, members),
         "meta": entry["meta"],
     }
@@ -117,6 +135,7 @@ def _tag(view: FleetView, entry: dict[str, Any]) -> dict[str, object]:
 
 def _running(view: FleetView, entry: dict[str, Any], loaded: Sequence[InstanceState]) -> dict[str, object]:
     """Returns a model in memory; `loaded`: its instances that are."""
+    members = _members(view, entry)
     memory = [instance.memory for instance in loaded if instance.HasField("memory")]
     held = sum(one.measured_bytes if one.HasField("measured_bytes") else one.leased_bytes for one in memory)
     ends = [instance.unload_time for instance in loaded if instance.HasField("unload_time")]
@@ -124,8 +143,8 @@ def _running(view: FleetView, entry: dict[str, Any], loaded: Sequence[InstanceSt
     return {
         "name": entry["id"],
         "model": entry["id"],
-        "digest": _digest(entry, _members(view, entry)),
-        "details": _details(entry),
+        "digest": _digest(entry, members),
+        "details": _details(entry, _file(view, members)),
         # Its size in main memory is not known, and so there is no `size`.
         **({"size_vram": held} if len(memory) == len(loaded) else {}),
         # Of one that is not unloaded by itself there is no such time.
@@ -160,10 +179,35 @@ def _digest(entry: dict[str, Any], members: Sequence[ModelView]) -> str:
     return hashlib.sha256(encode_json(facts)).hexdigest()
 
 
-def _details(entry: dict[str, Any]) -> dict[str, object]:
+def _details(entry: dict[str, Any], file: model_pb2.ModelFile) -> dict[str, object]:
     bases = entry["meta"].get("base_models", ())
-    unknown: dict[str, object] = dict.fromkeys(("format", "family", "parameter_size", "quantization_level"), "")
-    return {"parent_model": bases[0] if bases else "", **unknown, "families": []}
+    return {
+        "parent_model": bases[0] if bases else "",
+        "format": file.format,
+        "family": file.architecture,
+        "families": [file.architecture] if file.architecture else [],
+        "parameter_size": _parameters(file.parameter_count),
+        "quantization_level": file.quantization.upper(),
+    }
+
+
+def _file(view: FleetView, members: Sequence[ModelView]) -> model_pb2.ModelFile:
+    """Returns what the files of all members say of themselves; a fact in which they differ is left out."""
+    files = [file_in(view, model) for model in members]
+    common = model_pb2.ModelFile()
+    for field in model_pb2.ModelFile.DESCRIPTOR.fields:
+        values = {getattr(file, field.name) for file in files}
+        if len(values) == 1:
+            setattr(common, field.name, values.pop())
+    return common
+
+
+def _parameters(count: int) -> str:
+    """Returns a number of parameters as Ollama writes it, such as "134.52M" or "8B"; empty: not known."""
+    for unit, word, digits in ((1_000_000_000, "B", 1), (1_000_000, "M", 2)):
+        if count >= unit:
+            return f"{count / unit:.{0 if count % unit == 0 else digits}f}{word}"
+    return f"{count / 1000:.0f}K" if count >= 1000 else str(count or "")
 
 
 def _capabilities(view: FleetView, entry: dict[str, Any], members: Sequence[ModelView]) -> list[str]:

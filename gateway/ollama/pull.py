@@ -3,7 +3,7 @@
 A caller that disconnects cancels the pull, as at Ollama; the next pull of the same goes on where it ended.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -16,7 +16,7 @@ from gateway.answers.answer_builder import encode_json
 from gateway.answers.stream import EventStream, SseWriter
 from gateway.answers.unary import JsonAnswer, UnaryAnswer
 from gateway.deps import GatewayDeps
-from gateway.errors import ClientGoneError, Dialect, envelope
+from gateway.errors import OLLAMA_JSON, ClientGoneError, Dialect, envelope
 from gateway.ollama.answers import JSON_LINES
 from gateway.ollama.chat import create_operation, require_success
 from gateway.ollama.deps import SURFACE, OllamaDeps
@@ -38,7 +38,7 @@ _WAITING = b'{"status":"waiting"}\n'
 _SUCCESS = encode_json({"status": "success"})
 _NOT_A_SOURCE = (
     "must be what a model is pulled from, such as hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M: names of Ollama's library are not "
-    "known here"
+    "known here, unless gateway.ollama_sources has them"
 )
 
 log = get_logger("weft.gateway")
@@ -52,15 +52,25 @@ async def pull_model(deps: OllamaDeps, request: Request) -> Response:
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "this gateway has no operations: use `weft pull`")
     if params.insecure:
         raise invalid_field("insecure", "is a setting of the mesh: model_store.allow_http")
-    source = (params.model or params.name or "").removesuffix(LATEST)
-    if not is_source(source):
-        raise invalid_field("model", _NOT_A_SOURCE)
-    if reaches_anywhere(asked_source(source, "model")):
-        facts_of(request.scope).principal.require(ANY_SOURCE)
+    given = (params.model or params.name or "").removesuffix(LATEST)
+    # What the mesh's configuration names needs no further right of the caller.
+    source = _listed_source(given, deps.gateway.config.ollama_sources)
+    if source is None:
+        source = given
+        if not is_source(source):
+            raise invalid_field("model", _NOT_A_SOURCE)
+        if reaches_anywhere(asked_source(source, "model")):
+            facts_of(request.scope).principal.require(ANY_SOURCE)
     pull = _Pull(operations, source, requester(request, "http:ollama"))
     if params.stream is False:
         return _WholePull(pull, deps.gateway)
     return _PullStream(pull, deps.gateway)
+
+
+def _listed_source(name: str, sources: Mapping[str, str]) -> str | None:
+    """Returns the source that the configuration has for a name of Ollama's library; None: it has none."""
+    name = name.lower()
+    return sources.get(name) or sources.get(name + LATEST)
 
 
 class _Pull:
@@ -135,7 +145,7 @@ class _WholePull(UnaryAnswer):
         async with aclosing(self._pull.states()) as states:
             async for _ in states:
                 pass
-        return JsonAnswer(_SUCCESS, [])
+        return JsonAnswer(_SUCCESS, [], OLLAMA_JSON)
 
 
 async def _lines(pull: _Pull) -> AsyncGenerator[bytes]:
@@ -156,6 +166,8 @@ def _progress(operation: operation_pb2.Operation) -> dict[str, Any]:
     found: dict[str, Any] = {"status": operation.detail or operation.stage or "waiting"}
     if operation.HasField("progress"):
         found["progress"] = operation.progress
+    if operation.HasField("total_bytes") and operation.HasField("done_bytes"):
+        found |= {"total": operation.total_bytes, "completed": operation.done_bytes}
     if operation.result.HasField("pulled"):
         pulled = operation.result.pulled
         found |= {"digest": pulled.digest, "total": pulled.size_bytes, "completed": pulled.size_bytes}

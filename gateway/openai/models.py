@@ -63,7 +63,7 @@ def _answer(deps: InferenceDeps, request: Request, name: str) -> Response:
     entry = asked_entry(deps.fleet.view, asked)
     if entry is None:
         raise not_available(deps.fleet.view, name)
-    entry = _visible_entry(entry, facts.principal)
+    entry = visible_entry(entry, facts.principal)
     return json_response(anthropic_entry(entry) if facts.dialect is Dialect.ANTHROPIC else entry)
 
 
@@ -110,7 +110,7 @@ def visible_list(listed: dict[str, Any], principal: Principal) -> dict[str, Any]
     if principal.may(VIEW_MODELS):
         return listed
     shown = (each for each in listed["data"] if principal.may_name(VIEW_MODELS, name_asked_for(_meant(each))))
-    return {**listed, "data": [_visible_entry(each, principal) for each in shown]}
+    return {**listed, "data": [visible_entry(each, principal) for each in shown]}
 
 
 def _meant(entry: dict[str, Any]) -> str:
@@ -118,7 +118,7 @@ def _meant(entry: dict[str, Any]) -> str:
     return str(entry["meta"].get("alias_of") or entry["id"])
 
 
-def _visible_entry(entry: dict[str, Any], principal: Principal) -> dict[str, Any]:
+def visible_entry(entry: dict[str, Any], principal: Principal) -> dict[str, Any]:
     """Returns an entry without the members that the caller may not see."""
     members = [name for name in entry["meta"]["members"] if principal.may_name(VIEW_MODELS, name)]
     return {**entry, "meta": {**entry["meta"], "members": members}}

@@ -287,7 +287,14 @@ class Job:
         left = (said.total_bytes - said.done_bytes) / said.bytes_per_second if said.bytes_per_second > 0 else None
         ends_at = None if left is None or share is None else self._deps.clock.monotonic() + min(left, MAX_SECONDS)
         self._report.progress(
-            OperationProgress(stage=PULLING, detail=said.detail or pull_words(said), share=share, ends_at=ends_at)
+            OperationProgress(
+                stage=PULLING,
+                detail=said.detail or pull_words(said),
+                share=share,
+                ends_at=ends_at,
+                done_bytes=amount(said.done_bytes) if said.total_bytes > 0 else None,
+                total_bytes=amount(said.total_bytes) if said.total_bytes > 0 else None,
+            )
         )
 
     async def _call_cancellably(self, runner: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:

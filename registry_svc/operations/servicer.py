@@ -110,6 +110,10 @@ def operation_message(view: OperationView, now: float) -> operation_pb2.Operatio
         message.progress = 1.0
     elif progress.share is not None:
         message.progress = progress.share
+    if progress.done_bytes is not None:
+        message.done_bytes = progress.done_bytes
+    if progress.total_bytes is not None:
+        message.total_bytes = progress.total_bytes
     # An operation that takes longer than expected has no known end.
     if progress.ends_at is not None and progress.ends_at > now:
         message.eta.CopyFrom(duration_of(progress.ends_at - now))

@@ -49,6 +49,8 @@ class ModelFacts:
     context_tokens: int = 0
     """Trained context of the model."""
     quantization: str = ""
+    architecture: str = ""
+    parameter_count: int = 0
     templates: tuple[str, ...] = ()
     """The chat templates in its files."""
     identity: FileIdentity | None = None
@@ -204,6 +206,8 @@ def _gguf_facts(path: Path) -> ModelFacts:
         shape=header.shape,
         context_tokens=header.context_tokens,
         quantization=header.quantization,
+        architecture=header.architecture,
+        parameter_count=header.parameter_count,
         templates=header.templates,
         identity=_identity(parts),
     )

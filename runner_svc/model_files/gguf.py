@@ -96,6 +96,8 @@ class GgufHeader(ModelHeader):
     bos_token: str = ""
     eos_token: str = ""
     file_type: int | None = None
+    parameter_count: int = 0
+    """Number of values in all tensors; 0: the type of one is unknown."""
     kind: str = ""
     """What the file holds: "model", "adapter", "mmproj"; empty: it does not say."""
     adapter_kind: str = ""
@@ -168,10 +170,10 @@ class _HeaderReader:
                 raise broken_file("an entry comes twice")
             keys.add(key)
             self._read_entry(key)
-        weight_bytes = self._read_tensors(tensor_count)
-        return self._header(tensor_count, weight_bytes)
+        weight_bytes, parameter_count = self._read_tensors(tensor_count)
+        return self._header(tensor_count, weight_bytes, parameter_count)
 
-    def _header(self, tensor_count: int, weight_bytes: int) -> GgufHeader:
+    def _header(self, tensor_count: int, weight_bytes: int, parameter_count: int) -> GgufHeader:
         architecture = self._text("general.architecture")
         file_type = self._values.get("general.file_type")
         heads = max(self._by_layer(f"{architecture}.attention.head_count"), default=0)
@@ -192,6 +194,7 @@ class _HeaderReader:
             eos_token=self._token("tokenizer.ggml.eos_token_id"),
             tensor_count=tensor_count,
             weight_bytes=weight_bytes,
+            parameter_count=parameter_count,
             file_type=file_type if isinstance(file_type, int) and 0 <= file_type <= MAX_NUMBER else None,
             layers=self._layers(),
             embedding_length=embedding_length,
@@ -325,8 +328,8 @@ class _HeaderReader:
         numbers = struct.unpack(f"<{count}{_FORMATS[kind]}", self._take(count * _SIZES[kind]))
         self._lists[key] = tuple(number if isinstance(number, int) else -1 for number in numbers)
 
-    def _read_tensors(self, count: int) -> int:
-        """Returns the size of all tensors.
+    def _read_tensors(self, count: int) -> tuple[int, int]:
+        """Returns the size of all tensors, and the number of their values; 0: not known.
 
         Raises INVALID_ARGUMENT for tensors outside of the file, by which readers were made to read other memory, and
         for overlapping ones.
@@ -334,7 +337,7 @@ class _HeaderReader:
         alignment = self._values.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 0 < alignment <= 65_536:
             raise broken_file("its alignment cannot be")
-        ends = total = 0
+        ends = total = all_values = 0
         are_all_known = True
         for _ in range(count):
             self._name()
@@ -345,7 +348,7 @@ class _HeaderReader:
                 values *= dimension
             block_bytes, block_values = BLOCKS.get(kind, (0, 1))
             size = -(-values // block_values) * block_bytes
-            ends, total = max(ends, offset + size), total + size
+            ends, total, all_values = max(ends, offset + size), total + size, all_values + values
             are_all_known = are_all_known and kind in BLOCKS
         begin = -(-self._file.tell() // alignment) * alignment
         if count and begin + ends > self._size:
@@ -353,7 +356,7 @@ class _HeaderReader:
         behind = max(0, self._size - begin)
         if total > behind:
             raise broken_file("its tensors overlap")
-        return total if are_all_known else behind
+        return (total, all_values) if are_all_known else (behind, 0)
 
     def _name(self) -> str:
         return self._string(MAX_NAME_BYTES)
@@ -439,4 +442,5 @@ def read_gguf_model(path: Path) -> GgufHeader:
         first,
         weight_bytes=first.weight_bytes + sum(other.weight_bytes for other in others),
         tensor_count=first.tensor_count + sum(other.tensor_count for other in others),
+        parameter_count=sum(part.parameter_count for part in (first, *others)),
     )

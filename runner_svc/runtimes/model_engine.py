@@ -34,8 +34,10 @@ from runner_svc.runtimes.settings import (
     UpstreamSettings,
 )
 from runner_svc.supervise.leftovers import Leftovers
+from weft.api.registry.v1 import model_pb2
 from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.names import is_token
 from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
 
 
@@ -68,6 +70,8 @@ class ModelContext:
     """Trained context of the model by its file, the maximum for a load; 0: unknown."""
     templates: tuple[str, ...] = ()
     """Chat templates of the model, by its file or its settings; empty: unknown."""
+    model_file: model_pb2.ModelFile = field(default_factory=model_pb2.ModelFile)
+    """What the model's files say of themselves; empty: nothing is known."""
 
     def refuse(self, setting: str, message: str) -> FieldError:
         """Returns the INVALID_ARGUMENT for a setting of this model."""
@@ -95,6 +99,8 @@ class ModelEngine:
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     abilities: Abilities = UNKNOWN
     """What the model takes, as its files show."""
+    model_file: model_pb2.ModelFile = field(default_factory=model_pb2.ModelFile)
+    """What its files say of themselves; empty: nothing is known. Read-only."""
     unload_keeps_process: bool = False
     """Whether an unload leaves the process of an engine that can sleep in it, as an idle time does."""
     requests_fail_alone: bool = False
@@ -111,7 +117,27 @@ def file_context(model: FileModelSettings, context: ModelContext, command: tuple
         raise context.refuse("chat_template_path", f"there is no file {template}")
     facts = read_model_facts(model.file)
     templates = known_templates(model, facts)
-    return replace(context, command=command, trained_context_tokens=facts.context_tokens, templates=templates)
+    return replace(
+        context,
+        command=command,
+        trained_context_tokens=facts.context_tokens,
+        templates=templates,
+        model_file=model_file_of(facts),
+    )
+
+
+def model_file_of(facts: ModelFacts) -> model_pb2.ModelFile:
+    """Returns what a model's files say of themselves, without words that no publication takes."""
+    if facts.file_kind is None:
+        return model_pb2.ModelFile()
+    architecture = facts.architecture if is_token(facts.architecture, MAX_ARCHITECTURE_CHARS) else ""
+    return model_pb2.ModelFile(
+        format=facts.file_kind.value,
+        architecture=architecture,
+        parameter_count=facts.parameter_count,
+        quantization=facts.quantization,
+        size_bytes=facts.file_bytes,
+    )
 
 
 def known_templates(model: HostedModelSettings, facts: ModelFacts) -> tuple[str, ...]:
@@ -148,6 +174,7 @@ def model_files(model: FileModelSettings) -> ModelFiles:
     )
 
 
+MAX_ARCHITECTURE_CHARS = 64
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 LIBRARY_PATH = "LD_LIBRARY_PATH"
 
@@ -226,6 +253,7 @@ def file_engine(
         timeouts=context.timeouts,
         operations=operations,
         abilities=abilities,
+        model_file=context.model_file,
     )
 
 

@@ -22,9 +22,12 @@ from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2, wake_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.abilities import abilities_message
+from weft.kernel.names import is_token
 from weft.kernel.timestamps import duration_of, optional_duration, optional_stamp
 from weft.wake.recipes import MAX_WAIT_SECONDS, set_defaults
 
+MAX_QUANTIZATION_CHARS = 64
+"""Characters of a quantization's name that is reported."""
 MAX_REPORTED_TOOLS = 1_024
 """Tools that are reported to the mesh, the first by name; requests for others are not routed here on purpose."""
 
@@ -135,6 +138,7 @@ class RunnerReport:
             engine_load=instance.backend.engine_load,
             abilities=abilities_message(instance.abilities_of(name)),
             added_source="" if instance.config.added is None else instance.config.added.source,
+            model_file=None if is_adapter else _model_file(instance),
         )
 
     def _last_fault(self, instance: Instance) -> runner_pb2.InstanceFault | None:
@@ -144,6 +148,22 @@ class RunnerReport:
         last = instance.restart_log.all[-1]
         detail = self.redact(last.detail[:MAX_HOW_CHARS])
         return runner_pb2.InstanceFault(reason=last.reason, detail=detail)
+
+
+def _model_file(instance: Instance) -> model_pb2.ModelFile | None:
+    """Returns what the files of the present or next load say of themselves; None: nothing is known."""
+    known, quantization = instance.config.model_file, instance.loader.plan.quantization
+    if not known.ByteSize():
+        return None
+    if not quantization:
+        return known
+    # The file of another quantization is not read for this.
+    return model_pb2.ModelFile(
+        format=known.format,
+        architecture=known.architecture,
+        parameter_count=known.parameter_count,
+        quantization=quantization if is_token(quantization, MAX_QUANTIZATION_CHARS) else "",
+    )
 
 
 def _memory(memory: ModelMemory) -> runner_pb2.InstanceMemory | None:

@@ -144,6 +144,13 @@ def base_in(view: FleetView, model: ModelView) -> str:
     return "" if instance is None else instance.base_model
 
 
+def file_in(view: FleetView, model: ModelView) -> model_pb2.ModelFile:
+    """Returns what the files of a model say of themselves, as its runner reports it; empty: unknown. Read-only."""
+    runner = view.runners.get(model.runner)
+    instance = None if runner is None else runner.instances.get(model.name)
+    return model_pb2.ModelFile() if instance is None else instance.model_file
+
+
 def apply_watch(view: FleetView, response: registry_service_pb2.WatchResponse) -> FleetView:
     """The view after one response of Watch. Pure; a snapshot replaces everything."""
     if response.WhichOneof("kind") == "snapshot":

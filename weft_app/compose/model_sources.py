@@ -16,6 +16,7 @@ from runner_svc.model_store.store import ModelStore
 from runner_svc.policy.repository_files import ModelForm
 from runner_svc.runtimes.settings import ModelSettings, SourcedModelSettings
 from runner_svc.settings import ModelStoreSettings
+from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.abilities import UNKNOWN
 from weft.kernel.errors import WeftError
@@ -55,6 +56,7 @@ class ModelSources:
         return replace(
             build(model),
             abilities=UNKNOWN,
+            model_file=model_pb2.ModelFile(),
             forecast=MemoryForecast(),
             model_path=None,
             fetch=lambda note: self._fetch(model, source, build, note),

@@ -88,6 +88,7 @@ def served_model(
         chat=chat_settings(section, model),
         target_inflight=model.target_inflight,
         abilities=engine.abilities,
+        model_file=engine.model_file,
         adapters=tuple(
             ServedAdapter(
                 name=adapter.name,

@@ -79,6 +79,10 @@ class OperationProgress:
     """Share done, 0 to 1; None: unknown."""
     ends_at: float | None = None
     """When it will be done, in seconds of the process's clock; None: unknown."""
+    done_bytes: int | None = None
+    """Of a pull: bytes of all files that are here; None: unknown, or it pulls nothing."""
+    total_bytes: int | None = None
+    """Of a pull: bytes of all files; None: unknown, or it pulls nothing."""
 
 
 NO_PROGRESS = OperationProgress()

@@ -152,7 +152,7 @@ def require_contract(
     """The error in an answer, after all checks of the contract."""
     where = (path, headers, answer)
     assert answer.status == status, where
-    assert answer.headers["content-type"] == "application/json", where
+    assert answer.headers["content-type"] == f"application/json{'; charset=utf-8' if is_ollama(path) else ''}", where
     document = json.loads(answer.body)
     # Clients of Ollama's API read text; the machine's part is beside it.
     error: dict[str, Any] = {**document, "message": document["error"]} if is_ollama(path) else document["error"]

@@ -30,10 +30,15 @@ from test_gateway_keys import Keys, bearer, ring_of, verifier
 from gateway.config import GatewayConfig
 from weft.api.common.v1 import completion_pb2, error_reason_pb2, event_pb2, receipt_pb2, signal_pb2, warning_pb2
 from weft.api.operations.v1 import operation_pb2
+from weft.api.registry.v1 import model_pb2
+from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.dispatch.fleet import FleetView, RunnerView
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority, Skill
 
+JSON = "application/json; charset=utf-8"
+"""As Ollama sends what is no stream."""
 QUICK = GatewayConfig(port=0, headers_within_seconds=0.02, sse_keepalive_seconds=0.02)
 CHAT, GENERATE = "/api/chat", "/api/generate"
 HI = [{"role": "user", "content": "Hi"}]
@@ -98,7 +103,7 @@ async def test_a_whole_chat_is_one_object_and_times_that_are_not_known_are_absen
     async with serving() as gateway:
         answer = await gateway.request("POST", CHAT, body(stream=False))
     found = json.loads(answer.body)
-    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["content-type"] == JSON
     assert found["message"] == {"role": "assistant", "content": "Hello, world"}
     assert (found["done"], found["done_reason"]) == (True, "stop")
     assert not {"total_duration", "load_duration", "prompt_eval_duration", "eval_duration"} & set(found)
@@ -276,6 +281,67 @@ async def test_every_model_pool_agent_and_route_is_listed() -> None:
     assert "size" not in tiny
 
 
+def with_files(*files: model_pb2.ModelFile, pool: str = "") -> FixedFleet:
+    """Models m0, m1, ... whose runner reports these files."""
+    models = {f"m{number}": model(f"m{number}", pool=pool) for number in range(len(files))}
+    states = {name: InstanceState(model=name, model_file=file) for name, file in zip(models, files, strict=True)}
+    runner = RunnerView(
+        name="r1",
+        incarnation="life",
+        address="unix:r1",
+        host="h",
+        runtime="llama_server",
+        active=True,
+        draining=False,
+        ticket_key=b"",
+        instances=states,
+    )
+    return FixedFleet(FleetView(1, {"r1": runner}, models))
+
+
+async def test_a_model_is_described_as_its_file_says() -> None:
+    file = model_pb2.ModelFile(
+        format="gguf", architecture="llama", parameter_count=134_515_008, quantization="q4_k_m", size_bytes=105_000_000
+    )
+    async with serving(fleet=with_files(file)) as gateway:
+        answer = await gateway.request("GET", "/api/tags")
+        shown = json.loads((await gateway.request("POST", "/api/show", b'{"model":"m0"}')).body)
+    (listed,) = json.loads(answer.body)["models"]
+    assert answer.headers["content-type"] == JSON
+    assert (listed["size"], listed["details"]) == (105_000_000, shown["details"])
+    assert shown["details"] == {
+        "parent_model": "",
+        "format": "gguf",
+        "family": "llama",
+        "families": ["llama"],
+        "parameter_size": "134.52M",
+        "quantization_level": "Q4_K_M",
+    }
+    information = shown["model_info"]
+    assert (information["general.architecture"], information["llama.context_length"]) == ("llama", 4096)
+    assert information["general.parameter_count"] == 134_515_008
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, ""), (999, "999"), (22_000, "22K"), (7_000_000, "7M"), (8_000_000_000, "8B"), (8_030_261_248, "8.0B")],
+)
+async def test_a_number_of_parameters_is_written_as_at_ollama(count: int, text: str) -> None:
+    async with serving(fleet=with_files(model_pb2.ModelFile(parameter_count=count))) as gateway:
+        (found,) = json.loads((await gateway.request("GET", "/api/tags")).body)["models"]
+    assert found["details"]["parameter_size"] == text
+
+
+async def test_facts_in_which_the_members_of_a_pool_differ_are_empty() -> None:
+    small = model_pb2.ModelFile(format="gguf", architecture="qwen3", quantization="q4_k_m", size_bytes=1)
+    large = model_pb2.ModelFile(format="gguf", architecture="qwen3", quantization="q8_0", size_bytes=2)
+    async with serving(fleet=with_files(small, large, pool="chat")) as gateway:
+        (found,) = json.loads((await gateway.request("GET", "/api/tags")).body)["models"]
+    details = found["details"]
+    assert (details["format"], details["family"], details["quantization_level"]) == ("gguf", "qwen3", "")
+    assert "size" not in found
+
+
 async def test_a_model_is_shown_with_its_context_where_clients_look_for_it() -> None:
     async with serving() as gateway:
         found = {}
@@ -381,6 +447,8 @@ class PullingOperations(ScriptedOperations):
         for state in self.watch_states:
             found = an_operation(state)
             found.detail = "pulling 1.0 MiB of 2.0 MiB" if state == "RUNNING" else ""
+            if state == "RUNNING":
+                found.done_bytes, found.total_bytes = 1_048_576, 2_097_152
             if state == "SUCCEEDED":
                 found.result.pulled.source, found.result.pulled.size_bytes = "hf:a/b", 2_097_152
             if state == "FAILED":
@@ -397,10 +465,27 @@ async def test_a_pull_is_an_operation_and_its_lines_say_how_far_it_is(name: str)
         found = lines(await gateway.request("POST", PULL, json.dumps({"model": name}).encode()))
         whole = await gateway.request("POST", PULL, json.dumps({"name": name, "stream": False}).encode())
     assert [one["status"] for one in found] == ["pulling 1.0 MiB of 2.0 MiB", "pulled hf:a/b", "success"]
-    assert (found[0]["progress"], "total" in found[0]) == (0.5, False)
+    assert (found[0]["progress"], found[0]["completed"], found[0]["total"]) == (0.5, 1_048_576, 2_097_152)
     assert (found[1]["total"], found[1]["completed"]) == (2_097_152, 2_097_152)
     assert json.loads(whole.body) == {"status": "success"}
+    assert whole.headers["content-type"] == JSON
     assert {created.action.pull_model.source for created in operations.created} == {name.removesuffix(":latest")}
+
+
+@pytest.mark.parametrize("name", ["qwen3:0.6b", "QWEN3:0.6b", "llama3.2", "llama3.2:latest"])
+async def test_a_name_of_the_library_is_pulled_from_where_the_configuration_says(name: str) -> None:
+    sources = {"qwen3:0.6b": "hf:a/b:Q8_0", "llama3.2:latest": "/models/llama.gguf"}
+    operations = PullingOperations(watch_states=("SUCCEEDED",))
+    keys = Keys(ring_of(verifier("abcdefghijk1", "operations:create")))
+    config = GatewayConfig(port=0, ollama_sources=sources)
+    async with serving(admin=admin_ports(operations), config=config, keys=keys) as gateway:
+        answer = await gateway.request("POST", PULL, json.dumps({"model": name}).encode(), bearer())
+        other = await gateway.request("POST", PULL, b'{"model":"qwen3:8b"}', bearer())
+    assert lines(answer)[-1] == {"status": "success"}
+    (created,) = operations.created
+    wanted = "hf:a/b:Q8_0" if name.lower().startswith("qwen") else "/models/llama.gguf"
+    assert created.action.pull_model.source == wanted
+    assert (other.status, "gateway.ollama_sources" in json.loads(other.body)["error"]) == (400, True)
 
 
 async def test_a_pull_that_fails_ends_with_its_reason() -> None:

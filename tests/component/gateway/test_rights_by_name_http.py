@@ -135,6 +135,20 @@ async def test_lists_of_models_hold_what_the_key_may_see() -> None:
         assert (await ask(gateway, "nobody000000", "GET", "/v1/models"))[0] == 403
 
 
+async def test_ollamas_clients_see_what_the_key_may_see() -> None:
+    async with serving(keys=Ring(), fleet=FLEET) as gateway:
+        for key, names in (("everything00", ["pair", "shared", "team-a"]), ("team00000000", ["team-a"])):
+            _, found = await ask(gateway, key, "GET", "/api/tags")
+            assert [each["name"] for each in found["models"]] == names
+        status, tiny = await ask(gateway, "tiny00000000", "POST", "/api/show", {"model": "tiny:latest"})
+        assert (status, tiny["meta"]["members"]) == (200, ["tiny"]), "small is in the pool, and is not named"
+        for name in ("small", "pair", "not-there"):
+            status, found = await ask(gateway, "tiny00000000", "POST", "/api/show", {"model": name})
+            assert (status, f"models/{name}:view" in found["error"]) == (403, True)
+        assert (await ask(gateway, "tiny00000000", "GET", "/api/ps")) == (200, {"models": []})
+        assert (await ask(gateway, "nobody000000", "GET", "/api/tags"))[0] == 403
+
+
 async def test_resources_are_listed_by_the_names_of_the_key_and_read_by_them() -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry, keys=Ring(), fleet=FLEET) as gateway:
@@ -253,4 +267,5 @@ def test_the_endpoints_for_which_a_limited_scope_suffices_are_these() -> None:
     edits = {(method, f"/api/v1/{kind}/{{name}}") for method in ("PUT", "DELETE") for kind in kinds if kind != "pools"}
     admin = {("POST", f"/v1/admin/{path}") for path in ("models/{name}/load", "models/{name}/unload", "cache/flush")}
     others = {("GET", "/api/v1/models/{name}/members"), ("POST", "/api/v1/apply"), ("GET", "/openapi.json")}
+    others |= {("GET", "/api/tags"), ("GET", "/api/ps"), ("POST", "/api/show")}
     assert found == uses | reads | edits | admin | others

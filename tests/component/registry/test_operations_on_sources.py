@@ -125,6 +125,7 @@ async def test_a_pull_tells_how_far_it_is_and_what_is_stored(stage: Stage) -> No
     views = await following
     half = next(view.progress for view in views if view.progress.share == 0.5)
     assert (half.stage, half.ends_at) == ("pulling", stage.clock.monotonic() + 2)
+    assert (half.done_bytes, half.total_bytes) == (512, 1024)
     end = views[-1].operation
     assert (end.state, end.runner) == (OperationState.SUCCEEDED, "r1")
     assert result_of(end.result).pulled.size_bytes == 1024

@@ -42,6 +42,10 @@ CHANGED = {
     # Servers that are attached while a runner runs are new.
     "RunnerStatus.properties.attachesServers",
     "RunnerStatus.properties.attachedServers",
+    # What a model's files say of themselves, and the bytes of a pull, are new.
+    "InstanceStatus.properties.modelFile",
+    "OperationDocument.properties.doneBytes",
+    "OperationDocument.properties.totalBytes",
     # The API of the provider that serves a model is new.
     "ModelDocument.properties.provider",
     # Tier, labels and owner, and what serves a model, are new.

@@ -299,12 +299,14 @@ def test_a_file_type_that_was_guessed_is_the_type_all_the_same(write: Write) -> 
 
 def test_weights_of_tensors_are_added_up(write: Write) -> None:
     # 128 values of f32, and 64 values of q4_1 in two blocks.
-    assert read_gguf_header(write(GOOD)).weight_bytes == 128 * 4 + 2 * 20
+    header = read_gguf_header(write(GOOD))
+    assert (header.weight_bytes, header.parameter_count) == (128 * 4 + 2 * 20, 128 + 64)
 
 
 def test_with_a_type_that_is_not_known_everything_behind_the_head_counts(write: Write) -> None:
     unknown = (*TENSORS[:1], _tensor("b", (64,), 250, 512))
-    assert read_gguf_header(write(_file(ENTRIES, unknown, data=bytes(4096)))).weight_bytes == 4096
+    header = read_gguf_header(write(_file(ENTRIES, unknown, data=bytes(4096))))
+    assert (header.weight_bytes, header.parameter_count) == (4096, 0)
 
 
 def test_tensors_that_overlap_are_refused(write: Write) -> None:

@@ -1,6 +1,7 @@
 """The report of a model's memory, options and unload timer."""
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, timedelta
 from pathlib import Path
 
@@ -8,11 +9,15 @@ from instance_stage import Stage, living
 from stepped_ledger import GIB, SteppedLedger
 
 from runner_svc.config import RunnerConfig
+from runner_svc.memory.estimate import ModelFacts, read_model_facts
 from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadSpec
+from runner_svc.policy.memory_estimate import FileKind
+from runner_svc.runtimes.model_engine import model_file_of
 from runner_svc.servicers.control import LOOK_SECONDS, follow_load
 from runner_svc.session.report import MAX_REPORTED_TOOLS, RunnerReport
-from weft.api.registry.v1 import runner_pb2
+from weft.api.registry.v1 import model_pb2, runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft_app.compose.demo import demo_model_path
 
 
 def _report(stage: Stage) -> RunnerReport:
@@ -43,6 +48,25 @@ async def test_a_model_of_which_nothing_is_known_and_nothing_booked_has_no_memor
         assert not state.HasField("memory")
         assert not state.HasField("unload_time")
         assert not state.HasField("load_eta")
+
+
+async def test_what_the_files_say_is_told_and_another_quantization_is_named() -> None:
+    facts = replace(read_model_facts(demo_model_path()), architecture="llama")
+    async with living(SteppedLedger()) as stage:
+        assert not _state(stage).HasField("model_file")
+        stage.instance.config = replace(stage.instance.config, model_file=model_file_of(facts))
+        file = _state(stage).model_file
+        assert (file.format, file.architecture, file.quantization) == ("gguf", "llama", "q4_1")
+        assert (file.parameter_count, file.size_bytes) == (134_515_008, demo_model_path().stat().st_size)
+        stage.instance.loader.plan = LoadPlan(quantization="q8_0")
+        file = _state(stage).model_file
+        assert (file.architecture, file.quantization, file.size_bytes) == ("llama", "q8_0", 0)
+
+
+def test_an_architecture_that_is_no_plain_word_is_not_published() -> None:
+    for architecture in ("two words", "x" * 65, "\x1b[31m", ""):
+        assert model_file_of(ModelFacts(file_kind=FileKind.GGUF, architecture=architecture)).architecture == ""
+    assert model_file_of(ModelFacts(architecture="llama")) == model_pb2.ModelFile(), "no file was read"
 
 
 async def test_when_it_will_be_unloaded_is_told_and_does_not_change_as_time_passes() -> None:

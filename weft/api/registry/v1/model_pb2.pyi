@@ -181,6 +181,40 @@ class ModelAbilities(google.protobuf.message.Message):
 global___ModelAbilities = ModelAbilities
 
 @typing.final
+class ModelFile(google.protobuf.message.Message):
+    """ModelFile is what the files of a model say of themselves."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    ARCHITECTURE_FIELD_NUMBER: builtins.int
+    PARAMETER_COUNT_FIELD_NUMBER: builtins.int
+    QUANTIZATION_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    format: builtins.str
+    """Format of the weights, "gguf" or "safetensors". Empty: unknown."""
+    architecture: builtins.str
+    """Architecture, such as "qwen3". Empty: unknown."""
+    parameter_count: builtins.int
+    """Number of parameters. 0: unknown."""
+    quantization: builtins.str
+    """Quantization of most weights, such as "q4_k_m". Empty: unknown, or the weights are not quantized."""
+    size_bytes: builtins.int
+    """Size of the weights. 0: unknown."""
+    def __init__(
+        self,
+        *,
+        format: builtins.str = ...,
+        architecture: builtins.str = ...,
+        parameter_count: builtins.int = ...,
+        quantization: builtins.str = ...,
+        size_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "format", b"format", "parameter_count", b"parameter_count", "quantization", b"quantization", "size_bytes", b"size_bytes"]) -> None: ...
+
+global___ModelFile = ModelFile
+
+@typing.final
 class ModelProvider(google.protobuf.message.Message):
     """ModelProvider is the provider of a central model: one that no runner of an operator serves, but the mesh itself."""
 

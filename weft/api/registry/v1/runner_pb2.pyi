@@ -245,6 +245,7 @@ class InstanceState(google.protobuf.message.Message):
     ABILITIES_FIELD_NUMBER: builtins.int
     BASE_MODEL_FIELD_NUMBER: builtins.int
     ADDED_SOURCE_FIELD_NUMBER: builtins.int
+    MODEL_FILE_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by name."""
     phase: global___InstanceState.Phase.ValueType
@@ -301,6 +302,12 @@ class InstanceState(google.protobuf.message.Message):
         Not set: nothing is known.
         """
 
+    @property
+    def model_file(self) -> weft.api.registry.v1.model_pb2.ModelFile:
+        """What the files that it serves say of themselves. Not set: nothing is known, as of an adapter, of a model that is not
+        pulled yet, and of a server that weft did not start.
+        """
+
     def __init__(
         self,
         *,
@@ -322,9 +329,10 @@ class InstanceState(google.protobuf.message.Message):
         abilities: weft.api.registry.v1.model_pb2.ModelAbilities | None = ...,
         base_model: builtins.str = ...,
         added_source: builtins.str = ...,
+        model_file: weft.api.registry.v1.model_pb2.ModelFile | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "engine_load", b"engine_load", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "added_source", b"added_source", "base_model", b"base_model", "context_tokens", b"context_tokens", "detail", b"detail", "engine_load", b"engine_load", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "phase", b"phase", "pinned", b"pinned", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "engine_load", b"engine_load", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model_file", b"model_file", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "added_source", b"added_source", "base_model", b"base_model", "context_tokens", b"context_tokens", "detail", b"detail", "engine_load", b"engine_load", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "model_file", b"model_file", "phase", b"phase", "pinned", b"pinned", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_load_progress", b"_load_progress"]) -> typing.Literal["load_progress"] | None: ...
 
 global___InstanceState = InstanceState
