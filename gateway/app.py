@@ -73,6 +73,7 @@ from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
+from weft.kernel.health import AlwaysHealthy, HealthSource
 from weft.kernel.log import get_logger
 from weft.kernel.time_limit import time_limited
 from weft.kernel.tracing import NO_TRACING, Tracing
@@ -113,6 +114,8 @@ class GatewayPorts:
     """Fetches media by address; None: as the configuration allows."""
     tracing: Tracing = NO_TRACING
     """Where the spans of requests go."""
+    health: HealthSource = AlwaysHealthy()  # noqa: RUF009 - it has no state
+    """The health of this process."""
 
 
 def create_app(
@@ -168,6 +171,7 @@ def gateway_deps(
         gate=gate_of(ports.keys, ticking),
         rate_limits=rate_limits,
         tracing=ports.tracing,
+        health=ports.health,
     )
 
 

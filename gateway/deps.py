@@ -23,6 +23,7 @@ from weft.dispatch.request_trace import RequestContext
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.health import AlwaysHealthy, HealthSource
 from weft.kernel.request import Operation
 from weft.kernel.tracing import NO_TRACING, Tracing
 
@@ -52,6 +53,8 @@ class InferenceDeps:
     """Which requests are durable tasks by setting; None: none is."""
     tracing: Tracing = NO_TRACING
     """Where the spans of requests go."""
+    health: HealthSource = AlwaysHealthy()  # noqa: RUF009 - it has no state
+    """The health of this process."""
     on_limited: Callable[[str, str], None] = _ignore_limited
     """Called with the model's label and the tenant of each request that exceeds a rate limit."""
 

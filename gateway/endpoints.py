@@ -41,7 +41,7 @@ from gateway.batches.handlers import (
     list_files,
 )
 from gateway.deps import GatewayDeps, InferenceDeps
-from gateway.health import get_authority, get_health, get_metrics
+from gateway.health import VIEW_TELEMETRY, get_authority, get_health, get_livez, get_metrics, get_readyz
 from gateway.metrics import GatewayMetrics
 from gateway.ollama import chat as ollama
 from gateway.ollama import embed as ollama_embed
@@ -122,7 +122,6 @@ _EDIT_MODELS = Access(Resource.MODELS, Role.EDIT)
 _VIEW_OPERATIONS = Access(Resource.OPERATIONS, Role.VIEW)
 _OPERATE = Access(Resource.OPERATIONS, Role.CREATE)
 _EDIT_OPERATIONS = Access(Resource.OPERATIONS, Role.EDIT)
-_VIEW_TELEMETRY = Access(Resource.TELEMETRY, Role.VIEW)
 
 
 _OPERATION_SCHEMA = record_schema(operation_pb2.Operation)
@@ -327,7 +326,7 @@ RESOURCES: EndpointGroup[GatewayDeps] = EndpointGroup(
         *map(_replacement, _PUTTABLE),
         _get(
             f"{_API}/events",
-            _VIEW_TELEMETRY,
+            VIEW_TELEMETRY,
             resources.get_events,
             answers(record_schema(ListEventsResponse), query=resources.EVENT_PARAMETERS),
         ),
@@ -349,10 +348,12 @@ HEALTH: EndpointGroup[GatewayDeps] = EndpointGroup(
     tag="operations",
     endpoints=(
         _get("/health", None, get_health, name="health", with_head=True),
+        _get("/livez", None, get_livez, with_head=True),
+        _get("/readyz", None, get_readyz, with_head=True),
         _get("/ca.pem", None, get_authority, name="authority", with_head=True),
         _get(
             "/metrics",
-            _VIEW_TELEMETRY,
+            VIEW_TELEMETRY,
             get_metrics,
             name="metrics",
             with_head=True,
@@ -537,7 +538,7 @@ REQUESTS: EndpointGroup[RequestSource] = EndpointGroup(
         _post("/v1/requests/{id:path}/cancel", _EDIT, cancel_request, answers(_REQUEST_SCHEMA, path="id")),
         _get(
             "/v1/clients",
-            _VIEW_TELEMETRY,
+            VIEW_TELEMETRY,
             list_clients,
             answers(_CLIENT_LIST),
         ),
@@ -624,11 +625,13 @@ RUNNER_STATE: EndpointGroup[RunnerApiDeps] = EndpointGroup(
             with_head=True,
         ),
         _get("/health", None, runner_state.get_health, name="health", with_head=True),
+        _get("/livez", None, runner_state.get_livez, with_head=True),
+        _get("/readyz", None, runner_state.get_readyz, with_head=True),
     ),
 )
 RUNNER_METRICS: EndpointGroup[GatewayMetrics] = EndpointGroup(
     tag="runner",
-    endpoints=(_get("/metrics", _VIEW_TELEMETRY, runner_state.get_metrics, name="metrics_text", with_head=True),),
+    endpoints=(_get("/metrics", VIEW_TELEMETRY, runner_state.get_metrics, name="metrics_text", with_head=True),),
 )
 
 GATEWAY_GROUPS: tuple[EndpointGroup[Any], ...] = (

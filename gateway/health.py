@@ -1,4 +1,4 @@
-"""GET and HEAD /health, /metrics and /ca.pem."""
+"""GET and HEAD /health, /livez, /readyz, /metrics and /ca.pem."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,14 +8,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.answer_builder import encode_json
-from gateway.deps import GatewayDeps
+from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.errors import envelope, error_headers
 from gateway.metrics import CONTENT_TYPE
 from gateway.request_facts import facts_of
 from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
+from weft.kernel.principal import Access, Resource, Role
 from weft.kernel.reasons import Reason
 
+VIEW_TELEMETRY = Access(Resource.TELEMETRY, Role.VIEW)
+"""What callers need to see components, and not the status alone."""
 MAX_AUTHORITY_BYTES = 65_536
 
 
@@ -25,10 +28,42 @@ async def get_health(deps: GatewayDeps, request: Request) -> Response:
     facts.surface = "health"
     has_router = deps.router is None or deps.router.is_there
     status = health_status(deps.fleet.view, has_router=has_router)
+    fields = {"status": status} | component_fields(deps, request)
     if status == "ok":
-        return Response(encode_json({"status": status}), media_type="application/json")
+        return Response(encode_json(fields), media_type="application/json")
     facts.error = unhealthy(status)
+    return unhealthy_response(fields, facts.error, facts.request_id)
+
+
+def component_fields(deps: InferenceDeps, request: Request) -> dict[str, object]:
+    """Returns the components of this process for callers that may see its telemetry, none for others."""
+    components = deps.health.component_documents()
+    if not components or not deps.gate.allows(request.scope, VIEW_TELEMETRY):
+        return {}
+    report = deps.health.report
+    return {"live": report.is_live, "ready": report.is_ready, "components": components}
+
+
+async def get_livez(deps: InferenceDeps, request: Request) -> Response:
+    """Answers 200 unless this process itself is stuck; nothing else counts."""
+    return _probe_answer(request, "ok" if deps.health.report.is_live else "stuck", deps.health.report.is_live)
+
+
+async def get_readyz(deps: InferenceDeps, request: Request) -> Response:
+    """Answers 200 while this process should get requests, also a degraded one; else 503."""
+    return _probe_answer(request, deps.health.report.status, deps.health.report.is_ready)
+
+
+def _probe_answer(request: Request, status: str, is_well: bool) -> Response:
+    facts = facts_of(request.scope)
+    facts.surface = "health"
+    if is_well:
+        return Response(encode_json({"status": status}), media_type="application/json")
+    facts.error = WeftError(Reason.SERVICE_UNAVAILABLE, f"the process is {_PROBE_WORDS.get(status, status)}")
     return unhealthy_response({"status": status}, facts.error, facts.request_id)
+
+
+_PROBE_WORDS = {"not_ready": "not ready", "stuck": "stuck", "starting": "starting", "stopping": "stopping"}
 
 
 async def get_metrics(deps: GatewayDeps, request: Request) -> Response:

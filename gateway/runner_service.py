@@ -45,6 +45,7 @@ def build(config: RunnerApiConfig, ports: RunnerApiPorts, *, clock: Clock | None
         clock=ticking,
         gate=gate_of(ports.keys, ticking),
         rate_limits=None if limits is None else TenantRateLimits(limits, ticking),
+        health=ports.health,
         on_limited=runner_metrics.limited,
     )
     cache = CapabilityCache(runner, lambda: queue_facts(config, queue, observer), ticking)

@@ -35,7 +35,7 @@ from registry_svc.operations.servicer import OperationServicer
 from registry_svc.secrets.secret_store import SqlSecretStore
 from registry_svc.secrets.secrets import Secrets
 from registry_svc.secrets.servicer import SecretServicer
-from registry_svc.store.database import Transactions
+from registry_svc.store.database import RegistryDatabase
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import (
     central_model_service_pb2,
@@ -59,10 +59,12 @@ from weft.api.registry.v1 import (
 )
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
+from weft.kernel.health import HealthCheck, HealthLimits
 from weft.kernel.log import get_logger
 from weft.kernel.principal import KeyRing
 from weft.kernel.rpc import ChannelPool
 from weft.kernel.service import start_critical, stop_tasks
+from weft.sql.write_check import write_check
 
 if TYPE_CHECKING:
     import asyncio
@@ -130,9 +132,10 @@ _SERVICE_NAMES = tuple(
 class RegistryService:
     """See weft.kernel.service.Service. Calls outside of start and stop are answered with SHUTTING_DOWN."""
 
-    def __init__(self, core: RegistryCore, transactions: Transactions) -> None:
+    def __init__(self, core: RegistryCore, transactions: RegistryDatabase) -> None:
         """`transactions`: of the database that the core's store is on."""
         config = core.config
+        self._database = transactions
         self._core = core
         self._expiry = Expiry(core)
         self._keys = ApiKeys(core, SqlKeyStore(transactions))
@@ -159,6 +162,11 @@ class RegistryService:
     def service_names(self) -> Sequence[str]:
         """See Service.service_names."""
         return _SERVICE_NAMES
+
+    def health_checks(self, limits: HealthLimits) -> Sequence[HealthCheck]:
+        """Returns the check of its store, without which it keeps nothing."""
+        failure, seconds = self._database.write_failure, limits.write_check_seconds
+        return (write_check("store", failure, self._core.clock, services=_SERVICE_NAMES, seconds=seconds),)
 
     @property
     def key_ring(self) -> KeyRing:

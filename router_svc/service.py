@@ -30,12 +30,14 @@ from weft.dispatch.aliases import asked_name
 from weft.dispatch.call import LayeredDispatcher
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWatcher
+from weft.dispatch.fleet_health import look_at_fleet
 from weft.dispatch.placement import RouterPort
 from weft.dispatch.remote_router import RequestSource
 from weft.durable.durable_call import durable_calls
 from weft.durable.journal_policy import JournalPolicy
 from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, MeshClock, SystemClock
+from weft.kernel.health import HealthCheck, HealthLimits, Observation
 from weft.kernel.log import get_logger
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service
@@ -178,6 +180,14 @@ class RouterService(Service):
     def load(self) -> tuple[int, int]:
         """Return the numbers of waiting and of running requests."""
         return self._loop.waiting, self._loop.running
+
+    def health_checks(self, limits: HealthLimits) -> tuple[HealthCheck, ...]:
+        """Returns the check of its view of the fleet, without which it can place no request."""
+
+        async def look() -> Observation:
+            return look_at_fleet(self._fleet, limits)
+
+        return (HealthCheck(name="fleet_view", look=look, services=self.service_names),)
 
     @override
     @property

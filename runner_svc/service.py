@@ -23,6 +23,7 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.lease_manager import LeaseManager, LeaseManagerConfig
 from runner_svc.memory.machine_memory import machine_memory
 from runner_svc.model_files.digest import model_digest
+from runner_svc.policy.engine_health import engine_health
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.policy.model_sizing import MachineMemory
@@ -44,6 +45,7 @@ from weft.api.runner.v1 import (
 )
 from weft.dispatch.tickets import PermitGate, TicketGate
 from weft.kernel.clock import Clock, MeshClock, SystemClock
+from weft.kernel.health import WELL, HealthCheck, Observation, degraded
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.rpc import open_channel
@@ -116,6 +118,23 @@ class RunnerService(Service):
         self._registry: grpc.aio.Channel | None = None
         self._reading: asyncio.Task[None] | None = None
         self._digesting: asyncio.Task[None] | None = None
+
+    @property
+    def health_checks(self) -> tuple[HealthCheck, ...]:
+        """The checks of its engines and of its session; without them it is degraded, because it can get them back."""
+
+        async def look_at_engines() -> Observation:
+            return engine_health({name: instance.phase for name, instance in self._instances.items()})
+
+        async def look_at_session() -> Observation:
+            if self._session is not None and self._session.is_heard:
+                return WELL
+            return degraded("no_registry", "the registry does not answer; admitted requests are served")
+
+        return (
+            HealthCheck(name="engines", look=look_at_engines, is_essential=False),
+            HealthCheck(name="registry", look=look_at_session, is_essential=False),
+        )
 
     @override
     @property

@@ -117,6 +117,10 @@ class Gate(Protocol):
         """
         ...
 
+    def allows(self, scope: Scope, access: Access) -> bool:
+        """Whether a caller of an open path has this access, too."""
+        ...
+
 
 class OpenGate(Gate):
     """Admits every request as local: for loopback without keys."""
@@ -124,6 +128,10 @@ class OpenGate(Gate):
     @override
     def admit(self, scope: Scope) -> Principal:
         return LOCAL
+
+    @override
+    def allows(self, scope: Scope, access: Access) -> bool:
+        return True
 
 
 class KeyGate(Gate):
@@ -150,6 +158,15 @@ class KeyGate(Gate):
             # Whether it suffices that the scope is limited to names, the endpoint says: see `gateway.routing`.
             principal.require_some(access)
         return principal
+
+    @override
+    def allows(self, scope: Scope, access: Access) -> bool:
+        try:
+            principal = authenticate(self._keys.ring, _presented(scope), self._clock.utc_now())
+            principal.require_some(access)
+        except WeftError:
+            return False
+        return True
 
 
 def require_once(scope: Scope, names: frozenset[bytes]) -> None:

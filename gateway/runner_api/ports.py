@@ -13,6 +13,7 @@ from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.gpu.snapshot import DeviceSnapshot
+from weft.kernel.health import AlwaysHealthy, HealthSource
 
 
 class RunnerStage(Enum):
@@ -151,3 +152,5 @@ class RunnerApiPorts:
     operations: OperationsPort
     keys: KeyRingSource | None = None
     """The valid API keys; None: callers need none."""
+    health: HealthSource = AlwaysHealthy()  # noqa: RUF009 - it has no state
+    """The health of the process."""

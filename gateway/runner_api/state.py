@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway import health as gateway_health
 from gateway.answers.answer_builder import encode_json
 from gateway.config import GatewayConfig
 from gateway.deps import InferenceDeps
-from gateway.health import unhealthy_response
+from gateway.health import component_fields, unhealthy_response
 from gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from gateway.operations import OperationsPort
 from gateway.request_facts import facts_of
@@ -96,11 +97,22 @@ async def get_health(deps: RunnerApiDeps, request: Request) -> Response:
         "uptime": int(deps.inference.clock.monotonic() - deps.started),
         "modelsLoaded": sum(model.stage is ModelStage.LOADED for model in facts.models),
         "queueDepth": waiting,
+        **component_fields(deps.inference, request),
     }
     if not verdict.is_unhealthy:
         return Response(encode_json(body), media_type="application/json")
     request_facts.error = _unhealthy(verdict)
     return unhealthy_response(body | {"reason": verdict.reason}, request_facts.error, request_facts.request_id)
+
+
+async def get_livez(deps: RunnerApiDeps, request: Request) -> Response:
+    """Answers 200 unless the runner's process itself is stuck; engines do not count."""
+    return await gateway_health.get_livez(deps.inference, request)
+
+
+async def get_readyz(deps: RunnerApiDeps, request: Request) -> Response:
+    """Answers 200 once the runner takes requests, also without a ready engine; else 503."""
+    return await gateway_health.get_readyz(deps.inference, request)
 
 
 async def get_metrics(metrics: GatewayMetrics, request: Request) -> Response:

@@ -21,8 +21,9 @@ from weft.kernel.log import get_logger
 from weft.kernel.missing_package import missing_package
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
-from weft.sql.database import SqliteEngine, file_of, make_private, opening, require_whole
+from weft.sql.database import SqliteEngine, code_of, file_of, make_private, opening, require_whole
 from weft.sql.schema import bring_up_to_date
+from weft.sql.write_check import write_nothing
 
 log = get_logger("weft.registry.store")
 
@@ -120,6 +121,18 @@ class RegistryDatabase:
             with self._explained():
                 async with self._engine.begin() as connection:
                     yield connection
+
+    async def write_failure(self) -> str:
+        """Writes without changing anything; returns the database's code of a failure, empty where it succeeds."""
+        try:
+            async with self._turn:
+                if self._engine is None:
+                    return "not open"
+                async with self._engine.begin() as connection:
+                    await write_nothing(connection)
+        except self._failures as error:
+            return code_of(error)
+        return ""
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from weft.kernel.missing_package import missing_package
 from weft.kernel.reasons import Reason
 from weft.sql.database import WRITES, SqliteEngine, code_of, file_of, make_private, opening, require_whole
 from weft.sql.schema import bring_up_to_date
+from weft.sql.write_check import write_nothing
 
 log = get_logger("weft.router.store")
 
@@ -165,6 +166,17 @@ class RouterDatabase:
                 promise = await count(connection)
         if promise is not None:
             promises.keep(promise)
+
+    async def write_failure(self) -> str:
+        """Writes without changing anything; returns the database's code of a failure, empty where it succeeds."""
+        if self._engine is None:
+            return "not open"
+        try:
+            async with self._write_lock, self._engine.execution_options(**{WRITES: True}).begin() as connection:
+                await write_nothing(connection)
+        except (SQLAlchemyError, OSError) as error:
+            return code_of(error)
+        return ""
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:

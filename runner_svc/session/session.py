@@ -110,6 +110,8 @@ class RunnerSession:
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[None] | None = None
+        self.is_heard = False
+        """Whether the registry has answered the last call."""
 
     @property
     def session_id(self) -> str:
@@ -176,11 +178,11 @@ class RunnerSession:
                 if not self._session_id or self._models_changed:
                     await self._open()
                 await self._report_what_is_due()
-                failures = 0
+                failures, self.is_heard = 0, True
                 await event_within(self._clock, self._times.pause_seconds(self._clock.monotonic()), self._changed)
             except WeftError as error:
                 self._note_failure(error)
-                failures += 1
+                failures, self.is_heard = failures + 1, False
                 await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
 
     async def _open(self) -> None:

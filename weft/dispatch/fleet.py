@@ -289,6 +289,13 @@ class FleetWatcher:
         self._first_snapshot = asyncio.Event()
         self._is_following = False
         """Whether the current watch has received its snapshot."""
+        self._lost_at = clock.monotonic()
+        """When the last watch was lost, or this was made."""
+
+    @property
+    def lost_seconds(self) -> float:
+        """The time since the registry's watch was lost; 0 while it is followed."""
+        return 0.0 if self._is_following else self._clock.monotonic() - self._lost_at
 
     @property
     def view(self) -> FleetView:
@@ -316,7 +323,6 @@ class FleetWatcher:
     async def _follow(self) -> None:
         pause = FIRST_RETRY_SECONDS
         while True:
-            self._is_following = False
             try:
                 await self._follow_once()
             except grpc.aio.AioRpcError as error:
@@ -330,6 +336,8 @@ class FleetWatcher:
                 log.exception("registry watch failed unexpectedly, watching again")
             # A snapshot is a success, also of a mesh in which nothing has changed.
             pause = FIRST_RETRY_SECONDS if self._is_following else min(pause * 2, MAX_RETRY_SECONDS)
+            if self._is_following:
+                self._is_following, self._lost_at = False, self._clock.monotonic()
             await self._clock.sleep(pause)
 
     async def _follow_once(self) -> None:

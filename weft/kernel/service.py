@@ -11,6 +11,7 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from weft.kernel.clock import Clock
+from weft.kernel.health import HealthReport
 from weft.kernel.log import get_logger
 
 log = get_logger("weft.service")
@@ -45,7 +46,7 @@ class Service(Protocol):
 
 
 class Health:
-    """grpc.health.v1 for one server: the empty name is live, a service's name is ready.
+    """grpc.health.v1 for one server: the empty name is live, a service's name is whether it can do its work.
 
     `liveness` and `readiness` repeat those two for callers of the endpoint-picker protocol.
     """
@@ -72,15 +73,25 @@ class Health:
         )
 
     async def set_serving(self, service_names: Iterable[str], *, serving: bool) -> None:
-        """Report the named services as ready or not; liveness stays as it is."""
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        """Report the named services, and the readiness of all, as so; liveness stays as it is."""
         for name in (*service_names, "readiness"):
-            await self._servicer.set(name, status)
+            await self._servicer.set(name, _status_of(serving))
 
-    async def set_live(self) -> None:
-        """Report the process as alive."""
+    async def set_report(self, service_names: Iterable[str], report: HealthReport) -> None:
+        """Report the named services, readiness and liveness as the health of this process has them."""
+        for name in service_names:
+            await self._servicer.set(name, _status_of(report.serves(name)))
+        await self._servicer.set("readiness", _status_of(report.is_ready))
+        await self.set_live(live=report.is_live)
+
+    async def set_live(self, *, live: bool = True) -> None:
+        """Report the process as alive, or as stuck."""
         for name in ("", "liveness"):
-            await self._servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+            await self._servicer.set(name, _status_of(live))
+
+
+def _status_of(serving: bool) -> health_pb2.HealthCheckResponse.ServingStatus:
+    return health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def start_task(work: Coroutine[None, None, None], *, name: str) -> asyncio.Task[None]:

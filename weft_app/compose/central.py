@@ -22,6 +22,7 @@ from weft.api.registry.v1 import central_model_service_pb2 as pb
 from weft.api.registry.v1 import central_model_service_pb2_grpc, model_pb2
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
+from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.log import get_logger
 from weft.kernel.names import CENTRAL_RUNNER
 from weft.kernel.reasons import Reason
@@ -183,4 +184,7 @@ async def serve_central(config: WeftConfig, home: WeftHome, listen: str | None, 
     async with open_channel(registry, security) as channel:
         follower = CentralModelsFollower(runner, channel, SystemClock(), config.drain_seconds)
         companions = [follower, *key_followers(keys, registry, security)]
-        await serve_until_stopped(host, runner, config, lambda: announce(address), companions=companions)
+        monitor = HealthMonitor(runner.health_checks, SystemClock(), config.health)
+        await serve_until_stopped(
+            host, runner, config, lambda: announce(address), companions=companions, monitor=monitor
+        )

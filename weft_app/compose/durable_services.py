@@ -1,6 +1,7 @@
 """The durable services of a router: tasks, batches and stored responses, in its database."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import router_svc.durable.batches.service
 import router_svc.durable.stored_responses
@@ -12,8 +13,11 @@ from router_svc.durable.tasks.service import TaskService, TaskServiceDeps
 from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
 from weft.dispatch.agents import KnownNames
+from weft.kernel.clock import SystemClock
+from weft.kernel.health import HealthCheck, HealthLimits
 from weft.kernel.service import Service
 from weft.kernel.settings import values_of
+from weft.sql.write_check import write_check
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig
 
@@ -57,6 +61,14 @@ def durable_services(config: WeftConfig, database: RouterDatabase, router: Route
         database, config.router.batches, limits, tasks.events, names=KnownNames(router)
     )
     return DurableServices(tasks, batches)
+
+
+def journal_check(database: RouterDatabase, services: Iterable[Service], limits: HealthLimits) -> HealthCheck:
+    """Returns the check of the router's database. While it is down, `services` do not serve, and placement goes on."""
+    names = tuple(name for service in services for name in service.service_names)
+    seconds = limits.write_check_seconds
+    check = write_check("journal", database.write_failure, SystemClock(), services=names, seconds=seconds)
+    return replace(check, is_essential=False)
 
 
 def task_limits(config: WeftConfig) -> TaskLimits:

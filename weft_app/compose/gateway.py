@@ -25,6 +25,7 @@ from gateway.resources.registry_client import RegistryClient
 from gateway.service import GatewayService
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource, FleetWatcher
+from weft.dispatch.fleet_health import fleet_check, router_check
 from weft.dispatch.placement import QueueSource
 from weft.dispatch.reconnecting_placement import ReconnectConfig
 from weft.dispatch.remote_router import RemotePlacement, RemoteRequests, RequestSource, RouterSource, RouterWatch
@@ -35,6 +36,8 @@ from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.gc_tuning import settle_garbage_collector
+from weft.kernel.health import AlwaysHealthy, HealthSource
+from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.settings import values_of
 from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
@@ -83,6 +86,8 @@ class MeshClients:
     """The mesh with the models that are still expected; None: `fleet`."""
     tracing: Tracing = NO_TRACING
     """Where the spans of requests go."""
+    health: HealthSource = AlwaysHealthy()  # noqa: RUF009 - it has no state
+    """The health of this process."""
     metrics: CollectorRegistry | None = None
     """What `/metrics` shows beside the gateway's own metrics; None: nothing."""
 
@@ -113,6 +118,7 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
         released_tasks=mesh.released_tasks,
         journal=JournalPolicy(mesh.names or mesh.fleet, journal_rules(config.router)),
         tracing=mesh.tracing,
+        health=mesh.health,
     )
     return gateway.service.build(edge, ports, metrics=mesh.metrics)
 
@@ -129,6 +135,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     steady = ReconnectConfig(router_outage_limit_seconds=config.gateway.router_outage_limit_seconds)
     router_watch, placement = RouterWatch(router, clock), RemotePlacement(router)
     tracing = tracing_of(os.environ)
+    monitor = HealthMonitor([router_check(router_watch), fleet_check(fleet, config.health)], clock, config.health)
     dispatcher = Dispatcher(
         placement,
         channels,
@@ -153,6 +160,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
         clock=clock,
         router=router_watch,
         tracing=tracing,
+        health=monitor,
     )
     service = build_gateway(with_edge_certificate(config, home), mesh)
     with CriticalTasks(stop):
@@ -165,12 +173,15 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
                 ends.push_async_callback(keys.stop)
             ends.push_async_callback(fleet.stop)
             ends.push_async_callback(router_watch.stop)
+            ends.push_async_callback(monitor.stop)
             ends.push_async_callback(service.stop, config.drain_seconds)
+            ends.push_async_callback(monitor.note_stopping)
             await fleet.start()
             await router_watch.start()
             if keys is not None:
                 await keys.follow(registry)
             await service.start()
+            await monitor.start()
             settle_garbage_collector()
             announce(service.url)
             await stop.wait()

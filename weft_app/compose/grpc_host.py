@@ -8,6 +8,8 @@ import grpc
 
 from weft.kernel.address import TLS_PREFIX, is_any_host, is_local, is_loopback, needs_tls, without_tls
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.health import HealthReport
+from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server
 from weft.kernel.rpc_auth import RpcGuard, allowing_clients
@@ -43,6 +45,7 @@ class GrpcHost:
         self._has_keys = has_keys or guard is not None
         self._health = Health()
         self._services: Sequence[Service] = ()
+        self._monitor: HealthMonitor | None = None
         self._serving = False
 
     def bind(self, address: str, credentials: grpc.ServerCredentials | None = None) -> str:
@@ -85,10 +88,13 @@ class GrpcHost:
         is_explicit = address.startswith(TLS_PREFIX) or (needs_tls(address) and not needs_tls(f"{host}:0"))
         return f"{TLS_PREFIX}{host}" if is_explicit else host
 
-    async def start(self, services: Sequence[Service]) -> None:
-        """Starts the services, then admits calls."""
-        self._services = services
-        names = [name for service in services for name in service.service_names]
+    async def start(self, services: Sequence[Service], monitor: HealthMonitor | None = None) -> None:
+        """Starts the services, then admits calls.
+
+        `monitor`: checks what the services need, from here until the stop; None: they serve while the server does.
+        """
+        self._services, self._monitor = services, monitor
+        names = self._names()
         for service in services:
             service.register(self._server)
         if self._is_public:
@@ -96,22 +102,37 @@ class GrpcHost:
         else:
             self._health.register(self._server, names)
         await self._health.set_live()
+        await self._health.set_serving(names, serving=False)
         # A service that depends on another one reaches it: connections are retried until the server admits calls.
         for service in services:
             await service.start()
         await self._server.start()
         self._serving = True
-        await self._health.set_serving(names, serving=True)
+        if monitor is None:
+            await self._health.set_serving(names, serving=True)
+        else:
+            monitor.subscribe(self._report_health)
+            await monitor.start()
+
+    async def _report_health(self, report: HealthReport) -> None:
+        if self._serving:
+            await self._health.set_report(self._names(), report)
+
+    def _names(self) -> list[str]:
+        return [name for service in self._services for name in service.service_names]
 
     async def stop(self, grace_seconds: float) -> None:
         """Reports not ready, drains the services in reverse order, then closes the server. Idempotent."""
         if self._serving:
+            if self._monitor is not None:
+                await self._monitor.note_stopping()
             self._serving = False
-            names = [name for service in self._services for name in service.service_names]
-            await self._health.set_serving(names, serving=False)
+            await self._health.set_serving(self._names(), serving=False)
         services, self._services = self._services, ()
         # A service that fails to stop, such as one whose background task died, must not keep the others from stopping.
         async with AsyncExitStack() as ends:
             ends.push_async_callback(self._server.stop, CLOSE_SECONDS)
+            if self._monitor is not None:
+                ends.push_async_callback(self._monitor.stop)
             for service in services:
                 ends.push_async_callback(service.stop, grace_seconds)

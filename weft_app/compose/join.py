@@ -15,9 +15,11 @@ from runner_svc.dial_out import DialOut, DialOutConfig, LinkEvent
 from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.runtimes.table import ATTACHED_RUNTIME
 from runner_svc.settings import RunnerSettings
+from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.file_lock import lock_file
 from weft.kernel.gc_tuning import settle_garbage_collector
+from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.grpc_host import GrpcHost
@@ -125,7 +127,7 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
         dial_out = DialOut(link, report, note_fresh_link=runner.reopen_session, note_mesh_time=runner.note_mesh_time)
         with CriticalTasks(stop):
             try:
-                await host.start([dial_out, runner])
+                await host.start([dial_out, runner], HealthMonitor(runner.health_checks, SystemClock(), config.health))
                 settle_garbage_collector()
                 await _until_stopped(stop, dial_out)
             finally:

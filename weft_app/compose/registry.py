@@ -17,6 +17,7 @@ from registry_svc.config import (
 )
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import invalid_field
+from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.settings import values_of
 from weft.signing.tokens import read_shared_key
 from weft_app.compose.environment import KEY_PATH_VARIABLE, allow_cloud_fallback
@@ -50,7 +51,8 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
     service = registry_svc.service.build(registry_config(config, home))
     if keys is not None:
         keys.use(lambda: service.key_ring)
-    await serve_until_stopped(host, service, config, lambda: announce(address))
+    monitor = HealthMonitor(service.health_checks(config.health), SystemClock(), config.health)
+    await serve_until_stopped(host, service, config, lambda: announce(address), monitor=monitor)
 
 
 DEFAULT_KEY_PATH = Path("/etc/safebox/model-api.key")

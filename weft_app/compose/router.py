@@ -11,6 +11,7 @@ from router_svc.policy.limits import QueueLimits, SchedulerLimits, SchedulingLim
 from router_svc.policy.settings import RateLimitConfig, TenantRates
 from router_svc.settings import RelayLimits, RouterSettings
 from weft.kernel.clock import SystemClock
+from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.settings import values_of
 from weft_app.compose.environment import DEFAULT_RATES
 from weft_app.compose.home import WeftHome
@@ -77,7 +78,12 @@ def _wake_environment(environment: Mapping[str, str]) -> dict[str, str]:
 async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce) -> None:
     """Serves a router until a signal arrives."""
     # A runner's own router (weft_app.compose.runner_http) stores nothing, and its host has no database package.
-    from weft_app.compose.durable_services import durable_services, response_service, router_database  # noqa: PLC0415
+    from weft_app.compose.durable_services import (  # noqa: PLC0415
+        durable_services,
+        journal_check,
+        response_service,
+        router_database,
+    )
 
     keys, registry = key_check(config, SystemClock()), registry_address(config, home)
     host = new_host(config, "router", keys)
@@ -91,7 +97,11 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
         *key_followers(keys, registry, channel_security(config)),
         *relay_listeners(config.relay, home, service.relay),
     ]
+    checks = [*service.health_checks(config.health), journal_check(database, companions, config.health)]
+    monitor = HealthMonitor(checks, SystemClock(), config.health)
     try:
-        await serve_until_stopped(host, service, config, lambda: announce(address), companions=companions)
+        await serve_until_stopped(
+            host, service, config, lambda: announce(address), companions=companions, monitor=monitor
+        )
     finally:
         await close_tracing(tracing)

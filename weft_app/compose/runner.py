@@ -19,6 +19,8 @@ from runner_svc.settings import ModelStoreSettings, RunnerSettings
 from runner_svc.supervise.leftovers import Leftovers
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import invalid_field
+from weft.kernel.health import HealthSource
+from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.service import Service
 from weft_app.compose.accelerators import host_observer
 from weft_app.compose.added_models import SectionAdder
@@ -49,7 +51,7 @@ class HttpApi(Service, Protocol):
         ...
 
 
-MakeHttpApi = Callable[[RunnerService, RunnerConfig], HttpApi]
+MakeHttpApi = Callable[[RunnerService, RunnerConfig, HealthSource], HttpApi]
 """Makes the HTTP API of a runner. A parameter, because this module must not import the web stack."""
 
 
@@ -156,17 +158,20 @@ async def serve_runner(
     if reread is not None:
         reloads = RunnerReload(service, section, build, lambda: pick_runner(configured_runners(reread()), section.name))
         companions.append(ConfigurationService(reloads.reload))
+    monitor = HealthMonitor(service.health_checks, SystemClock(), config.health)
     if make_http_api is None:
-        await serve_until_stopped(host, service, config, lambda: announce(address), companions=companions)
+        await serve_until_stopped(
+            host, service, config, lambda: announce(address), companions=companions, monitor=monitor
+        )
     else:
-        made = make_http_api(service, built)
+        made = make_http_api(service, built, monitor)
 
         def started() -> None:
             announce(address)
             announce(made.url)
 
         # The HTTP API starts first and stops last, so that it can report that the runner starts or stops.
-        await serve_until_stopped(host, made, config, started, companions=[service, *companions])
+        await serve_until_stopped(host, made, config, started, companions=[service, *companions], monitor=monitor)
 
 
 def _ports(section: RunnerSettings) -> EnginePorts:

@@ -26,6 +26,7 @@ from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.dispatcher import Dispatcher
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, Source
 from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.health import HealthSource
 from weft.kernel.model_source import SourceScheme
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, open_channel
@@ -151,8 +152,10 @@ class RunnerHttp(Service):
 
     service_names: Sequence[str] = ()
 
-    def __init__(self, plan: RunnerHttpPlan, runner: RunnerService, settings: RunnerConfig) -> None:
-        """`settings` are those that the runner was built with."""
+    def __init__(
+        self, plan: RunnerHttpPlan, runner: RunnerService, settings: RunnerConfig, health: HealthSource
+    ) -> None:
+        """`settings` are those that the runner was built with, `health` is that of its process."""
         clock = SystemClock()
         api = runner_api_config(plan)
         security = channel_security(plan.config)
@@ -180,6 +183,7 @@ class RunnerHttp(Service):
                     self._registry, timeout_seconds=api.edge.registry_timeout_seconds, callers_field=callers_field
                 ),
                 keys=self._keys,
+                health=health,
             ),
             clock=clock,
         )

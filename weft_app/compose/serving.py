@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from weft.kernel.gc_tuning import settle_garbage_collector
+from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.service import Service
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
@@ -29,15 +30,17 @@ async def serve_until_stopped(
     started: Callable[[], None],
     *,
     companions: Sequence[Service] = (),
+    monitor: HealthMonitor | None = None,
 ) -> None:
     """Runs a service and its companions on a bound server until a signal arrives, then drains them; the service last.
 
-    The death of a critical task has the same effect, and raises INTERNAL after the drain.
+    `monitor`: checks their health meanwhile. The death of a critical task has the same effect as a signal, and raises
+    INTERNAL after the drain.
     """
     stop = stop_requested()
     with CriticalTasks(stop):
         try:
-            if await until(stop, host.start([service, *companions])):
+            if await until(stop, host.start([service, *companions], monitor)):
                 settle_garbage_collector()
                 started()
                 await stop.wait()

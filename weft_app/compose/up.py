@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from weft.durable.tasks import TaskPort
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.gc_tuning import settle_garbage_collector
+from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.reasons import MODEL_NOT_LISTED, PULLING, WAITING_FOR_PULL, Reason
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
@@ -40,7 +41,7 @@ from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
 from weft_app.compose.configuration import ConfigurationSource, ReadConfiguration, write_snapshot
 from weft_app.compose.configuration_service import ConfigurationService
 from weft_app.compose.demo import DEMO_NOT_PULLED, is_demo_source
-from weft_app.compose.durable_services import durable_services, response_service, router_database
+from weft_app.compose.durable_services import durable_services, journal_check, response_service, router_database
 from weft_app.compose.edge_certificate import (
     EdgeRenewal,
     own_edge_certificate,
@@ -135,6 +136,7 @@ class UpHost:
         `is_discovered`: whether the runners are those that `keep_discovered` has written.
         """
         self._clock = SystemClock()
+        self._monitor = HealthMonitor((), self._clock, read.config.health)
         self._source = source
         self._read = read
         self._config = read.config
@@ -222,6 +224,7 @@ class UpHost:
 
     async def stop(self) -> None:
         """Drains and stops everything, the HTTP edge first. Idempotent."""
+        await self._monitor.note_stopping()
         await self._stack.aclose()
 
     def kill_runners(self) -> None:
@@ -249,7 +252,16 @@ class UpHost:
         database = router_database(self._config, self._home)
         responses, durable = response_service(self._config, database), durable_services(self._config, database, router)
         listeners = relay_listeners(self._config.relay, self._home, router.relay)
-        await host.start([registry, router, responses, *durable.in_order(), *listeners, self.configuration])
+        # The other services go on from what they know while the registry cannot write.
+        limits = self._config.health
+        for check in (
+            *(replace(check, is_essential=False) for check in registry.health_checks(limits)),
+            *router.health_checks(limits),
+            journal_check(database, [responses, *durable.in_order()], limits),
+        ):
+            self._monitor.add(check)
+        services = [registry, router, responses, *durable.in_order(), *listeners, self.configuration]
+        await host.start(services, self._monitor)
         self.relay = listeners[0].endpoint if listeners else None
         if database.notice:
             self.notice = f"{database.notice}; {database.remedy}"
@@ -303,6 +315,7 @@ class UpHost:
             names=router,
             released_tasks=lambda: side.engine.released,
             tracing=self._tracing,
+            health=self._monitor,
             metrics=self._metrics.registry,
         )
         edge = build_gateway(with_edge_certificate(self._config, self._home), mesh)

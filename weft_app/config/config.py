@@ -10,6 +10,7 @@ from gateway.config import GatewaySettings
 from registry_svc.config import RegistrySettings
 from router_svc.settings import RelayLimits, RouterSettings
 from runner_svc.settings import ModelStoreSettings
+from weft.kernel.health import HealthLimits
 from weft.kernel.settings import PUBLIC, Before, PathText, Pattern, Port, Seconds, word_for_flag
 from weft.kernel.tls import TlsFiles
 from weft_app.config.runners import MAX_MODELS, STRICT, ConfiguredRunner, adapter_names, pool_names, replica_names
@@ -202,6 +203,8 @@ class WeftConfig:
     """TLS between services."""
     log: LogSettings = field(default_factory=LogSettings)
     """Log files under the home."""
+    health: HealthLimits = field(default_factory=HealthLimits)
+    """When the health of a process changes: see health.md."""
 
     def __post_init__(self) -> None:
         runners = self.runners or ()

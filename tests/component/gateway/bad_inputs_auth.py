@@ -9,7 +9,7 @@ _UNKNOWN = frozenset({401})
 
 
 def _guarded(endpoint: Endpoint) -> bool:
-    return endpoint.path not in {"/", "/health", "/ca.pem"}
+    return endpoint.path not in {"/", "/health", "/livez", "/readyz", "/ca.pem"}
 
 
 def _showing(headers: Mapping[str, str]) -> Send:

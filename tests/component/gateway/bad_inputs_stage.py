@@ -155,6 +155,8 @@ ENDPOINTS = (
     Endpoint("GET", "/api/v1/config", "read"),
     Endpoint("GET", "/api/v1/events", "read"),
     Endpoint("GET", "/health", "read"),
+    Endpoint("GET", "/livez", "read"),
+    Endpoint("GET", "/readyz", "read"),
     Endpoint("GET", "/ca.pem", "read"),
     Endpoint("GET", "/metrics", "read"),
     Endpoint("GET", "/openapi.json", "read"),

@@ -30,6 +30,7 @@ from weft.dispatch.request_trace import RequestContext
 from weft.durable.batches import BatchPort, FilePort
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
+from weft.kernel.health import AlwaysHealthy, HealthSource
 from weft.kernel.request import Operation
 
 Frame = list[event_pb2.InferenceEvent]
@@ -292,6 +293,7 @@ async def serving(
     batches: BatchPort | None = None,
     tasks: TaskPort | None = None,
     router: RouterSource | None = None,
+    health: HealthSource | None = None,
 ) -> AsyncIterator[RunningGateway]:
     """A running gateway and an SDK client that does not retry."""
     script = dispatcher or ScriptedDispatcher()
@@ -310,6 +312,7 @@ async def serving(
         batches=batches,
         tasks=tasks,
         router=router,
+        health=health or AlwaysHealthy(),
     )
     service = build(config or GatewayConfig(port=0), ports)
     await service.start()

@@ -1,0 +1,159 @@
+"""The monitor of health: it runs checks in time, tells of changes, and sees a stuck process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from typing_extensions import override
+
+from weft.kernel.health import WELL, Component, HealthCheck, HealthLimits, HealthReport, HealthState, Observation, down
+from weft.kernel.health_monitor import (
+    CHECK_TIMEOUT_SECONDS,
+    HealthMonitor,
+    paced,
+)
+from weft_testing.fake_clock import FakeClock, let_all_run
+
+AWAY = down("no_router", "no router answers")
+
+
+class Switch:
+    """A component that a test turns off and on."""
+
+    def __init__(self) -> None:
+        self.seen = WELL
+        self.looks = 0
+        self.gate: asyncio.Event | None = None
+        self.error: Exception | None = None
+
+    async def look(self) -> Observation:
+        self.looks += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return self.seen
+
+
+class LateClock(FakeClock):
+    """A clock on which every sleep is late, as in a process whose event loop is busy."""
+
+    lateness = 0.0
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds + self.lateness)
+
+
+@asynccontextmanager
+async def watching(switch: Switch, clock: FakeClock) -> AsyncIterator[HealthMonitor]:
+    monitor = HealthMonitor([HealthCheck(name="router", look=switch.look, services=("weft.Placement",))], clock)
+    await monitor.start()
+    try:
+        yield monitor
+    finally:
+        await monitor.stop()
+
+
+async def seconds_pass(clock: FakeClock, seconds: int) -> None:
+    for _ in range(seconds):
+        await clock.advance(1.0)
+        await let_all_run()
+
+
+def router(monitor: HealthMonitor) -> Component:
+    return next(each for each in monitor.report.components if each.name == "router")
+
+
+async def test_listeners_are_told_of_each_change_and_of_nothing_else() -> None:
+    clock, switch, told = FakeClock(), Switch(), list[HealthReport]()
+
+    async def listen(report: HealthReport) -> None:
+        told.append(report)
+
+    async with watching(switch, clock) as monitor:
+        monitor.subscribe(listen)
+        told.clear()
+        await seconds_pass(clock, 20)
+        assert told == []
+        switch.seen = AWAY
+        await seconds_pass(clock, 5)
+        assert [each.status for each in told] == ["not_ready"]
+        assert not told[0].serves("weft.Placement")
+        switch.seen = WELL
+        await seconds_pass(clock, 15)
+        await monitor.note_stopping()
+    assert [each.status for each in told] == ["not_ready", "ok", "stopping"]
+
+
+async def test_a_check_that_hangs_is_a_fault_and_is_not_run_twice_at_a_time() -> None:
+    clock, switch = FakeClock(), Switch()
+    async with watching(switch, clock) as monitor:
+        looks = switch.looks
+        switch.gate = asyncio.Event()
+        await seconds_pass(clock, int(CHECK_TIMEOUT_SECONDS) + 8)
+        assert (router(monitor).state, router(monitor).reason) == (HealthState.DOWN, "no_answer")
+        assert switch.looks == looks + 1
+        switch.gate.set()
+        await seconds_pass(clock, 15)
+        assert router(monitor).state is HealthState.OK
+
+
+async def test_a_check_that_fails_is_a_fault_whose_error_is_not_shown() -> None:
+    clock, switch = FakeClock(), Switch()
+    async with watching(switch, clock) as monitor:
+        switch.error = OSError("postgres://root:secret@db is away")
+        await seconds_pass(clock, 5)
+        assert router(monitor).reason == "check_failed"
+        assert "secret" not in str(monitor.component_documents())
+
+
+async def test_a_process_that_is_late_again_and_again_is_stuck() -> None:
+    clock, switch = LateClock(), Switch()
+    async with watching(switch, clock) as monitor:
+        clock.lateness = HealthLimits().max_event_loop_delay_seconds + 1.0
+        for _ in range(5):
+            await clock.advance(HealthLimits().max_event_loop_delay_seconds + 2.0)
+            await let_all_run()
+        assert not monitor.report.is_live
+        clock.lateness = 0.0
+        await seconds_pass(clock, 25)
+        assert monitor.report.is_live
+
+
+async def test_a_component_says_since_when_in_the_time_of_the_day() -> None:
+    clock, switch = FakeClock(), Switch()
+    async with watching(switch, clock) as monitor:
+        switch.seen = AWAY
+        while router(monitor).state is HealthState.OK:
+            await seconds_pass(clock, 1)
+        before = clock.utc_now()
+        await seconds_pass(clock, 30)
+    document = next(each for each in monitor.component_documents() if each["name"] == "router")
+    assert document == {
+        "name": "router",
+        "state": "down",
+        "reason": "no_router",
+        "message": "no router answers",
+        "since": before.isoformat(timespec="seconds").replace("+00:00", "Z"),
+    }
+
+
+async def test_a_paced_look_is_repeated_in_time_while_well_and_each_time_while_not() -> None:
+    clock, switch = FakeClock(), Switch()
+    look = paced(switch.look, clock, 10.0)
+    for _ in range(10):
+        await look()
+    assert switch.looks == 1
+    await clock.advance(10.0)
+    switch.seen = AWAY
+    assert [await look(), await look()] == [AWAY, AWAY]
+    assert switch.looks == 3
+
+
+async def test_a_monitor_stops_twice_and_when_it_was_never_started() -> None:
+    monitor = HealthMonitor((), FakeClock())
+    await monitor.stop()
+    await monitor.start()
+    await monitor.stop()
+    await monitor.stop()

@@ -1,0 +1,36 @@
+"""Health checks of what routers and gateways know: the view of the fleet, and whether a router answers."""
+
+from weft.dispatch.fleet import FleetWatcher
+from weft.dispatch.remote_router import RouterSource
+from weft.kernel.health import WELL, HealthCheck, HealthLimits, Observation, degraded, down
+
+
+def look_at_fleet(fleet: FleetWatcher | None, limits: HealthLimits) -> Observation:
+    """Returns what a service knows of the fleet; None: it has not started to follow the registry.
+
+    An old view is still used: runners that have gone are noticed when they are called.
+    """
+    if fleet is None or fleet.view.revision == 0:
+        return down("no_fleet_view", "the registry has not answered yet, so that no model or runner is known")
+    lost = fleet.lost_seconds
+    if lost <= limits.max_fleet_view_age_seconds:
+        return WELL
+    return degraded("old_fleet_view", f"the registry has not answered for {lost:.0f} s; the last view is used")
+
+
+def fleet_check(fleet: FleetWatcher, limits: HealthLimits) -> HealthCheck:
+    """Returns the check of a service's own view of the fleet."""
+
+    async def look() -> Observation:
+        return look_at_fleet(fleet, limits)
+
+    return HealthCheck(name="fleet_view", look=look)
+
+
+def router_check(router: RouterSource) -> HealthCheck:
+    """Returns the check whether a router answers."""
+
+    async def look() -> Observation:
+        return WELL if router.is_there else down("no_router", "no router answers")
+
+    return HealthCheck(name="router", look=look)

@@ -1,0 +1,229 @@
+"""Health of a process by its components: what checks observe, and when that changes what is reported.
+
+A policy of values: observations and `now` in, states out. `weft.kernel.health_monitor` runs the checks. A component
+changes its state only after its observations have differed from it for a while, so that a fault that comes and goes
+changes it seldom: see `HealthLimits`.
+"""
+
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Annotated, Any, Protocol
+
+from annotated_types import Ge, Gt, Le
+
+
+class HealthState(StrEnum):
+    """State of one component."""
+
+    OK = "ok"
+    DEGRADED = "degraded"
+    """It works, but less well or from old knowledge."""
+    STARTING = "starting"
+    """It has not worked yet since the process started."""
+    DOWN = "down"
+    """What depends on it cannot work."""
+
+
+_SEVERITY = {HealthState.OK: 0, HealthState.DEGRADED: 1, HealthState.STARTING: 2, HealthState.DOWN: 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What one look at a component has shown."""
+
+    state: HealthState
+    reason: str = ""
+    """A fixed word, such as `no_router`; empty where it is well."""
+    message: str = ""
+    """One sentence for operators: never a secret, an address or what a request contains."""
+
+
+WELL = Observation(state=HealthState.OK)
+
+
+def degraded(reason: str, message: str) -> Observation:
+    """Returns the observation of a component that works less well."""
+    return Observation(state=HealthState.DEGRADED, reason=reason, message=message)
+
+
+def down(reason: str, message: str) -> Observation:
+    """Returns the observation of a component that does not work."""
+    return Observation(state=HealthState.DOWN, reason=reason, message=message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthLimits:
+    """When the health of a component changes: see health.md."""
+
+    worse_after_checks: Annotated[int, Ge(1), Le(1_000)] = 3
+    """Consecutive checks, once a second, after which a component that is worse is reported as such."""
+    worse_after_seconds: Annotated[float, Ge(0), Le(3600)] = 2.0
+    """Shortest time between the first and the last of them."""
+    better_after_checks: Annotated[int, Ge(1), Le(1_000)] = 3
+    """Consecutive checks after which a component that is better is reported as such."""
+    better_after_seconds: Annotated[float, Ge(0), Le(3600)] = 10.0
+    """Shortest time between the first and the last of them. One that has not been well yet is well at once."""
+    write_check_seconds: Annotated[float, Ge(0.1), Le(3600)] = 10.0
+    """Time between two writes that check a database while they succeed: each is synchronised to disk."""
+    max_fleet_view_age_seconds: Annotated[float, Ge(0), Le(86_400)] = 30.0
+    """Age from which routers and gateways that have lost the registry are degraded; they go on with what they know."""
+    max_event_loop_delay_seconds: Annotated[float, Gt(0), Le(3600)] = 5.0
+    """A process that is this late for its checks again and again is stuck, and not live."""
+
+    def max_transitions(self, seconds: float) -> int:
+        """Returns the highest number of changes of one component that fit into this time, whatever is observed.
+
+        With three severities there are at most two changes for the worse before one for the better. The first two after
+        the start of a process may come at once.
+        """
+        shortest = 2 * self.worse_after_seconds + self.better_after_seconds
+        return 2 + 3 * (int(seconds / shortest) + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """The reported state of one component."""
+
+    name: str
+    state: HealthState = HealthState.STARTING
+    reason: str = "starting"
+    message: str = "it has not been checked yet"
+    since: float
+    """When it came into this state, on the monotonic clock."""
+    was_well: bool = False
+    """Whether it has been well since the process started."""
+    pending_checks: int = 0
+    """Consecutive observations that differ from the state in the same direction."""
+    pending_since: float = 0.0
+    pending_is_worse: bool = False
+
+
+def next_component(held: Component, seen: Observation, now: float, limits: HealthLimits) -> Component:
+    """Returns a component after one more observation at `now`."""
+    now_seen, was = _SEVERITY[seen.state], _SEVERITY[held.state]
+    if held.state is HealthState.STARTING and seen.state is not HealthState.DOWN:
+        return _changed(held, seen, now)
+    if seen.state is HealthState.OK and not held.was_well:
+        return _changed(held, seen, now)
+    if now_seen == was and held.state is not HealthState.STARTING:
+        return replace(held, reason=seen.reason, message=seen.message, pending_checks=0)
+    is_worse = now_seen >= was
+    goes_on = held.pending_checks > 0 and held.pending_is_worse == is_worse
+    since = held.pending_since if goes_on else now
+    checks = held.pending_checks + 1 if goes_on else 1
+    most_checks, seconds = (
+        (limits.worse_after_checks, limits.worse_after_seconds)
+        if is_worse
+        else (limits.better_after_checks, limits.better_after_seconds)
+    )
+    if checks >= most_checks and now - since >= seconds:
+        return _changed(held, seen, now)
+    pending = replace(held, pending_checks=checks, pending_since=since, pending_is_worse=is_worse)
+    # What it waits for is worth knowing before the limit has passed; the state stays.
+    return replace(pending, reason=seen.reason, message=seen.message) if held.state is HealthState.STARTING else pending
+
+
+def _changed(held: Component, seen: Observation, now: float) -> Component:
+    return Component(
+        name=held.name,
+        state=seen.state,
+        reason=seen.reason,
+        message=seen.message,
+        since=now,
+        was_well=held.was_well or seen.state is HealthState.OK,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheck:
+    """A check of one component."""
+
+    name: str
+    look: Callable[[], Awaitable[Observation]]
+    is_essential: bool = True
+    """Whether the process is not ready while the component is down; otherwise it is degraded."""
+    services: Collection[str] = field(default=())
+    """Full names of the gRPC services that do not serve while it is down; empty for an essential one: all."""
+
+
+EVENT_LOOP = "event_loop"
+"""The component on which liveness depends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthReport:
+    """The health of one process."""
+
+    components: tuple[Component, ...] = ()
+    essential: frozenset[str] = frozenset()
+    """Names of the components without which it is not ready."""
+    stopped_services: frozenset[str] = frozenset()
+    """gRPC services that do not serve, if it is ready as a whole."""
+    is_stopping: bool = False
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the process itself works; another process, a database or an engine has no part in it."""
+        return not any(each.name == EVENT_LOOP and each.state is HealthState.DOWN for each in self.components)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it should get requests."""
+        return not self.is_stopping and not any(
+            each.name in self.essential and _SEVERITY[each.state] >= _SEVERITY[HealthState.DOWN]
+            for each in self.components
+        )
+
+    @property
+    def status(self) -> str:
+        """`ok`, `degraded`, `starting`, `not_ready` or `stopping`."""
+        if self.is_stopping:
+            return "stopping"
+        if self.is_ready:
+            return "ok" if all(each.state is HealthState.OK for each in self.components) else "degraded"
+        missing = [each for each in self.components if each.name in self.essential]
+        return "not_ready" if any(each.state is HealthState.DOWN for each in missing) else "starting"
+
+    def serves(self, service: str) -> bool:
+        """Whether a gRPC service, by its full name, can do its work."""
+        return self.is_ready and service not in self.stopped_services
+
+
+HEALTHY = HealthReport()
+
+
+class HealthSource(Protocol):
+    """Source of the health of this process."""
+
+    @property
+    def report(self) -> HealthReport:
+        """The health as of the last checks."""
+        ...
+
+    def component_documents(self) -> list[dict[str, Any]]:
+        """Returns the components as JSON: see `component_document`."""
+        ...
+
+
+class AlwaysHealthy(HealthSource):
+    """The health of a process without components."""
+
+    report = HEALTHY
+
+    def component_documents(self) -> list[dict[str, Any]]:
+        """Returns no components."""
+        return []
+
+
+def component_document(component: Component, now: float, utc_now: datetime) -> dict[str, Any]:
+    """Returns a component as JSON, with the time since which it is in its state."""
+    since = utc_now - timedelta(seconds=max(0.0, now - component.since))
+    return {
+        "name": component.name,
+        "state": component.state.value,
+        "reason": component.reason,
+        "message": component.message,
+        "since": since.isoformat(timespec="seconds").replace("+00:00", "Z"),
+    }

@@ -1,0 +1,227 @@
+"""The loop that runs the health checks of a process, and its health that follows from them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import override
+
+from weft.kernel.clock import Clock
+from weft.kernel.health import (
+    EVENT_LOOP,
+    WELL,
+    Component,
+    HealthCheck,
+    HealthLimits,
+    HealthReport,
+    HealthSource,
+    HealthState,
+    Observation,
+    component_document,
+    down,
+    next_component,
+)
+from weft.kernel.log import get_logger
+from weft.kernel.service import start_critical, stop_tasks
+
+log = get_logger("weft.health")
+
+CHECK_INTERVAL_SECONDS = 1.0
+STARTING_INTERVAL_SECONDS = 0.1
+"""Pause between checks while a component has not been well yet."""
+CHECK_TIMEOUT_SECONDS = 5.0
+"""A check that takes longer counts as a component that is down; it goes on, and is not run twice at a time."""
+CHECK_WAIT_SECONDS = 0.5
+"""How long one round waits for checks that take their time."""
+MAX_STARTING_SECONDS = 60.0
+"""After this time without having been well, a component is checked as seldom as the others."""
+
+HealthListener = Callable[[HealthReport], Awaitable[None]]
+
+
+def paced(
+    look: Callable[[], Awaitable[Observation]], clock: Clock, seconds: float
+) -> Callable[[], Awaitable[Observation]]:
+    """Returns a look that is repeated only after `seconds` while the component is well, and each time otherwise."""
+    last: tuple[float, Observation] | None = None
+
+    async def paced_look() -> Observation:
+        nonlocal last
+        if last is None or last[1].state is not HealthState.OK or clock.monotonic() - last[0] >= seconds:
+            last = clock.monotonic(), await look()
+        return last[1]
+
+    return paced_look
+
+
+@dataclass(slots=True)
+class _Checked:
+    check: HealthCheck
+    component: Component
+    task: asyncio.Task[Observation] | None = None
+    began: float = 0.0
+
+
+class HealthMonitor(HealthSource):
+    """Runs health checks from `start` to `stop`, and tells listeners of each change.
+
+    The pauses between its rounds show whether the event loop is stuck.
+    """
+
+    def __init__(
+        self,
+        checks: Iterable[HealthCheck],
+        clock: Clock,
+        limits: HealthLimits = HealthLimits(),  # noqa: B008 - frozen
+    ) -> None:
+        self._clock = clock
+        self._limits = limits
+        self._delay_seconds = 0.0
+        self._checked: list[_Checked] = []
+        self._listeners: list[HealthListener] = []
+        self._is_stopping = False
+        self._task: asyncio.Task[None] | None = None
+        self._began = clock.monotonic()
+        self._told: HealthReport | None = None
+        self.add(HealthCheck(name=EVENT_LOOP, look=self._look_at_event_loop))
+        for check in checks:
+            self.add(check)
+
+    def add(self, check: HealthCheck) -> None:
+        """Check one more component; it is starting until its first check."""
+        self._checked.append(_Checked(check, Component(name=check.name, since=self._clock.monotonic())))
+
+    def subscribe(self, listener: HealthListener) -> None:
+        """Call `listener` with the report of each change, beginning with the first one."""
+        self._listeners.append(listener)
+
+    @property
+    @override
+    def report(self) -> HealthReport:
+        stopped = [
+            service
+            for each in self._checked
+            if each.component.state in (HealthState.DOWN, HealthState.STARTING)
+            for service in each.check.services
+        ]
+        return HealthReport(
+            components=tuple(each.component for each in self._checked),
+            essential=frozenset(each.check.name for each in self._checked if each.check.is_essential),
+            stopped_services=frozenset(stopped),
+            is_stopping=self._is_stopping,
+        )
+
+    @override
+    def component_documents(self) -> list[dict[str, Any]]:
+        now, utc_now = self._clock.monotonic(), self._clock.utc_now()
+        return [component_document(each.component, now, utc_now) for each in self._checked]
+
+    async def start(self) -> None:
+        """Check every component once, then in an interval. Does nothing when it runs."""
+        if self._task is None:
+            self._began = self._clock.monotonic()
+            await self._check_all()
+            self._task = start_critical(self._run(), name="health")
+
+    async def note_stopping(self) -> None:
+        """Report that the process stops and should get no further requests."""
+        self._is_stopping = True
+        await self._tell()
+
+    async def stop(self) -> None:
+        """Stop checking. Safe to call twice, or when never started."""
+        task, self._task = self._task, None
+        looks = [each.task for each in self._checked if each.task is not None]
+        for look in looks:
+            look.cancel()
+        await asyncio.gather(*looks, return_exceptions=True)
+        if task is not None:
+            await stop_tasks([task])
+
+    async def _run(self) -> None:
+        while True:
+            pause = self._pause_seconds()
+            due = self._clock.monotonic() + pause
+            await self._clock.sleep(pause)
+            self._delay_seconds = self._clock.monotonic() - due
+            await self._check_all()
+
+    def _pause_seconds(self) -> float:
+        is_young = self._clock.monotonic() - self._began < MAX_STARTING_SECONDS
+        is_starting = any(not each.component.was_well for each in self._checked)
+        return STARTING_INTERVAL_SECONDS if is_young and is_starting else CHECK_INTERVAL_SECONDS
+
+    async def _look_at_event_loop(self) -> Observation:
+        if self._delay_seconds <= self._limits.max_event_loop_delay_seconds:
+            return WELL
+        return down("event_loop_stuck", f"the process was {self._delay_seconds:.0f} s late for what it had to do")
+
+    async def _check_all(self) -> None:
+        for each in self._checked:
+            if each.task is None:
+                each.began = self._clock.monotonic()
+                each.task = asyncio.create_task(_looked(each.check), name=f"health-{each.check.name}")
+        await self._wait_for_looks()
+        now = self._clock.monotonic()
+        for each in self._checked:
+            seen = self._seen(each, now)
+            if seen is not None:
+                before = each.component
+                each.component = next_component(before, seen, now, self._limits)
+                _log_change(before, each.component)
+        await self._tell()
+
+    async def _wait_for_looks(self) -> None:
+        looks = [each.task for each in self._checked if each.task is not None]
+        # Most checks end at once, so that no timer is needed.
+        await asyncio.sleep(0)
+        if not all(look.done() for look in looks):
+            timer = asyncio.create_task(self._clock.sleep(CHECK_WAIT_SECONDS))
+            everything = asyncio.ensure_future(asyncio.wait(looks))
+            await asyncio.wait({timer, everything}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (timer, everything):
+                task.cancel()
+            await asyncio.gather(timer, everything, return_exceptions=True)
+
+    def _seen(self, each: _Checked, now: float) -> Observation | None:
+        """Returns what the check of a component has shown; None: it goes on."""
+        if each.task is None:
+            return None
+        if each.task.done():
+            seen, each.task = each.task.result(), None
+            return seen
+        if now - each.began < CHECK_TIMEOUT_SECONDS:
+            return None
+        return down("no_answer", f"its check has had no answer for {CHECK_TIMEOUT_SECONDS:.0f} s")
+
+    async def _tell(self) -> None:
+        report = self.report
+        if _facts_of(report) == _facts_of(self._told):
+            return
+        self._told = report
+        for listener in self._listeners:
+            await listener(report)
+
+
+async def _looked(check: HealthCheck) -> Observation:
+    try:
+        return await check.look()
+    except Exception:
+        log.exception("a health check failed", check=check.name)
+        return down("check_failed", "its check failed; the log has the traceback")
+
+
+def _log_change(before: Component, after: Component) -> None:
+    if before.state is after.state:
+        return
+    write = log.info if after.state is HealthState.OK else log.warning
+    write("health changed", check=after.name, state=after.state.value, reason=after.reason, message=after.message)
+
+
+def _facts_of(report: HealthReport | None) -> object:
+    """Returns what listeners learn of a report; None: nothing yet."""
+    if report is None:
+        return None
+    states = [(each.name, each.state, each.reason) for each in report.components]
+    return states, report.is_stopping, report.stopped_services
