@@ -57,11 +57,14 @@ class JoinProcess:
 def running_join(
     home: Path, url: str, token: str, *arguments: str, within: tuple[str, ...] = (), weft: tuple[str, ...] = WEFT
 ) -> Iterator[JoinProcess]:
-    """`weft runner join` for the length of the block; `within` is a command that it is started by."""
+    """`weft runner join` for the length of the block; `within` is a command that it is started by.
+
+    Without a `url` it looks for announced meshes.
+    """
     output = home.parent / f"{home.name}.out"
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [*within, *weft, "runner", "join", url, "--home", str(home), *arguments],
+            [*within, *weft, "runner", "join", *filter(None, [url]), "--home", str(home), *arguments],
             env={**user_environment(), "WEFT_JOIN_TOKEN": token, "LAPTOP_KEY": BACKEND_KEY},
             stdin=subprocess.DEVNULL,
             stdout=file,

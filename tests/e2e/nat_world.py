@@ -12,6 +12,7 @@ import pytest
 
 MESH_ADDRESS, GATEWAY_OUTSIDE = "203.0.113.1", "203.0.113.2"
 LAPTOP_ADDRESS, GATEWAY_INSIDE = "10.77.0.2", "10.77.0.1"
+LAN_MESH, LAN_LAPTOP = "192.168.77.1", "192.168.77.2"
 ESTABLISHED, LISTENING = "01", "0A"
 _HOLD = ("sh", "-c", "echo ready; exec sleep 600")
 
@@ -63,6 +64,24 @@ def nat_world() -> Iterator[NatWorld]:
         gateway.run("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
         gateway.run(sys.executable, str(Path(__file__).with_name("masquerade.py")))
         yield NatWorld(mesh, gateway, laptop)
+
+
+@dataclass(frozen=True, slots=True)
+class LanWorld:
+    """A mesh and a laptop on one network."""
+
+    mesh: Place
+    laptop: Place
+
+
+@contextmanager
+def lan_world() -> Iterator[LanWorld]:
+    """Two places on one network. Skips the test, with the reason, where namespaces are not allowed."""
+    with ExitStack() as stack:
+        mesh = stack.enter_context(_place("unshare", "--user", "--map-root-user", "--net"))
+        laptop = stack.enter_context(_place(*mesh.enter[:-2], "--", "unshare", "--net"))
+        _join(mesh, laptop, "lan", LAN_MESH, LAN_LAPTOP)
+        yield LanWorld(mesh, laptop)
 
 
 @contextmanager

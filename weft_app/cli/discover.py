@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 import yaml
 
 from weft.documents.codec import document_of
+from weft.kernel.errors import WeftError
 from weft.kernel.units import size_words
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption, note
 from weft_app.cli.output import Column, TextTable, document_text, safe_text, say
@@ -21,6 +23,7 @@ from weft_app.config.loader import load_config, parse_section
 
 if TYPE_CHECKING:
     from runner_svc.discovery import FoundServer
+    from weft_app.compose.announcement import Announcement
 
 SHOWN_MODELS = 6
 """Of a server, in one line."""
@@ -45,18 +48,38 @@ def discover(
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show the engines that run on this machine, the models of other programs, and the weft.yaml that serves them.
+    """Show engines and models of other programs here, the weft.yaml that serves them, and announced meshes.
+
+    Meshes are those that `weft up --announce` announces on this network.
 
     Example: weft discover box.lan:8000 box.lan:11434
     """
     settings = load_config(config).discovery
     if addresses:
-        settings = parse_section(DiscoverySettings, {"addresses": addresses, "max_files": settings.max_files})
-    found = asyncio.run(look(settings, WeftHome(home.expanduser().absolute())))
+        given = {"addresses": addresses, "max_files": settings.max_files, "mesh_seconds": 0}
+        settings = parse_section(DiscoverySettings, given)
+    found, meshes = asyncio.run(_found(settings, WeftHome(home.expanduser().absolute())))
     if output is not OutputFormat.TABLE:
-        say(document_text(_document(found), output))
+        say(document_text({**_document(found), "meshes": [asdict(mesh) for mesh in meshes]}, output))
         return
     say("".join(f"{line}\n" for line in _page(found, settings)))
+    if meshes:
+        say("".join(f"{line}\n" for line in ("", *TextTable(_MESHES).text(meshes).splitlines(), "", _JOIN_LINE)))
+
+
+async def _found(settings: DiscoverySettings, home: WeftHome) -> "tuple[Discovered, Sequence[Announcement]]":
+    """Returns what is on this machine, and the meshes that are announced on its network."""
+    return await asyncio.gather(look(settings, home), _found_meshes(settings.mesh_seconds))
+
+
+async def _found_meshes(seconds: float) -> "Sequence[Announcement]":
+    from weft_app.compose.mesh_finder import find_meshes  # noqa: PLC0415 - `up` imports this
+
+    try:
+        return await find_meshes(seconds) if seconds else ()
+    except WeftError as error:
+        note(f"announced meshes were not looked for: {error.message}")
+        return ()
 
 
 def _page(found: Discovered, settings: DiscoverySettings) -> Iterator[str]:
@@ -84,6 +107,14 @@ _FILES = (
     Column("SOURCE", lambda file: file.model.source),
     Column("SIZE", lambda file: size_words(file.model.size_bytes)),
 )
+
+_MESHES = (
+    Column("MESH", lambda mesh: mesh.name),
+    Column("RUNNERS JOIN AT", lambda mesh: mesh.shown_addresses),
+    Column("VERSION", lambda mesh: mesh.version),
+    Column("FINGERPRINT", lambda mesh: mesh.fingerprint or "(certificate of a public authority)"),
+)
+_JOIN_LINE = "weft runner join joins one; an announcement proves nothing, compare the fingerprint"
 
 
 def _models(server: "FoundServer") -> str:

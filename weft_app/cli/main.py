@@ -156,7 +156,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "discover": CommandPlace(
         "weft_app.cli.discover:discover",
-        "Show the engines that run on this machine, the models of other programs, and the weft.yaml that serves them.",
+        "Show engines and models of other programs here, the weft.yaml that serves them, and announced meshes.",
     ),
     "pull": CommandPlace(
         "weft_app.cli.models:pull",

@@ -25,6 +25,7 @@ _OPTIONS = {
     "grpc_port": "--grpc-port",
     "gateway.insecure": "--insecure",
     "gateway.tls.self_signed": "--tls auto",
+    "announce.enabled": "--announce",
 }
 """Options by the setting that they give."""
 
@@ -39,6 +40,7 @@ class NetworkOptions:
     tls: TlsChoice | None = None
     insecure: bool = False
     join_port: int | None = None
+    announce: bool | None = None
 
     def overrides(self) -> Document:
         """Returns the values that go before those of the files."""
@@ -51,6 +53,8 @@ class NetworkOptions:
             gateway["tls"] = {"self_signed": True}
         if gateway:
             given["gateway"] = gateway
+        if self.announce is not None:
+            given["announce"] = {"enabled": self.announce}
         if self.join_port is not None:
             given["relay"] = {"listen": self._listen(self.host or "127.0.0.1", self.join_port)}
         return given

@@ -11,6 +11,7 @@ from weft_app.compose.home import WeftHome
 from weft_app.config.config import CONFIG_NAME
 
 if TYPE_CHECKING:
+    from weft_app.compose.announcer import AnnouncementState
     from weft_app.compose.up import UpHost
 
 MAX_NETWORK_URLS = 3
@@ -51,6 +52,8 @@ def _facts(host: "UpHost", home: WeftHome, access: FirstAccess) -> Iterator[str]
         yield _fact("keys", *_key_lines(access))
     if host.relay is not None:
         yield _fact("runners", *_join_lines(host.relay.url, access))
+    if host.announcement is not None:
+        yield _fact("announced", *_announcement_lines(host.announcement))
     yield _fact("logs", str(home.logs))
 
 
@@ -72,6 +75,15 @@ def _join_lines(url: str, access: FirstAccess) -> Iterator[str]:
         yield f"join from other machines with the line in {access.join_file}"
     else:
         yield f"join at {url}; make a line to join with: weft runner token create"
+
+
+def _announcement_lines(state: "AnnouncementState") -> Iterator[str]:
+    if state.why_not:
+        yield f"not now: {state.why_not}"
+        return
+    yield f"as {state.name} on this network: weft runner join finds it, and asks for an invitation or a token"
+    if state.fingerprint:
+        yield f"and for this fingerprint: {state.fingerprint}"
 
 
 def _tries(host: "UpHost", access: FirstAccess) -> Iterator[str]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from runner_svc.dial_out import LinkEvent
     from weft_app.compose.invitation import Invitation
     from weft_app.compose.join import JoinPlan
+    from weft_app.compose.join_address import FindAddresses
     from weft_app.config.config import WeftConfig
     from weft_app.config.document import Document
 
@@ -33,9 +34,12 @@ app.add_typer(join_tokens.app, name="token")
 
 
 UrlArgument = Annotated[
-    str,
+    str | None,
     typer.Argument(
-        metavar="URL", help="The invitation that the mesh shows, weft://..., or where runners join, https://host:port."
+        metavar="[URL]",
+        help="The invitation that the mesh shows, weft://..., or where runners join, https://host:port. "
+        "Default: a mesh that is announced on this network.",
+        show_default=False,
     ),
 ]
 TokenOption = Annotated[
@@ -45,7 +49,11 @@ TokenOption = Annotated[
 TokenFileOption = Annotated[Path | None, typer.Option("--token-file", help="File that holds the join token.")]
 CaFileOption = Annotated[Path | None, typer.Option("--ca-file", help="PEM file of the root certificates of the mesh.")]
 FingerprintOption = Annotated[
-    str | None, typer.Option("--fingerprint", help="sha256:... of the mesh's certificate, when it is self-signed.")
+    str | None,
+    typer.Option(
+        "--fingerprint",
+        help="sha256:... of the mesh's certificate, when it is self-signed. Without a URL: of the announced mesh.",
+    ),
 ]
 RunnerOption = Annotated[str | None, typer.Option("--runner", help="Which runner of the configuration.")]
 PublishOption = Annotated[
@@ -74,7 +82,7 @@ RemoteOption = Annotated[
 
 @app.command("join")
 def join(
-    url: UrlArgument,
+    url: UrlArgument = None,
     *,
     token: TokenOption = None,
     token_file: TokenFileOption = None,
@@ -106,13 +114,20 @@ def join(
 
     A provider's model is one of a runner with `runtime: openai_remote`, see docs/remote.md.
 
+    Without a URL it looks for meshes that are announced on this network (weft up --announce), and asks which one, for
+    the invitation or its token, and whether the fingerprint is the mesh's.
+
     Example: weft runner join https://mesh.example:7443 --url http://127.0.0.1:11434
     """
     with serving():
         from weft_app.compose.environment import read_environment  # noqa: PLC0415
         from weft_app.compose.join import JoinPlan, pick_published  # noqa: PLC0415 - see weft_app.cli.serve
 
-        mesh = _mesh(url, token, token_file, ca_file, fingerprint)
+        find: FindAddresses | None = None
+        if url is None:
+            mesh, find = _announced(config, token, token_file, ca_file, fingerprint)
+        else:
+            mesh = _mesh(url, token, token_file, ca_file, fingerprint)
         server = {"name": name, "url": server_url, "model": model}
         details = {"upstream_model": upstream_model, "api_key_env": api_key_env, "remote": remote}
         if server_url is None and not publish:
@@ -122,7 +137,12 @@ def join(
         if section.http_port is not None:
             say("note: a runner that joins over a link has no HTTP API of its own; its http_port changes nothing\n")
         plan = JoinPlan(
-            runner=section, published=tuple(published), addresses=mesh.addresses, trust=mesh.trust, token=mesh.token
+            runner=section,
+            published=tuple(published),
+            addresses=mesh.addresses,
+            trust=mesh.trust,
+            token=mesh.token,
+            find=find,
         )
         _run(plan, loaded, home)
 
@@ -274,6 +294,20 @@ def _mesh(
         if value is not None:
             raise invalid_field(option, "is part of the invitation; leave it out")
     return parse_invitation(url)
+
+
+def _announced(
+    config: Path | None, token: str | None, token_file: Path | None, ca_file: Path | None, fingerprint: str | None
+) -> "tuple[Invitation, FindAddresses | None]":
+    """Returns the announced mesh to join, and what finds it again."""
+    from weft_app.cli.announced import announced_mesh  # noqa: PLC0415 - see weft_app.cli.serve
+    from weft_app.config.loader import load_config  # noqa: PLC0415
+
+    if ca_file is not None:
+        raise invalid_field("--ca-file", "needs the URL of the mesh, whose name the certificate is for")
+    given = _read_token(token, token_file) if token or token_file else ""
+    settings = load_config(config).discovery
+    return announced_mesh(settings, fingerprint, lambda: given or _read_token(token, token_file), given)
 
 
 def _read_token(token: str | None, token_file: Path | None) -> str:

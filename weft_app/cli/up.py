@@ -83,6 +83,14 @@ def up(
             help=f"Port where runners of other machines join. Default with --host: {JOIN_PORT}.",
         ),
     ] = None,
+    announce: Annotated[
+        bool | None,
+        typer.Option(
+            "--announce/--no-announce",
+            help="Announce the mesh on the local network, for weft runner join and weft discover. Default: off.",
+            show_default=False,
+        ),
+    ] = None,
     grpc_port: Annotated[
         int | None, typer.Option(min=0, max=MAX_PORT, help="Also offer gRPC on this loopback port.")
     ] = None,
@@ -138,7 +146,13 @@ def up(
         return
     with serving():
         network = NetworkOptions(
-            host=host, port=port, grpc_port=grpc_port, tls=tls, insecure=insecure, join_port=join_port
+            host=host,
+            port=port,
+            grpc_port=grpc_port,
+            tls=tls,
+            insecure=insecure,
+            join_port=join_port,
+            announce=announce,
         )
         folder = WeftHome(home.expanduser().absolute())
         source = ConfigurationSource(

@@ -24,7 +24,7 @@ from weft.kernel.reasons import Reason
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
-from weft_app.compose.join_address import JoinAddress, Trust, open_any_join_channel
+from weft_app.compose.join_address import FindAddresses, JoinAddress, Trust, open_any_join_channel
 from weft_app.compose.runner import pick_runner, runner_config
 from weft_app.compose.shutdown import CriticalTasks, stop_requested
 from weft_app.config.config import CONFIG_NAME, WeftConfig
@@ -45,6 +45,8 @@ class JoinPlan:
     """Where the relay may be: at whichever of them shows a certificate that is trusted."""
     trust: Trust
     token: str = field(repr=False)
+    find: FindAddresses | None = None
+    """Returns where the relay is announced, if it is at none of the addresses any more; None: it is not looked for."""
 
     @property
     def shown_address(self) -> str:
@@ -120,7 +122,7 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
         runner = runner_svc.service.build(replace(settings, address="", conceals_local_addresses=True))
         link = DialOutConfig(
             target=plan.shown_address,
-            open_channel=partial(open_any_join_channel, plan.addresses, plan.trust),
+            open_channel=partial(open_any_join_channel, plan.addresses, plan.trust, plan.find),
             token=plan.token,
             local_address=address,
         )

@@ -4,7 +4,8 @@ import asyncio
 import re
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ class JoinAddress:
     def target(self) -> str:
         """The relay as a gRPC target."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+FindAddresses = Callable[[], Awaitable[Sequence[JoinAddress]]]
+"""Returns where the relay may be now, such as by its announcement. May raise WeftError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +99,27 @@ def _read_roots(ca_file: Path) -> bytes:
     return roots
 
 
-async def open_any_join_channel(addresses: Sequence[JoinAddress], trust: Trust) -> grpc.aio.Channel:
+async def open_any_join_channel(
+    addresses: Sequence[JoinAddress], trust: Trust, find: FindAddresses | None = None
+) -> grpc.aio.Channel:
     """Returns a channel to the first of the addresses where the relay is; each gets FETCH_SECONDS.
 
-    Raises the error of the last address, or PERMISSION_DENIED where all of them show other certificates: on another
-    network the same address is another machine's.
+    Where it is at none of them, and `find` is given, at the first one that this returns. Raises the error of the last
+    address, or PERMISSION_DENIED where all of them show other certificates: on another network the same address is
+    another machine's.
     """
+    try:
+        return await _open_first(addresses, trust)
+    except WeftError:
+        if find is None:
+            raise
+        with suppress(WeftError):
+            if others := [each for each in await find() if each not in addresses]:
+                return await _open_first(others, trust)
+        raise
+
+
+async def _open_first(addresses: Sequence[JoinAddress], trust: Trust) -> grpc.aio.Channel:
     error: WeftError | None = None
     for address in addresses:
         try:

@@ -8,6 +8,7 @@ from runner_svc.settings import RunnerSettings
 from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.fleet import ExpectedMesh, ModelView, expected_model
 from weft.kernel.request import journal_mode_of
+from weft_app.compose.announcer import require_announceable
 from weft_app.compose.edge_certificate import checked_edge_certificate
 from weft_app.compose.gateway import gateway_config
 from weft_app.compose.home import WeftHome
@@ -45,5 +46,6 @@ def require_startable(config: WeftConfig, home: WeftHome) -> None:
         exposure = replace(exposure, tls=own.files)
     if not is_on_loopback(exposure.host):
         exposure.require_protection()
+    require_announceable(config)
     router_config(config, home.address("weft"))
     registry_config(config, home)

@@ -38,6 +38,7 @@ from weft.kernel.reasons import MODEL_NOT_LISTED, PULLING, WAITING_FOR_PULL, Rea
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
 from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
+from weft_app.compose.announcer import AnnouncementState, Announcer, announcer_of
 from weft_app.compose.configuration import ConfigurationSource, ReadConfiguration, write_snapshot
 from weft_app.compose.configuration_service import ConfigurationService
 from weft_app.compose.demo import DEMO_NOT_PULLED, is_demo_source
@@ -171,6 +172,7 @@ class UpHost:
         """The TCP address of gRPC, once started; empty: none."""
         self.relay: RelayEndpoint | None = None
         """The relay's address, once started; None: no relay."""
+        self._announcer: Announcer | None = None
 
     @property
     def config_files(self) -> tuple[Path, ...]:
@@ -194,6 +196,11 @@ class UpHost:
         return [model.name for runner in self._runners for model in runner.published_models] + self._listed_models
 
     @property
+    def announcement(self) -> AnnouncementState | None:
+        """Whether it is announced on the local network, once started; None: it is not to be."""
+        return None if self._announcer is None else self._announcer.state
+
+    @property
     def stage_count(self) -> int:
         """The number of stages that a start shows: the services, and each model."""
         return 1 + len(self.models) + sum(runner.follows_server for runner in self._runners)
@@ -214,6 +221,7 @@ class UpHost:
             await self._until_models_are_ready(fleet, show)
             for expect_no_more in self._on_ready:
                 expect_no_more()
+            await self._announce()
             settle_garbage_collector()
             self._is_up = True
             self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -230,6 +238,13 @@ class UpHost:
     def kill_runners(self) -> None:
         """Kills the runners without a drain; their backends die with them."""
         self._children.kill_all()
+
+    async def _announce(self) -> None:
+        """Announces the mesh on the local network, where that is switched on; a failure is no error of the start."""
+        if self._config.announce.enabled and self.relay is not None:
+            self._announcer = announcer_of(self._config, self.relay, self._clock)
+            self._stack.push_async_callback(self._announcer.stop)
+            await self._announcer.start()
 
     async def _start_grpc(self, keys: KeyCheck | None) -> "RouterSide":
         """Starts registry, router and relay on one gRPC server."""

@@ -47,6 +47,23 @@ class RelaySettings(RelayLimits):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnnounceSettings:
+    """The announcement of the mesh on the local network (mDNS), for `weft runner join` and `weft discover`.
+
+    It holds the mesh's name, its version, and the addresses, port and fingerprint of the relay.
+    """
+
+    enabled: Annotated[bool, PUBLIC] = False
+    """Whether `weft up` announces it. Needs a relay that other machines reach."""
+    name: Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9 _-]{0,39}$"), PUBLIC] | None = None
+    """Its name there. Default: the machine's. Where another mesh has it, a number is appended."""
+    interfaces: Annotated[tuple[Annotated[str, Pattern(r"^\d{1,3}(\.\d{1,3}){3}$")], ...], MaxLen(8), PUBLIC] = ()
+    """IPv4 addresses of the networks to announce on. Default: all networks of this machine."""
+    check_interval_seconds: Seconds = 15.0
+    """How often the addresses of this machine are compared with the announced ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredDevice:
     """An accelerator, or a budget of memory, that the driver's library does not know."""
 
@@ -82,6 +99,8 @@ class DiscoverySettings:
     """Longest wait for one answer; all addresses are asked at once."""
     max_files: Annotated[int, Ge(0), Le(MAX_MODELS), PUBLIC] = 16
     """So many model files of other programs are served; 0: none. They are loaded with their first request."""
+    mesh_seconds: Annotated[float, Ge(0), Le(60)] = 2.0
+    """How long `weft discover` and `weft runner join` listen for announced meshes; 0: not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +208,8 @@ class WeftConfig:
     """The scheduler."""
     relay: RelaySettings = field(default_factory=RelaySettings)
     """Where dial-out runners join."""
+    announce: AnnounceSettings = field(default_factory=AnnounceSettings)
+    """The announcement on the local network."""
     registry: RegistrySettings = field(default_factory=RegistrySettings)
     """Runners and their heartbeats, declarations, VRAM ledger, operations and keys."""
     accelerators: AcceleratorSettings = field(default_factory=AcceleratorSettings)

@@ -13,7 +13,18 @@ PRETTY = ("rich.console", "pygments")
 WEB = ("starlette", "uvicorn", "prometheus_client", "gateway.app", "gateway.endpoints")
 STORES = ("sqlalchemy", "aiosqlite", "alembic")
 RARE = (
-    *("aiohttp", "mcp", "jsonschema", "jinja2", "alembic", "asyncpg", "cryptography", "joserfc", "xllamacpp"),
+    *(
+        "aiohttp",
+        "mcp",
+        "jsonschema",
+        "jinja2",
+        "alembic",
+        "asyncpg",
+        "cryptography",
+        "joserfc",
+        "xllamacpp",
+        "zeroconf",
+    ),
     *("sqlalchemy.dialects.postgresql", "opentelemetry.exporter", "gateway.media.fetcher"),
 )
 """For a feature that a configuration turns on, or a request that asks for it."""

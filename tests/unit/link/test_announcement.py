@@ -1,0 +1,205 @@
+"""Announced meshes: what is read of an announcement, which one is joined, and what the user is asked."""
+
+from collections.abc import Sequence
+
+import pytest
+import typer
+
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft_app.cli.announced import JoinDialog, announced_mesh, ask_mesh, require_some
+from weft_app.compose.announcement import (
+    MAX_ADDRESSES,
+    MAX_VERSION_CHARS,
+    Announcement,
+    Step,
+    joined_mesh,
+    listed,
+    next_step,
+    parse_announcement,
+)
+from weft_app.compose.announcer import require_announceable
+from weft_app.compose.join_address import JoinAddress, Trust
+from weft_app.config.config import DiscoverySettings
+from weft_app.config.loader import load_config
+
+PIN, OTHER_PIN = "sha256:" + "ab" * 32, "sha256:" + "cd" * 32
+TOKEN = "wjt_abcdefghijkl_" + "0" * 64
+
+
+def mesh(name: str = "atlas", pin: str = PIN, *addresses: str) -> Announcement:
+    return Announcement(name=name, port=7443, addresses=addresses or ("192.168.1.5",), fingerprint=pin, version="0.1.0")
+
+
+def said(**values: str) -> dict[bytes, bytes | None]:
+    return {key.encode(): value.encode() for key, value in values.items()}
+
+
+def test_what_is_announced_is_read_again() -> None:
+    one = mesh()
+    assert parse_announcement(one.name, one.port, said(**one.properties), one.addresses) == one
+
+
+def test_an_announcement_holds_nothing_but_a_fingerprint_and_a_version() -> None:
+    assert mesh().properties == {"fp": PIN, "version": "0.1.0"}
+
+
+@pytest.mark.parametrize(
+    ("name", "port", "properties", "addresses"),
+    [
+        ("", 7443, said(fp=PIN), ["192.168.1.5"]),
+        ("a" * 64, 7443, said(fp=PIN), ["192.168.1.5"]),
+        ("atlas", 0, said(fp=PIN), ["192.168.1.5"]),
+        ("atlas", None, said(fp=PIN), ["192.168.1.5"]),
+        ("atlas", 7443, said(fp=PIN), []),
+        ("atlas", 7443, said(fp=PIN), ["0.0.0.0", "224.0.0.251", "fe80::1", "no address"]),
+        ("atlas", 7443, said(fp="sha256:12"), ["192.168.1.5"]),
+        ("atlas", 7443, said(fp=PIN.upper()), ["192.168.1.5"]),
+        ("atlas", 7443, {b"fp": b"\xff\xfe"}, ["192.168.1.5"]),
+    ],
+)
+def test_what_is_no_announcement_of_a_mesh_is_left_out(
+    name: str, port: int | None, properties: dict[bytes, bytes | None], addresses: Sequence[str]
+) -> None:
+    assert parse_announcement(name, port, properties, addresses) is None
+
+
+def test_an_announcement_has_bounds() -> None:
+    many = [f"10.0.0.{number}" for number in range(1, 100)]
+    found = parse_announcement("atlas", 7443, said(version="9" * 200), [*many, *many])
+    assert found is not None
+    assert (len(found.addresses), len(found.version)) == (MAX_ADDRESSES, MAX_VERSION_CHARS)
+    assert found.fingerprint == ""
+
+
+def test_the_mesh_with_the_fingerprint_is_joined_wherever_it_is_announced() -> None:
+    found = [mesh("atlas", OTHER_PIN, "10.0.0.1"), mesh("b", PIN, "10.0.0.2"), mesh("b-2", PIN, "10.0.0.2", "10.0.0.3")]
+    assert [each.target for each in joined_mesh(found, PIN)] == ["10.0.0.2:7443", "10.0.0.3:7443"]
+
+
+def test_an_announcement_with_another_fingerprint_is_refused_whatever_its_name() -> None:
+    with pytest.raises(WeftError, match=r"only atlas at 192.168.1.5:7443, sha256:cdcd") as caught:
+        joined_mesh([mesh("atlas", OTHER_PIN)], PIN)
+    assert caught.value.reason is Reason.NOT_FOUND
+    assert "weft runner token create" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("announced", "addresses", "step"),
+    [
+        ((), (), Step.NONE),
+        ((), ("10.0.0.1",), Step.ANNOUNCE),
+        (("10.0.0.1",), ("10.0.0.1",), Step.NONE),
+        (("10.0.0.1",), ("10.0.0.2",), Step.UPDATE),
+        (("10.0.0.1",), ("10.0.0.1", "10.0.0.2"), Step.UPDATE),
+        (("10.0.0.1",), (), Step.WITHDRAW),
+    ],
+)
+def test_the_announcement_follows_the_addresses(announced: Sequence[str], addresses: Sequence[str], step: Step) -> None:
+    assert next_step(announced, addresses) is step
+
+
+class Answers:
+    """A user at a terminal."""
+
+    def __init__(self, *, number: str = "1", secret: str = TOKEN, same: bool = True) -> None:
+        self.shown: list[str] = []
+        self.dialog = JoinDialog(
+            ask=lambda _: number, ask_secret=lambda _: secret, confirm=lambda _: same, show=self.shown.append
+        )
+
+
+def test_a_token_needs_a_fingerprint_that_the_user_has_compared() -> None:
+    user = Answers(number="2")
+    found = ask_mesh([mesh("a", OTHER_PIN), mesh("b", PIN, "10.0.0.2")], "", user.dialog)
+    assert (found.trust, found.token) == (Trust(fingerprint=PIN), TOKEN)
+    assert found.addresses == (JoinAddress(host="10.0.0.2", port=7443, is_tls=True),)
+    assert any("an announcement proves nothing" in line for line in user.shown)
+    assert f"  {PIN}" in user.shown
+    assert not any(TOKEN in line for line in user.shown)
+    with pytest.raises(typer.Exit):
+        ask_mesh([mesh()], TOKEN, Answers(same=False).dialog)
+
+
+def test_an_invitation_decides_and_needs_no_question() -> None:
+    user = Answers(secret=f"weft://{TOKEN}@10.9.9.9:7443/{PIN}", same=False)
+    found = ask_mesh([mesh()], "", user.dialog)
+    assert [each.target for each in found.addresses] == ["192.168.1.5:7443", "10.9.9.9:7443"]
+    assert (found.trust, found.token) == (Trust(fingerprint=PIN), TOKEN)
+
+
+@pytest.mark.parametrize("pin", [f"/{OTHER_PIN}", ""])
+def test_a_mesh_with_another_fingerprint_than_the_invitations_is_refused(pin: str) -> None:
+    with pytest.raises(WeftError, match="do not join there") as caught:
+        ask_mesh([mesh()], "", Answers(secret=f"weft://{TOKEN}@10.9.9.9:7443{pin}").dialog)
+    assert caught.value.reason is Reason.PERMISSION_DENIED
+
+
+def test_a_mesh_that_is_known_by_its_name_is_joined_by_its_invitation_alone() -> None:
+    with pytest.raises(WeftError, match="public authority"):
+        ask_mesh([mesh(pin="")], TOKEN, Answers().dialog)
+    invitation = f"weft://{TOKEN}@mesh.example:7443"
+    assert ask_mesh([mesh(pin="")], "", Answers(secret=invitation).dialog).trust == Trust()
+
+
+@pytest.mark.parametrize("number", ["0", "2", "x", "", "-1", "9" * 50])
+def test_a_number_that_is_not_in_the_list_is_refused(number: str) -> None:
+    with pytest.raises(WeftError, match="none of the numbers 1 to 1"):
+        ask_mesh([mesh()], TOKEN, Answers(number=number).dialog)
+
+
+@pytest.fixture
+def found_on_the_network(monkeypatch: pytest.MonkeyPatch) -> list[Announcement]:
+    found: list[Announcement] = []
+
+    async def find(_: float) -> tuple[Announcement, ...]:
+        return tuple(found)
+
+    monkeypatch.setattr("weft_app.cli.announced.find_meshes", find)
+    return found
+
+
+def no_token() -> str:
+    raise FieldError("--token", "is needed")
+
+
+def test_without_a_terminal_what_was_found_is_listed_with_the_command(
+    found_on_the_network: list[Announcement], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found_on_the_network.append(mesh())
+    with pytest.raises(WeftError, match=r"weft runner join --fingerprint sha256:... --token-file FILE"):
+        announced_mesh(DiscoverySettings(), None, no_token, "")
+    assert f"atlas at 192.168.1.5:7443, {PIN}" in capsys.readouterr().err
+
+
+def test_a_fingerprint_and_a_token_need_no_terminal(found_on_the_network: list[Announcement]) -> None:
+    found_on_the_network += [mesh("a", OTHER_PIN), mesh("b", PIN)]
+    invitation, find = announced_mesh(DiscoverySettings(), PIN, lambda: TOKEN, TOKEN)
+    assert (invitation.trust, invitation.token) == (Trust(fingerprint=PIN), TOKEN)
+    assert find is not None
+    with pytest.raises(FieldError, match="is needed"):
+        announced_mesh(DiscoverySettings(), PIN, no_token, "")
+
+
+def test_no_announcement_and_no_listening_are_said_with_the_other_way() -> None:
+    with pytest.raises(WeftError, match=r"weft up --host 0.0.0.0 --announce announces one.*weft runner token create"):
+        require_some([])
+    with pytest.raises(FieldError, match=r"mesh_seconds is 0.*weft runner token create"):
+        announced_mesh(DiscoverySettings(mesh_seconds=0), None, no_token, "")
+
+
+def test_one_line_says_where_a_mesh_is_and_by_what_it_is_known() -> None:
+    lines = listed([mesh("a", PIN, "10.0.0.1", "fd00::5"), mesh("b", "")])
+    assert lines == [
+        f"a at 10.0.0.1:7443, [fd00::5]:7443, {PIN}",
+        "b at 192.168.1.5:7443, certificate of a public authority",
+    ]
+
+
+@pytest.mark.parametrize("relay", [{}, {"listen": "127.0.0.1:7443"}, {"listen": "[::1]:7443"}])
+def test_a_mesh_that_no_machine_can_join_is_not_announced(relay: dict[str, str]) -> None:
+    config = load_config(None, {"announce": {"enabled": True}, "relay": relay})
+    with pytest.raises(FieldError) as caught:
+        require_announceable(config)
+    assert caught.value.field == "announce.enabled"
+    require_announceable(load_config(None, {"announce": {"enabled": True}, "relay": {"listen": "0.0.0.0:7443"}}))

@@ -1,0 +1,144 @@
+"""Announcements of meshes on the local network: what they say, and which of those that were found is joined.
+
+Pure: `announcer` sends them, `mesh_finder` listens. An announcement is untrusted: anyone on the network can send one.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from ipaddress import ip_address
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_app.compose.join_address import JoinAddress
+
+SERVICE_TYPE = "_weft._tcp.local."
+"""The DNS-SD service: `_weft`, over TCP."""
+MAX_ADDRESSES = 8
+"""Addresses of one mesh."""
+MAX_MESHES = 32
+"""Meshes of one network; those that are found later are left out."""
+MAX_NAME_CHARS = 63
+"""As long as a label of DNS."""
+MAX_VERSION_CHARS = 32
+FINGERPRINT_KEY, VERSION_KEY = "fp", "version"
+"""Keys of the TXT record. The name is the instance's, and the port and the addresses are in records of their own."""
+OTHER_WAY = (
+    "join with the line that `weft runner token create` prints on the mesh's machine: it names the mesh's addresses"
+)
+_FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """One mesh as it is announced."""
+
+    name: str
+    port: int
+    """Where runners join."""
+    addresses: tuple[str, ...]
+    fingerprint: str = ""
+    """Of the relay's certificate, as `sha256:<hex>`; empty: that is one of a public authority, known by its name."""
+    version: str = ""
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The TXT record."""
+        given = {FINGERPRINT_KEY: self.fingerprint, VERSION_KEY: self.version[:MAX_VERSION_CHARS]}
+        return {key: value for key, value in given.items() if value}
+
+    @property
+    def join_addresses(self) -> tuple[JoinAddress, ...]:
+        """Where the relay may be."""
+        return tuple(JoinAddress(host=address, port=self.port, is_tls=True) for address in self.addresses)
+
+    @property
+    def shown_addresses(self) -> str:
+        """The addresses for people, such as `192.168.1.5:7443`."""
+        return ", ".join(address.target for address in self.join_addresses)
+
+
+def parse_announcement(
+    name: str, port: int | None, properties: Mapping[bytes, bytes | None], addresses: Iterable[str]
+) -> Announcement | None:
+    """Returns what was announced; None for what is no announcement of a mesh."""
+    fingerprint, version = (_text(properties.get(key.encode())) for key in (FINGERPRINT_KEY, VERSION_KEY))
+    reachable = tuple(dict.fromkeys(filter(_is_reachable, addresses)))[:MAX_ADDRESSES]
+    if not name or len(name) > MAX_NAME_CHARS or not port or not reachable:
+        return None
+    if fingerprint and _FINGERPRINT.fullmatch(fingerprint) is None:
+        return None
+    return Announcement(
+        name=name,
+        port=port,
+        addresses=reachable,
+        fingerprint=fingerprint,
+        version=version[:MAX_VERSION_CHARS],
+    )
+
+
+def joined_mesh(found: Sequence[Announcement], fingerprint: str) -> tuple[JoinAddress, ...]:
+    """Returns the addresses that are announced with this fingerprint.
+
+    Raises NOT_FOUND where there are none: one with another fingerprint is another mesh's, whatever its name.
+    """
+    same = [mesh for mesh in found if mesh.fingerprint == fingerprint]
+    if same:
+        return tuple(dict.fromkeys(address for mesh in same for address in mesh.join_addresses))
+    others = "; ".join(listed(found))
+    raise WeftError(
+        Reason.NOT_FOUND,
+        f"no mesh with the fingerprint {fingerprint} is announced on this network"
+        + (f", only {others}" if others else "")
+        + f"; {OTHER_WAY}",
+    )
+
+
+def require_same_mesh(mesh: Announcement, fingerprint: str) -> None:
+    """Raises PERMISSION_DENIED where an announced mesh is not the one that an invitation is for."""
+    if mesh.fingerprint != fingerprint:
+        raise WeftError(
+            Reason.PERMISSION_DENIED,
+            f"the invitation is for the mesh with the fingerprint {fingerprint or 'of a public authority'}, and "
+            f"{mesh.name} is announced with {mesh.fingerprint}; do not join there before its operator has told you why",
+        )
+
+
+def listed(found: Iterable[Announcement]) -> list[str]:
+    """Returns one line per mesh, for people."""
+    return [
+        f"{mesh.name} at {mesh.shown_addresses}, {mesh.fingerprint or 'certificate of a public authority'}"
+        for mesh in found
+    ]
+
+
+class Step(Enum):
+    """What the announcer does next."""
+
+    NONE = "none"
+    ANNOUNCE = "announce"
+    UPDATE = "update"
+    WITHDRAW = "withdraw"
+
+
+def next_step(announced: Sequence[str], addresses: Sequence[str]) -> Step:
+    """Returns the step from the announced addresses (none: not announced) to those that the machine has now."""
+    if tuple(announced) == tuple(addresses):
+        return Step.NONE
+    if not addresses:
+        return Step.WITHDRAW
+    return Step.UPDATE if announced else Step.ANNOUNCE
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode("utf-8", "replace")
+
+
+def _is_reachable(address: str) -> bool:
+    """Whether a machine can have the address; a link-local one of IPv6 means nothing without its interface."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return False
+    return not (parsed.is_unspecified or parsed.is_multicast or (parsed.version == 6 and parsed.is_link_local))

@@ -1,0 +1,194 @@
+"""The announcement of a mesh on the local network (mDNS), while it runs.
+
+The announced addresses follow those of the machine; the end of the mesh withdraws them (a goodbye packet).
+"""
+
+import asyncio
+import socket
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from weft import __version__
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
+from weft.kernel.service import start_task, stop_tasks
+from weft_app.compose.announcement import MAX_ADDRESSES, OTHER_WAY, SERVICE_TYPE, Announcement, Step, next_step
+from weft_app.compose.grpc_host import is_loopback
+from weft_app.compose.machine import this_machine
+from weft_app.compose.mesh_finder import multicast_errors, open_multicast
+from weft_app.compose.relay import RelayEndpoint, split_address
+from weft_app.config.config import AnnounceSettings, WeftConfig
+
+if TYPE_CHECKING:
+    from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
+
+NO_ADDRESS = "this machine has no network address"
+
+log = get_logger("weft.announcer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnouncementState:
+    """Whether the mesh is announced."""
+
+    name: str = ""
+    """The name it is announced by; empty: it is not. Another mesh of its name gives it a number, as in `atlas-2`."""
+    fingerprint: str = ""
+    why_not: str = ""
+
+
+class Announcer:
+    """Announces one mesh. Life cycle: start, stop; without a network it tries again at every check."""
+
+    def __init__(
+        self,
+        announcement: Announcement,
+        settings: AnnounceSettings,
+        clock: Clock,
+        read_addresses: Callable[[], tuple[str, ...]],
+    ) -> None:
+        """The addresses of `announcement` are those that `read_addresses` returns at each check."""
+        self._announcement = replace(announcement, addresses=())
+        self._settings = settings
+        self._clock = clock
+        self._read_addresses = read_addresses
+        self._host = f"weft-{uuid.uuid4().hex[:12]}.local."
+        """A host name of its own: the machine's belongs to its own responder."""
+        self._multicast: AsyncZeroconf | None = None
+        self._info: AsyncServiceInfo | None = None
+        self._sending: asyncio.Future[Any] | None = None
+        """The announcement is repeated twice, within a second."""
+        self._checks: asyncio.Task[None] | None = None
+        self.state = AnnouncementState(fingerprint=announcement.fingerprint)
+        """Whether it is announced now."""
+
+    async def start(self) -> None:
+        """Announces, or notes in `state` why it cannot, and begins to check the addresses."""
+        await self.check()
+        self._checks = start_task(self._check_on(), name="announcement")
+
+    async def stop(self) -> None:
+        """Withdraws the announcement. Idempotent."""
+        if self._checks is not None:
+            await stop_tasks([self._checks])
+            self._checks = None
+        await self._withdraw()
+
+    async def check(self) -> None:
+        """Announces, updates or withdraws what is announced, by the addresses that the machine has now."""
+        addresses = self._read_addresses()[:MAX_ADDRESSES]
+        step = next_step(self._announcement.addresses if self._info is not None else (), addresses)
+        self._announcement = replace(self._announcement, addresses=addresses)
+        try:
+            match step:
+                case Step.ANNOUNCE:
+                    await self._announce()
+                case Step.UPDATE:
+                    await self._update()
+                case Step.WITHDRAW:
+                    await self._withdraw()
+        except WeftError as error:
+            await self._withdraw()
+            self._note("", error.message)
+        else:
+            self._note(self._shown_name(), "" if addresses else f"{NO_ADDRESS}; {OTHER_WAY}")
+
+    async def _check_on(self) -> None:
+        while True:
+            await self._clock.sleep(self._settings.check_interval_seconds)
+            await self.check()
+
+    async def _announce(self) -> None:
+        with multicast_errors():
+            self._multicast = open_multicast(self._settings.interfaces)
+            info = self._service(self._announcement.name)
+            sending = await self._multicast.async_register_service(info, allow_name_change=True)
+            self._sending = asyncio.ensure_future(sending)
+        self._info = info
+
+    async def _update(self) -> None:
+        assert self._multicast is not None, "what is announced has sockets"
+        info = self._service(self._shown_name())
+        with multicast_errors():
+            await self._sent()
+            await self._multicast.async_update_interfaces()
+            self._sending = asyncio.ensure_future(await self._multicast.async_update_service(info))
+        self._info = info
+
+    async def _withdraw(self) -> None:
+        multicast, self._multicast, self._info = self._multicast, None, None
+        if multicast is not None:
+            with suppress(WeftError), multicast_errors():
+                await self._sent()
+                await multicast.async_close()
+
+    async def _sent(self) -> None:
+        """Waits until what was announced last is sent: nothing old is sent after something new."""
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            await sending
+
+    def _service(self, name: str) -> "AsyncServiceInfo":
+        from zeroconf.asyncio import AsyncServiceInfo  # noqa: PLC0415 - most meshes are not announced
+
+        said = self._announcement
+        return AsyncServiceInfo(
+            SERVICE_TYPE,
+            f"{name}.{SERVICE_TYPE}",
+            port=said.port,
+            properties=said.properties,
+            server=self._host,
+            parsed_addresses=list(said.addresses),
+        )
+
+    def _shown_name(self) -> str:
+        return "" if self._info is None else self._info.name.removesuffix(f".{SERVICE_TYPE}")
+
+    def _note(self, name: str, why_not: str) -> None:
+        state = replace(self.state, name=name, why_not=why_not)
+        if state != self.state:
+            log.info("announcement changed", name=name, why_not=why_not, addresses=self._announcement.addresses)
+        self.state = state
+
+
+def announcer_of(config: WeftConfig, relay: RelayEndpoint, clock: Clock) -> Announcer:
+    """Returns the announcer of a mesh with this relay."""
+    host, port = split_address(relay.url.removeprefix("https://"), "relay.listen")
+    said = Announcement(
+        name=config.announce.name or _machine_name(),
+        port=port,
+        addresses=(),
+        fingerprint=relay.fingerprint,
+        version=__version__,
+    )
+    return Announcer(said, config.announce, clock, partial(_addresses, config.announce.interfaces, relay, host))
+
+
+def _addresses(interfaces: tuple[str, ...], relay: RelayEndpoint, host: str) -> tuple[str, ...]:
+    """Returns the addresses of this machine at which the relay is, as far as they are announced."""
+    found = this_machine().addresses
+    if not relay.is_everywhere:
+        return tuple(each for each in found if each == host)
+    return tuple(each for each in found if not interfaces or each in interfaces)
+
+
+def require_announceable(config: WeftConfig) -> None:
+    """Raises INVALID_ARGUMENT where there is nothing that other machines could join."""
+    if not config.announce.enabled:
+        return
+    listen = config.relay.listen
+    if not listen or is_loopback(split_address(listen, "relay.listen")[0]):
+        raise invalid_field(
+            "announce.enabled", "needs a relay that other machines reach: add --host 0.0.0.0, or set relay.listen"
+        )
+
+
+def _machine_name() -> str:
+    """Returns the machine's short name, as far as it can be announced."""
+    name = socket.gethostname().partition(".")[0].lower()
+    return "".join(each for each in name if each.isascii() and (each.isalnum() or each in "-_"))[:40] or "weft"
