@@ -10,10 +10,10 @@ from starlette.responses import Response
 from gateway.answers.answer_builder import encode_json
 from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.errors import envelope, error_headers
-from gateway.metrics import CONTENT_TYPE
 from gateway.request_facts import facts_of
 from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
+from weft.kernel.metrics import MetricsPage
 from weft.kernel.principal import Access, Resource, Role
 from weft.kernel.reasons import Reason
 
@@ -67,9 +67,15 @@ _PROBE_WORDS = {"not_ready": "not ready", "stuck": "stuck", "starting": "startin
 
 
 async def get_metrics(deps: GatewayDeps, request: Request) -> Response:
-    """Returns the gateway's metrics in the Prometheus text format."""
+    """Returns the metrics of this process, as Prometheus text or as OpenMetrics."""
+    return await metrics_response(deps.metrics.page, request)
+
+
+async def metrics_response(page: MetricsPage, request: Request) -> Response:
+    """Returns a page in the format that its reader accepts."""
     facts_of(request.scope).surface = "metrics"
-    return Response(deps.metrics.render(), media_type=CONTENT_TYPE)
+    rendered = await page.render(request.headers.get("accept", ""))
+    return Response(rendered.body, headers={"content-type": rendered.content_type})
 
 
 async def get_authority(deps: GatewayDeps, request: Request) -> Response:

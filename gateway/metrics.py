@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import Gauge
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -10,8 +10,7 @@ from gateway.request_facts import UNKNOWN_MODEL, RequestFacts
 from weft.api.common.v1 import usage_pb2
 from weft.dispatch.agents import TargetLabels
 from weft.dispatch.fleet import FleetView
-
-CONTENT_TYPE = CONTENT_TYPE_LATEST
+from weft.kernel.metrics import MetricsPage, exemplar_of
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _COMPLETED = "completed"
@@ -36,45 +35,38 @@ class _ReleasedTasks(Collector):
 
 
 class GatewayMetrics:
-    """The gateway's metrics on a registry of its own or the host's."""
+    """The gateway's metrics on a page of its own or the host's."""
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.registry = registry if registry is not None else CollectorRegistry()
+    def __init__(self, page: MetricsPage | None = None) -> None:
+        self.page = page = MetricsPage() if page is None else page
         self._targets = TargetLabels()
-        self._ends: dict[tuple[str, str, str, str], tuple[Counter, Histogram]] = {}
-        """Counters by their labels, as many as the registry itself has: looking labels up takes some 2 us."""
-        self._kinds: dict[tuple[str, str], Counter] = {}
-        self._requests = Counter(
+        self._requests = page.counter(
             "weft_gateway_requests",
             "Requests by API, model, HTTP status and how they ended ('completed' or the reason).",
-            ("surface", "model", "code", "reason"),
-            registry=self.registry,
+            ("model", "surface", "code", "reason"),
         )
-        self._duration = Histogram(
+        self._duration = page.histogram(
             "weft_gateway_request_duration_seconds",
             "From the request's head to the last byte of its answer.",
-            ("surface", "model"),
-            buckets=_SECONDS,
-            registry=self.registry,
+            ("model", "surface"),
+            _SECONDS,
         )
-        self._first_token = Histogram(
+        self._first_token = page.histogram(
             "weft_gateway_time_to_first_token_seconds",
             "From the request's head to the first content of a stream.",
-            ("surface", "model"),
-            buckets=_SECONDS,
-            registry=self.registry,
+            ("model", "surface"),
+            _SECONDS,
         )
-        self._tokens = Counter(
+        self._tokens = page.counter(
             "weft_gateway_tokens",
             "Tokens by kind: prompt, cached (part of prompt), completion, reasoning (part of completion).",
             ("model", "kind"),
-            registry=self.registry,
         )
-        self._streams = Gauge("weft_gateway_active_streams", "Streams being answered.", registry=self.registry)
+        self._streams = Gauge("weft_gateway_active_streams", "Streams being answered.", registry=page.registry)
 
     def count_released(self, released: Callable[[], Mapping[str, int]]) -> None:
         """Show how many finished tasks a router in this process has released before their time, by bound."""
-        self.registry.register(_ReleasedTasks(released))
+        self.page.register(_ReleasedTasks(released))
 
     def model_label(self, name: str, view: FleetView) -> str:
         """Returns `name` if the fleet knows it, otherwise `unknown`."""
@@ -83,21 +75,16 @@ class GatewayMetrics:
     def request_ended(self, facts: RequestFacts, seconds: float) -> None:
         """Count a request and its duration."""
         reason = _COMPLETED if facts.error is None else facts.error.reason.name.lower()
-        ends = facts.surface, facts.model, str(facts.status), reason
-        found = self._ends.get(ends)
-        if found is None:
-            found = self._ends[ends] = self._requests.labels(*ends), self._duration.labels(facts.surface, facts.model)
-        requests, duration = found
-        requests.inc()
-        duration.observe(seconds)
+        self._requests.of(facts.model, facts.surface, str(facts.status), reason).inc()
+        self._duration.of(facts.model, facts.surface).observe(seconds, exemplar_of(facts.trace))
 
     def refused(self, status: int) -> None:
         """Count a request refused before routing: its head was not HTTP, too large or too slow."""
-        self._requests.labels("none", UNKNOWN_MODEL, str(status), "refused").inc()
+        self._requests.of(UNKNOWN_MODEL, "none", str(status), "refused").inc()
 
     def first_token(self, facts: RequestFacts, seconds: float) -> None:
         """Record when a stream's first content was sent."""
-        self._first_token.labels(facts.surface, facts.model).observe(seconds)
+        self._first_token.of(facts.model, facts.surface).observe(seconds, exemplar_of(facts.trace))
 
     def tokens_used(self, facts: RequestFacts, usage: usage_pb2.Usage) -> None:
         """Count the tokens of an answer."""
@@ -108,10 +95,7 @@ class GatewayMetrics:
             ("reasoning", usage.reasoning_tokens),
         ):
             if count:
-                tokens = self._kinds.get((facts.model, kind))
-                if tokens is None:
-                    tokens = self._kinds[facts.model, kind] = self._tokens.labels(facts.model, kind)
-                tokens.inc(count)
+                self._tokens.of(facts.model, kind).inc(count)
 
     def stream_began(self) -> None:
         """Count a stream that begins."""
@@ -120,7 +104,3 @@ class GatewayMetrics:
     def stream_ended(self) -> None:
         """Count a stream that ended."""
         self._streams.dec()
-
-    def render(self) -> bytes:
-        """Returns the metrics in the Prometheus text format."""
-        return generate_latest(self.registry)

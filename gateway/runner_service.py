@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import grpc
-from prometheus_client import CollectorRegistry
 
 from gateway.app import bare_app, gate_of
 from gateway.auth.rate_limits import TenantRateLimits
@@ -19,21 +18,24 @@ from gateway.runner_api.state import RunnerApiConfig, RunnerApiDeps, queue_facts
 from weft.dispatch.call import LayeredDispatcher
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.metrics import MetricsPage
 
 
-def build(config: RunnerApiConfig, ports: RunnerApiPorts, *, clock: Clock | None = None) -> "RunnerApiService":
-    """Returns the HTTP API of a runner, not started."""
+def build(
+    config: RunnerApiConfig, ports: RunnerApiPorts, *, metrics: MetricsPage | None = None, clock: Clock | None = None
+) -> "RunnerApiService":
+    """Returns the HTTP API of a runner, not started. `metrics` receives its metrics; by default it has its own page."""
     ticking = clock or SystemClock()
     queue, fleet, runner = ports.queue, ports.fleet, ports.runner
-    registry = CollectorRegistry()
-    metrics = GatewayMetrics(registry)
+    page = MetricsPage() if metrics is None else metrics
+    edge_metrics = GatewayMetrics(page)
     limits = config.edge.rate_limits
-    runner_metrics = RunnerMetrics(registry, () if limits is None else limits.tenants)
+    runner_metrics = RunnerMetrics(page, () if limits is None else limits.tenants)
     observer = RequestObserver(
         queue=queue,
         max_queue_depth=config.max_queue_depth,
         metrics=runner_metrics,
-        model_label=lambda name: metrics.model_label(name, fleet.view),
+        model_label=lambda name: edge_metrics.model_label(name, fleet.view),
         clock=ticking,
     )
     inference = InferenceDeps(
@@ -41,7 +43,7 @@ def build(config: RunnerApiConfig, ports: RunnerApiPorts, *, clock: Clock | None
         dispatcher=LayeredDispatcher(ports.dispatcher, observer.around),
         fleet=fleet,
         journal_policy=JournalPolicy(fleet, config.journal_rules, is_possible=False),
-        metrics=metrics,
+        metrics=edge_metrics,
         clock=ticking,
         gate=gate_of(ports.keys, ticking),
         rate_limits=None if limits is None else TenantRateLimits(limits, ticking),
@@ -49,7 +51,7 @@ def build(config: RunnerApiConfig, ports: RunnerApiPorts, *, clock: Clock | None
         on_limited=runner_metrics.limited,
     )
     cache = CapabilityCache(runner, lambda: queue_facts(config, queue, observer), ticking)
-    registry.register(StateCollector(facts=runner.facts, devices=lambda: cache.devices, load=lambda: queue.load))
+    page.register(StateCollector(devices=lambda: cache.devices, load=lambda: queue.load))
     deps = RunnerApiDeps(
         config=config,
         inference=inference,

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import grpc
-from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.app import GatewayPorts, app_over, gateway_deps
@@ -14,16 +13,17 @@ from gateway.http.server import AppServer
 from gateway.metrics import GatewayMetrics
 from gateway.responses.running import RunningResponses
 from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.metrics import MetricsPage
 
 
 def build(
     config: GatewayConfig,
     ports: GatewayPorts,
     *,
-    metrics: CollectorRegistry | None = None,
+    metrics: MetricsPage | None = None,
     clock: Clock | None = None,
 ) -> "GatewayService":
-    """Returns a gateway that is not started. `metrics` receives its metrics; by default it has its own registry."""
+    """Returns a gateway that is not started. `metrics` receives its metrics; by default it has its own page."""
     return GatewayService(config, ports, metrics=GatewayMetrics(metrics), clock=clock or SystemClock())
 
 

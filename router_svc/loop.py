@@ -22,6 +22,7 @@ from router_svc.policy.decisions import (
     RequestDecision,
     Served,
     StopsWaking,
+    WaitKind,
     Waits,
     WakeFailure,
     Wakes,
@@ -75,6 +76,8 @@ class Mailbox:
     ended: asyncio.Future[None] | None = None
     """Set at the end of the request; None: nobody waits for it."""
     _on_cancelled: placement.OnCancelled | None = None
+    wait_kind: WaitKind | None = None
+    """What the request waited for last; None: it has not waited."""
 
     def cancel(self, error: WeftError) -> None:
         """Deliver a cancellation, also while the caller reads no decisions. The first one counts."""
@@ -410,8 +413,20 @@ class SchedulingLoop:
         elif isinstance(decision, StopsWaking):
             self._deps.waker.give_up(decision.model)
         elif (mailbox := self._mailboxes.get(decision.key)) is not None:
+            self._note_wait(decision, mailbox)
             self._deps.observer.note_decision(decision, mailbox.request, self._mesh.view)
             mailbox.put(self._decision_of(decision, mailbox))
+
+    def _note_wait(self, decision: RequestDecision, mailbox: Mailbox) -> None:
+        if isinstance(decision, Waits):
+            kind = decision.kind
+        elif isinstance(decision, Loads):
+            kind = WaitKind.LOAD
+        else:
+            return
+        if kind is not mailbox.wait_kind:
+            mailbox.wait_kind = kind
+            self._deps.observer.note_wait(mailbox.request, kind, self._mesh.view)
 
     def _undo(self, decision: Decision) -> None:
         """Undo a decision that could not be carried out.

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from router_svc.policy.decisions import RequestDecision
+from router_svc.policy.decisions import RequestDecision, WaitKind
 from router_svc.policy.endpoints.candidates import HostMemory
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
@@ -35,6 +35,10 @@ class SchedulingObserver(Protocol):
 
     def note_decision(self, decision: RequestDecision, request: PlacementRequest, view: FleetView) -> None:
         """A decision about a request."""
+        ...
+
+    def note_wait(self, request: PlacementRequest, kind: WaitKind, view: FleetView) -> None:
+        """A request that waits, or that waits for something else now."""
         ...
 
     def note_wake(self, model: str) -> None:
@@ -69,6 +73,10 @@ class NoObserver(SchedulingObserver):
 
     @override
     def note_decision(self, decision: RequestDecision, request: PlacementRequest, view: FleetView) -> None:
+        pass
+
+    @override
+    def note_wait(self, request: PlacementRequest, kind: WaitKind, view: FleetView) -> None:
         pass
 
     @override

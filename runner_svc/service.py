@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from runner_svc.added_models import SUFFIX, AddedModels
 from runner_svc.attached_servers import AttachedServers
+from runner_svc.backend.port import EnginePage
 from runner_svc.cache.manager import CacheManager
 from runner_svc.chat.request import ChatSetup
 from runner_svc.config import RunnerConfig
@@ -329,6 +330,11 @@ class RunnerService(Service):
     def describe(self) -> runner_service_pb2.DescribeResponse:
         """Describes the runner and its instances as RunnerService.Describe, without log lines."""
         return self._report.describe(0)
+
+    def engine_pages(self) -> dict[str, EnginePage]:
+        """Returns the metrics pages of the engines that have one, by model."""
+        pages = {instance.model: instance.backend.engine_page for instance in self._in_order}
+        return {model: page for model, page in pages.items() if page is not None}
 
     def reopen_session(self) -> None:
         """Reopen the session at once: the path to the registry has changed. Does nothing before `start`."""

@@ -9,20 +9,20 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from gateway.errors import DetailedError
-from gateway.runner_api.ports import QueueView, RunnerFacts
+from gateway.runner_api.ports import QueueView
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.call import Call, Proceed
 from weft.dispatch.request_trace import RequestContext
 from weft.gpu.snapshot import DeviceSnapshot
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.metrics import MetricsPage
 from weft.kernel.reasons import Reason
 
 MAX_TENANT_LABELS = 64
@@ -35,34 +35,30 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 
 class RunnerMetrics:
     """The counters of one runner's requests."""
 
-    def __init__(self, registry: CollectorRegistry, named_tenants: Iterable[str] = ()) -> None:
+    def __init__(self, page: MetricsPage, named_tenants: Iterable[str] = ()) -> None:
         """`named_tenants` always have labels of their own, up to the limit."""
-        self.registry = registry
         self._tenants = set(list(named_tenants)[:MAX_TENANT_LABELS])
-        self._requests = Counter(
+        self._requests = page.counter(
             "weft_runner_requests",
             "Inference requests by model, tenant and how they ended: 'success' or the reason.",
             ("model", "tenant", "status"),
-            registry=registry,
         )
-        self._duration = Histogram(
+        self._duration = page.histogram(
             "weft_runner_inference_duration_seconds",
             "From the grant of a slot to the end of the answer.",
             ("model",),
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
         )
-        self._queue_wait = Histogram(
+        self._queue_wait = page.histogram(
             "weft_runner_queue_wait_seconds",
             "From arrival to the grant of a slot, model loads not counted.",
             ("model",),
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
         )
 
     def ended(self, model: str, tenant: str, status: str) -> None:
         """Count a finished request. `model` is a name that the runner knows, or `unknown`."""
-        self._requests.labels(model, self._tenant_label(tenant), status).inc()
+        self._requests.of(model, self._tenant_label(tenant), status).inc()
 
     def limited(self, model: str, tenant: str) -> None:
         """Count a request that exceeded its tenant's rate limit."""
@@ -70,11 +66,11 @@ class RunnerMetrics:
 
     def worked(self, model: str, seconds: float) -> None:
         """Record how long a request occupied a slot."""
-        self._duration.labels(model).observe(seconds)
+        self._duration.of(model).observe(seconds)
 
     def waited(self, model: str, seconds: float) -> None:
         """Record how long a request waited."""
-        self._queue_wait.labels(model).observe(seconds)
+        self._queue_wait.of(model).observe(seconds)
 
     def _tenant_label(self, tenant: str) -> str:
         if tenant not in self._tenants:
@@ -86,9 +82,8 @@ class RunnerMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCollector(Collector):
-    """Collects the runner's state at each scrape."""
+    """Collects the queue and the devices at each scrape; the figures of models are the runner's own metrics."""
 
-    facts: Callable[[], RunnerFacts]
     devices: Callable[[], tuple[DeviceSnapshot, ...] | None]
     """The devices at the last refresh; None: unknown."""
     load: Callable[[], tuple[int, int]]
@@ -103,9 +98,6 @@ class StateCollector(Collector):
         waiting, _ = self.load()
         yield GaugeMetricFamily("weft_runner_queue_depth", "Requests that wait for a slot.", value=waiting)
         yield from _devices(self.devices() or ())
-        facts = self.facts()
-        yield from _models(facts)
-        yield from _engines(facts)
 
 
 def _devices(devices: tuple[DeviceSnapshot, ...]) -> Iterable[Metric]:
@@ -118,58 +110,6 @@ def _devices(devices: tuple[DeviceSnapshot, ...]) -> Iterable[Metric]:
         if device.used_bytes is not None:
             used.add_metric((str(device.index),), device.used_bytes)
     return total, used
-
-
-def _models(facts: RunnerFacts) -> Iterable[Metric]:
-    running = GaugeMetricFamily("weft_runner_requests_running", "Requests that hold a slot.", labels=("model",))
-    memory = GaugeMetricFamily(
-        "weft_runner_model_memory_bytes", "Accelerator memory of a model, weights and cache.", labels=("model",)
-    )
-    rate = GaugeMetricFamily(
-        "weft_runner_cache_hit_rate", "Share of requests that found some of their prompt cached.", labels=("model",)
-    )
-    tokens = CounterMetricFamily("weft_runner_prompt_tokens", "Prompt tokens, cached ones included.", labels=("model",))
-    cached = CounterMetricFamily("weft_runner_cached_prompt_tokens", "Prompt tokens from the cache.", labels=("model",))
-    for model in facts.models:
-        running.add_metric((model.name,), model.state.slots_used)
-        if model.memory_bytes is not None:
-            memory.add_metric((model.name,), model.memory_bytes)
-        figures = model.description.cache
-        if lookups := figures.hit_count + figures.miss_count:
-            rate.add_metric((model.name,), figures.hit_count / lookups)
-        tokens.add_metric((model.name,), figures.prompt_token_count)
-        cached.add_metric((model.name,), figures.cached_token_count)
-    return running, memory, rate, tokens, cached
-
-
-_ENGINE_GAUGES = (
-    ("running_count", "weft_runner_engine_requests_running", "Requests that the engine computes."),
-    ("waiting_count", "weft_runner_engine_requests_waiting", "Requests that wait for room in the engine's KV cache."),
-    ("other_count", "weft_runner_engine_requests_of_others", "Requests in the engine that its runner has not sent."),
-    ("kv_cache_share", "weft_runner_kv_cache_share", "Share of the KV cache that is in use, 0 to 1."),
-    ("kv_cache_tokens", "weft_runner_kv_cache_tokens", "Capacity of the KV cache."),
-)
-_ENGINE_COUNTERS = (
-    ("preemption_count", "weft_runner_preemptions", "Requests that lost their place in the KV cache to others."),
-    ("prefix_query_tokens", "weft_runner_prefix_query_tokens", "Prompt tokens looked up in the prefix cache."),
-    ("prefix_hit_tokens", "weft_runner_prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
-)
-
-
-def _engines(facts: RunnerFacts) -> Iterable[Metric]:
-    """Returns the figures that engines report of themselves. Their counters restart at 0 with the engine."""
-    figures = [
-        (model.name, {field.name: value for field, value in model.state.engine_load.ListFields()})
-        for model in facts.models
-        if not model.state.base_model  # those of an adapter are its model's
-    ]
-    for kind, described in ((GaugeMetricFamily, _ENGINE_GAUGES), (CounterMetricFamily, _ENGINE_COUNTERS)):
-        for field_name, name, meaning in described:
-            family = kind(name, meaning, labels=("model",))
-            for model, load in figures:
-                if field_name in load:
-                    family.add_metric((model,), load[field_name])
-            yield family
 
 
 WINDOW_SECONDS = 300.0

@@ -9,8 +9,8 @@ from gateway import health as gateway_health
 from gateway.answers.answer_builder import encode_json
 from gateway.config import GatewayConfig
 from gateway.deps import InferenceDeps
-from gateway.health import component_fields, unhealthy_response
-from gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from gateway.health import component_fields, metrics_response, unhealthy_response
+from gateway.metrics import GatewayMetrics
 from gateway.operations import OperationsPort
 from gateway.request_facts import facts_of
 from gateway.runner_api.capabilities import CapabilityCache, QueueFacts, Verdict, verdict_of
@@ -116,9 +116,8 @@ async def get_readyz(deps: RunnerApiDeps, request: Request) -> Response:
 
 
 async def get_metrics(metrics: GatewayMetrics, request: Request) -> Response:
-    """Returns the runner's metrics in the Prometheus text format."""
-    facts_of(request.scope).surface = "metrics"
-    return Response(metrics.render(), media_type=CONTENT_TYPE)
+    """Returns the runner's metrics, as Prometheus text or as OpenMetrics."""
+    return await metrics_response(metrics.page, request)
 
 
 def _unhealthy(verdict: Verdict) -> WeftError:

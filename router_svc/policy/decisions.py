@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.endpoints.choice import Choice, Considered
@@ -24,6 +25,25 @@ class Placed:
     """When its answer must be complete, by its own or its route's deadline; None: no deadline."""
 
 
+class WaitKind(StrEnum):
+    """What a request waits for, in few enough words to count by."""
+
+    SLOT = "slot"
+    """The slots of its models are busy."""
+    TENANT = "tenant"
+    """Its tenant has as many requests running as it may."""
+    POOL = "pool"
+    """Its pool has as many requests running as it may."""
+    EVICTION = "eviction"
+    """Its model is unloaded for another one."""
+    UNHEALTHY = "unhealthy"
+    """Runners that are left out for their failures."""
+    MEMORY = "memory"
+    """No model of its name is loaded, and the one to load waits for memory or its turn."""
+    LOAD = "load"
+    """Its model loads or wakes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
     """The request waits for a slot."""
@@ -31,6 +51,7 @@ class Waits:
     key: int
     position: int
     reason: str
+    kind: WaitKind = WaitKind.SLOT
     eta_seconds: float | None = None
     """None: no estimate."""
     considered: tuple[Considered, ...] = ()

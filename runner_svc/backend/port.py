@@ -179,6 +179,16 @@ class SlotSnapshot:
     """Its present or last task; None: unknown, or none yet."""
 
 
+@dataclass(slots=True)
+class EnginePage:
+    """The metrics page of an engine as it was last read; one object for all servers of a backend."""
+
+    text: str = ""
+    """Empty: there is none, or it is too old."""
+    failed_count: int = 0
+    """Reads that failed: no answer, another status than 200, or a page beyond the bound."""
+
+
 class Backend(Protocol):
     """One engine with one model. Life cycle: start, (generate | embed)*, stop; start again after a stop.
 
@@ -248,6 +258,11 @@ class Backend(Protocol):
     @property
     def engine_load(self) -> runner_pb2.EngineLoad | None:
         """Its own figures of its load, as last sampled; None: it runs not, or reports none."""
+        return None
+
+    @property
+    def engine_page(self) -> EnginePage | None:
+        """Its page of metrics as last read; None: it has no such page."""
         return None
 
     def signs(self) -> ProcessSigns | None:

@@ -159,6 +159,8 @@ class OpenAiHttp:
         self._urls = {path: URL(endpoint.base_url + path.removeprefix(version)) for path in _PATHS}
         self.chunks_received = 0
         """Number of received parts of answers: while it grows the server is alive, also where probes fail."""
+        self.request_count = 0
+        """Requests so far."""
         self.in_flight = 0
         """Requests of callers that it works on."""
         self.most_in_flight = 0
@@ -357,6 +359,7 @@ class OpenAiHttp:
     async def _post(self, path: str, body: object, call: CallInfo) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yields the 200 response to a POST; any other outcome is a WeftError. Leaving early closes the connection."""
         self.in_flight += 1
+        self.request_count += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
             response = await self._opening(partial(self._opened, path, body, call), call)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from runner_svc.backend.port import EnginePage
 from runner_svc.runtimes.metrics_page import MAX_PAGE_BYTES
 from weft.api.registry.v1 import runner_pb2
 from weft.kernel.errors import WeftError
@@ -49,6 +50,8 @@ class FigureSampler:
     def __init__(self) -> None:
         self.load: runner_pb2.EngineLoad | None = None
         """The last figures; None: unknown."""
+        self.page = EnginePage()
+        """The last page, for those who pass its metrics on."""
         self._sampling: asyncio.Task[None] | None = None
 
     def begin(self, http: "OpenAiHttp", page: MetricsPage | None) -> None:
@@ -59,22 +62,32 @@ class FigureSampler:
     async def end(self) -> None:
         """Forget the figures and sample no more. Idempotent."""
         sampling, self._sampling, self.load = self._sampling, None, None
+        self.page.text = ""
         if sampling is not None:
             await stop_tasks([sampling])
 
     async def _sample(self, http: "OpenAiHttp", page: MetricsPage) -> None:
         """Sample until the server says that it has no such page."""
-        failures = 0
+        failures, counted = 0, 0
         while True:
-            if page.has_others or http.in_flight or self.load is None or self.load.HasField("sample_time"):
+            has_worked, counted = http.request_count != counted, http.request_count
+            if (
+                page.has_others
+                or http.in_flight
+                or has_worked
+                or self.load is None
+                or self.load.HasField("sample_time")
+            ):
                 status, text = await _page(http, page.path)
                 if status in _ABSENT:
                     return
                 failures = 0 if text is not None else failures + 1
+                self.page.failed_count += text is None
                 if text is not None:
+                    self.page.text = text
                     self.load = with_sample_time(_counted(page, text, http.most_in_flight), time.time())
                 elif failures >= MAX_FAILED_SAMPLES:
-                    self.load = None
+                    self.load, self.page.text = None, ""
             await asyncio.sleep(max(0.0, SAMPLE_SECONDS - LINGER_SECONDS))
             http.most_in_flight = http.in_flight
             await asyncio.sleep(min(LINGER_SECONDS, SAMPLE_SECONDS))

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from runner_svc.backend.devices import hidden_devices
 from runner_svc.backend.engine_process import LOOPBACK, EngineProcess, ProcessBackend, free_port
-from runner_svc.backend.port import BackendFacts, CallInfo, EmbeddingResult, LoadOrder, RerankResult
+from runner_svc.backend.port import BackendFacts, CallInfo, EmbeddingResult, EnginePage, LoadOrder, RerankResult
 from runner_svc.openai_upstream.client import HEALTH, Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.parameters import EngineParameters
@@ -231,6 +231,11 @@ class StartedServer(ProcessBackend, Generic[Model]):
     @override
     def engine_load(self) -> runner_pb2.EngineLoad | None:
         return self.figures.load
+
+    @property
+    @override
+    def engine_page(self) -> EnginePage:
+        return self.figures.page
 
     @override
     async def responds(self, timeout_seconds: float) -> bool:

@@ -32,7 +32,7 @@ from weft.kernel.tracing import (
 PROVIDER = "weft"
 """`gen_ai.provider.name` of every request: the mesh answers under one address, whatever engine it used."""
 
-_OPERATIONS = {
+OPERATION_NAMES = {
     Operation.CHAT: "chat",
     Operation.COMPLETION: "text_completion",
     Operation.EMBEDDING: "embeddings",
@@ -74,7 +74,7 @@ class _SpansOfRequest:
 
     def _request(self) -> Span:
         context, receipt = self._trace.context, self._receipt
-        operation = _OPERATIONS.get(context.operation, context.operation.name.lower())
+        operation = OPERATION_NAMES.get(context.operation, context.operation.name.lower())
         asked = self._trace.asked_model
         found: dict[str, AttributeValue] = {
             Attribute.OPERATION: operation,
@@ -147,7 +147,7 @@ class _SpansOfRequest:
         timings = receipt.engine_timings
         start = max(attempt.began, end - seconds)
         found: dict[str, AttributeValue] = {
-            Attribute.OPERATION: _OPERATIONS.get(self._trace.context.operation, ""),
+            Attribute.OPERATION: OPERATION_NAMES.get(self._trace.context.operation, ""),
             Attribute.RESPONSE_MODEL: receipt.model,
             Attribute.RUNNER: attempt.grant.runner,
             Attribute.HOST: receipt.host,

@@ -43,17 +43,26 @@ ListenOption = Annotated[
     str | None, typer.Option("--listen", help="gRPC address, such as unix:/run/weft/x.sock or 127.0.0.1:7070.")
 ]
 RegistryOption = Annotated[str | None, typer.Option("--registry", help="gRPC target of the registry.")]
+MetricsOption = Annotated[
+    str | None,
+    typer.Option("--metrics", help="Also serve /metrics here, without keys: such as 127.0.0.1:9464, or unix:/path."),
+]
 RouterOption = Annotated[str | None, typer.Option("--router", help="gRPC target of the router.")]
 
 
 @app.command("registry")
-def serve_registry(home: HomeOption = DEFAULT_HOME, config: ConfigOption = None, listen: ListenOption = None) -> None:
+def serve_registry(
+    home: HomeOption = DEFAULT_HOME,
+    config: ConfigOption = None,
+    listen: ListenOption = None,
+    metrics: MetricsOption = None,
+) -> None:
     """Run the registry: declarations, sessions and heartbeats of runners.
 
-    Example: weft serve registry --listen 127.0.0.1:7070
+    Example: weft serve registry --listen 127.0.0.1:7070 --metrics 127.0.0.1:9464
     """
     with serving():
-        loaded, folder = _prepare("registry", home, config, {})
+        loaded, folder = _prepare("registry", home, config, {}, _metrics_at(metrics))
         with large_imports():
             from weft_app.compose.registry import serve_registry as run  # noqa: PLC0415 - see the module docstring
 
@@ -67,6 +76,7 @@ def serve_router(
     config: ConfigOption = None,
     listen: ListenOption = None,
     registry: RegistryOption = None,
+    metrics: MetricsOption = None,
 ) -> None:
     """Run a router: the scheduler and the public gRPC API.
 
@@ -74,7 +84,8 @@ def serve_router(
     """
     with serving():
         rates = partial(with_rates, environment=os.environ)
-        loaded, folder = _prepare("router", home, config, {"registry": registry}, below=rates)
+        given = _metrics_at(metrics)
+        loaded, folder = _prepare("router", home, config, {"registry": registry}, given, below=rates)
         with large_imports():
             from weft_app.compose.router import serve_router as run  # noqa: PLC0415 - see the module docstring
 
@@ -89,13 +100,14 @@ def serve_gateway(
     port: Annotated[int | None, typer.Option("--port", "-p", help="HTTP port; 0 takes a free one.")] = None,
     registry: RegistryOption = None,
     router: RouterOption = None,
+    metrics: MetricsOption = None,
 ) -> None:
     """Run a gateway: the OpenAI-compatible HTTP API.
 
     Example: weft serve gateway --registry 127.0.0.1:7070 --router 127.0.0.1:7071 --port 8080
     """
     with serving():
-        overrides = {} if port is None else {"port": port}
+        overrides = _metrics_at(metrics) if port is None else {"port": port, **_metrics_at(metrics)}
         loaded, folder = _prepare("gateway", home, config, {"registry": registry, "router": router}, overrides)
         with large_imports():
             from weft_app.compose.gateway import serve_gateway as run  # noqa: PLC0415 - see the module docstring
@@ -109,6 +121,7 @@ def serve_runner(
     config: ConfigOption = None,
     listen: ListenOption = None,
     registry: RegistryOption = None,
+    metrics: MetricsOption = None,
     *,
     runner: Annotated[str | None, typer.Option("--runner", help="Which runner of the configuration.")] = None,
     http_port: Annotated[
@@ -132,7 +145,8 @@ def serve_runner(
         load = load_without_demo if no_demo else load_config
         if discovered:
             load = loads_discovered(WeftHome(home.expanduser().absolute()))
-        loaded, folder = _prepare(name, home, config, {"registry": registry}, below=below, form=form, load=load)
+        given = _metrics_at(metrics)
+        loaded, folder = _prepare(name, home, config, {"registry": registry}, given, below=below, form=form, load=load)
         _say_what_is_ignored(environment, loaded)
         with large_imports():
             from weft_app.compose.runner import serve_runner as run  # noqa: PLC0415 - see the module docstring
@@ -150,6 +164,7 @@ def serve_central(
     config: ConfigOption = None,
     listen: ListenOption = None,
     registry: RegistryOption = None,
+    metrics: MetricsOption = None,
 ) -> None:
     """Run the runner of central models: those that `weft create model` declares. `weft up` runs it when it is needed.
 
@@ -158,7 +173,7 @@ def serve_central(
     Example: weft serve central --registry 127.0.0.1:7070
     """
     with serving():
-        loaded, folder = _prepare("runner-central-models", home, config, {"registry": registry})
+        loaded, folder = _prepare("runner-central-models", home, config, {"registry": registry}, _metrics_at(metrics))
         with large_imports():
             from weft_app.compose.central import serve_central as run  # noqa: PLC0415 - see the module docstring
 
@@ -188,6 +203,11 @@ def _http_api(
         port=port,
     )
     return partial(RunnerHttp, plan)
+
+
+def _metrics_at(listen: str | None) -> dict[str, Any]:
+    """Returns the settings that `--metrics` overrides."""
+    return {} if listen is None else {"metrics": {"listen": listen or None}}
 
 
 def _say_what_is_ignored(environment: RunnerEnvironment, config: WeftConfig) -> None:

@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import grpc
-from prometheus_client import CollectorRegistry
 
 import gateway.service
 from gateway.admin.instances import RunnerDescriptions
@@ -38,12 +37,14 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.health import AlwaysHealthy, HealthSource
 from weft.kernel.health_monitor import HealthMonitor
+from weft.kernel.metrics import MetricsPage
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.settings import values_of
 from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
 from weft_app.compose.edge_certificate import with_edge_certificate
 from weft_app.compose.home import WeftHome
 from weft_app.compose.journal import journal_rules
+from weft_app.compose.metrics import metrics_page, metrics_services
 from weft_app.compose.security import KeyCheck, channel_security, key_check, keys_required
 from weft_app.compose.serving import Announce, registry_address, router_address
 from weft_app.compose.shutdown import CriticalTasks, stop_requested
@@ -88,8 +89,8 @@ class MeshClients:
     """Where the spans of requests go."""
     health: HealthSource = AlwaysHealthy()  # noqa: RUF009 - it has no state
     """The health of this process."""
-    metrics: CollectorRegistry | None = None
-    """What `/metrics` shows beside the gateway's own metrics; None: nothing."""
+    metrics: MetricsPage | None = None
+    """The page of this process; None: one of its own."""
 
 
 def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
@@ -145,6 +146,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
         tracing=tracing,
         service=ServiceName.GATEWAY,
     )
+    page = metrics_page(config)
     mesh = MeshClients(
         dispatcher=dispatcher,
         fleet=fleet,
@@ -161,7 +163,9 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
         router=router_watch,
         tracing=tracing,
         health=monitor,
+        metrics=page,
     )
+    figures = metrics_services(config, page, "gateway")
     service = build_gateway(with_edge_certificate(config, home), mesh)
     with CriticalTasks(stop):
         # Closed in reverse order: callers get the drain, then the clients that serve them are closed.
@@ -174,6 +178,8 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
             ends.push_async_callback(fleet.stop)
             ends.push_async_callback(router_watch.stop)
             ends.push_async_callback(monitor.stop)
+            for each in figures:
+                ends.push_async_callback(each.stop, config.drain_seconds)
             ends.push_async_callback(service.stop, config.drain_seconds)
             ends.push_async_callback(monitor.note_stopping)
             await fleet.start()
@@ -182,6 +188,8 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
                 await keys.follow(registry)
             await service.start()
             await monitor.start()
+            for each in figures:
+                await each.start()
             settle_garbage_collector()
             announce(service.url)
             await stop.wait()

@@ -72,6 +72,10 @@ class WeftHome:
         """File with the gRPC address of a service that `weft serve` runs; absent when none runs."""
         return self.run / f"{service}.address"
 
+    def metrics_socket(self, runner: str) -> Path:
+        """Unix socket on which a runner process of `weft up` serves its metrics."""
+        return self.run / f"{runner}.metrics"
+
     @property
     def lock_file(self) -> Path:
         """File that a running `weft up` has locked, with its process id."""

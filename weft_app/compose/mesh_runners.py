@@ -1,6 +1,7 @@
 """The runners of one `weft up`: their processes, and the reload of their models."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.names import CENTRAL_RUNNER
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
-from weft_app.compose.home import WeftHome
+from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
 from weft_app.compose.runner_processes import RunnerChild
 
 RELOAD_SECONDS = 60.0
@@ -107,6 +108,11 @@ class MeshRunners:
     async def _start(self, name: str, arguments: Iterable[str]) -> None:
         whole = [*arguments, "--home", str(self._home.root), "--registry", self.registry_address]
         whole += ["--config", str(self._config_file)]
+        metrics = self._home.metrics_socket(name)
+        if len(os.fsencode(metrics)) <= MAX_SOCKET_PATH_BYTES:
+            whole += ["--metrics", f"unix:{metrics}"]
+        else:
+            whole += ["--metrics", ""]  # not on the port of the mesh
         output = self._home.logs / f"runner-{name}.out"
         child = RunnerChild(name, whole, output, self._clock, notify=self._notify)
         self._children[name] = child

@@ -22,6 +22,7 @@ from weft.kernel.settings import values_of
 from weft.signing.tokens import read_shared_key
 from weft_app.compose.environment import KEY_PATH_VARIABLE, allow_cloud_fallback
 from weft_app.compose.home import WeftHome
+from weft_app.compose.metrics import metrics_services, page_if_served
 from weft_app.compose.security import channel_security, key_check, new_host
 from weft_app.compose.serving import Announce, serve_until_stopped
 from weft_app.config.config import WeftConfig
@@ -52,7 +53,9 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
     if keys is not None:
         keys.use(lambda: service.key_ring)
     monitor = HealthMonitor(service.health_checks(config.health), SystemClock(), config.health)
-    await serve_until_stopped(host, service, config, lambda: announce(address), monitor=monitor)
+    page = page_if_served(config)
+    figures = metrics_services(config, page, "registry")
+    await serve_until_stopped(host, service, config, lambda: announce(address), companions=figures, monitor=monitor)
 
 
 DEFAULT_KEY_PATH = Path("/etc/safebox/model-api.key")

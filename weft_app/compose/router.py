@@ -16,6 +16,7 @@ from weft.kernel.settings import values_of
 from weft_app.compose.environment import DEFAULT_RATES
 from weft_app.compose.home import WeftHome
 from weft_app.compose.journal import journal_rules
+from weft_app.compose.metrics import metrics_services, page_if_served
 from weft_app.compose.relay import relay_listeners
 from weft_app.compose.security import channel_security, key_check, key_followers, new_host
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
@@ -23,6 +24,8 @@ from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
+    from router_svc.observer import SchedulingObserver
+    from weft.kernel.metrics import MetricsPage
     from weft.kernel.service import Service
 
 
@@ -75,6 +78,14 @@ def _wake_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name == "PATH" or name.startswith("WEFT_WAKE_")}
 
 
+def _observer(page: "MetricsPage | None") -> "SchedulingObserver | None":
+    if page is None:
+        return None
+    from router_svc.metrics import RouterMetrics  # noqa: PLC0415 - only where there is a page
+
+    return RouterMetrics(page)
+
+
 async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce) -> None:
     """Serves a router until a signal arrives."""
     # A runner's own router (weft_app.compose.runner_http) stores nothing, and its host has no database package.
@@ -89,13 +100,17 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
     host = new_host(config, "router", keys)
     address = host.bind(listen or home.address("router"))
     tracing = tracing_of(os.environ)
-    service = router_svc.service.build(router_config(config, registry, address), tracing=tracing)
+    page = page_if_served(config)
+    service = router_svc.service.build(
+        router_config(config, registry, address), tracing=tracing, observer=_observer(page)
+    )
     database = router_database(config, home)
     companions: list[Service] = [
         response_service(config, database),
         *durable_services(config, database, service).in_order(),
         *key_followers(keys, registry, channel_security(config)),
         *relay_listeners(config.relay, home, service.relay),
+        *metrics_services(config, page, "router"),
     ]
     checks = [*service.health_checks(config.health), journal_check(database, companions, config.health)]
     monitor = HealthMonitor(checks, SystemClock(), config.health)

@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import runner_svc.service
 from runner_svc.backend.engine_process import EnginePorts, parse_port_range
@@ -28,6 +28,7 @@ from weft_app.compose.configuration_service import ConfigurationService
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.followed_servers import SectionServers, configured_servers
 from weft_app.compose.home import WeftHome
+from weft_app.compose.metrics import metrics_services, runner_page
 from weft_app.compose.model_sizer import size_by_memory
 from weft_app.compose.model_sources import ModelSources
 from weft_app.compose.published_agents import published_agents
@@ -38,6 +39,9 @@ from weft_app.compose.serving import Announce, registry_address, serve_until_sto
 from weft_app.compose.tool_sources import tool_sources
 from weft_app.config.config import AcceleratorSettings, WeftConfig
 from weft_app.config.runners import with_replicas
+
+if TYPE_CHECKING:
+    from weft.kernel.metrics import MetricsPage
 
 DEFAULT_DRAIN_SECONDS = 10.0
 
@@ -51,8 +55,8 @@ class HttpApi(Service, Protocol):
         ...
 
 
-MakeHttpApi = Callable[[RunnerService, RunnerConfig, HealthSource], HttpApi]
-"""Makes the HTTP API of a runner. A parameter, because this module must not import the web stack."""
+MakeHttpApi = Callable[[RunnerService, RunnerConfig, HealthSource, "MetricsPage"], HttpApi]
+"""Makes the HTTP API of a runner over its metrics. A parameter: this module must not import the web stack."""
 
 
 def runner_config(  # noqa: PLR0913 - what the file says about this host, by its sections
@@ -159,12 +163,16 @@ async def serve_runner(
         reloads = RunnerReload(service, section, build, lambda: pick_runner(configured_runners(reread()), section.name))
         companions.append(ConfigurationService(reloads.reload))
     monitor = HealthMonitor(service.health_checks, SystemClock(), config.health)
-    if make_http_api is None:
+    page = None
+    if make_http_api is not None or config.metrics.listen is not None:
+        page = runner_page(config, service, section.name)
+    companions += metrics_services(config, page, "runner")
+    if make_http_api is None or page is None:
         await serve_until_stopped(
             host, service, config, lambda: announce(address), companions=companions, monitor=monitor
         )
     else:
-        made = make_http_api(service, built, monitor)
+        made = make_http_api(service, built, monitor, page)
 
         def started() -> None:
             announce(address)

@@ -27,6 +27,7 @@ from weft.dispatch.dispatcher import Dispatcher
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, Source
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.health import HealthSource
+from weft.kernel.metrics import MetricsPage
 from weft.kernel.model_source import SourceScheme
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, open_channel
@@ -153,9 +154,17 @@ class RunnerHttp(Service):
     service_names: Sequence[str] = ()
 
     def __init__(
-        self, plan: RunnerHttpPlan, runner: RunnerService, settings: RunnerConfig, health: HealthSource
+        self,
+        plan: RunnerHttpPlan,
+        runner: RunnerService,
+        settings: RunnerConfig,
+        health: HealthSource,
+        page: MetricsPage | None = None,
     ) -> None:
-        """`settings` are those that the runner was built with, `health` is that of its process."""
+        """`settings` are those that the runner was built with, `health` is that of its process.
+
+        `page` has its metrics, and gets those of the API.
+        """
         clock = SystemClock()
         api = runner_api_config(plan)
         security = channel_security(plan.config)
@@ -185,6 +194,7 @@ class RunnerHttp(Service):
                 keys=self._keys,
                 health=health,
             ),
+            metrics=page,
             clock=clock,
         )
 

@@ -55,6 +55,7 @@ from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
 from weft_app.compose.machine import local_url, network_urls
 from weft_app.compose.mesh_runners import MeshRunners
+from weft_app.compose.metrics import add_runner_pages, metrics_page, metrics_services
 from weft_app.compose.registry import registry_config
 from weft_app.compose.relay import RelayEndpoint, relay_listeners
 from weft_app.compose.reload import MeshReload, ReloadedMesh
@@ -155,7 +156,7 @@ class UpHost:
         self._is_up = False
         self.configuration = ConfigurationService(self._reload)
         """Reads the configuration again."""
-        self._metrics = RouterMetrics()
+        self._page = metrics_page(self._config)
         self._on_ready: list[Callable[[], None]] = []
         """Called once every configured model is ready."""
         self._started_at = ""
@@ -257,7 +258,7 @@ class UpHost:
         self._stack.push_async_callback(close_tracing, self._tracing)
         address = self.grpc_address
         config = router_config(self._config, address, address)
-        router = router_svc.service.build(config, tracing=self._tracing, observer=self._metrics)
+        router = router_svc.service.build(config, tracing=self._tracing, observer=RouterMetrics(self._page))
         router.expect(expected_mesh(self._runners))
         self._on_ready.append(router.expect_no_more)
         registry = self._registry = registry_svc.service.build(registry_config(self._config, self._home))
@@ -331,7 +332,7 @@ class UpHost:
             released_tasks=lambda: side.engine.released,
             tracing=self._tracing,
             health=self._monitor,
-            metrics=self._metrics.registry,
+            metrics=self._page,
         )
         edge = build_gateway(with_edge_certificate(self._config, self._home), mesh)
         self._reloads = MeshReload(
@@ -351,6 +352,10 @@ class UpHost:
             ),
             self._note_reload,
         )
+        for figures in metrics_services(self._config, self._page, "mesh"):
+            self._stack.push_async_callback(figures.stop, 0.0)
+            await figures.start()
+        add_runner_pages(self._page, self._home, lambda: self._children.pids)
         self._stack.push_async_callback(self._stop_runners)
         self._stack.push_async_callback(self._stop_work, edge, side.engine)
         await edge.start()

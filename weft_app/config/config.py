@@ -11,6 +11,7 @@ from registry_svc.config import RegistrySettings
 from router_svc.settings import RelayLimits, RouterSettings
 from runner_svc.settings import ModelStoreSettings
 from weft.kernel.health import HealthLimits
+from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.settings import PUBLIC, Before, PathText, Pattern, Port, Seconds, word_for_flag
 from weft.kernel.tls import TlsFiles
 from weft_app.config.runners import MAX_MODELS, STRICT, ConfiguredRunner, adapter_names, pool_names, replica_names
@@ -158,6 +159,15 @@ class TlsSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsSettings(MetricLimits):
+    """Figures for Prometheus: see metrics.md."""
+
+    listen: Annotated[str | None, PUBLIC] = None
+    """Address and port of `/metrics` alone, such as `127.0.0.1:9464`, or `unix:` and a path. Default: off; the HTTP API
+    has a page in any case. It asks for no key: use an address that only scrapers reach."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
     """Log files under the home."""
 
@@ -222,6 +232,8 @@ class WeftConfig:
     """Where services find each other when they run apart."""
     tls: TlsSettings = field(default_factory=TlsSettings)
     """TLS between services."""
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    """Figures for Prometheus."""
     log: LogSettings = field(default_factory=LogSettings)
     """Log files under the home."""
     health: HealthLimits = field(default_factory=HealthLimits)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from router_svc.policy.arrival import Arrival
-from router_svc.policy.decisions import Loads, Waits
+from router_svc.policy.decisions import Loads, WaitKind, Waits
 from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.endpoints.cluster_view import ClusterView
@@ -116,6 +116,10 @@ class StatusSchedule:
         return due
 
 
+_Why = tuple[WaitKind, str]
+"""What a request waits for, and in words."""
+
+
 class StatusNotifier:
     """Composes the status of waiting requests."""
 
@@ -134,7 +138,7 @@ class StatusNotifier:
         tenant_most = self._caps.most(arrival.tenant)
         if tenant_most and self._caps.running(arrival.tenant) >= tenant_most:
             reason = tenant_is_full(arrival.tenant, self._caps.running(arrival.tenant), tenant_most)
-            return self._waits(request, queue, queue.position_of(request), reason, None, now)
+            return self._waits(request, queue, queue.position_of(request), (WaitKind.TENANT, reason), None, now)
         if capacity.ready is not None:
             return self._slot_status(request, queue, capacity, now)
         request_class = request.waits_in
@@ -150,7 +154,7 @@ class StatusNotifier:
         gate = self._loads.gate_of(request_class) if request_class is not None else None
         reason = nothing_is_loaded(arrival.target) if gate is None else gate.reason
         eta = None if gate is None else gate.eta_seconds
-        return self._waits(request, queue, queue.position_of(request), reason, eta, now)
+        return self._waits(request, queue, queue.position_of(request), (WaitKind.MEMORY, reason), eta, now)
 
     def _slot_status(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Waits:
         ready = capacity.ready
@@ -159,25 +163,32 @@ class StatusNotifier:
         eta = self._estimator.shown_slot_wait(request, queue, capacity, position, now)
         most = self._settings.pool(ready.pool).max_in_flight
         if most and self._index.in_flight_of_queue(ready.pool) >= most:
-            reason = pool_is_full(ready.pool, most)
+            kind, reason = WaitKind.POOL, pool_is_full(ready.pool, most)
         elif capacity.taker_count == 1 and self._loads.is_held(ready):
-            reason, eta = being_evicted(ready.model), None
+            kind, reason, eta = WaitKind.EVICTION, being_evicted(ready.model), None
         elif unhealthy := self._estimator.unhealthy(queue, request, now):
             busy = max(0, capacity.taker_count - len(unhealthy))
-            reason = none_is_free(request.arrival.target, busy, unhealthy)
+            kind, reason = WaitKind.UNHEALTHY, none_is_free(request.arrival.target, busy, unhealthy)
             eta = eta if busy else None
         else:
-            reason = slots_are_busy(request.arrival.target, capacity.slots)
-        return self._waits(request, queue, position, reason, eta, now)
+            kind, reason = WaitKind.SLOT, slots_are_busy(request.arrival.target, capacity.slots)
+        return self._waits(request, queue, position, (kind, reason), eta, now)
 
     def _waits(
-        self, request: LiveRequest, queue: Queue, position: int, reason: str, eta: float | None, now: float
+        self,
+        request: LiveRequest,
+        queue: Queue,
+        position: int,
+        why: tuple[WaitKind, str],
+        eta: float | None,
+        now: float,
     ) -> Waits:
         """Build the status; the first one of a request has the considered candidates."""
         return Waits(
             key=request.key,
             position=position,
-            reason=reason,
+            kind=why[0],
+            reason=why[1],
             eta_seconds=whole(eta),
             considered=() if request.has_status else self._estimator.considered(queue, request, now),
         )

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 import aiohttp
 from typing_extensions import override
 
-from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, LoadOrder
+from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, EnginePage, LoadOrder
 from runner_svc.openai_upstream.address import server_root
 from runner_svc.openai_upstream.client import HEALTH, MODELS, Open, OpenAiHttp
 from runner_svc.policy.backoff import ServerBackoff
@@ -69,6 +69,11 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
     @override
     def engine_load(self) -> runner_pb2.EngineLoad | None:
         return self.figures.load
+
+    @property
+    @override
+    def engine_page(self) -> EnginePage:
+        return self.figures.page
 
     @property
     @override

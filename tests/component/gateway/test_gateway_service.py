@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher, serving
-from prometheus_client import CollectorRegistry
 from registry_script import ScriptedRegistry
 
 from gateway.app import GatewayPorts
 from gateway.config import GatewayConfig
 from gateway.service import GatewayService, build
 from weft.kernel.errors import WeftError
+from weft.kernel.metrics import MetricsPage
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server
 
@@ -98,7 +98,7 @@ async def test_an_idle_connection_does_not_delay_the_stop() -> None:
         assert await reader.read() == b""
 
 
-async def test_metrics_go_to_the_registry_of_the_host() -> None:
-    metrics = CollectorRegistry()
+async def test_metrics_go_to_the_page_of_the_host() -> None:
+    metrics = MetricsPage()
     build(GatewayConfig(), scripted_ports(), metrics=metrics)
     assert "weft_gateway_requests" in {family.name for family in metrics.collect()}

@@ -131,7 +131,7 @@ async def test_a_request_that_waits_and_then_runs_can_be_followed_to_its_receipt
         assert placed.policy == "least_loaded"
         (client,) = await mesh.requests.clients()
         assert (client.client_id, client.running_count, client.token_count) == ("nightly", 0, 10)
-        page = generate_latest(mesh.metrics.registry).decode()
+        page = generate_latest(mesh.metrics.page).decode()
         assert 'weft_router_grants_total{model="qwen",priority="low"} 1.0' in page
         assert 'weft_router_requests_total{model="qwen",outcome="completed",reason="completed"} 2.0' in page
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from prometheus_client import generate_latest
 
 from gateway.errors import FIGURES, envelope, retry_headers
 from gateway.metrics import GatewayMetrics
@@ -71,7 +72,7 @@ def test_released_tasks_of_a_router_in_this_process_are_counted_by_bound() -> No
     released = {"count": 2, "bytes": 0}
     metrics = GatewayMetrics()
     metrics.count_released(lambda: released)
-    assert b'weft_router_tasks_released_total{bound="count"} 2.0' in metrics.render()
+    assert b'weft_router_tasks_released_total{bound="count"} 2.0' in generate_latest(metrics.page)
     released["bytes"] = 5
-    assert b'weft_router_tasks_released_total{bound="bytes"} 5.0' in metrics.render()
-    assert b"weft_router_tasks_released" not in GatewayMetrics().render()
+    assert b'weft_router_tasks_released_total{bound="bytes"} 5.0' in generate_latest(metrics.page)
+    assert b"weft_router_tasks_released" not in generate_latest(GatewayMetrics().page)

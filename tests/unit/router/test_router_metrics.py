@@ -45,7 +45,7 @@ def _receipt(
 
 def _samples(metrics: RouterMetrics) -> dict[str, float]:
     """Values by name and labels, in the order of the labels."""
-    text = generate_latest(metrics.registry).decode()
+    text = generate_latest(metrics.page).decode()
     return {
         f"{sample.name}{{{','.join(f'{name}={value}' for name, value in sorted(sample.labels.items()))}}}": sample.value
         for family in text_string_to_metric_families(text)

@@ -28,7 +28,7 @@ class Page:
         self.running, self.waiting = 0, 0
         self.status: int | None = 200
         self.asked = 0
-        self.in_flight = self.most_in_flight = 0
+        self.in_flight = self.most_in_flight = self.request_count = 0
 
     async def call_route(self, method: str, path: str, timeout_seconds: float) -> tuple[int, bytes]:
         assert (method, path) == ("GET", "/metrics")

@@ -1,0 +1,115 @@
+"""The admin port of a service, over real sockets."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from weft.kernel.errors import WeftError
+from weft.kernel.metrics import MetricsPage
+from weft.kernel.metrics_server import MAX_CONNECTIONS, MAX_SCRAPES, MetricsServer
+from weft.kernel.reasons import Reason
+
+
+@asynccontextmanager
+async def _serving(listen: str = "127.0.0.1:0", page: MetricsPage | None = None) -> AsyncGenerator[MetricsServer]:
+    page = page or MetricsPage()
+    page.counter("ends", "e", ("model",)).of("m").inc()
+    server = MetricsServer(page, listen)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(0)
+
+
+async def test_it_serves_the_page_in_the_format_that_is_asked_for_and_nothing_else() -> None:
+    async with _serving() as server, aiohttp.ClientSession() as http:
+        async with http.get(server.url) as answer:
+            assert answer.status == 200
+            assert answer.headers["content-encoding"] in {"gzip", "deflate"}
+            assert 'ends_total{model="m"} 1.0' in await answer.text()
+        async with http.get(server.url, headers={"accept": "application/openmetrics-text; version=1.0.0"}) as answer:
+            assert answer.headers["content-type"].startswith("application/openmetrics-text")
+            assert (await answer.text()).endswith("# EOF\n")
+        async with http.head(server.url) as answer:
+            assert answer.status == 200
+        async with http.post(server.url, data=b"x") as answer:
+            assert answer.status == 405
+        async with http.get(server.url.replace("/metrics", "/")) as answer:
+            assert answer.status == 404
+
+
+async def test_it_serves_a_unix_socket_of_its_owner_and_takes_it_away(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    path.touch()  # of a process that was killed
+    async with _serving(f"unix:{path}"):
+        assert path.stat().st_mode & 0o777 == 0o600
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as http,
+            http.get("http://x/metrics") as answer,
+        ):
+            assert "ends_total" in await answer.text()
+    assert not path.exists()
+
+
+async def test_more_scrapes_at_once_than_its_bound_are_refused() -> None:
+    page, may_go, all_wait = MetricsPage(), asyncio.Event(), asyncio.Event()
+    waiting = 0
+
+    async def prepare() -> None:
+        nonlocal waiting
+        waiting += 1
+        if waiting == MAX_SCRAPES:
+            all_wait.set()
+        await may_go.wait()
+
+    page.before_scrape(prepare)
+    async with _serving(page=page) as server, aiohttp.ClientSession() as http, asyncio.TaskGroup() as tasks:
+
+        async def scrape() -> int:
+            async with http.get(server.url) as answer:
+                return answer.status
+
+        first = [tasks.create_task(scrape()) for _ in range(MAX_SCRAPES)]
+        await all_wait.wait()
+        assert await scrape() == 503
+        may_go.set()
+        assert [await each for each in first] == [200] * MAX_SCRAPES
+        assert await scrape() == 200
+
+
+async def test_connections_beyond_its_bound_are_closed() -> None:
+    async with _serving() as server:
+        host, port = server.url.removeprefix("http://").removesuffix("/metrics").split(":")
+        opened = [await asyncio.open_connection(host, int(port)) for _ in range(MAX_CONNECTIONS + 1)]
+        reader, _ = opened[-1]
+        assert await reader.read() == b""
+        reader, writer = opened[0]
+        writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        for _, writer in opened:
+            writer.close()
+
+
+async def test_an_address_that_is_taken_is_named() -> None:
+    async with _serving() as server:
+        taken = server.url.removeprefix("http://").removesuffix("/metrics")
+        with pytest.raises(WeftError, match="taken by another program") as raised:
+            await MetricsServer(MetricsPage(), taken).start()
+    assert raised.value.reason is Reason.ALREADY_EXISTS
+
+
+@pytest.mark.parametrize("listen", ["", "9464", "127.0.0.1:", "127.0.0.1:99999", ":9464", "127.0.0.1:x"])
+def test_an_address_without_a_host_or_a_port_is_refused(listen: str) -> None:
+    with pytest.raises(WeftError, match=r"metrics\.listen"):
+        MetricsServer(MetricsPage(), listen)
+
+
+async def test_a_server_that_never_started_can_be_stopped_twice() -> None:
+    server = MetricsServer(MetricsPage(), "127.0.0.1:0")
+    await server.stop(0)
+    await server.stop(0)

@@ -1,0 +1,146 @@
+"""The metrics of a mesh as a scraper gets them, and the page of the documentation that lists them."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from apart_mesh import running_apart
+from mesh_process import MeshProcess, eventually, fake_runner, running_mesh, write_config
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+NAME = re.compile(r"`((?:weft|gen_ai|process)_[a-z_]+)`")
+TRACE = "ab" * 16
+OPENMETRICS = {"accept": "application/openmetrics-text; version=1.0.0"}
+
+
+def documented(text: str) -> set[str]:
+    """The names in the first columns of the tables of a page."""
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    return {name for cell in rows for name in NAME.findall(cell)}
+
+
+def exposed(page: str) -> set[str]:
+    """The names on a page, of counters with their `_total`; those of engines are not weft's."""
+    names = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE ")}
+    return {name for name in names if name.startswith(("weft_", "gen_ai_", "process_"))}
+
+
+@dataclass(frozen=True, slots=True)
+class Scraped:
+    """A mesh that has answered a request, and its page."""
+
+    mesh: MeshProcess
+    page: str
+
+
+async def _page(url: str, headers: dict[str, str] | None = None) -> str:
+    async with aiohttp.ClientSession() as http, http.get(url, headers=headers) as answer:
+        assert answer.status == 200
+        return await answer.text()
+
+
+async def _chat(url: str, **headers: str) -> int:
+    body: dict[str, Any] = {"model": "m-a", "messages": [{"role": "user", "content": "a secret"}]}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer,
+    ):
+        return answer.status
+
+
+def _values(page: str, name: str) -> dict[str, float]:
+    """Values of the samples of a name, by their labels."""
+    return {
+        ",".join(f"{label}={value}" for label, value in sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+    folder = tmp_path_factory.mktemp("metrics")
+    config = write_config(folder, fake_runner("a", answer_tokens=5, tokens_per_second=500))
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        assert asyncio.run(_chat(mesh.url, traceparent=f"00-{TRACE}-{'cd' * 8}-01")) == 200
+        yield Scraped(mesh, asyncio.run(_page(f"{mesh.url}/metrics")))
+
+
+def test_the_documentation_lists_every_metric_of_a_mesh_and_no_other(scraped: Scraped) -> None:
+    listed = documented(DOCUMENT.read_text("utf-8"))
+    found = exposed(scraped.page)
+    assert found - listed == set(), "these are on the page of a mesh, and not in docs/metrics.md"
+    assert listed - found == set(), "these are in docs/metrics.md, and not on the page of a mesh"
+
+
+def test_a_metric_that_is_missing_on_either_side_is_noticed(scraped: Scraped) -> None:
+    text = DOCUMENT.read_text("utf-8")
+    without = text.replace("| `weft_gateway_active_streams` |", "| |")
+    assert exposed(scraped.page) - documented(without) == {"weft_gateway_active_streams"}
+    added = text + "\n| `weft_made_up_total` | | |\n"
+    assert documented(added) - exposed(scraped.page) == {"weft_made_up_total"}
+
+
+def test_a_request_is_on_the_page_of_the_mesh_with_its_runner_and_its_engine(scraped: Scraped) -> None:
+    [labels] = _values(scraped.page, "gen_ai_server_request_duration_seconds_count")
+    assert "gen_ai_request_model=m-a" in labels
+    assert _values(scraped.page, "weft_runner_slots") == {"model=m-a,runner=a": 4.0}
+    assert _values(scraped.page, "weft_failed_runner_scrapes_total") == {"runner=a": 0.0}
+    assert set(_values(scraped.page, "weft_event_loop_delay_seconds_count")) == {
+        "service=mesh",
+        "runner=a,service=runner",
+    }
+    assert _values(scraped.page, "llamacpp:requests_processing").keys() == {"model=m-a,runner=a"}
+    assert "a secret" not in scraped.page
+
+
+def test_a_sampled_request_leaves_its_trace_id_where_openmetrics_is_accepted(scraped: Scraped) -> None:
+    page = asyncio.run(_page(f"{scraped.mesh.url}/metrics", OPENMETRICS))
+    exemplars = {
+        family.name: sample.exemplar.labels["trace_id"]
+        for family in openmetrics_families(page)  # type: ignore[no-untyped-call]
+        for sample in family.samples
+        if sample.exemplar
+    }
+    assert exemplars["gen_ai_server_request_duration_seconds"] == TRACE
+
+
+def test_each_service_apart_has_a_page_where_it_is_asked_for(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_runner("a", answer_tokens=1))
+    own = {
+        "registry": set[str](),
+        "router": {"weft_router_waiting", "gen_ai_server_request_duration_seconds"},
+        "runner": {"weft_runner_slots"},
+        "gateway": {"weft_gateway_requests_total"},
+    }
+
+    async def scrape(service: str) -> str:
+        path = str(tmp_path / f"{service}.m")
+        connector = aiohttp.UnixConnector(path)
+        async with aiohttp.ClientSession(connector=connector) as http, http.get("http://x/metrics") as answer:
+            return await answer.text()
+
+    with running_apart(tmp_path, config, ()) as mesh:
+        for service in own:
+            address = mesh.start(service, "--metrics", f"unix:{tmp_path / f'{service}.m'}")
+        url = address
+
+        async def answers() -> bool:
+            return await _chat(url) == 200
+
+        asyncio.run(eventually(answers, 20.0, "no answer"))
+        pages = {service: asyncio.run(scrape(service)) for service in own}
+    listed = documented(DOCUMENT.read_text("utf-8"))
+    for service, names in own.items():
+        found = exposed(pages[service])
+        assert names <= found
+        assert found <= listed
+        assert set(_values(pages[service], "weft_event_loop_delay_seconds_count")) == {f"service={service}"}

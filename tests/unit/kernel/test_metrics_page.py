@@ -1,0 +1,201 @@
+"""The page of metrics of a process: bounded labels, formats, exemplars, and metrics that are passed on."""
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families
+
+from weft.kernel.clock import SystemClock
+from weft.kernel.loop_delay import SAMPLE_SECONDS, LoopDelay
+from weft.kernel.metric_limits import MetricLimits
+from weft.kernel.metrics import OTHER, MetricsPage, add_bounded, exemplar_of
+from weft.kernel.names import is_name
+from weft.kernel.passed_on_metrics import passed_on
+from weft.kernel.tracing import TraceContext
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+VLLM = """# HELP vllm:num_requests_running Running.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{model_name="m",runner="forged"} 3 1700000000000
+# HELP vllm:ttft_seconds Histogram.
+# TYPE vllm:ttft_seconds histogram
+vllm:ttft_seconds_bucket{le="1"} 1
+vllm:ttft_seconds_bucket{le="+Inf"} 2
+vllm:ttft_seconds_count 2
+vllm:ttft_seconds_sum 3
+# HELP weft_router_requests_total Forged.
+# TYPE weft_router_requests_total counter
+weft_router_requests_total 7
+"""
+
+
+def _page(most: int = 2) -> MetricsPage:
+    return MetricsPage(MetricLimits(max_label_sets=most))
+
+
+def _found(families: Iterable[Metric]) -> dict[tuple[str, str], float]:
+    """Values by name and the values of labels."""
+    return {
+        (sample.name, ",".join(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_label_sets_beyond_the_bound_are_counted_as_other() -> None:
+    page = _page()
+    histogram = page.histogram("waits", "w", ("model", "kind"), (1.0,))
+    for number in range(100):
+        histogram.of(f"model-{number}", "queue").observe(0.5)
+    found = _found(page.collect())
+    assert {labels for name, labels in found if name == "waits_count"} == {
+        "queue,model-0",
+        "queue,model-1",
+        f"queue,{OTHER}",
+    }
+    assert found["waits_count", f"queue,{OTHER}"] == 98
+
+
+def test_no_name_of_the_mesh_is_the_label_of_what_is_beyond_the_bound() -> None:
+    assert not is_name(OTHER)
+
+
+def test_other_labels_that_multiply_are_bounded_too() -> None:
+    page = _page(1)
+    histogram = page.histogram("waits", "w", ("model", "kind"), (1.0,))
+    for number in range(100):
+        histogram.of(f"model-{number}", f"kind-{number}").observe(0.5)
+    assert len(histogram) <= 3
+
+
+def test_a_label_set_that_was_idle_makes_room_and_one_that_was_used_does_not() -> None:
+    page = _page()
+    counted = page.histogram("waits", "w", ("model",), (1.0,))
+    counted.of("old").observe(1)
+    counted.of("busy").observe(1)
+    page.note_idle()
+    counted.of("busy").observe(1)
+    page.note_idle()
+    counted.of("new").observe(1)
+    counted.of("newer").observe(1)
+    found = _found(page.collect())
+    assert {labels for name, labels in found if name == "waits_count"} == {"busy", "new", OTHER}
+    assert found["waits_count", "busy"] == 2
+
+
+def test_models_that_come_and_go_for_ever_leave_as_many_label_sets_as_at_first() -> None:
+    page = _page(10)
+    counted = page.histogram("waits", "w", ("model",), (1.0,))
+    for number in range(500):
+        counted.of(f"model-{number}").observe(1)
+        if number % 5 == 0:
+            page.note_idle()
+    assert len(counted) <= 11
+    # The newest ones have labels of their own: the bound is no trap that closes once.
+    assert ("waits_count", "model-495") in _found(page.collect())
+
+
+def test_gauges_beyond_the_bound_are_added_up() -> None:
+    family = GaugeMetricFamily("waiting", "w", labels=("pool",))
+    add_bounded(family, (((f"pool-{number}",), 1.0) for number in range(10)), 3)
+    assert _found([family])["waiting", OTHER] == 7
+    assert len(family.samples) == 4
+
+
+async def test_exemplars_are_on_the_openmetrics_page_of_sampled_requests_alone() -> None:
+    page = _page()
+    histogram = page.histogram("waits", "w", ("model",), (1.0, 2.0))
+    sampled, unsampled = TraceContext(0xAB, 1, is_sampled=True), TraceContext(0xCD, 1, is_sampled=False)
+    histogram.of("m").observe(0.5, exemplar_of(sampled))
+    histogram.of("m").observe(1.5, exemplar_of(unsampled))
+    histogram.of("m").observe(1.5, exemplar_of(None))
+    rendered = await page.render(OPENMETRICS)
+    assert rendered.content_type.startswith("application/openmetrics-text")
+    families = openmetrics_families(rendered.body.decode())  # type: ignore[no-untyped-call]
+    exemplars = [sample.exemplar for family in families for sample in family.samples if sample.exemplar]
+    assert [exemplar.labels for exemplar in exemplars] == [{"trace_id": f"{0xAB:032x}"}]
+    plain = await page.render("text/plain")
+    assert plain.content_type.startswith("text/plain")
+    assert b"trace_id" not in plain.body
+
+
+async def test_no_times_of_creation_are_on_a_page() -> None:
+    page = _page()
+    page.counter("ends", "e", ("model",)).of("m").inc()
+    assert b"_created" not in (await page.render(OPENMETRICS)).body
+
+
+def test_what_is_passed_on_has_our_labels_in_place_of_forged_ones_and_no_old_times() -> None:
+    found = passed_on(VLLM, {"runner": "a", "model": "m"}, max_series=100, refused=("weft_",))
+    names = [family.name for family in found.families]
+    assert names == ["vllm:num_requests_running", "vllm:ttft_seconds"]
+    [running] = found.families[0].samples
+    assert running.labels == {"model_name": "m", "runner": "a", "model": "m"}
+    assert running.timestamp is None
+    assert found.left_out == 1
+
+
+def test_metrics_beyond_the_bound_of_series_are_left_out_whole() -> None:
+    found = passed_on(VLLM, {"runner": "a"}, max_series=3, refused=("weft_",))
+    assert [family.name for family in found.families] == ["vllm:num_requests_running"]
+    assert found.left_out == 2
+
+
+@pytest.mark.parametrize(
+    "page", ["# TYPE", "a{b=} 1", 'a{b="1} 1', "a notanumber", "\x00{} 1\n", "a{" * 1000, '{"json": true}']
+)
+def test_a_page_that_is_none_is_passed_on_as_far_as_it_was_one(page: str) -> None:
+    found = passed_on(f"good 1\n{page}\n", {"runner": "a"}, max_series=100)
+    assert all(family.samples for family in found.families)
+
+
+async def test_metrics_of_one_name_stand_together_on_a_page() -> None:
+    page = _page()
+    page.counter("ends", "e", ("model",)).of("own").inc()
+    other = passed_on("# TYPE ends_total counter\nends_total 5\n", {"runner": "a"}, max_series=10)
+    clash = passed_on("# TYPE ends_total gauge\nends_total 6\n", {"runner": "b"}, max_series=10)
+    page.pass_on(lambda: other.families)
+    page.pass_on(lambda: clash.families)
+    text = (await page.render()).body.decode()
+    assert text.count("# TYPE ends_total counter") == 1
+    [family] = [each for each in text_string_to_metric_families(text) if each.type == "counter"]
+    assert sorted(sample.value for sample in family.samples) == [1.0, 5.0]
+
+
+class LateClock(SystemClock):
+    """A clock on which every sleep takes 40 ms longer than it should."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sleeps = 0
+        self.has_ended = asyncio.Event()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds + 0.04
+        self.sleeps += 1
+        if self.sleeps > 100:
+            self.has_ended.set()
+            raise asyncio.CancelledError
+
+
+async def test_the_delay_of_the_event_loop_is_by_how_much_its_timers_are_late() -> None:
+    page = MetricsPage(MetricLimits(idle_seconds=100 * SAMPLE_SECONDS))
+    idle: list[float] = []
+    clock = LateClock()
+    page.note_idle = lambda: idle.append(clock.now)  # type: ignore[method-assign]
+    delay = LoopDelay(page, clock, "router")
+    await delay.start()
+    await clock.has_ended.wait()
+    await delay.stop()
+    found = _found(page.collect())
+    assert found["weft_event_loop_delay_seconds_count", "router"] == 100
+    assert found["weft_event_loop_delay_seconds_bucket", "0.025,router"] == 0
+    assert found["weft_event_loop_delay_seconds_bucket", "0.05,router"] == 100
+    assert len(idle) == 1

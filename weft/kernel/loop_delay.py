@@ -1,0 +1,67 @@
+"""The delay of a process's event loop: by how much its timers are late."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import grpc
+from prometheus_client import Histogram
+from typing_extensions import override
+
+from weft.kernel.clock import Clock
+from weft.kernel.metrics import MetricsPage
+from weft.kernel.service import Service, start_restarting, stop_tasks
+
+if TYPE_CHECKING:
+    import asyncio
+
+SAMPLE_SECONDS = 0.25
+"""Interval of the samples."""
+DELAY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+"""Buckets: from a loop at rest to one that makes heartbeats late."""
+
+
+class LoopDelay(Service):
+    """Samples the delay of the event loop, and lets label sets of a page become idle."""
+
+    service_names: Sequence[str] = ()
+
+    def __init__(self, page: MetricsPage, clock: Clock, service: str) -> None:
+        """`service` is the name of the process's service, such as `router`; `weft up` has one for all of it."""
+        self._page = page
+        self._clock = clock
+        histogram = Histogram(
+            "weft_event_loop_delay_seconds",
+            "How late a timer of the event loop was, sampled four times a second.",
+            ("service",),
+            buckets=DELAY_SECONDS,
+            registry=page.registry,
+        )
+        self._delay = histogram.labels(service)
+        self._task: asyncio.Task[None] | None = None
+        self._idle_noted = clock.monotonic()
+
+    @override
+    def register(self, server: grpc.aio.Server) -> None:
+        """Registers no gRPC service."""
+
+    @override
+    async def start(self) -> None:
+        """Begins to sample."""
+        self._task = start_restarting(self._run, name="loop-delay", clock=self._clock)
+
+    @override
+    async def stop(self, grace_seconds: float = 0.0) -> None:
+        """Ends sampling. Idempotent."""
+        if self._task is not None:
+            task, self._task = self._task, None
+            await stop_tasks([task])
+
+    async def _run(self) -> None:
+        while True:
+            due = self._clock.monotonic() + SAMPLE_SECONDS
+            await self._clock.sleep(SAMPLE_SECONDS)
+            now = self._clock.monotonic()
+            self._delay.observe(max(0.0, now - due))
+            if now - self._idle_noted >= self._page.limits.idle_seconds:
+                self._idle_noted = now
+                self._page.note_idle()

@@ -1,0 +1,31 @@
+"""The bounds of the metrics of a process."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
+
+from weft.kernel.settings import PUBLIC
+
+TenantName = Annotated[str, MinLen(1), MaxLen(128)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricLimits:
+    """Bounds of what `/metrics` shows."""
+
+    max_label_sets: Annotated[int, Ge(1), Le(100_000)] = 200
+    """Label sets of one histogram, such as its models; counters and gauges have ten times as many. What comes beyond
+    them is counted with `_other` in place of its model. A label set that was not used for `idle_seconds` makes room."""
+    idle_seconds: Annotated[float, Gt(0), Le(1e6)] = 3600.0
+    """How long a label set must have been unused to make room for a new one."""
+    tenants: Annotated[tuple[TenantName, ...], MaxLen(1000), PUBLIC] = ()
+    """Tenants whose accounts of fair share are shown by name. Default: none; all are in the sum `_other`."""
+    max_engine_series: Annotated[int, Ge(0), Le(100_000), PUBLIC] = 2000
+    """Series of one engine's own metrics that its runner passes on; 0: none. Families beyond them are left out, and
+    counted."""
+
+    @property
+    def max_single_series(self) -> int:
+        """Label sets of one counter or gauge, which has one series for each; a histogram has some twenty."""
+        return 10 * self.max_label_sets

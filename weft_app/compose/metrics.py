@@ -1,0 +1,73 @@
+"""The metrics of a process: its page, and the admin port on which scrapers find it.
+
+Nothing here imports the metrics library before a process has a page: most starts of a runner or a registry need none.
+"""
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from weft.kernel.clock import SystemClock
+from weft.kernel.service import Service
+from weft_app.compose.home import WeftHome
+from weft_app.config.config import WeftConfig
+
+if TYPE_CHECKING:
+    from runner_svc.service import RunnerService
+    from weft.kernel.metrics import MetricsPage
+    from weft_app.compose.runner_pages import RunnerPages
+
+
+def metrics_page(config: WeftConfig) -> "MetricsPage":
+    """Returns the page of a process; its parts add their metrics."""
+    from prometheus_client import ProcessCollector  # noqa: PLC0415
+
+    from weft.kernel.metrics import MetricsPage  # noqa: PLC0415
+
+    page = MetricsPage(config.metrics)
+    ProcessCollector(registry=page.registry)
+    return page
+
+
+def page_if_served(config: WeftConfig) -> "MetricsPage | None":
+    """Returns the page of a process whose only way to it is the admin port; None: it has none."""
+    return None if config.metrics.listen is None else metrics_page(config)
+
+
+def runner_page(config: WeftConfig, runner: "RunnerService", name: str) -> "MetricsPage":
+    """Returns the page of a runner's process with its metrics."""
+    from runner_svc.metrics import add_runner_metrics  # noqa: PLC0415
+
+    page = metrics_page(config)
+    add_runner_metrics(page, name, runner.describe, runner.engine_pages)
+    return page
+
+
+def add_runner_pages(page: "MetricsPage", home: WeftHome, runners: Callable[[], Collection[str]]) -> None:
+    """Adds the metrics of the runner processes of `weft up` to the page of the mesh."""
+    pages: RunnerPages | None = None
+
+    async def refresh() -> None:
+        # The HTTP client is imported with the first scrape: a mesh that nothing scrapes needs none.
+        nonlocal pages
+        if pages is None:
+            from weft_app.compose.runner_pages import RunnerPages  # noqa: PLC0415
+
+            pages = RunnerPages(home.metrics_socket, runners, SystemClock())
+            pages.add_to(page)
+        await pages.refresh()
+
+    page.before_scrape(refresh)
+
+
+def metrics_services(config: WeftConfig, page: "MetricsPage | None", service: str) -> tuple[Service, ...]:
+    """Returns what a process with a page runs: the samples of its event loop's delay, and its admin port if any."""
+    if page is None:
+        return ()
+    from weft.kernel.loop_delay import LoopDelay  # noqa: PLC0415
+
+    delay = LoopDelay(page, SystemClock(), service)
+    if config.metrics.listen is None:
+        return (delay,)
+    from weft.kernel.metrics_server import MetricsServer  # noqa: PLC0415
+
+    return (delay, MetricsServer(page, config.metrics.listen))

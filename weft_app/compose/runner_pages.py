@@ -1,0 +1,101 @@
+"""The metrics of the runner processes of `weft up`, on the page of the mesh."""
+
+import asyncio
+import os
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+import aiohttp
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from weft.kernel.clock import Clock
+from weft.kernel.metric_limits import MetricLimits
+from weft.kernel.metrics import MetricsPage, add_bounded
+from weft.kernel.passed_on_metrics import PassedOn, passed_on
+
+MAX_PAGE_BYTES = 4 * 1024 * 1024
+"""Maximum size of a runner's page: 20,000 series."""
+MAX_SERIES = 20_000
+TIMEOUT_SECONDS = 1.0
+"""How long a runner may take for its page; all are asked at once. One that is late is missing from this scrape."""
+HELD_SECONDS = 1.0
+"""Maximum age of the runners' pages, so that several scrapers cost them no more than one."""
+_CHUNK_BYTES = 65_536
+
+
+class RunnerPages(Collector):
+    """Reads the pages of runners from their Unix sockets before each scrape of the mesh."""
+
+    def __init__(self, socket_of: Callable[[str], Path], runners: Callable[[], Collection[str]], clock: Clock) -> None:
+        """`socket_of` is where a runner serves its page, `runners` the names of those that run now."""
+        self._socket_of = socket_of
+        self._runners = runners
+        self._clock = clock
+        self._pages: dict[str, PassedOn] = {}
+        self._failures: dict[str, int] = {}
+        self._read_at: float | None = None
+        self._reading = asyncio.Lock()
+        self._most = MetricLimits().max_single_series
+
+    def add_to(self, page: MetricsPage) -> None:
+        """Adds the metrics of the runners to the page of the mesh."""
+        self._most = page.limits.max_single_series
+        page.register(self)
+        page.pass_on(self._passed_on)
+
+    def describe(self) -> tuple[Metric, ...]:
+        """Returns nothing: the metrics depend on the runners."""
+        return ()
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        failed = CounterMetricFamily(
+            "weft_failed_runner_scrapes", "Pages of a runner of this mesh that could not be read.", labels=("runner",)
+        )
+        add_bounded(failed, (((name,), count) for name, count in self._failures.items()), self._most)
+        yield failed
+
+    def _passed_on(self) -> Iterator[Metric]:
+        for page in self._pages.values():
+            yield from page.families
+
+    async def refresh(self) -> None:
+        """Reads the pages, unless they were read just now."""
+        async with self._reading:
+            now = self._clock.monotonic()
+            if self._read_at is not None and now - self._read_at < HELD_SECONDS:
+                return
+            names = list(self._runners())
+            texts = await asyncio.gather(*(self._text(name) for name in names))
+            self._failures = {
+                name: self._failures.get(name, 0) + (text is None) for name, text in zip(names, texts, strict=True)
+            }
+            self._pages = {}
+            for name, text in zip(names, texts, strict=True):
+                if text is not None:
+                    self._pages[name] = passed_on(text, {"runner": name}, max_series=MAX_SERIES, keeps_own=True)
+                    await asyncio.sleep(0)  # other work goes on between two pages
+            self._read_at = self._clock.monotonic()
+
+    async def _text(self, runner: str) -> str | None:
+        """Returns a runner's page; None: it does not answer in time, or its page is too large."""
+        socket = str(self._socket_of(runner))
+        if not os.path.exists(socket):  # noqa: ASYNC240, PTH110 - a look at a local folder
+            return None
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+        try:
+            async with (
+                aiohttp.ClientSession(connector=aiohttp.UnixConnector(socket), timeout=timeout) as session,
+                session.get("http://runner/metrics") as answer,
+            ):
+                body = bytearray()
+                async for chunk in answer.content.iter_chunked(_CHUNK_BYTES):
+                    body += chunk
+                    if len(body) > MAX_PAGE_BYTES:
+                        return None
+                return body.decode(errors="replace") if answer.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return None
