@@ -4,7 +4,9 @@ Each command is imported when it runs: `weft get` needs no service, `weft --help
 """
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -272,18 +274,17 @@ class LazyGroup(TyperGroup):
         return TyperCommand(cmd_name, help=command.summary, rich_help_panel=_panel_of(cmd_name))
 
     @override
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        with usage_errors_in_one_line():
+            return super().make_context(*args, **extra)
+
+    @override
     def invoke(self, ctx: Any) -> Any:
         """Runs a command; its errors become one line and the exit code of their reason."""
         from weft_app.cli.options import reporting  # noqa: PLC0415 - every command imports it, the help does not
 
-        try:
-            with reporting():
-                return super().invoke(ctx)
-        except typer.BadParameter as error:
-            from weft.kernel.validation_words import plain_words  # noqa: PLC0415 - as above
-
-            error.message = plain_words(error.message)
-            raise
+        with usage_errors_in_one_line(), reporting():
+            return super().invoke(ctx)
 
     @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -308,6 +309,53 @@ def _no_command(word: str) -> str:
         return f"there is no command {word}; use: {meant}"
     close = get_close_matches(word, COMMANDS)
     return f"there is no command {word}" + (f"; did you mean {' or '.join(close)}?" if close else "; see weft --help")
+
+
+_USAGE_ERROR = typer.BadParameter.__bases__[0]
+"""The base of typer's errors about arguments; some releases of typer take it from click, others have it themselves."""
+
+
+@contextmanager
+def usage_errors_in_one_line() -> Iterator[None]:
+    """Prints typer's errors about arguments as all others are printed, and exits with their code."""
+    try:
+        yield
+    except _USAGE_ERROR as error:
+        # A group without a subcommand prints its help, also as such an error.
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        sys.stderr.write(f"weft: {_usage_text(error)}\n")
+        raise typer.Exit(error.exit_code) from None  # type: ignore[attr-defined]  # of a usage error
+
+
+_OF_MOST_COMMANDS = ("--home", "--output", "--config", "--watch")
+"""Options that users write before the command as well."""
+
+
+def _usage_text(error: Any) -> str:
+    """Returns a usage error in one line: what was refused, the options close to a misspelt one, where the help is."""
+    command = "weft" if error.ctx is None else error.ctx.command_path
+    if hasattr(error, "possibilities"):
+        return _no_option(error.option_name, command, error.ctx)
+    from weft.kernel.validation_words import plain_words  # noqa: PLC0415 - the help imports none of weft
+
+    error.message = plain_words(error.message)
+    text = error.format_message().removesuffix(".")
+    text = f"{text[:1].lower()}{text[1:]}"
+    return text if "weft" in text or text.endswith("?") else f"{text}; see {command} --help"
+
+
+def _no_option(option: str, command: str, context: Any) -> str:
+    """Returns the refusal of an option that a command does not have, with the close ones."""
+    known = [] if context is None else [word for each in context.command.get_params(context) for word in each.opts]
+    is_global = command == "weft"
+    offered = [word for word in known if word.startswith("--")] + (list(_OF_MOST_COMMANDS) if is_global else [])
+    close = "".join(get_close_matches(option, offered, 1))
+    text = f"there is no option {option}" + ("" if is_global else f" for {command}")
+    if is_global and close not in known:
+        meant = f"; did you mean {close}?" if close else ";"
+        return f"{text}{meant} options of a command follow its name: weft COMMAND {close or option}"
+    return f"{text}; did you mean {close}?" if close else f"{text}; see {command} --help"
 
 
 def load(name: str) -> Any:

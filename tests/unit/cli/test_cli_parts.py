@@ -185,7 +185,30 @@ def test_a_misspelt_command_is_answered_with_the_close_ones() -> None:
 
 def test_a_wrong_choice_is_refused_without_the_words_of_a_library() -> None:
     said = _unboxed(_invoked("keys", "create", "--role", "owner").output)
-    assert "Invalid value for '--role': 'owner' is not one of 'user'" in said
+    assert "weft: invalid value for '--role': 'owner' is not one of 'user'" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--ctx",), "there is no option --ctx; options of a command follow its name: weft COMMAND --ctx"),
+        (
+            ("--hme", "x", "ps"),
+            "there is no option --hme; did you mean --home? options of a command follow its name: weft COMMAND --home",
+        ),
+        (("--hlp",), "there is no option --hlp; did you mean --help?"),
+        (("load", "--ctxt", "4"), "there is no option --ctxt for weft load; did you mean --ctx?"),
+        (("operation", "--fo"), "there is no option --fo for weft operation; see weft operation --help"),
+        (("lease", "acquir"), "no such command 'acquir'. Did you mean 'acquire'?"),
+        (("load",), "missing argument 'MODEL'; see weft load --help"),
+        (("load", "a", "--ctx", "x"), "invalid value for '--ctx' / '--context-tokens': must be a whole number; "),
+    ],
+)
+def test_a_wrong_command_line_is_refused_in_one_line(words: tuple[str, ...], said: str) -> None:
+    refused = _invoked(*words)
+    assert refused.exit_code == EXIT_USAGE
+    assert refused.output.startswith(f"weft: {said}")
+    assert refused.output.count("\n") == 1
 
 
 def _invoked(*words: str) -> Result:
