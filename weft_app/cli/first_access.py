@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from weft_app.compose.up import UpHost
 
 TIMEOUT_SECONDS = 5.0
+SECONDS_OF_DAY = 86_400
 KEY_FILE = "first-admin-key"
 JOIN_FILE = "first-invitation"
 DESCRIPTION = "made by the first start of weft up"
@@ -38,10 +39,16 @@ class FirstAccess:
     """The file that holds it instead: what is not a terminal may be a log that others read."""
     join_command: str = ""
     join_file: Path | None = None
+    join_days: int = 0
+    """Lifetime of the invitation."""
 
 
-async def first_access(host: "UpHost", home: WeftHome, *, is_terminal: bool) -> FirstAccess:
+async def first_access(
+    host: "UpHost", home: WeftHome, *, is_terminal: bool, invitation_days: int
+) -> FirstAccess:
     """Makes an admin key where callers need keys and there is none, and an invitation where runners may join.
+
+    `invitation_days`: its lifetime.
 
     A registry that refuses leaves both empty: the banner then names the commands.
     """
@@ -53,13 +60,17 @@ async def first_access(host: "UpHost", home: WeftHome, *, is_terminal: bool) -> 
             if host.asks_for_keys:
                 key = await _first_key(channel)
             if host.relay is not None and host.relay.url.startswith("https://"):
-                token = await _first_token(channel)
+                token = await _first_token(channel, invitation_days)
                 invitation = join_command(home.root, token)[0] if token else ""
     except grpc.aio.AioRpcError as error:
         note(f"no first key was made: {error_from_call(error, Reason.SERVICE_UNAVAILABLE).message}")
     if is_terminal:
-        return FirstAccess(key=key, join_command=invitation)
-    return FirstAccess(key_file=_kept(home.root / KEY_FILE, key), join_file=_kept(home.root / JOIN_FILE, invitation))
+        return FirstAccess(key=key, join_command=invitation, join_days=invitation_days)
+    return FirstAccess(
+        key_file=_kept(home.root / KEY_FILE, key),
+        join_file=_kept(home.root / JOIN_FILE, invitation),
+        join_days=invitation_days,
+    )
 
 
 async def _first_key(channel: grpc.aio.Channel) -> str:
@@ -72,13 +83,18 @@ async def _first_key(channel: grpc.aio.Channel) -> str:
     return str((await stub.CreateKey(request, timeout=TIMEOUT_SECONDS)).text)
 
 
-async def _first_token(channel: grpc.aio.Channel) -> str:
-    """Returns the text of a new join token; empty where there is one already."""
+async def _first_token(channel: grpc.aio.Channel, days: int) -> str:
+    """Returns the text of a new join token; empty where one is valid already."""
     stub = cast("Any", join_token_service_pb2_grpc.JoinTokenServiceStub(channel))
     pb = join_token_service_pb2
-    if (await stub.ListJoinTokens(pb.ListJoinTokensRequest(), timeout=TIMEOUT_SECONDS)).join_tokens:
+    found, now = await stub.ListJoinTokens(pb.ListJoinTokensRequest(), timeout=TIMEOUT_SECONDS), datetime.now(UTC)
+    if any(
+        not token.HasField("expire_time") or token.expire_time.ToDatetime(tzinfo=UTC) > now
+        for token in found.join_tokens
+    ):
         return ""
     request = pb.CreateJoinTokenRequest(description=DESCRIPTION)
+    request.lifetime.FromSeconds(days * SECONDS_OF_DAY)
     return str((await stub.CreateJoinToken(request, timeout=TIMEOUT_SECONDS)).token)
 
 

@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,13 +13,16 @@ import typer
 from weft.api.registry.v1 import key_service_pb2
 from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceStub
 from weft.client.resources import connect_registry
+from weft.documents.computed import key_state
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.file_replacement import replace_file
+from weft.kernel.principal import KEY_PREFIX
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_chat_target
 from weft_app.cli.keys import KeyRole, scopes_of
 from weft_app.cli.launch_tools import TOOLS, Access, Tool
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, note
 from weft_app.cli.output import Column, Listing, say
 from weft_app.cli.registry_calls import call_registry
 from weft_app.compose.home import WeftHome
@@ -28,6 +32,10 @@ KEY_VARIABLE = "WEFT_API_KEY"
 ANY_KEY = "local"
 """What is sent where callers need no key: programs insist on one."""
 KEY_LIFETIME_SECONDS = 30 * 86_400
+KEY_FOLDER = "launch-keys"
+"""Folder in the home with the key of each tool, readable by its owner alone: the mesh keeps digests only."""
+MIN_VALID = timedelta(days=1)
+"""A key that expires earlier is replaced by a new one."""
 MAX_NAMES = 10
 
 _TABLE = Listing(
@@ -66,7 +74,7 @@ def launch(
         ),
     ] = "",
     key: Annotated[
-        str, typer.Option("--key", envvar=KEY_VARIABLE, help="API key. Default: a new one, where callers need one.")
+        str, typer.Option("--key", envvar=KEY_VARIABLE, help="API key. Default: that of the last launch, or a new one.")
     ] = "",
     only_print: Annotated[
         bool, typer.Option("--print", help="Print the environment as export lines and the command; start nothing.")
@@ -78,7 +86,8 @@ def launch(
 ) -> None:
     """Start a program such as Claude Code with the environment that leads it to this mesh; no file is changed.
 
-    Where callers need keys and none is given, a key of the role user is made, which expires after 30 days.
+    Where callers need keys and none is given, a key of the role user is made, which expires after 30 days. Later launches
+    of the same tool use it too, until a day before it expires or until it is revoked.
 
     Example: weft launch claude --model qwen3 -- --continue
     """
@@ -120,12 +129,33 @@ def _running(home: Path) -> Mapping[str, Any]:
 
 
 def _key(home: Path, running: Mapping[str, Any], tool: str) -> str:
-    """Returns a new key where callers need one."""
+    """Returns the key of the last launch of a tool while it is valid, else a new one, where callers need one."""
     if not running.get("asksForKeys"):
         return ANY_KEY
+    file = WeftHome(home.expanduser().absolute()).root / KEY_FOLDER / tool
+    if kept := _kept_key(home, file):
+        return kept
     request = key_service_pb2.CreateKeyRequest(description=f"weft launch {tool}", scopes=scopes_of(KeyRole.USER))
     request.lifetime.FromSeconds(KEY_LIFETIME_SECONDS)
-    return str(call_registry(home, KeyServiceStub, "CreateKey", request).text)
+    text = str(call_registry(home, KeyServiceStub, "CreateKey", request).text)
+    try:
+        replace_file(file, f"{text}\n".encode())
+    except OSError as error:
+        note(f"the key cannot be kept for the next launch, which makes another: {error.strerror} ({file})")
+    return text
+
+
+def _kept_key(home: Path, file: Path) -> str:
+    """Returns the key in a file; empty: there is none, or it is revoked, or expires within MIN_VALID."""
+    try:
+        text = file.read_text("utf-8").strip()
+    except (OSError, ValueError):
+        return ""
+    request, then = key_service_pb2.ListKeysRequest(), datetime.now(UTC) + MIN_VALID
+    valid = {
+        key.id for key in call_registry(home, KeyServiceStub, "ListKeys", request).keys if key_state(key, then) == "good"
+    }
+    return text if any(text.startswith(f"{KEY_PREFIX}_{key_id}_") for key_id in valid) else ""
 
 
 def _only_model(home: Path) -> str:

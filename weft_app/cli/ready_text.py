@@ -69,10 +69,10 @@ def _key_lines(access: FirstAccess) -> Iterator[str]:
 
 def _join_lines(url: str, access: FirstAccess) -> Iterator[str]:
     if access.join_command:
-        yield "join from other machines with this line, shown only now:"
+        yield f"join from other machines with this line, shown only now, valid for {access.join_days} days:"
         yield access.join_command
     elif access.join_file is not None:
-        yield f"join from other machines with the line in {access.join_file}"
+        yield f"join from other machines with the line in {access.join_file}, valid for {access.join_days} days"
     else:
         yield f"join at {url}; make a line to join with: weft runner token create"
 

@@ -112,7 +112,8 @@ def serve_gateway(
         with large_imports():
             from weft_app.compose.gateway import serve_gateway as run  # noqa: PLC0415 - see the module docstring
 
-        run_service(run(loaded, folder, _announce("gateway")))
+        with _known(folder, "gateway") as announce:
+            run_service(run(loaded, folder, announce))
 
 
 @app.command("runner")

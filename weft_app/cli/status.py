@@ -1,8 +1,10 @@
 """`weft status`: whether a mesh runs on this machine, and what it serves."""
 
+import socket
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -15,6 +17,10 @@ from weft_app.cli.output import Column, page, print_page, table_block
 from weft_app.cli.templates import age
 from weft_app.compose.home import WeftHome
 
+PROBE_SECONDS = 1.0
+"""Longest wait for a service of `weft serve` to accept a connection."""
+_UNIX = "unix:"
+
 _FACTS = (
     Column("Home", lambda facts: facts["home"]),
     Column("State", lambda facts: facts["state"]),
@@ -22,6 +28,7 @@ _FACTS = (
     Column("Up for", lambda facts: age(datetime.fromisoformat(facts["startTime"])) if "startTime" in facts else None),
     Column("Base URL", lambda facts: f"{facts['url']}/v1" if "url" in facts else None),
     Column("gRPC", lambda facts: facts.get("grpc")),
+    Column("Services", lambda facts: _service_words(facts["services"]) if "services" in facts else None),
     Column("Config", lambda facts: ", ".join(facts["config"]) or "none" if "config" in facts else None),
     Column("Logs", lambda facts: facts["logs"]),
     Column("Problem", lambda facts: facts.get("problem")),
@@ -36,7 +43,7 @@ _MODELS = (
 def status(output: PageOutputOption = OutputFormat.TABLE, home: HomeOption = DEFAULT_HOME) -> None:
     """Show whether a mesh runs on a home, since when, where, and which models it serves.
 
-    Exit code 3 where none runs.
+    Services that `weft serve` runs on the home are a mesh too. Exit code 3 where none runs.
 
     Example: weft status -o json
     """
@@ -49,7 +56,7 @@ def status(output: PageOutputOption = OutputFormat.TABLE, home: HomeOption = DEF
 def _facts(home: WeftHome) -> dict[str, Any]:
     facts: dict[str, Any] = {"home": str(home.root), "state": "stopped", "logs": str(home.logs)}
     if not home.is_claimed():
-        return facts
+        return facts | _of_services(home)
     facts["state"] = "starting"
     if (process := home.owner()) is not None:
         facts["pid"] = process
@@ -57,13 +64,49 @@ def _facts(home: WeftHome) -> dict[str, Any]:
         return facts
     facts["state"] = "running"
     facts.update((name, running[name]) for name in ("startTime", "url", "grpc", "config") if name in running)
+    return facts | _models(home)
+
+
+def _of_services(home: WeftHome) -> dict[str, Any]:
+    """Returns what is known of a mesh whose services `weft serve` runs; empty: none of them runs on this home."""
+    served = {name: address for name, address in home.served().items() if is_reachable(address)}
+    if not served:
+        return {}
+    facts: dict[str, Any] = {"state": "running", "services": served}
+    if "gateway" in served:
+        facts["url"] = served["gateway"]
+    if "registry" not in served:
+        return facts | {"problem": "the registry does not run on this home: the models are shown on its own"}
+    return facts | _models(home)
+
+
+def is_reachable(address: str) -> bool:
+    """Whether something listens at an address: the file of a killed service stays behind."""
+    try:
+        if address.startswith(_UNIX):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.settimeout(PROBE_SECONDS)
+                probe.connect(address.removeprefix(_UNIX))
+            return True
+        place = urlsplit(address if "://" in address else f"//{address}")
+        with socket.create_connection((place.hostname or "", place.port or 0), PROBE_SECONDS):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _service_words(services: dict[str, str]) -> str:
+    return ", ".join(f"{name} at {address}" for name, address in services.items()) + " (weft serve)"
+
+
+def _models(home: WeftHome) -> dict[str, Any]:
     try:
         with connect_registry(home=home.root) as registry:
             documents = registry.documents(ResourceKind.MODEL)
     except WeftError as error:
-        return facts | {"problem": error.message}
+        return {"problem": error.message}
     models = [each for each in documents if isinstance(each, ModelDocument)]
-    return facts | {"models": [_model(each) for each in models]}
+    return {"models": [_model(each) for each in models]}
 
 
 def _model(model: ModelDocument) -> dict[str, str]:

@@ -211,7 +211,8 @@ async def _run(
         with StageDisplay(total=host.stage_count) as display:
             ready = await until(stop, host.start(display.show))
         if ready:
-            access = await first_access(host, home, is_terminal=sys.stdout.isatty())
+            is_terminal, days = sys.stdout.isatty(), config.relay.first_invitation_days
+            access = await first_access(host, home, is_terminal=is_terminal, invitation_days=days)
             say(ready_text(host, home, access))
             followers = [start_critical(_reload_when(reload, host), name="reloads")]
             if watched is not None:

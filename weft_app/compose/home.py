@@ -22,6 +22,8 @@ MAX_SOCKET_PATH_BYTES = 100
 """The kernel allows 107; the rest is a margin for what gRPC appends."""
 PROBE_BYTES = 4096
 """Bytes written to test whether a folder takes files: a block of the usual file systems."""
+SERVED = ("registry", "router", "gateway")
+"""Services whose address `weft serve` writes to the home; runners are known by the registry."""
 LOCK_ATTEMPTS = 3
 LOCK_PAUSE_SECONDS = 0.02
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -69,12 +71,20 @@ class WeftHome:
         return self.run / "up.json"
 
     def address_file(self, service: str) -> Path:
-        """File with the gRPC address of a service that `weft serve` runs; absent when none runs."""
+        """File with the address of a service that `weft serve` runs: gRPC, of a gateway HTTP; absent when none runs."""
         return self.run / f"{service}.address"
 
     def metrics_socket(self, runner: str) -> Path:
         """Unix socket on which a runner process of `weft up` serves its metrics."""
         return self.run / f"{runner}.metrics"
+
+    def served(self) -> dict[str, str]:
+        """Returns the addresses of the services that `weft serve` runs on this home, or ran until it was killed."""
+        found = {}
+        for service in SERVED:
+            with suppress(OSError, ValueError):
+                found[service] = self.address_file(service).read_text("utf-8").strip()
+        return found
 
     @property
     def lock_file(self) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from weft.api.registry.v1 import (
     alias_pb2,
     declaration_service_pb2,
     declaration_service_pb2_grpc,
+    key_service_pb2,
+    key_service_pb2_grpc,
     model_pb2,
     registry_service_pb2,
     registry_service_pb2_grpc,
@@ -85,6 +88,7 @@ class ScriptedMesh:
     asked: list[inference_service_pb2.ChatRequest] = field(default_factory=list)
     loaded: set[str] = field(default_factory=set)
     """Models that are deleted by force alone."""
+    keys: list[key_service_pb2.Key] = field(default_factory=list)
     watches: int = 0
     events_were_listed: threading.Event = field(default_factory=threading.Event)
 
@@ -325,6 +329,22 @@ class _Settings(settings_service_pb2_grpc.SettingsServiceServicer):
         return settings_service_pb2.UpdateSettingsResponse(settings=self._mesh.settings)
 
 
+class _Keys(key_service_pb2_grpc.KeyServiceServicer):
+    def __init__(self, mesh: ScriptedMesh) -> None:
+        self._mesh = mesh
+
+    def ListKeys(self, request: Any, context: Any) -> key_service_pb2.ListKeysResponse:
+        del request, context
+        return key_service_pb2.ListKeysResponse(keys=self._mesh.keys)
+
+    def CreateKey(self, request: Any, context: Any) -> key_service_pb2.CreateKeyResponse:
+        del context
+        key = key_service_pb2.Key(id=f"key{len(self._mesh.keys)}", description=request.description)
+        key.expire_time.FromDatetime(datetime.now(UTC) + request.lifetime.ToTimedelta())
+        self._mesh.keys.append(key)
+        return key_service_pb2.CreateKeyResponse(key=key, text=f"weft_{key.id}_secret")
+
+
 class _Runner(runner_service_pb2_grpc.RunnerServiceServicer):
     def Describe(self, request: Any, context: Any) -> Any:  # noqa: N802
         asked_for = dict(context.invocation_metadata()).get("weft-runner", "directly")
@@ -372,6 +392,7 @@ def scripted_mesh(home: Path, *, add: Callable[[grpc.Server], None] = lambda _: 
     registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(_Registry(mesh), server)
     declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(_Declarations(mesh), server)
     settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(_Settings(mesh), server)
+    key_service_pb2_grpc.add_KeyServiceServicer_to_server(_Keys(mesh), server)
     runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(_Runner(), server)  # type: ignore[abstract]  # only what the CLI calls
     inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(mesh), server)  # type: ignore[abstract]  # see above
     add(server)

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,30 @@ def test_print_shows_lines_for_a_shell_and_starts_nothing(tools: Path, home: Pat
 def test_where_callers_need_no_key_none_is_made(tools: Path, home: Path) -> None:
     del tools
     assert "export OPENAI_API_KEY=local\n" in launch("aider", "--print", "--model", "m", home=home).stdout
+
+
+def _printed_key(home: Path) -> str:
+    said = launch("aider", "--print", "--model", "m", home=home)
+    assert said.exit_code == 0, said.stderr
+    return next(line for line in said.stdout.splitlines() if "OPENAI_API_KEY" in line).partition("=")[2]
+
+
+def test_a_launch_uses_the_key_of_the_one_before_until_it_is_revoked_or_about_to_expire(
+    tools: Path, tmp_path: Path
+) -> None:
+    del tools
+    with scripted_mesh(tmp_path / "scripted") as mesh:
+        facts = mesh.home / "run" / "up.json"
+        facts.write_text(json.dumps(json.loads(facts.read_text()) | {"url": "http://127.0.0.1:7", "asksForKeys": True}))
+        first = _printed_key(mesh.home)
+        assert (mesh.home / "launch-keys" / "aider").stat().st_mode & 0o777 == 0o600
+        assert _printed_key(mesh.home) == first
+        assert len(mesh.keys) == 1
+        mesh.keys[0].expire_time.FromDatetime(datetime.now(UTC) + timedelta(hours=23))
+        second = _printed_key(mesh.home)
+        mesh.keys[1].revoke_time.GetCurrentTime()
+        third = _printed_key(mesh.home)
+    assert len({first, second, third}) == 3
 
 
 def test_without_a_model_the_only_one_is_meant_and_of_several_one_must_be_said(tools: Path, tmp_path: Path) -> None:

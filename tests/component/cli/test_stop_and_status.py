@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,8 +10,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from cli_harness import scripted_mesh
 from typer.testing import CliRunner, Result
 
+from weft.api.registry.v1.model_pb2 import Model, ModelManifest
 from weft_app.cli.main import app
 from weft_app.cli.options import EXIT_NOT_FOUND, EXIT_OK, EXIT_TIMEOUT
 from weft_app.compose.home import WeftHome
@@ -112,3 +115,31 @@ def test_a_home_without_a_mesh_is_stopped(tmp_path: Path) -> None:
     done = _weft("status", "--home", tmp_path)
     assert done.exit_code == EXIT_NOT_FOUND
     assert "stopped" in done.stdout
+
+
+def test_services_that_run_apart_are_a_mesh_that_runs(tmp_path: Path) -> None:
+    home = WeftHome(tmp_path)
+    home.create()
+    with scripted_mesh(tmp_path / "scripted") as mesh, socket.create_server(("127.0.0.1", 0)) as gateway:
+        mesh.add(Model(manifest=ModelManifest(name="qwen"), runner="r1"))
+        address = json.loads((mesh.home / "run" / "up.json").read_text())["grpc"]
+        url = f"http://127.0.0.1:{gateway.getsockname()[1]}"
+        home.address_file("registry").write_text(address)
+        home.address_file("gateway").write_text(url)
+        with socket.create_server(("127.0.0.1", 0)) as ended:
+            home.address_file("router").write_text("127.0.0.1:%d" % ended.getsockname()[1])
+        done = _weft("status", "-o", "json", "--home", tmp_path)
+        shown = _weft("status", "--home", tmp_path).stdout
+    facts = json.loads(done.stdout)
+    assert (done.exit_code, facts["state"], facts["url"]) == (EXIT_OK, "running", url)
+    assert facts["services"] == {"registry": address, "gateway": url}, "the router was killed: nothing listens there"
+    assert [model["name"] for model in facts["models"]] == ["qwen"]
+    assert f"registry at {address}, gateway at {url} (weft serve)" in shown
+
+
+def test_the_files_of_killed_services_are_no_mesh(tmp_path: Path) -> None:
+    home = WeftHome(tmp_path)
+    home.create()
+    home.address_file("registry").write_text(f"unix:{tmp_path}/none.sock")
+    home.address_file("gateway").write_text("http://127.0.0.1:1")
+    assert _weft("status", "--home", tmp_path).exit_code == EXIT_NOT_FOUND
