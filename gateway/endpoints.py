@@ -103,7 +103,7 @@ from gateway.tasks import handlers as tasks
 from gateway.tasks.handlers import NewTaskBody, TaskDeps, TaskList, TaskObject
 from weft.api.gateway.v1 import admin_model_pb2
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
-from weft.api.registry.v1 import key_service_pb2, secret_service_pb2
+from weft.api.registry.v1 import key_service_pb2, lease_pb2, secret_service_pb2
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
 from weft.api.router.v1 import request_service_pb2
 from weft.api.router.v1.request_pb2 import RequestRecord
@@ -119,6 +119,7 @@ _VIEW = Access(Resource.INFERENCE, Role.VIEW)
 _EDIT = Access(Resource.INFERENCE, Role.EDIT)
 _VIEW_MODELS = Access(Resource.MODELS, Role.VIEW)
 _EDIT_MODELS = Access(Resource.MODELS, Role.EDIT)
+_EDIT_RUNNERS = Access(Resource.RUNNERS, Role.EDIT)
 _VIEW_OPERATIONS = Access(Resource.OPERATIONS, Role.VIEW)
 _OPERATE = Access(Resource.OPERATIONS, Role.CREATE)
 _EDIT_OPERATIONS = Access(Resource.OPERATIONS, Role.EDIT)
@@ -451,6 +452,12 @@ ADMIN: EndpointGroup[AdminDeps] = EndpointGroup(
             answers(_OPERATION_SCHEMA, path="name", query=("watch",)),
         ),
         _delete(_OPERATION, _EDIT_OPERATIONS, operations.cancel_operation, answers(_OPERATION_SCHEMA, path="name")),
+        _delete(
+            f"{_ADMIN}/leases/{{id}}",
+            _EDIT_RUNNERS,
+            operations.release_lease,
+            answers(record_schema(lease_pb2.Lease), path="id"),
+        ),
         _get(
             f"{_ADMIN}/audit",
             _VIEW_OPERATIONS,

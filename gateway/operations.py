@@ -21,7 +21,7 @@ from gateway.request_facts import facts_of, headers_of
 from gateway.resources.registry_client import RegistryCalls
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
-from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
 from weft.documents.field_names import operation_field
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -75,6 +75,10 @@ class OperationsPort(Protocol):
 
     async def host_memory(self, host: str) -> Sequence[lease_service_pb2.HostMemory]:
         """Returns the VRAM ledger of one host, or of all for an empty name."""
+        ...
+
+    async def release_lease(self, lease_id: str, requested_by: str) -> lease_pb2.Lease:
+        """Releases the lease of a program; returns it as it is afterwards. Raises NOT_FOUND and RESOURCE_IN_USE."""
         ...
 
 
@@ -135,6 +139,12 @@ class OperationsClient(OperationsPort):
             await self._calls.call(self._leases.ListHostMemory, request)
         ).hosts
         return found
+
+    @override
+    async def release_lease(self, lease_id: str, requested_by: str) -> lease_pb2.Lease:
+        request = lease_service_pb2.ReleaseProgramLeaseRequest(lease_id=lease_id, requested_by=requested_by)
+        released: lease_pb2.Lease = (await self._calls.call(self._leases.ReleaseProgramLease, request)).lease
+        return released
 
     async def _operation(self, method: Any, request: Any) -> operation_pb2.Operation:
         operation: operation_pb2.Operation = (await self._calls.call(method, request)).operation

@@ -13,6 +13,7 @@ from registry_svc.keys.servicer import JoinTokenServicer, KeyServicer
 from registry_svc.ledger.lease_store import SqlLeaseStore
 from registry_svc.ledger.lease_table import dial_out_lookup, owner_lookup, session_lookup
 from registry_svc.ledger.ledger import Ledger
+from registry_svc.ledger.policy.leases import Grant
 from registry_svc.ledger.servicer import LeaseServicer
 from registry_svc.mesh.central import Bell, CentralModels, CentralModelServicer
 from registry_svc.mesh.core import RegistryCore
@@ -193,10 +194,22 @@ class RegistryService:
         )
         secret_service_pb2_grpc.add_SecretServiceServicer_to_server(SecretServicer(self._secrets), server)
         settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(SettingsServicer(SettingsManager(core)), server)
-        lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(self.ledger, core.mesh_clock), server)
+        lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(
+            LeaseServicer(self.ledger, core.mesh_clock, self._record_release), server
+        )
         operation_service_pb2_grpc.add_OperationServiceServicer_to_server(
             OperationServicer(self._operations.operations, core.clock, core.name_of), server
         )
+
+    async def _record_release(self, grant: Grant, requested_by: str) -> None:
+        lease = {
+            "lease": grant.id,
+            "host": grant.host,
+            "holder": grant.holder.name,
+            "purpose": grant.purpose,
+            "bytes": sum(size for _, size in grant.shares),
+        }
+        await self._operations.operations.record_lease_release(lease, requested_by)
 
     async def until_central_models(self) -> None:
         """Returns once there is a central model, or a secret for one."""

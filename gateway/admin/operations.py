@@ -91,6 +91,7 @@ def _requester(request: Request) -> str:
 
 
 SURFACE = "admin"
+MAX_LEASE_ID_CHARS = 128
 MAX_PAGE_SIZE = 1000
 MAX_SEQUENCE = 999_999_999
 PAGE_PARAMETERS = ("pageSize", "pageToken", "unfinished")
@@ -122,6 +123,13 @@ async def cancel_operation(deps: AdminDeps, request: Request) -> Response:
     begin_change(request, SURFACE)
     cancelled = await deps.ports.operations.cancel(_name_of(request), _requester(request))
     return json_response(document_of(cancelled))
+
+
+async def release_lease(deps: AdminDeps, request: Request) -> Response:
+    """Releases the lease of a program, which is then told that it is lost; a runner's is refused: unload its model."""
+    begin_change(request, SURFACE)
+    lease_id = require_token(request.path_params["id"], "id", MAX_LEASE_ID_CHARS)
+    return json_response(document_of(await deps.ports.operations.release_lease(lease_id, _requester(request))))
 
 
 async def get_audit(deps: AdminDeps, request: Request) -> Response:

@@ -25,6 +25,7 @@ from registry_svc.ledger.policy.leases import (
     is_fresh,
     processes_after,
     read_back,
+    released,
     watched,
 )
 from registry_svc.ledger.reconciler import Evictor, Reconciler
@@ -33,6 +34,7 @@ from registry_svc.ledger.wait_queue import Waiter, WaitQueue, require_place, req
 from registry_svc.mesh.policy.unowned import UnownedModel
 from registry_svc.mesh.runner_calls import EvictionCalls
 from registry_svc.writer import SingleWriter
+from weft.api.registry.v1 import lease_pb2
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.gpu.snapshot import HostSnapshot, ProcessId
 from weft.gpu.snapshot_messages import process_id_message, snapshot_from
@@ -181,6 +183,41 @@ class Ledger:
             await self._write(lambda: self._reconciler.release([lease]))
             log.info("lease released", lease=lease_id, purpose=lease.grant.purpose, host=lease.grant.host)
         self._wake.set()
+
+    def require_releasable(self, lease_id: str) -> Lease:
+        """Return the lease of a program. Raises NOT_FOUND, and RESOURCE_IN_USE for a runner's, with the next step."""
+        self._require_running()
+        lease = self._table.lease(lease_id)
+        if lease is None:
+            raise WeftError(
+                Reason.NOT_FOUND,
+                "there is no lease of this id: it has ended, or never was; weft lease list shows the others",
+                metadata={"lease": lease_id},
+            )
+        if lease.grant.holder.kind is HolderKind.RUNNER:
+            model, runner = lease.grant.purpose, lease.grant.holder.name
+            next_step = f"; unload it: weft unload {model}"
+            if lease.state is LeaseState.ORPHANED:
+                next_step = (
+                    ", which sends no heartbeats; it ends when the model's processes are seen to have ended"
+                )
+            raise WeftError(
+                Reason.RESOURCE_IN_USE,
+                f"the lease is for the model {model} on the runner {runner}{next_step}",
+                metadata={"lease": lease_id},
+            )
+        return lease
+
+    async def release_program_lease(self, lease_id: str) -> lease_pb2.Lease:
+        """Release the lease of a program for an operator. See ReleaseProgramLease; raises as `require_releasable`."""
+        lease = self.require_releasable(lease_id)
+        if lease.state is not LeaseState.RELEASING:
+            await self._write(lambda: self._reconciler.release([lease]))
+            log.info(
+                "lease released by an operator", lease=lease_id, purpose=lease.grant.purpose, host=lease.grant.host
+            )
+        self._wake.set()
+        return self._view.lease(self._table.lease(lease_id) or released(lease, self._clock.monotonic()))
 
     async def release_earlier_lives(self, holder: Holder, session_id: str) -> int:
         """Release the leases of a holder's earlier incarnations; returns how many."""

@@ -1,5 +1,6 @@
 """gRPC servicer of the VRAM ledger: checked requests to the ledger, and its answers to the wire."""
 
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -7,7 +8,9 @@ import grpc
 from typing_extensions import override
 
 from registry_svc.ledger.ledger import Ledger
+from registry_svc.ledger.policy.leases import Grant, LeaseState
 from registry_svc.ledger.requests import check_acquire, check_holder, check_renewal, holder_from
+from registry_svc.wire_values import to_actor
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
 from weft.kernel.clock import Clock
 from weft.kernel.field_rules import check_message
@@ -17,14 +20,21 @@ from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import stamp_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
+RecordRelease = Callable[[Grant, str], Awaitable[None]]
+"""Writes into the audit log that the actor, its second argument, has a lease released."""
+
+
+async def no_record(_grant: Grant, _actor: str) -> None:
+    """See RecordRelease: there is no audit log."""
 
 
 class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
     """See LeaseService in the contract."""
 
-    def __init__(self, ledger: Ledger, mesh_clock: Clock | None = None) -> None:
+    def __init__(self, ledger: Ledger, mesh_clock: Clock | None = None, record: RecordRelease = no_record) -> None:
         """`mesh_clock`: the mesh's time, which is returned to routers; None: it is not."""
         self._ledger = ledger
+        self._record = record
         self._mesh_clock = mesh_clock
 
     # A coroutine that writes gives up the moment the call is cancelled, see RegistryServicer.Watch.
@@ -58,6 +68,19 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
             holder = holder_from(request.holder)
             await self._ledger.release(holder, request.session_id, request.lease_id, request.fencing_number)
             return lease_service_pb2.ReleaseLeaseResponse()
+
+    @override
+    async def ReleaseProgramLease(
+        self, request: lease_service_pb2.ReleaseProgramLeaseRequest, context: Context
+    ) -> lease_service_pb2.ReleaseProgramLeaseResponse:
+        async with answering(context):
+            check_message(request)
+            actor = to_actor(request.requested_by)
+            lease = self._ledger.require_releasable(request.lease_id)
+            if lease.state is not LeaseState.RELEASING:
+                await self._record(lease.grant, actor)
+            released = await self._ledger.release_program_lease(request.lease_id)
+            return lease_service_pb2.ReleaseProgramLeaseResponse(lease=released)
 
     @override
     async def ReleaseEarlierLives(

@@ -1,6 +1,7 @@
 """Writes the audit log: what happened to operations, by which actor, and which requests were refused and why."""
 
 import hashlib
+from collections.abc import Mapping
 
 from google.protobuf import json_format
 
@@ -89,6 +90,10 @@ class AuditLog:
             self._cancellations.count(tenant)
             return
         await self._write("request.cancelled", cancelled_by, {"request_id": request_id, "tenant": tenant})
+
+    async def release_requested(self, lease: Mapping[str, object], requested_by: str) -> None:
+        """Write down that the lease of a program is released for an operator. Raises SERVICE_UNAVAILABLE."""
+        await self._write("lease.release_requested", requested_by, dict(lease))
 
     async def close_window(self, *, at_once: bool = False) -> None:
         """Write the entries of counted refusals and cancellations, when their window has ended or `at_once`."""

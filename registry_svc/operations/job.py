@@ -502,7 +502,7 @@ def _require_flushed(answers: Sequence[runner_service_pb2.FlushCacheResponse], f
 def _too_few(missing: int, failures: Sequence[WeftError]) -> WeftError:
     if not failures:
         return WeftError(
-            Reason.NO_RUNNER_AVAILABLE, f"{missing} more members are wanted and none sleeps on a runner that is there"
+            Reason.NO_RUNNER_AVAILABLE, f"{missing} more members are wanted and none hibernates on an active runner"
         )
     return WeftError(
         failures[-1].reason, f"{missing} more members could not be loaded; the last: {failures[-1].message}"

@@ -1,7 +1,7 @@
 """Operations as callers see them: accept, read, follow, cancel, and unload before a forced delete; housekeeping."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from registry_svc.config import OperationSettings
 from registry_svc.mesh.core import RegistryCore
@@ -162,6 +162,16 @@ class Operations:
         self._require_open()
         self._require_turn()
         await self._writer.run(lambda: self.audit.cancelled(request_id, tenant, cancelled_by))
+
+    async def record_lease_release(self, lease: Mapping[str, object], requested_by: str) -> None:
+        """Write into the audit log that a program's lease is released for an operator.
+
+        Raises TOO_MANY_RESOURCES when the log is full, QUEUE_FULL and SERVICE_UNAVAILABLE.
+        """
+        self._require_open()
+        self._require_turn()
+        self.audit.require_room(len(self._table))
+        await self._writer.run(lambda: self.audit.release_requested(lease, requested_by))
 
     async def audit_page(self, after_sequence: int, size: int) -> tuple[list[AuditEntry], AuditHead]:
         """At most `size` entries after that one, oldest first, and the end of the log."""

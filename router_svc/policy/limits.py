@@ -40,7 +40,7 @@ class SchedulingLimits:
     """Attempts on runners that did not take the request because the router's view of the mesh was out of date."""
     stale_view_bounces: Count = 4
     """Bounces of one request from a model that is shown as ready, after which its runner is called to wake it: the
-    registry is away and the model fell asleep."""
+    registry is away and the model hibernates."""
     bounce_pause_seconds: Seconds = 0.25
     """How long a runner that bounced a request gets no other one."""
     busy_pause_seconds: Seconds = 0.25

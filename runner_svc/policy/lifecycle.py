@@ -128,7 +128,7 @@ class SleepAsked:
 
 @dataclass(frozen=True, slots=True)
 class Slept:
-    """The model sleeps."""
+    """The model hibernates."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ VariableValue = Annotated[str, MaxLen(4096), Pattern(r"^[^\x00]*$")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeSettings:
-    """What wakes a sleeping model. `type` says which of the other names apply."""
+    """What wakes a hibernating model. `type` says which of the other names apply."""
 
     type: Literal["http", "command", "wake_on_lan"]
     """An HTTP request, a program, or a magic packet."""
@@ -228,12 +228,12 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SleepingModelSettings(ModelSettings):
-    """Adds how a model sleeps and wakes."""
+    """Adds how a model hibernates and wakes."""
 
     wake: WakeSettings | None = None
-    """What wakes it when it sleeps."""
+    """What wakes it when it hibernates."""
     sleep: SleepSettings | None = None
-    """What puts it to sleep when it is idle. Default: it never sleeps by itself."""
+    """What puts it to sleep when it is idle. Default: it never hibernates by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +245,7 @@ class StartedModelSettings(SleepingModelSettings):
     replicas: Annotated[int, Ge(1), Le(64), PUBLIC] = 1
     """How many of it are loaded at the start: identical engines that share a pool of its name."""
     replica_max: Annotated[int, Ge(1), Le(64)] | None = None
-    """How many of it there can be; those beyond `replicas` start asleep. Default: `replicas`."""
+    """How many of it there can be; those beyond `replicas` start hibernating. Default: `replicas`."""
     threads: Annotated[int, Ge(1), Le(1024), PUBLIC] | None = None
     """Processor threads. Default: cores minus one."""
     extra_arguments: Annotated[Arguments, PUBLIC] = ()

@@ -115,7 +115,7 @@ def test_a_model_that_was_to_be_loaded_and_got_no_memory_is_told_with_the_reason
     config = write_config(tmp_path, runner, accelerators=BUDGET)
     with running_mesh(tmp_path / "home", "--config", str(config)):
         (line,) = [line for line in (tmp_path / "home.out").read_text().splitlines() if line.startswith("warn m-box")]
-    assert "m-box: asleep on box: m-box needs 8.8 GiB" in line
+    assert "m-box: hibernating on box: m-box needs 8.8 GiB" in line
 
 
 async def test_keep_alive_of_a_request_unloads_its_model_when_it_is_over(tmp_path: Path) -> None:

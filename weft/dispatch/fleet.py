@@ -76,9 +76,9 @@ class ModelView:
     created_at_seconds: int
     """Unix time of its first publication."""
     hibernating: bool = False
-    """The model sleeps and a request wakes it; it is then not active."""
+    """The model hibernates and a request wakes it; it is then not active."""
     wake: wake_pb2.Wake | None = field(default=None, repr=False)
-    """How it is woken; None: it never sleeps. Read-only."""
+    """How it is woken; None: it never hibernates. Read-only."""
     skills: frozenset[Skill] | None = None
     """The skills that are declared, all that it has then; None: none are. See `abilities_in`."""
     digest: str = ""

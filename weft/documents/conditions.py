@@ -32,7 +32,7 @@ class Condition:
     """Why, in words for people."""
 
 
-_ASLEEP = "it sleeps; the next request wakes it"
+_ASLEEP = "it hibernates; the next request wakes it"
 _NOT_READY: Mapping[int, tuple[str, str]] = MappingProxyType(
     {
         InstanceState.PHASE_IDLE: ("NotLoaded", "its engine does not run; the next request starts it"),
@@ -70,7 +70,7 @@ def agent_conditions(agent: Agent) -> tuple[Condition, ...]:
             _holds(READY, True, "Active", f"{target} takes requests"),
         )
     if agent.status == Agent.STATUS_HIBERNATING:
-        asleep = f"{target} sleeps; the next request wakes it"
+        asleep = f"{target} hibernates; the next request wakes it"
         return _holds("Target", True, "Hibernating", asleep), _holds(READY, False, "Hibernating", asleep)
     missing = f"{target} has no member that can answer"
     return _holds("Target", False, "Inactive", missing), _holds(READY, False, "TargetInactive", missing)
@@ -107,7 +107,7 @@ def route_conditions(route: Route) -> tuple[Condition, ...]:
     if route.status == Route.STATUS_ACTIVE:
         return (_holds(READY, True, "Active", "a candidate is active"),)
     if route.status == Route.STATUS_HIBERNATING:
-        asleep = "no candidate is active, and one sleeps; the next request wakes it"
+        asleep = "no candidate is active, and one hibernates; the next request wakes it"
         return (_holds(READY, False, "Hibernating", asleep),)
     return (_holds(READY, False, "NoActiveCandidate", "no candidate can answer"),)
 

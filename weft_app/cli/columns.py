@@ -236,7 +236,7 @@ def labelled_listing(kind: ResourceKind) -> Listing:
 
 
 def who_wakes(model: ModelDocument) -> list[str]:
-    """Who wakes a sleeping model, such as "mesh:wake_on_lan"; recipes themselves may hold secrets."""
+    """Who wakes a hibernating model, such as "mesh:wake_on_lan"; recipes themselves may hold secrets."""
     wake = model.manifest.wake
     who = ["runner"] if wake.by_runner else []
     return [*who, f"mesh:{wake.by_mesh.WhichOneof('action')}"] if wake.HasField("by_mesh") else who

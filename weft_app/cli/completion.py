@@ -8,7 +8,7 @@ import typer
 from weft.documents.resource_kinds import ResourceKind, kind_words
 from weft.kernel.errors import WeftError
 from weft_app.cli.options import DEFAULT_HOME
-from weft_app.cli.targets import ALL, CLIENT_WORDS, REQUEST_WORDS, TASK_WORDS
+from weft_app.cli.targets import ALL, CLIENT_WORDS, LEASE_WORDS, REQUEST_WORDS, TASK_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,6 +18,7 @@ CALL_TIMEOUT_SECONDS = 0.25
 MAX_OFFERED = 1000
 TASKS = "tasks"
 REQUESTS = "requests"
+LEASES = "leases"
 CANCELLED_KINDS = (REQUESTS, TASKS)
 """Plurals of what `weft cancel` takes."""
 REMEMBERED = ("clients", REQUESTS, TASKS)
@@ -55,9 +56,9 @@ def complete_named(ctx: typer.Context, incomplete: str) -> list[str]:
 def complete_shown(ctx: typer.Context, incomplete: str) -> list[str]:
     """As `complete_resource`, with requests, clients and tasks."""
     words = ctx.params.get("resources") or ()
-    if words and words[0].lower() in REQUEST_WORDS | CLIENT_WORDS | TASK_WORDS:
+    if words and words[0].lower() in REQUEST_WORDS | CLIENT_WORDS | TASK_WORDS | LEASE_WORDS:
         return []
-    return [*complete_named(ctx, incomplete), *([] if words else _offer((*REMEMBERED, ALL), incomplete))]
+    return [*complete_named(ctx, incomplete), *([] if words else _offer((*REMEMBERED, LEASES, ALL), incomplete))]
 
 
 def complete_described(ctx: typer.Context, incomplete: str) -> list[str]:

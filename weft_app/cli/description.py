@@ -181,7 +181,7 @@ def instance_lines(state: InstanceState, described: pb.InstanceDescription | Non
 def _woken_by(model: ModelDocument) -> str:
     wakers = who_wakes(model)
     if not wakers:
-        return "it never sleeps"
+        return "it never hibernates"
     return f"{', '.join(wakers)}, at most {document_of(model.declared)['wake']['maxWaitSeconds']:g} s"
 
 

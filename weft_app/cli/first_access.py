@@ -43,9 +43,7 @@ class FirstAccess:
     """Lifetime of the invitation."""
 
 
-async def first_access(
-    host: "UpHost", home: WeftHome, *, is_terminal: bool, invitation_days: int
-) -> FirstAccess:
+async def first_access(host: "UpHost", home: WeftHome, *, is_terminal: bool, invitation_days: int) -> FirstAccess:
     """Makes an admin key where callers need keys and there is none, and an invitation where runners may join.
 
     `invitation_days`: its lifetime.

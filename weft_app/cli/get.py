@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,10 +31,12 @@ from weft_app.cli.options import (
     reporting,
 )
 from weft_app.cli.output import TEXTS, Column, Listing, say
+from weft_app.cli.record_watch import RecordWatch
 from weft_app.cli.resource_watch import ResourceWatch
 from weft_app.cli.secrets import is_about_secrets, show_secrets
 from weft_app.cli.targets import (
     CLIENT_WORDS,
+    LEASE_WORDS,
     REQUEST_WORDS,
     Scope,
     SelectorOption,
@@ -64,6 +66,7 @@ _REQUESTS = Listing(
     columns=_REQUEST,
     wide=(*_REQUEST[:-1], Column("CLIENT", "{client_id}"), Column("WAITS FOR", "[{queued.reason}|{loading.stage}]")),
     name=lambda request: request.request_id,
+    document=document_of,
 )
 _END = (
     Column("REQUEST", "{request_id}"),
@@ -80,6 +83,7 @@ _ENDED = Listing(
     columns=_END,
     wide=(*_END, Column("CLIENT", "{client_id}"), Column("MESSAGE", "[{message}]")),
     name=lambda request: request.request_id,
+    document=document_of,
 )
 
 
@@ -108,6 +112,7 @@ _CLIENTS = Listing(
     columns=_CLIENT,
     wide=_CLIENT_WIDE,
     name=lambda client: client.client_id,
+    document=document_of,
     empty="no client was seen lately: only callers that send the header X-Client-Id are counted",
 )
 
@@ -117,15 +122,33 @@ def is_about_requests(words: Sequence[str]) -> bool:
     return words[0].lower() in REQUEST_WORDS | CLIENT_WORDS
 
 
-def show_requests(words: Sequence[str], output: ResourceFormat, states: Sequence[str], home: Path) -> None:
-    """Prints the requests or clients that `words` name; without names, those of the state, or all clients."""
+def is_about_leases(words: Sequence[str]) -> bool:
+    """Whether the first argument of `weft get` names leases."""
+    return words[0].partition("/")[0].lower() in LEASE_WORDS
+
+
+def show_requests(
+    words: Sequence[str], output: ResourceFormat, states: Sequence[str], home: Path, *, watch: bool = False
+) -> None:
+    """Prints the requests or clients that `words` name; without names, those of the state, or all clients.
+
+    `watch`: until Ctrl-C, with each that changes.
+    """
     names, is_requests = words[1:], words[0].lower() in REQUEST_WORDS
     if states and (names or not is_requests or len(states) > 1):
         raise invalid_field("--state", "of requests is one, and goes without names")
-    with connect_requests(home=home) as requests:
-        found = _requests(requests, names, *states) if is_requests else _clients(requests, names)
     if output is ResourceFormat.YAML:
         raise invalid_field("--output", "must be table, wide, json or name: requests and clients are not declared")
+
+    def read() -> ListRequestsResponse | ListClientsResponse:
+        with connect_requests(home=home) as requests:
+            return _requests(requests, names, *states) if is_requests else _clients(requests, names)
+
+    if watch:
+        listing = _CLIENTS if not is_requests else _ENDED if states else _REQUESTS
+        RecordWatch(listing, output, lambda: _records(read())).run()
+        return
+    found = read()
     if isinstance(found, ListClientsResponse):
         _CLIENTS.print(found.clients, output, lambda: document_of(found))
         return
@@ -133,6 +156,10 @@ def show_requests(words: Sequence[str], output: ResourceFormat, states: Sequence
     left = found.total_count - len(found.requests)
     if left > 0 and output in TEXTS:
         say(f"and {left} more\n")
+
+
+def _records(found: ListRequestsResponse | ListClientsResponse) -> Sequence[Any]:
+    return found.requests if isinstance(found, ListRequestsResponse) else found.clients
 
 
 def _requests(requests: Requests, names: Sequence[str], state: str = "") -> ListRequestsResponse:
@@ -166,7 +193,7 @@ ShownArgument = Annotated[
     typer.Argument(
         metavar="KIND [NAME...]",
         help="models, agents, runners, pools, routes, aliases or all, and names; or KIND/NAME..., or NAME alone; "
-        "requests, clients, tasks, secrets",
+        "requests, clients, tasks, secrets, leases",
         autocompletion=complete_shown,
     ),
 ]
@@ -190,35 +217,38 @@ def get(
     ] = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """List resources, requests, clients, tasks or secrets. Resources printed as YAML can be applied again.
+    """List resources, requests, clients, tasks, secrets or leases. Resources printed as YAML can be applied again.
 
     One kind, several (models,runners or model/qwen runner/box), or all of them, each with its own table. The kind can
     be left out where one kind alone has the name.
 
-    Examples: weft get models -o wide; weft get all; weft get model/qwen runner/box
+    With --watch, each that changes is printed again until Ctrl-C: resources as the mesh reports them, all others as
+    they are read once a second.
+
+    Examples: weft get models -o wide; weft get requests -w; weft get all; weft get model/qwen runner/box
     """
     with reporting(interrupted=EXIT_OK if watch else 130):
-        if selector and (is_about_tasks(resources) or is_about_secrets(resources) or is_about_requests(resources)):
+        others = (is_about_tasks, is_about_secrets, is_about_requests, is_about_leases)
+        if selector and any(is_about(resources) for is_about in others):
             raise invalid_field("--selector", "goes with models and agents")
         if caller and not is_about_tasks(resources):
             raise invalid_field("--caller", "goes with tasks")
         if is_about_tasks(resources):
-            if watch:
-                raise invalid_field("--watch", "goes with resources; `weft logs task/ID -f` follows one task")
-            show_tasks(resources, output, states or (), home, caller=caller)
+            show_tasks(resources, output, states or (), home, caller=caller, watch=watch)
             return
         if is_about_secrets(resources):
-            if watch:
-                raise invalid_field("--watch", "goes with resources")
-            show_secrets(resources, output, home)
+            show_secrets(resources, output, home, watch=watch)
             return
         if is_about_requests(resources):
-            if watch:
-                raise invalid_field("--watch", "goes with resources; a request's own stream says how it fares")
-            show_requests(resources, output, states or (), home)
+            show_requests(resources, output, states or (), home, watch=watch)
             return
         if states:
             raise invalid_field("--state", "goes with tasks and requests")
+        if is_about_leases(resources):
+            from weft_app.cli.lease_table import show_leases  # noqa: PLC0415 - the other kinds start without it
+
+            show_leases(resources, output, home, watch=watch)
+            return
         _show_resources(resources, selector, output, home, watch=watch)
 
 

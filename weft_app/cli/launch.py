@@ -86,8 +86,8 @@ def launch(
 ) -> None:
     """Start a program such as Claude Code with the environment that leads it to this mesh; no file is changed.
 
-    Where callers need keys and none is given, a key of the role user is made, which expires after 30 days. Later launches
-    of the same tool use it too, until a day before it expires or until it is revoked.
+    Where callers need keys and none is given, a key of the role user is made, which expires after 30 days. Later
+    launches of the same tool use it too, until a day before it expires or until it is revoked.
 
     Example: weft launch claude --model qwen3 -- --continue
     """
@@ -153,7 +153,9 @@ def _kept_key(home: Path, file: Path) -> str:
         return ""
     request, then = key_service_pb2.ListKeysRequest(), datetime.now(UTC) + MIN_VALID
     valid = {
-        key.id for key in call_registry(home, KeyServiceStub, "ListKeys", request).keys if key_state(key, then) == "good"
+        key.id
+        for key in call_registry(home, KeyServiceStub, "ListKeys", request).keys
+        if key_state(key, then) == "good"
     }
     return text if any(text.startswith(f"{KEY_PREFIX}_{key_id}_") for key_id in valid) else ""
 

@@ -10,24 +10,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import typer
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
+from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceStub
 from weft.client._channel import mesh_address
-from weft.client._lease_renewal import LeaseClient, ProcessTree
+from weft.client._lease_renewal import ProcessTree
 from weft.client.leases import LeaseOptions, MemoryLease, acquired_lease, program_name
-from weft.documents.codec import document_of, moment_of
+from weft.client.operations import requester
 from weft.gpu.process import is_alive
 from weft.gpu.snapshot import ProcessId
-from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.units import parse_size, size_words
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, naming_fields, note
-from weft_app.cli.output import Column, print_document, print_table, safe_text, say
-from weft_app.cli.templates import filled
+from weft_app.cli.lease_table import MAX_LEASE_ID_CHARS, LeaseRow, host_document, hosts_of, lease_rows, print_hosts
+from weft_app.cli.options import (
+    DEFAULT_HOME,
+    HomeOption,
+    OutputFormat,
+    OutputOption,
+    naming_fields,
+    note,
+)
+from weft_app.cli.output import print_document, safe_text, say
+from weft_app.cli.registry_calls import call_registry
 from weft_app.cli.wait import parse_duration
 
 LOOK_SECONDS = 0.2
@@ -224,7 +233,7 @@ def _handled(numbers: Sequence[signal.Signals], handler: "signal._HANDLER") -> I
 
 
 app = typer.Typer(
-    help="Lease accelerator memory for a program, and list the leases of all hosts.", no_args_is_help=True
+    help="Lease accelerator memory for a program; list and release the leases of all hosts.", no_args_is_help=True
 )
 
 _OPTIONS: Mapping[str, str] = MappingProxyType(
@@ -262,35 +271,6 @@ WaitOption = Annotated[
 PurposeOption = Annotated[
     str, typer.Option("--purpose", help="Purpose, shown to those who wait. Default: the program.", metavar="TEXT")
 ]
-
-_DEVICE_COLUMNS = (
-    Column("HOST", "{host.host}"),
-    Column("DEVICE", "{device.device.index} {device.device.name}"),
-    Column("TOTAL", "{device.device.total_bytes:size}"),
-    Column("BOOKED", "{device.booked_bytes:size}"),
-    Column("FOREIGN", "[{device.foreign_bytes:size}|?]"),
-    Column("FREE", "{device.free_bytes:size}"),
-)
-_LEASE_COLUMNS = (
-    Column("LEASE", "{lease.lease_id}"),
-    Column("HOST", "{host.host}"),
-    Column("HOLDER", "{lease.holder.name}"),
-    Column("PURPOSE", "{lease.purpose}"),
-    Column("STATE", lambda row: filled("{state}", row.lease) + (", unowned" if row.lease.unowned else "")),
-    Column("MEMORY", lambda row: size_words(sum(share.bytes for share in row.lease.shares))),
-    Column("DEVICES", lambda row: ",".join(str(share.device_index) for share in row.lease.shares)),
-    Column("AGE", "[{lease.create_time:age}]"),
-)
-_HOST_FIELDS = ("host", "source")
-_DEVICE_FIELDS = (
-    *("index", "id", "name", "totalBytes", "usedBytes", "utilization"),
-    *("bookedBytes", "foreignBytes", "freeBytes", "marginBytes"),
-)
-_LEASE_FIELDS = (
-    *("id", "fencingNumber", "holder", "holderKind", "purpose", "state", "shares", "seenBytes"),
-    *("unowned", "pinned", "activeRequests", "ageSeconds"),
-)
-"""Fields of documents in the order of `-o json`."""
 
 
 @app.command("acquire", context_settings={"allow_interspersed_args": False})
@@ -344,39 +324,52 @@ def list_leases(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFo
 
     Example: weft lease list
     """
-    calls = LeaseClient(mesh_address(home, "registry"), lease_pb2.LeaseHolder())
-    try:
-        hosts = calls.hosts()
-    finally:
-        calls.close()
+    hosts = hosts_of(home)
     if output is not OutputFormat.TABLE:
-        print_document({"kind": "HostMemoryList", "items": list(map(_host_document, hosts))}, output)
+        print_document({"kind": "HostMemoryList", "items": list(map(host_document, hosts))}, output)
     elif hosts:
-        _print_tables(hosts)
+        print_hosts(hosts)
     else:
         say("no host with accelerators is known\n")
 
 
-class _DeviceRow(NamedTuple):
-    """One row of the devices."""
+@app.command("release")
+def release_lease(
+    lease_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the lease, from `weft lease list`.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Release the lease of a program, such as that of a `weft lease acquire` which nobody needs any more.
 
-    host: lease_service_pb2.HostMemory
-    device: lease_service_pb2.DeviceMemory
+    The program is told that its lease is lost: `weft lease acquire` ends its command, SIGTERM first. The memory is
+    reserved until it is observed to be free. The lease of a model is not released: use weft unload.
+
+    Example: weft lease release lease-3f9a --yes
+    """
+    wanted = lease_service_pb2.ReleaseProgramLeaseRequest(
+        lease_id=require_token(lease_id, "ID", MAX_LEASE_ID_CHARS), requested_by=requester("cli")
+    )
+    if not yes:
+        row = next((row for row in lease_rows(hosts_of(home)) if row.lease.lease_id == lease_id), None)
+        if row is not None and row.lease.holder.kind == lease_pb2.LeaseHolder.KIND_PROGRAM:
+            _confirm(row)
+    released = call_registry(home, LeaseServiceStub, "ReleaseProgramLease", wanted).lease
+    shares = size_words(sum(share.bytes for share in released.shares))
+    say(
+        f"lease/{lease_id} is released: {shares} of {safe_text(released.host)} are free once its processes have ended\n"
+    )
 
 
-class _LeaseRow(NamedTuple):
-    """One row of the leases."""
-
-    host: lease_service_pb2.HostMemory
-    lease: lease_pb2.Lease
-
-
-def _print_tables(hosts: Sequence[lease_service_pb2.HostMemory]) -> None:
-    print_table([_DeviceRow(host, device) for host in hosts for device in host.devices], _DEVICE_COLUMNS)
-    leases = [_LeaseRow(host, lease) for host in hosts for lease in host.leases]
-    if leases:
-        say("\n")
-        print_table(leases, _LEASE_COLUMNS)
+def _confirm(row: LeaseRow) -> None:
+    """Asks whether a lease is to be released. Raises INVALID_ARGUMENT where there is no terminal to ask on."""
+    if not sys.stdin.isatty():
+        raise invalid_field(
+            "--yes", "is needed where there is no terminal: the program that holds the lease may be ended"
+        )
+    held = f"{size_words(sum(share.bytes for share in row.lease.shares))} of {safe_text(row.host.host)}"
+    holder, purpose = safe_text(row.lease.holder.name), safe_text(row.lease.purpose)
+    note(f"{holder} holds {held} for {purpose}; a command of weft lease acquire is ended when its lease is released")
+    typer.confirm("weft: release it?", abort=True, err=True)
 
 
 class _Waiting:
@@ -411,27 +404,3 @@ def _device_numbers(text: str) -> list[int]:
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise invalid_field("--devices", "must be numbers of devices such as 0,1; see `weft lease list`")
     return [int(part) for part in parts]
-
-
-def _host_document(host: lease_service_pb2.HostMemory) -> dict[str, Any]:
-    return {
-        **_picked(document_of(host), _HOST_FIELDS),
-        "seenAt": host.sighting_time.ToJsonString() if host.HasField("sighting_time") else None,
-        "waitingCount": host.waiting_count,
-        "devices": [_picked(document_of(device), _DEVICE_FIELDS) for device in host.devices],
-        "leases": [_lease_document(lease) for lease in host.leases],
-    }
-
-
-def _lease_document(lease: lease_pb2.Lease) -> dict[str, Any]:
-    """Returns a lease with its shares in their order, and its age instead of a time."""
-    created = moment_of(lease, "create_time")
-    age = None if created is None else max(0.0, (SystemClock().utc_now() - created).total_seconds())
-    shares = [{"device": share.device_index, "bytes": share.bytes} for share in lease.shares]
-    own = {"id": lease.lease_id, "shares": shares, "unowned": lease.unowned, "ageSeconds": age}
-    return _picked(document_of(lease) | own, _LEASE_FIELDS)
-
-
-def _picked(document: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
-    """Returns fields of a document in this order; None stands for one that it has not."""
-    return {field: document.get(field) for field in fields}

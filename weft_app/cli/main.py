@@ -77,7 +77,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "get": CommandPlace(
         "weft_app.cli.get:get",
-        "List resources, requests, clients, tasks or secrets. Resources printed as YAML can be applied again.",
+        "List resources, requests, clients, tasks, secrets or leases. Resources printed as YAML can be applied again.",
     ),
     "describe": CommandPlace(
         "weft_app.cli.describe:describe",
@@ -174,7 +174,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "Simulate a mesh: waits, throughput, refusals and the cost of model swaps.",
     ),
     "lease": CommandPlace(
-        "weft_app.cli.lease:app", "Lease accelerator memory for a program, and list the leases of all hosts."
+        "weft_app.cli.lease:app", "Lease accelerator memory for a program; list and release the leases of all hosts."
     ),
     "doctor": CommandPlace(
         "weft_app.cli.doctor:doctor",

@@ -155,7 +155,7 @@ def remove(
 
 
 def _require_unused(environment: EngineEnvironment, home: WeftHome) -> None:
-    """Checks that no runner of the mesh on this home starts its engines in an environment, asleep ones included.
+    """Checks that no runner of the mesh on this home starts its engines in an environment, hibernating ones included.
 
     Raises RESOURCE_IN_USE naming the runners. Processes are looked for by `remove_environment`.
     """

@@ -21,6 +21,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import SECRET, unknown_name
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, ResourceFormat, exit_code, note
 from weft_app.cli.output import Column, Listing, print_document, say
+from weft_app.cli.record_watch import RecordWatch
 from weft_app.cli.registry_calls import CALL_TIMEOUT_SECONDS, call_registry
 from weft_app.cli.targets import SECRET_WORDS
 
@@ -38,6 +39,7 @@ _SECRETS = Listing(
     columns=_SECRET,
     wide=(*_SECRET, Column("CREATED", "[{create_time:age}]", ticks=True)),
     name=lambda secret: f"secret/{secret.name}",
+    document=document_of,
     empty="there are no secrets; weft create secret NAME keeps one",
 )
 
@@ -114,8 +116,11 @@ def is_about_secrets(words: Sequence[str]) -> bool:
     return words[0].lower().partition("/")[0] in SECRET_WORDS
 
 
-def show_secrets(words: Sequence[str], output: ResourceFormat, home: Path) -> None:
-    """Prints the secrets that `words` name, all of them without names; never their values."""
+def show_secrets(words: Sequence[str], output: ResourceFormat, home: Path, *, watch: bool = False) -> None:
+    """Prints the secrets that `words` name, all of them without names; never their values.
+
+    `watch`: until Ctrl-C, with each that changes.
+    """
     if output is ResourceFormat.YAML:
         raise invalid_field("--output", "must be table, wide, json or name: secrets are not declared")
     names = _names(words)
@@ -123,6 +128,13 @@ def show_secrets(words: Sequence[str], output: ResourceFormat, home: Path) -> No
     missing = set(names) - {secret.name for secret in found}
     if missing:
         raise _unknown(min(missing), [secret.name for secret in found])
+    if watch:
+
+        def read() -> list[pb.Secret]:
+            return [secret for secret in all_secrets(home) if not names or secret.name in names]
+
+        RecordWatch(_SECRETS, output, read).run()
+        return
     shown = [secret for secret in found if not names or secret.name in names]
     _SECRETS.print(shown, output, lambda: document_of(pb.ListSecretsResponse(secrets=shown)))
 

@@ -24,6 +24,8 @@ TASK_WORDS = frozenset({"task", "tasks", "inference-task", "inference-tasks"})
 """Names of what a router stores, which are no kinds of resources."""
 SECRET_WORDS = frozenset({"secret", "secrets"})
 """Names of what the registry keeps, and which is never declared."""
+LEASE_WORDS = frozenset({"lease", "leases"})
+"""Names of the leases of accelerator memory."""
 LABELLED = frozenset({ResourceKind.MODEL, ResourceKind.AGENT})
 """Kinds of resources that have labels."""
 SelectorOption = Annotated[

@@ -33,6 +33,7 @@ from weft_app.cli.options import (
     note,
 )
 from weft_app.cli.output import Column, Listing, page, print_page, safe_text, say
+from weft_app.cli.record_watch import RecordWatch
 from weft_app.cli.targets import REQUEST_WORDS, TASK_WORDS
 from weft_app.cli.templates import filled, shortened
 
@@ -86,6 +87,7 @@ _TASKS = Listing(
     columns=_COLUMNS,
     wide=_WIDE,
     name=lambda task: f"task/{task.id}",
+    document=document_of,
     empty="there are no such tasks; weft chat MODEL TEXT --async submits one",
 )
 
@@ -118,10 +120,29 @@ def one_task(words: Sequence[str]) -> str:
 
 
 def show_tasks(
-    words: Sequence[str], output: ResourceFormat, states: Sequence[str], home: Path, *, caller: str = ""
+    words: Sequence[str],
+    output: ResourceFormat,
+    states: Sequence[str],
+    home: Path,
+    *,
+    caller: str = "",
+    watch: bool = False,
 ) -> None:
-    """Prints the named tasks; without names, the newest ones (of one caller)."""
+    """Prints the named tasks; without names, the newest ones (of one caller).
+
+    `watch`: until Ctrl-C, with each that changes.
+    """
     ids = task_ids(words)
+    if watch:
+
+        def read() -> Sequence[Task]:
+            with connect_tasks(home=home) as tasks:
+                if ids:
+                    return [tasks.get(each).task for each in ids]
+                return tasks.newest(MAX_SHOWN, states=states, caller=caller).tasks
+
+        RecordWatch(_TASKS, output, read).run()
+        return
     with connect_tasks(home=home) as tasks:
         if ids:
             details, notice = [tasks.get(each) for each in ids], ""

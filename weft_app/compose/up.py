@@ -420,7 +420,7 @@ class UpHost:
                         show(pulling)
                 else:
                     del waiting[model]
-                    is_warning = settled.startswith((MODEL_NOT_LISTED, f"asleep on {runner}: "))
+                    is_warning = settled.startswith((MODEL_NOT_LISTED, f"hibernating on {runner}: "))
                     show(Stage(name=model, detail=settled, done=True, is_warning=is_warning))
             self._children.require_willing()
             await self._clock.sleep(MODEL_CHECK_SECONDS)
@@ -442,7 +442,7 @@ class UpHost:
         return True
 
     def _settled(self, view: FleetView, model: str, runner_name: str) -> str | None:
-        """Returns the state of a model once it admits requests, asleep or not; None before. Raises LOAD_STALLED."""
+        """Returns the state of a model that admits requests, or hibernates; None before. Raises LOAD_STALLED."""
         runner = view.runners.get(runner_name)
         instance = runner.instances.get(model) if runner is not None and runner.active else None
         if instance is None:
@@ -458,7 +458,7 @@ class UpHost:
         if instance.phase == InstanceState.PHASE_HIBERNATING:
             # The detail names a lack of memory, or a pull that failed, where the model could not be loaded for that.
             not_pulled = f"; {DEMO_NOT_PULLED}" if instance.detail and is_demo_source(self._runners, model) else ""
-            return f"asleep on {runner_name}" + (f": {instance.detail}{not_pulled}" if instance.detail else "")
+            return f"hibernating on {runner_name}" + (f": {instance.detail}{not_pulled}" if instance.detail else "")
         return f"ready on {runner_name}" if instance.phase == InstanceState.PHASE_READY else None
 
     async def _reload(self, dry_run: bool) -> pb.ReloadConfigurationResponse:

@@ -121,7 +121,7 @@ def _known_elsewhere() -> frozenset[str]:
 def with_replicas(section: RunnerSettings, models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
     """Returns models of a runner, each followed by its replicas: "qwen", "qwen-2", "qwen-3".
 
-    Those beyond `replicas` start asleep. Raises INVALID_ARGUMENT naming the field.
+    Those beyond `replicas` start hibernating. Raises INVALID_ARGUMENT naming the field.
     """
     taken = {name for model in section.models for name in model.served_names}
     taken |= {agent.name for agent in section.agents}

@@ -23,7 +23,7 @@ _WARMTH = {
     Readiness.ASLEEP: _ASLEEP,
     Readiness.DOWN: _DOWN,
 }
-_UNREADY_GATES = {Readiness.LOADING: "loading", Readiness.ASLEEP: "asleep", Readiness.DOWN: "no heartbeat"}
+_UNREADY_GATES = {Readiness.LOADING: "loading", Readiness.ASLEEP: "hibernating", Readiness.DOWN: "no heartbeat"}
 
 
 class ConsideredSamples:
@@ -58,7 +58,7 @@ def consider(
     besides: Endpoint | None = None,
     most: int = MAX_CONSIDERED,
 ) -> tuple[Considered, ...]:
-    """Describe the candidates, except `besides`: free ones first, then ready, loading, asleep, down, unfit ones.
+    """Describe the candidates, except `besides`: free ones first, then ready, loading, hibernating, down, unfit ones.
 
     Equal ones are ordered by position in the route and by load. Of more than MAX_CONSIDERED, at most `most`.
     """

@@ -50,7 +50,7 @@ class CTranslate2Model(FileModelSettings):
     """Beams of an answer whose request names none (`beam_size`). With more than 1 an answer comes whole, with a
     warning: a beam search has no text until it ends."""
     sleeps_in_place: bool = False
-    """Whether it sleeps, when idle, by unloading the weights in its process, which wakes in a moment. Default: its
+    """Whether it hibernates, when idle, by unloading the weights in its process, which wakes in a moment. Default: its
     process is ended, as it always is where it holds memory of accelerators."""
     unload_keeps_process: bool = False
     """Whether an explicit unload, such as `weft unload`, lets it sleep in its process too. Default: it ends the

@@ -116,7 +116,7 @@ class VllmModel(SourcedModelSettings):
     enforce_eager: bool = False
     """Whether the model runs without compiled graphs: it loads faster, takes less memory, and answers more slowly."""
     sleep_level: Annotated[int, Ge(1), Le(2)] | None = None
-    """How an idle model on accelerators sleeps, in a process that stays: with its weights in main memory (1), or
+    """How an idle model on accelerators hibernates, in a process that stays: with its weights in main memory (1), or
     without them (2). Default: the process is ended, as always on a host without accelerators."""
     unload_keeps_process: bool = False
     """Whether an explicit unload, such as `weft unload`, lets it sleep in its process too. Default: it ends the

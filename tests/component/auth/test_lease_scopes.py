@@ -53,3 +53,15 @@ async def test_a_guests_key_keeps_and_gives_up_nothing_in_a_runners_name(tmp_pat
         assert (error.reason, "mesh:create" in error.message) == (Reason.PERMISSION_DENIED, True)
         assert not (await leases.ListHostMemory(pb.ListHostMemoryRequest(), metadata=_key(), timeout=5)).hosts
         await ask(leases, _holder(lease_pb2.LeaseHolder.KIND_PROGRAM))
+
+
+async def test_the_lease_of_another_program_is_released_by_who_may_edit_runners_alone(tmp_path: Path) -> None:
+    request = pb.ReleaseProgramLeaseRequest(lease_id="lease-1")
+    for scope, reason in (("runners:create", Reason.PERMISSION_DENIED), ("runners:edit", Reason.NOT_FOUND)):
+        folder = tmp_path / scope.partition(":")[2]
+        folder.mkdir()
+        async with registry_channel(folder, scope) as channel:
+            leases = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(channel))
+            with pytest.raises(grpc.aio.AioRpcError) as found:
+                await leases.ReleaseProgramLease(request, metadata=_key(), timeout=5)
+        assert error_from_call(found.value, Reason.INTERNAL).reason is reason

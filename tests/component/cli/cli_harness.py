@@ -23,6 +23,9 @@ from weft.api.registry.v1 import (
     declaration_service_pb2_grpc,
     key_service_pb2,
     key_service_pb2_grpc,
+    lease_pb2,
+    lease_service_pb2,
+    lease_service_pb2_grpc,
     model_pb2,
     registry_service_pb2,
     registry_service_pb2_grpc,
@@ -88,6 +91,9 @@ class ScriptedMesh:
     asked: list[inference_service_pb2.ChatRequest] = field(default_factory=list)
     loaded: set[str] = field(default_factory=set)
     """Models that are deleted by force alone."""
+    hosts: list[lease_service_pb2.HostMemory] = field(default_factory=list)
+    """Accelerators and leases."""
+    releases: list[lease_service_pb2.ReleaseProgramLeaseRequest] = field(default_factory=list)
     keys: list[key_service_pb2.Key] = field(default_factory=list)
     watches: int = 0
     events_were_listed: threading.Event = field(default_factory=threading.Event)
@@ -329,15 +335,37 @@ class _Settings(settings_service_pb2_grpc.SettingsServiceServicer):
         return settings_service_pb2.UpdateSettingsResponse(settings=self._mesh.settings)
 
 
+class _Leases(lease_service_pb2_grpc.LeaseServiceServicer):
+    def __init__(self, mesh: ScriptedMesh) -> None:
+        self._mesh = mesh
+
+    def ListHostMemory(self, request: Any, context: Any) -> lease_service_pb2.ListHostMemoryResponse:  # noqa: N802
+        del request, context
+        return lease_service_pb2.ListHostMemoryResponse(hosts=self._mesh.hosts)
+
+    def ReleaseProgramLease(self, request: Any, context: Any) -> lease_service_pb2.ReleaseProgramLeaseResponse:  # noqa: N802
+        self._mesh.releases.append(request)
+        for host in self._mesh.hosts:
+            for lease in host.leases:
+                if lease.lease_id != request.lease_id:
+                    continue
+                if lease.holder.kind == lease_pb2.LeaseHolder.KIND_RUNNER:
+                    refuse(context, Reason.RESOURCE_IN_USE, f"unload it: weft unload {lease.purpose}")
+                lease.state = lease_pb2.Lease.STATE_RELEASING
+                return lease_service_pb2.ReleaseProgramLeaseResponse(lease=lease)
+        refuse(context, Reason.NOT_FOUND, "there is no lease of this id")
+        raise AssertionError("refused")
+
+
 class _Keys(key_service_pb2_grpc.KeyServiceServicer):
     def __init__(self, mesh: ScriptedMesh) -> None:
         self._mesh = mesh
 
-    def ListKeys(self, request: Any, context: Any) -> key_service_pb2.ListKeysResponse:
+    def ListKeys(self, request: Any, context: Any) -> key_service_pb2.ListKeysResponse:  # noqa: N802
         del request, context
         return key_service_pb2.ListKeysResponse(keys=self._mesh.keys)
 
-    def CreateKey(self, request: Any, context: Any) -> key_service_pb2.CreateKeyResponse:
+    def CreateKey(self, request: Any, context: Any) -> key_service_pb2.CreateKeyResponse:  # noqa: N802
         del context
         key = key_service_pb2.Key(id=f"key{len(self._mesh.keys)}", description=request.description)
         key.expire_time.FromDatetime(datetime.now(UTC) + request.lifetime.ToTimedelta())
@@ -393,6 +421,7 @@ def scripted_mesh(home: Path, *, add: Callable[[grpc.Server], None] = lambda _: 
     declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(_Declarations(mesh), server)
     settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(_Settings(mesh), server)
     key_service_pb2_grpc.add_KeyServiceServicer_to_server(_Keys(mesh), server)
+    lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(_Leases(mesh), server)
     runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(_Runner(), server)  # type: ignore[abstract]  # only what the CLI calls
     inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(mesh), server)  # type: ignore[abstract]  # see above
     add(server)

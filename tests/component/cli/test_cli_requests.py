@@ -303,7 +303,7 @@ def test_get_clients_shows_how_they_ask(mesh: Mesh) -> None:
     assert mesh.run("get", "clients", "nobody").exit_code == 3
 
 
-@pytest.mark.parametrize("arguments", [("requests", "-o", "yaml"), ("clients", "-o", "yaml"), ("requests", "--watch")])
+@pytest.mark.parametrize("arguments", [("requests", "-o", "yaml"), ("clients", "-o", "yaml")])
 def test_what_requests_and_clients_cannot_do_is_refused(mesh: Mesh, arguments: tuple[str, ...]) -> None:
     assert mesh.run("get", *arguments).exit_code == 2
 

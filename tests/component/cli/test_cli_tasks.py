@@ -284,7 +284,7 @@ def test_only_what_is_over_is_deleted(script: TaskScript) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [("cancel", "model", "qwen"), ("cancel", "task"), ("wait", "task"), ("describe", "task"), ("logs", "task"),
-     ("get", "tasks", "-w"), ("logs", "task/a", "model/b"), ("chat", "qwen", "--async", "-m", " ")],
+     ("logs", "task/a", "model/b"), ("chat", "qwen", "--async", "-m", " ")],
 )  # fmt: skip
 def test_wrong_usage_is_exit_code_2(script: TaskScript, arguments: tuple[str, ...]) -> None:
     assert script.run(*arguments).exit_code == 2

@@ -127,7 +127,7 @@ def test_services_that_run_apart_are_a_mesh_that_runs(tmp_path: Path) -> None:
         home.address_file("registry").write_text(address)
         home.address_file("gateway").write_text(url)
         with socket.create_server(("127.0.0.1", 0)) as ended:
-            home.address_file("router").write_text("127.0.0.1:%d" % ended.getsockname()[1])
+            home.address_file("router").write_text(f"127.0.0.1:{ended.getsockname()[1]}")
         done = _weft("status", "-o", "json", "--home", tmp_path)
         shown = _weft("status", "--home", tmp_path).stdout
     facts = json.loads(done.stdout)

@@ -81,6 +81,11 @@ class ScriptedOperations:
         nvml = lease_pb2.HostSighting.SOURCE_NVML
         return [lease_service_pb2.HostMemory(host="titan", source=nvml, devices=[device])]
 
+    async def release_lease(self, lease_id: str, requested_by: str) -> lease_pb2.Lease:
+        self._fail()
+        self.asked.append(("release_lease", lease_id, requested_by))
+        return lease_pb2.Lease(lease_id=lease_id, state=lease_pb2.Lease.STATE_RELEASING, purpose="training")
+
     def _fail(self) -> None:
         if self.failure is not None:
             raise self.failure

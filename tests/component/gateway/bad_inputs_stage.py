@@ -147,6 +147,7 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/admin/operations", "read"),
     Endpoint("GET", "/v1/admin/operations/{name}", "read"),
     Endpoint("DELETE", "/v1/admin/operations/{name}", "action"),
+    Endpoint("DELETE", "/v1/admin/leases/{id}", "action"),
     Endpoint("GET", "/v1/admin/audit", "read"),
     *(Endpoint("GET", f"/api/v1/{kind}", "list") for kind in RESOURCE_KINDS),
     *(Endpoint("GET", f"/api/v1/{kind}/{{name}}", "read") for kind in RESOURCE_KINDS),

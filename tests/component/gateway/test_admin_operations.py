@@ -122,3 +122,18 @@ async def test_an_operation_that_is_not_there_is_not_found() -> None:
 async def test_without_admin_ports_there_is_no_such_path() -> None:
     async with serving() as gateway:
         assert (await gateway.request("GET", "/v1/admin/operations")).status == 404
+
+
+async def test_a_lease_is_released_in_the_name_of_whoever_asks() -> None:
+    operations = ScriptedOperations()
+    async with serving(admin=admin_ports(operations)) as gateway:
+        found = body_of(await gateway.request("DELETE", "/v1/admin/leases/lease-1", headers={"X-Tenant-ID": "acme"}))
+        foreign = await gateway.request(
+            "DELETE", "/v1/admin/leases/lease-1", headers={"Origin": "https://evil.example", "Host": "localhost"}
+        )
+        operations.failure = WeftError(Reason.RESOURCE_IN_USE, "unload it: weft unload qwen")
+        refused = body_of(await gateway.request("DELETE", "/v1/admin/leases/lease-2"), 409)
+    assert (found["id"], found["state"], found["purpose"]) == ("lease-1", "releasing", "training")
+    assert operations.asked == [("release_lease", "lease-1", "http:acme")]
+    assert foreign.status == 403
+    assert "weft unload qwen" in refused["error"]["message"]

@@ -289,7 +289,7 @@ def test_a_choice_names_who_was_considered_and_what_kept_each_from_it() -> None:
     assert {each.model: each.gate for each in choice.considered} == {
         "a": "",
         "b": "all 1 slots are busy",
-        "c": "asleep",
+        "c": "hibernating",
         "d": "no heartbeat",
         "e": "loading",
         "f": "remote, and the request has no permit",

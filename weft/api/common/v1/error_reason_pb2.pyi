@@ -121,7 +121,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_BACKEND_PROTOCOL_ERROR: _ErrorReason.ValueType  # 72
     """The backend sent something that is not the protocol: malformed events, an end without a finish reason."""
     ERROR_REASON_WAKE_FAILED: _ErrorReason.ValueType  # 73
-    """A sleeping model could not be woken; the message has the recipe's error."""
+    """A hibernating model could not be woken; the message has the recipe's error."""
     ERROR_REASON_TOOL_CALL_INVALID: _ErrorReason.ValueType  # 74
     """The model called a tool of the mesh in a way that cannot be carried out: no JSON, an unknown tool, or arguments
     that do not fit its schema.
@@ -245,7 +245,7 @@ ERROR_REASON_BACKEND_ERROR: ErrorReason.ValueType  # 71
 ERROR_REASON_BACKEND_PROTOCOL_ERROR: ErrorReason.ValueType  # 72
 """The backend sent something that is not the protocol: malformed events, an end without a finish reason."""
 ERROR_REASON_WAKE_FAILED: ErrorReason.ValueType  # 73
-"""A sleeping model could not be woken; the message has the recipe's error."""
+"""A hibernating model could not be woken; the message has the recipe's error."""
 ERROR_REASON_TOOL_CALL_INVALID: ErrorReason.ValueType  # 74
 """The model called a tool of the mesh in a way that cannot be carried out: no JSON, an unknown tool, or arguments
 that do not fit its schema.

@@ -117,7 +117,7 @@ class Agent(google.protobuf.message.Message):
         STATUS_INACTIVE: Agent._Status.ValueType  # 2
         """Nothing it points to can answer, or its runner is gone."""
         STATUS_HIBERNATING: Agent._Status.ValueType  # 3
-        """All it points to sleeps and can be woken."""
+        """All it points to hibernates and can be woken."""
 
     class Status(_Status, metaclass=_StatusEnumTypeWrapper):
         """Status is whether it can answer."""
@@ -129,7 +129,7 @@ class Agent(google.protobuf.message.Message):
     STATUS_INACTIVE: Agent.Status.ValueType  # 2
     """Nothing it points to can answer, or its runner is gone."""
     STATUS_HIBERNATING: Agent.Status.ValueType  # 3
-    """All it points to sleeps and can be woken."""
+    """All it points to hibernates and can be woken."""
 
     MANIFEST_FIELD_NUMBER: builtins.int
     KIND_FIELD_NUMBER: builtins.int

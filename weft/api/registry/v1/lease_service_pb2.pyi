@@ -343,6 +343,51 @@ class ReleaseLeaseResponse(google.protobuf.message.Message):
 global___ReleaseLeaseResponse = ReleaseLeaseResponse
 
 @typing.final
+class ReleaseProgramLeaseRequest(google.protobuf.message.Message):
+    """ReleaseProgramLeaseRequest names a lease."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: builtins.int
+    REQUESTED_BY_FIELD_NUMBER: builtins.int
+    lease_id: builtins.str
+    """The lease."""
+    requested_by: builtins.str
+    """Who wants it, for the audit log, such as "cli:alice@laptop"; at most 256 characters. Ignored for a caller with a key
+    of its own, whose name is used.
+    """
+    def __init__(
+        self,
+        *,
+        lease_id: builtins.str = ...,
+        requested_by: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lease_id", b"lease_id", "requested_by", b"requested_by"]) -> None: ...
+
+global___ReleaseProgramLeaseRequest = ReleaseProgramLeaseRequest
+
+@typing.final
+class ReleaseProgramLeaseResponse(google.protobuf.message.Message):
+    """ReleaseProgramLeaseResponse is the lease as it is now."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: builtins.int
+    @property
+    def lease(self) -> weft.api.registry.v1.lease_pb2.Lease:
+        """The lease, RELEASING until its memory has been observed free."""
+
+    def __init__(
+        self,
+        *,
+        lease: weft.api.registry.v1.lease_pb2.Lease | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["lease", b"lease"]) -> None: ...
+
+global___ReleaseProgramLeaseResponse = ReleaseProgramLeaseResponse
+
+@typing.final
 class ReleaseEarlierLivesRequest(google.protobuf.message.Message):
     """ReleaseEarlierLivesRequest names the life that goes on."""
 

@@ -53,6 +53,11 @@ class LeaseServiceStub(object):
                 request_serializer=weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ReleaseLeaseRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ReleaseLeaseResponse.FromString,
                 _registered_method=True)
+        self.ReleaseProgramLease = channel.unary_unary(
+                '/weft.api.registry.v1.LeaseService/ReleaseProgramLease',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ReleaseProgramLeaseRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ReleaseProgramLeaseResponse.FromString,
+                _registered_method=True)
         self.ReleaseEarlierLives = channel.unary_unary(
                 '/weft.api.registry.v1.LeaseService/ReleaseEarlierLives',
                 request_serializer=weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ReleaseEarlierLivesRequest.SerializeToString,
@@ -103,6 +108,18 @@ class LeaseServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReleaseProgramLease(self, request, context):
+        """ReleaseProgramLease ends the lease of a program for an operator; it is written into the audit log first. The next
+        renewal tells the program that its lease is lost: `weft lease acquire` then ends its command. The memory is reserved
+        until it has been observed free. One that is RELEASING already is returned as it is.
+
+        NOT_FOUND / NOT_FOUND for a lease that has ended. FAILED_PRECONDITION / RESOURCE_IN_USE for the lease of a runner: its
+        model is unloaded instead. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES when the audit log is full.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReleaseEarlierLives(self, request, context):
         """ReleaseEarlierLives gives up every lease of earlier incarnations of a holder, whose leftovers have been ended: what a
         runner says when it starts.
@@ -135,6 +152,11 @@ def add_LeaseServiceServicer_to_server(servicer, server):
                     servicer.ReleaseLease,
                     request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ReleaseLeaseRequest.FromString,
                     response_serializer=weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ReleaseLeaseResponse.SerializeToString,
+            ),
+            'ReleaseProgramLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseProgramLease,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ReleaseProgramLeaseRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ReleaseProgramLeaseResponse.SerializeToString,
             ),
             'ReleaseEarlierLives': grpc.unary_unary_rpc_method_handler(
                     servicer.ReleaseEarlierLives,
@@ -232,6 +254,33 @@ class LeaseService(object):
             '/weft.api.registry.v1.LeaseService/ReleaseLease',
             weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ReleaseLeaseRequest.SerializeToString,
             weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ReleaseLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseProgramLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.registry.v1.LeaseService/ReleaseProgramLease',
+            weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ReleaseProgramLeaseRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ReleaseProgramLeaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

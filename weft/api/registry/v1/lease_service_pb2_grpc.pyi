@@ -56,6 +56,18 @@ class LeaseServiceStub:
     FAILED_PRECONDITION / LEASE_LOST when it belongs to another holder or fencing number.
     """
 
+    ReleaseProgramLease: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseRequest,
+        weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseResponse,
+    ]
+    """ReleaseProgramLease ends the lease of a program for an operator; it is written into the audit log first. The next
+    renewal tells the program that its lease is lost: `weft lease acquire` then ends its command. The memory is reserved
+    until it has been observed free. One that is RELEASING already is returned as it is.
+
+    NOT_FOUND / NOT_FOUND for a lease that has ended. FAILED_PRECONDITION / RESOURCE_IN_USE for the lease of a runner: its
+    model is unloaded instead. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES when the audit log is full.
+    """
+
     ReleaseEarlierLives: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.lease_service_pb2.ReleaseEarlierLivesRequest,
         weft.api.registry.v1.lease_service_pb2.ReleaseEarlierLivesResponse,
@@ -106,6 +118,18 @@ class LeaseServiceAsyncStub:
     """ReleaseLease gives a lease up: its processes have been ended. Releasing one that is gone is no error.
 
     FAILED_PRECONDITION / LEASE_LOST when it belongs to another holder or fencing number.
+    """
+
+    ReleaseProgramLease: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseRequest,
+        weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseResponse,
+    ]
+    """ReleaseProgramLease ends the lease of a program for an operator; it is written into the audit log first. The next
+    renewal tells the program that its lease is lost: `weft lease acquire` then ends its command. The memory is reserved
+    until it has been observed free. One that is RELEASING already is returned as it is.
+
+    NOT_FOUND / NOT_FOUND for a lease that has ended. FAILED_PRECONDITION / RESOURCE_IN_USE for the lease of a runner: its
+    model is unloaded instead. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES when the audit log is full.
     """
 
     ReleaseEarlierLives: grpc.aio.UnaryUnaryMultiCallable[
@@ -164,6 +188,20 @@ class LeaseServiceServicer(metaclass=abc.ABCMeta):
         """ReleaseLease gives a lease up: its processes have been ended. Releasing one that is gone is no error.
 
         FAILED_PRECONDITION / LEASE_LOST when it belongs to another holder or fencing number.
+        """
+
+    @abc.abstractmethod
+    def ReleaseProgramLease(
+        self,
+        request: weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseResponse, collections.abc.Awaitable[weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseResponse]]:
+        """ReleaseProgramLease ends the lease of a program for an operator; it is written into the audit log first. The next
+        renewal tells the program that its lease is lost: `weft lease acquire` then ends its command. The memory is reserved
+        until it has been observed free. One that is RELEASING already is returned as it is.
+
+        NOT_FOUND / NOT_FOUND for a lease that has ended. FAILED_PRECONDITION / RESOURCE_IN_USE for the lease of a runner: its
+        model is unloaded instead. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES when the audit log is full.
         """
 
     @abc.abstractmethod

@@ -339,7 +339,7 @@ class ModelManifest(google.protobuf.message.Message):
 
     @property
     def wake(self) -> weft.api.registry.v1.wake_pb2.Wake:
-        """Who can wake it when it sleeps. Not set: it never sleeps."""
+        """Who can wake it when it hibernates. Not set: it never hibernates."""
 
     @property
     def skills(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ModelSkill.ValueType]:
@@ -418,7 +418,7 @@ class Model(google.protobuf.message.Message):
         STATUS_INACTIVE: Model._Status.ValueType  # 2
         """Its runner is silent or closed its session, or there is none."""
         STATUS_HIBERNATING: Model._Status.ValueType  # 3
-        """It sleeps and can be woken by a request: its runner says so, or is gone and the mesh can wake its host."""
+        """It hibernates and can be woken by a request: its runner says so, or is gone and the mesh can wake its host."""
 
     class Status(_Status, metaclass=_StatusEnumTypeWrapper):
         """Status is whether requests for the model can be served."""
@@ -430,7 +430,7 @@ class Model(google.protobuf.message.Message):
     STATUS_INACTIVE: Model.Status.ValueType  # 2
     """Its runner is silent or closed its session, or there is none."""
     STATUS_HIBERNATING: Model.Status.ValueType  # 3
-    """It sleeps and can be woken by a request: its runner says so, or is gone and the mesh can wake its host."""
+    """It hibernates and can be woken by a request: its runner says so, or is gone and the mesh can wake its host."""
 
     MANIFEST_FIELD_NUMBER: builtins.int
     RUNNER_FIELD_NUMBER: builtins.int

@@ -203,7 +203,7 @@ class InstanceState(google.protobuf.message.Message):
         PHASE_FAILED: InstanceState._Phase.ValueType  # 7
         """It cannot be started; the runner's description says why."""
         PHASE_HIBERNATING: InstanceState._Phase.ValueType  # 8
-        """It sleeps; the runner wakes it when asked, unless the model's manifest says otherwise."""
+        """It hibernates; the runner wakes it when asked, unless the model's manifest says otherwise."""
 
     class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
         """Phase is where the instance is in its life."""
@@ -225,7 +225,7 @@ class InstanceState(google.protobuf.message.Message):
     PHASE_FAILED: InstanceState.Phase.ValueType  # 7
     """It cannot be started; the runner's description says why."""
     PHASE_HIBERNATING: InstanceState.Phase.ValueType  # 8
-    """It sleeps; the runner wakes it when asked, unless the model's manifest says otherwise."""
+    """It hibernates; the runner wakes it when asked, unless the model's manifest says otherwise."""
 
     MODEL_FIELD_NUMBER: builtins.int
     PHASE_FIELD_NUMBER: builtins.int

@@ -15,7 +15,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Wake(google.protobuf.message.Message):
-    """Wake says who can wake a sleeping model. At least one of `by_runner` and `by_mesh` is set."""
+    """Wake says who can wake a hibernating model. At least one of `by_runner` and `by_mesh` is set."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -272,7 +272,7 @@ global___UnloadRequest = UnloadRequest
 
 @typing.final
 class UnloadResponse(google.protobuf.message.Message):
-    """UnloadResponse says that it sleeps."""
+    """UnloadResponse says that it hibernates."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -281,7 +281,7 @@ class UnloadResponse(google.protobuf.message.Message):
     memory_freed_bytes: builtins.int
     """Accelerator memory that it held, and that has been given up."""
     cache_flushed: builtins.bool
-    """Whether its caches are gone with it; not so for a server that only sleeps."""
+    """Whether its caches are gone with it; not so for a server that only hibernates."""
     def __init__(
         self,
         *,
@@ -501,7 +501,7 @@ global___YieldMemoryRequest = YieldMemoryRequest
 
 @typing.final
 class YieldMemoryResponse(google.protobuf.message.Message):
-    """YieldMemoryResponse says that it sleeps."""
+    """YieldMemoryResponse says that it hibernates."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

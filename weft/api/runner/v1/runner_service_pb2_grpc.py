@@ -104,11 +104,12 @@ class RunnerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Wake(self, request, context):
-        """Wake wakes a sleeping model and returns once it takes requests. Calls for one model share one wake; a model that is
+        """Wake wakes a hibernating model and returns once it takes requests. Calls for one model share one wake; a model that is
         awake is left alone.
 
-        UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it sleeps on then. INSUFFICIENT_MEMORY when
-        there is no memory for it now and there may be later. A wake that waits for memory ends with its last caller.
+        UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it stays hibernating then.
+        INSUFFICIENT_MEMORY when there is no memory for it now and there may be later. A wake that waits for memory ends with
+        its last caller.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

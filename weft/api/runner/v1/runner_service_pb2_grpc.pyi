@@ -31,11 +31,12 @@ class RunnerServiceStub:
         weft.api.runner.v1.runner_service_pb2.WakeRequest,
         weft.api.runner.v1.runner_service_pb2.WakeResponse,
     ]
-    """Wake wakes a sleeping model and returns once it takes requests. Calls for one model share one wake; a model that is
+    """Wake wakes a hibernating model and returns once it takes requests. Calls for one model share one wake; a model that is
     awake is left alone.
 
-    UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it sleeps on then. INSUFFICIENT_MEMORY when
-    there is no memory for it now and there may be later. A wake that waits for memory ends with its last caller.
+    UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it stays hibernating then.
+    INSUFFICIENT_MEMORY when there is no memory for it now and there may be later. A wake that waits for memory ends with
+    its last caller.
     """
 
     Load: grpc.UnaryStreamMultiCallable[
@@ -139,11 +140,12 @@ class RunnerServiceAsyncStub:
         weft.api.runner.v1.runner_service_pb2.WakeRequest,
         weft.api.runner.v1.runner_service_pb2.WakeResponse,
     ]
-    """Wake wakes a sleeping model and returns once it takes requests. Calls for one model share one wake; a model that is
+    """Wake wakes a hibernating model and returns once it takes requests. Calls for one model share one wake; a model that is
     awake is left alone.
 
-    UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it sleeps on then. INSUFFICIENT_MEMORY when
-    there is no memory for it now and there may be later. A wake that waits for memory ends with its last caller.
+    UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it stays hibernating then.
+    INSUFFICIENT_MEMORY when there is no memory for it now and there may be later. A wake that waits for memory ends with
+    its last caller.
     """
 
     Load: grpc.aio.UnaryStreamMultiCallable[
@@ -251,11 +253,12 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.runner_service_pb2.WakeRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.WakeResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.WakeResponse]]:
-        """Wake wakes a sleeping model and returns once it takes requests. Calls for one model share one wake; a model that is
+        """Wake wakes a hibernating model and returns once it takes requests. Calls for one model share one wake; a model that is
         awake is left alone.
 
-        UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it sleeps on then. INSUFFICIENT_MEMORY when
-        there is no memory for it now and there may be later. A wake that waits for memory ends with its last caller.
+        UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it stays hibernating then.
+        INSUFFICIENT_MEMORY when there is no memory for it now and there may be later. A wake that waits for memory ends with
+        its last caller.
         """
 
     @abc.abstractmethod

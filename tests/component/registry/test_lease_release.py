@@ -1,0 +1,117 @@
+"""An operator releases the lease of a program: the program is told, the memory stays reserved until it is free."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+import pytest
+from lease_stage import GIB, SimulatedHost, Stage, program, use, wanted
+
+from registry_svc.config import RegistryConfig
+from registry_svc.ledger.policy.leases import LeaseState
+from registry_svc.service import RegistryService, build
+from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
+from weft.api.registry.v1 import lease_service_pb2 as pb
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call, new_server, open_channel
+from weft_testing.fake_clock import FakeClock
+
+if TYPE_CHECKING:
+    from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
+
+
+async def test_the_program_is_told_and_its_memory_is_reserved_until_it_is_seen_to_be_free() -> None:
+    async with Stage() as stage:
+        lease, process = await stage.loaded(program(), 20 * GIB)
+        released = await stage.ledger.release_program_lease(lease.grant.id)
+        assert released.state == lease_pb2.Lease.STATE_RELEASING
+        waiting = stage.acquire(stage.runner(), 20 * GIB)
+        assert (await stage.renew(program(), use(lease, process))).lost_lease_ids == (lease.grant.id,)
+        await stage.pass_time(1.0)
+        assert waiting.granted is None
+        stage.host.end(process)
+        await stage.look()
+        await stage.pass_time(1.0)
+        assert waiting.granted is not None
+
+
+async def test_an_orphaned_lease_is_released_and_a_restart_does_not_bring_it_back() -> None:
+    async with Stage(restart_grace_seconds=0.0) as stage:
+        lease, process = await stage.loaded(program(), GIB)
+        await stage.pass_time(31.0)
+        assert stage.states() == ["m1 orphaned"]
+        await stage.ledger.release_program_lease(lease.grant.id)
+        await stage.restart(politely=False)
+        assert stage.states() == ["m1 releasing"]
+        assert (await stage.renew(program(), use(lease, process))).lost_lease_ids == (lease.grant.id,)
+
+
+async def test_the_lease_of_a_model_is_refused_with_what_frees_its_memory() -> None:
+    async with Stage(restart_grace_seconds=0.0) as stage:
+        lease, _ = await stage.loaded(stage.runner(), GIB)
+        with pytest.raises(WeftError, match="the model m1 on the runner r1; unload it: weft unload m1") as refused:
+            await stage.ledger.release_program_lease(lease.grant.id)
+        assert refused.value.reason is Reason.RESOURCE_IN_USE
+        await stage.pass_time(31.0)
+        with pytest.raises(WeftError, match="which sends no heartbeats; it ends when"):
+            await stage.ledger.release_program_lease(lease.grant.id)
+        assert [each.state for each in stage.leases()] == [LeaseState.ORPHANED]
+
+
+async def test_a_lease_that_has_ended_is_not_found_and_a_second_release_changes_nothing() -> None:
+    async with Stage() as stage:
+        lease = await stage.lease(program(), GIB)
+        first = await stage.ledger.release_program_lease(lease.grant.id)
+        since = stage.leases()[0].since
+        assert await stage.ledger.release_program_lease(lease.grant.id) == first
+        assert stage.leases()[0].since == since
+        with pytest.raises(WeftError) as unknown:
+            await stage.ledger.release_program_lease("lease-none")
+        assert unknown.value.reason is Reason.NOT_FOUND
+
+
+async def test_nothing_is_released_while_the_database_fails() -> None:
+    async with Stage() as stage:
+        lease, process = await stage.loaded(program(), GIB)
+        stage.memory_store.failing = True
+        with pytest.raises(WeftError):
+            await stage.ledger.release_program_lease(lease.grant.id)
+        stage.memory_store.failing = False
+        assert (await stage.renew(program(), use(lease, process))).lost_lease_ids == ()
+
+
+async def test_over_the_wire_a_release_is_in_the_audit_log_once_and_refusals_are_not(tmp_path: Path) -> None:
+    config = RegistryConfig(database_url=f"sqlite+aiosqlite:///{tmp_path}/registry.db")
+    service = build(config, clock=FakeClock())
+    server, address = new_server(), f"unix:{tmp_path}/registry.sock"
+    service.register(server)
+    server.add_insecure_port(address)
+    await service.start()
+    await server.start()
+    try:
+        async with open_channel(address) as channel:
+            leases = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(channel))
+            call: Any = leases.AcquireLease(wanted(program(), GIB, SimulatedHost().look(), request_id="r", purpose="p"))
+            granted = [response.granted.lease async for response in call][-1]
+            for _ in range(2):
+                request = pb.ReleaseProgramLeaseRequest(lease_id=granted.lease_id, requested_by="cli:ann@box")
+                answer = await leases.ReleaseProgramLease(request, timeout=5)
+                assert answer.lease.state == lease_pb2.Lease.STATE_RELEASING
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await leases.ReleaseProgramLease(pb.ReleaseProgramLeaseRequest(lease_id="lease-none"), timeout=5)
+            assert error_from_call(refused.value, Reason.INTERNAL).reason is Reason.NOT_FOUND
+            audit: Any = operation_service_pb2_grpc.OperationServiceStub(channel)
+            found = await audit.ListAuditEntries(operation_service_pb2.ListAuditEntriesRequest(), timeout=5)
+    finally:
+        await _stop(service, server)
+    (entry,) = found.entries
+    assert (entry.event, entry.actor) == ("lease.release_requested", "cli:ann@box")
+    assert f'"lease":"{granted.lease_id}"' in entry.detail.replace(" ", "")
+    assert '"holder":"train"' in entry.detail.replace(" ", "")
+
+
+async def _stop(service: RegistryService, server: grpc.aio.Server) -> None:
+    await service.stop(grace_seconds=5.0)
+    await server.stop(grace=None)

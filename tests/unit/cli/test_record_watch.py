@@ -1,0 +1,83 @@
+"""What `-w` prints of records that are read again."""
+
+import json
+
+import pytest
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_app.cli.options import ResourceFormat
+from weft_app.cli.output import Column, Listing
+from weft_app.cli.record_watch import RecordWatch
+
+LISTING = Listing(
+    columns=(
+        Column("REQUEST", lambda row: row["id"]),
+        Column("STATE", lambda row: row["state"]),
+        Column("AGE", lambda row: row["age"], ticks=True),
+    ),
+    name=lambda row: str(row["id"]),
+)
+
+
+def _row(name: str, state: str, age: str = "1s") -> dict[str, str]:
+    return {"id": name, "state": state, "age": age}
+
+
+def _watched(
+    capsys: pytest.CaptureFixture[str], output: ResourceFormat, *readings: list[dict[str, str]] | WeftError
+) -> list[str]:
+    """The lines that a watch prints of these readings; Ctrl-C comes after the last."""
+    left = list(readings)
+
+    def read() -> list[dict[str, str]]:
+        found = left.pop(0)
+        if isinstance(found, WeftError):
+            raise found
+        return found
+
+    def wait() -> None:
+        if not left:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        RecordWatch(LISTING, output, read).run(wait)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_what_is_new_has_changed_or_is_gone_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _watched(
+        capsys,
+        ResourceFormat.TABLE,
+        [_row("a", "queued")],
+        [_row("a", "queued", "2s")],
+        [_row("a", "running", "3s"), _row("b", "queued")],
+        [_row("b", "queued", "2s")],
+        [_row("b", "queued", "3s")],
+    )
+    assert [line.split() for line in lines] == [
+        ["REQUEST", "STATE", "AGE"],
+        ["a", "queued", "1s"],
+        ["a", "running", "3s"],
+        ["b", "queued", "1s"],
+        ["a", "gone", "-"],
+    ][: len(lines)]
+    assert len(lines) == 5
+
+
+def test_documents_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _watched(capsys, ResourceFormat.JSON, [_row("a", "queued")], [])
+    assert [json.loads(line) for line in lines] == [_row("a", "queued"), {"name": "a", "gone": True}]
+
+
+def test_an_error_that_a_retry_cannot_help_ends_the_watch() -> None:
+    readings: list[list[dict[str, str]] | WeftError] = [[], WeftError(Reason.PERMISSION_DENIED, "no")]
+
+    def read() -> list[dict[str, str]]:
+        found = readings.pop(0)
+        if isinstance(found, WeftError):
+            raise found
+        return found
+
+    with pytest.raises(WeftError, match="no"):
+        RecordWatch(LISTING, ResourceFormat.TABLE, read).run(lambda: None)
