@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -311,7 +311,7 @@ def _no_command(word: str) -> str:
     return f"there is no command {word}" + (f"; did you mean {' or '.join(close)}?" if close else "; see weft --help")
 
 
-_USAGE_ERROR = typer.BadParameter.__bases__[0]
+_USAGE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
 """The base of typer's errors about arguments; some releases of typer take it from click, others have it themselves."""
 
 
@@ -325,7 +325,7 @@ def usage_errors_in_one_line() -> Iterator[None]:
         if type(error).__name__ == "NoArgsIsHelpError":
             raise
         sys.stderr.write(f"weft: {_usage_text(error)}\n")
-        raise typer.Exit(error.exit_code) from None  # type: ignore[attr-defined]  # of a usage error
+        raise typer.Exit(error.exit_code) from None
 
 
 _OF_MOST_COMMANDS = ("--home", "--output", "--config", "--watch")

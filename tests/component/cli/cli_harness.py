@@ -420,8 +420,8 @@ def scripted_mesh(home: Path, *, add: Callable[[grpc.Server], None] = lambda _: 
     registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(_Registry(mesh), server)
     declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(_Declarations(mesh), server)
     settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(_Settings(mesh), server)
-    key_service_pb2_grpc.add_KeyServiceServicer_to_server(_Keys(mesh), server)
-    lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(_Leases(mesh), server)
+    key_service_pb2_grpc.add_KeyServiceServicer_to_server(_Keys(mesh), server)  # type: ignore[abstract]  # see below
+    lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(_Leases(mesh), server)  # type: ignore[abstract]  # see below
     runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(_Runner(), server)  # type: ignore[abstract]  # only what the CLI calls
     inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(mesh), server)  # type: ignore[abstract]  # see above
     add(server)

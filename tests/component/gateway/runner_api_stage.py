@@ -122,6 +122,9 @@ class ScriptedOperations:
     async def host_memory(self, host: str) -> Any:
         raise AssertionError("the API of a runner has no ledger")
 
+    async def release_lease(self, lease_id: str, requested_by: str) -> Any:
+        raise AssertionError("the API of a runner has no ledger")
+
     async def cancel(self, name: str, requested_by: str) -> Operation:
         self.cancelled.append(name)
         self.cancelled_by.append(requested_by)

@@ -88,6 +88,9 @@ class ScriptedLeases(lease_service_pb2_grpc.LeaseServiceServicer):
             self.released.append(request)
             return pb.ReleaseLeaseResponse()
 
+    async def ReleaseProgramLease(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise AssertionError("runners release no leases of programs")
+
     async def ReleaseEarlierLives(self, request: Any, context: Any) -> Any:  # noqa: N802
         async with answering(context):
             self._fail()
