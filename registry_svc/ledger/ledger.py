@@ -198,9 +198,7 @@ class Ledger:
             model, runner = lease.grant.purpose, lease.grant.holder.name
             next_step = f"; unload it: weft unload {model}"
             if lease.state is LeaseState.ORPHANED:
-                next_step = (
-                    ", which sends no heartbeats; it ends when the model's processes are seen to have ended"
-                )
+                next_step = ", which sends no heartbeats; it ends when the model's processes are seen to have ended"
             raise WeftError(
                 Reason.RESOURCE_IN_USE,
                 f"the lease is for the model {model} on the runner {runner}{next_step}",
