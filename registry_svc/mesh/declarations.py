@@ -151,6 +151,7 @@ class Declarations:
         return plan.results
 
     def _planned(self, request: ApplyRequest, author: Author) -> _Plan:
+        self._require_as_expected(request)
         models = [each.model.manifest for each in request.declarations if each.HasField("model")]
         plan = _Plan(
             now=stamp_of(self._core.clock.utc_now()),
@@ -171,6 +172,41 @@ class Declarations:
                 raise
         self._require_room(plan)
         return plan
+
+    def _require_as_expected(self, request: ApplyRequest) -> None:
+        """Raise RESOURCE_CHANGED for a resource that is declared otherwise than the caller read it."""
+        if request.expected and len(request.expected) != len(request.declarations):
+            raise invalid_field("expected", "must have one entry for each declaration, or none")
+        for index, (given, expected) in enumerate(zip(request.declarations, request.expected, strict=False)):
+            if name_of(given) != name_of(expected) or given.WhichOneof("resource") != expected.WhichOneof("resource"):
+                raise invalid_field(f"expected[{index}]", "must be of the same kind and name as the declaration")
+            if not self._is_declared_as(expected):
+                kind = given.WhichOneof("resource")
+                raise WeftError(
+                    Reason.RESOURCE_CHANGED,
+                    f"the {kind} {name_of(given)!r} was changed or deleted since it was read; read it again",
+                    metadata={str(kind): name_of(given), "declaration": str(index)},
+                )
+
+    def _is_declared_as(self, expected: Declaration) -> bool:
+        """Whether it would change nothing to declare this."""
+        mesh, name = self._core.mesh, name_of(expected)
+        match expected.WhichOneof("resource"):
+            case "model":
+                publication, _ = mesh.published_model(name) or (None, None)
+                view, declared = mesh.model(name), mesh.declared_model(name)
+                return says_the_same(expected.model, view=view, declared=declared, publication=publication)
+            case "agent":
+                agent = mesh.agent(name)
+                return agent is not None and agent.manifest == expected.agent
+            case "route":
+                route = mesh.routes.get(name)
+                return route is not None and route.manifest == expected.route
+            case "alias":
+                alias = mesh.aliases.declared(name)
+                return alias is not None and alias.manifest == expected.alias
+            case _:
+                return True
 
     def _planned_one(self, plan: _Plan, given: Declaration, field_: str) -> ApplyResult:
         """Plan one declaration; returns its result."""

@@ -122,6 +122,9 @@ def valid_batch(
     for index, declaration in enumerate(request.declarations):
         _check_declaration(declaration, f"declarations[{index}]", config)
         declaration.DiscardUnknownFields()
+    require_at_most(request.expected, "expected", config.max_declarations)
+    for index, expected in enumerate(request.expected):
+        _check_declaration(expected, f"expected[{index}]", config)
     _require_one_namespace(request.declarations)
     return request
 

@@ -98,11 +98,22 @@ class Registry(MeshServiceClient):
         return pool_document(response.pool)
 
     def apply(
-        self, documents: Iterable[AnyDocument], *, dry_run: bool = False, adopt: bool = False
+        self,
+        documents: Iterable[AnyDocument],
+        *,
+        dry_run: bool = False,
+        adopt: bool = False,
+        expected: Iterable[AnyDocument] = (),
     ) -> list[ApplyResult]:
-        """Declares all of `documents`, or none if one is refused; `adopt` takes over what runners published."""
+        """Declares all of `documents`, or none if one is refused; `adopt` takes over what runners published.
+
+        `expected`: what each was read as. Raises RESOURCE_CHANGED when one is declared otherwise by now.
+        """
         request = declaration_service_pb2.ApplyRequest(
-            declarations=[to_declaration(document) for document in documents], dry_run=dry_run, adopt=adopt
+            declarations=[to_declaration(document) for document in documents],
+            dry_run=dry_run,
+            adopt=adopt,
+            expected=[to_declaration(document) for document in expected],
         )
         response = self._call(self._declarations.Apply, request, APPLY_TIMEOUT_SECONDS)
         return list(response.results)

@@ -27,6 +27,7 @@ class Reason(IntEnum):
     TOO_MANY_RESOURCES = 13
     IDEMPOTENCY_CONFLICT = 14
     MODALITY_UNSUPPORTED = 15
+    RESOURCE_CHANGED = 16
     QUEUE_FULL = 20
     QUEUE_TIMEOUT = 21
     RATE_LIMIT_EXCEEDED = 22
@@ -113,6 +114,7 @@ TRAITS: dict[Reason, ReasonTraits] = {
     Reason.TOO_MANY_RESOURCES: _busy(429),
     Reason.IDEMPOTENCY_CONFLICT: _caller("ALREADY_EXISTS", 409),
     Reason.MODALITY_UNSUPPORTED: _caller("INVALID_ARGUMENT", 400),
+    Reason.RESOURCE_CHANGED: _caller("FAILED_PRECONDITION", 409),
     Reason.QUEUE_FULL: _busy(503),
     Reason.QUEUE_TIMEOUT: _busy(503),
     Reason.RATE_LIMIT_EXCEEDED: _busy(429),

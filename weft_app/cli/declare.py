@@ -106,14 +106,25 @@ def read_files(files: Iterable[Path]) -> tuple[SourcedDocument, ...]:
     return tuple(documents)
 
 
-def submit(documents: tuple[SourcedDocument, ...], home: Path, *, dry_run: bool, adopt: bool) -> list[ApplyResult]:
-    """Applies documents; a refusal names its document. An empty list is applied without an error."""
+def submit(
+    documents: tuple[SourcedDocument, ...],
+    home: Path,
+    *,
+    dry_run: bool,
+    adopt: bool,
+    expected: tuple[AnyDocument, ...] = (),
+) -> list[ApplyResult]:
+    """Applies documents; a refusal names its document. An empty list is applied without an error.
+
+    `expected`: what each was read as; RESOURCE_CHANGED is raised for one that is declared otherwise by now.
+    """
     if not documents:
         note("there is nothing to apply")
         return []
     try:
         with connect_registry(home=home) as registry:
-            return registry.apply((sourced.document for sourced in documents), dry_run=dry_run, adopt=adopt)
+            wanted = [sourced.document for sourced in documents]
+            return registry.apply(wanted, dry_run=dry_run, adopt=adopt, expected=expected)
     except WeftError as error:
         raise _placed(error, documents) from error
 

@@ -107,7 +107,7 @@ _LEASES = Listing(
     name=lambda row: f"lease/{row.lease.lease_id}",
     kind="LeaseList",
     plural="leases",
-    document=lambda row: {"host": row.host.host, **document_of(row.lease)},
+    document=lambda row: {"kind": "lease", "host": row.host.host, **document_of(row.lease)},
     empty="no accelerator memory is leased; weft lease acquire leases some, and so does each model that is loaded",
 )
 

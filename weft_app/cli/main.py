@@ -99,6 +99,9 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "weft_app.cli.declare:delete",
         "Delete resources, agents and routes first, finished tasks or secrets. A failure does not stop the others.",
     ),
+    "edit": CommandPlace(
+        "weft_app.cli.edit:edit", "Edit a resource in $VISUAL or $EDITOR as YAML, and apply it when the editor ends."
+    ),
     "create": CommandPlace("weft_app.cli.create:app", "Create a model of a provider, or a secret."),
     "rotate": CommandPlace("weft_app.cli.create:rotate_app", "Give a secret a new value."),
     "wait": CommandPlace(
@@ -213,7 +216,7 @@ HELP_PANELS: Mapping[str, tuple[str, ...]] = {
         "version",
     ),
     "Models": ("discover", "attach", "detach", "pull", "models", "ps", "load", "unload", "flush", "estimate", "logs"),
-    "Resources": ("get", "describe", "create", "rotate", "apply", "diff", "delete", "wait", "events"),
+    "Resources": ("get", "describe", "edit", "create", "rotate", "apply", "diff", "delete", "wait", "events"),
     "Requests": ("explain", "cancel", "batch", "simulate"),
     "Administration": (
         "config",
@@ -236,7 +239,6 @@ ALIASES: Mapping[str, str] = {"down": "stop", "show": "describe"}
 
 OTHER_WORDS: Mapping[str, str] = {
     "download": "weft pull SOURCE",
-    "edit": "weft get KIND NAME -o yaml > FILE, then weft apply -f FILE",
     "install": "weft pull SOURCE for a model, weft runtime install NAME for an engine",
     "join": "weft runner join",
     "kill": "weft stop, or weft unload MODEL for one model",

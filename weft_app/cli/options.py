@@ -31,6 +31,7 @@ EXIT_CODES: Mapping[Reason, int] = {
     Reason.ALREADY_EXISTS: EXIT_CONFLICT,
     Reason.IDEMPOTENCY_CONFLICT: EXIT_CONFLICT,
     Reason.RESOURCE_IN_USE: EXIT_CONFLICT,
+    Reason.RESOURCE_CHANGED: EXIT_CONFLICT,
     Reason.DEADLINE_EXCEEDED: EXIT_TIMEOUT,
 }
 """Exit code by reason; EXIT_FAILED for all others. docs/cli.md shows the same table."""

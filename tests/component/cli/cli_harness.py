@@ -247,6 +247,11 @@ class _Declarations(declaration_service_pb2_grpc.DeclarationServiceServicer):
         self._mesh.applied.append(request)
         if self._mesh.apply_error is not None:
             context.abort_with_status(rpc_status.to_status(error_to_status(self._mesh.apply_error)))
+        for given, expected in zip(request.declarations, request.expected, strict=False):
+            kind = given.WhichOneof("resource")
+            name = given.model.manifest.name if kind == "model" else getattr(given, kind).name
+            if self._known(kind, name) != expected:
+                refuse(context, Reason.RESOURCE_CHANGED, f"the {kind} {name!r} was changed")
         results = [self._apply(declaration, request.dry_run) for declaration in request.declarations]
         return declaration_service_pb2.ApplyResponse(results=results)
 

@@ -36,7 +36,19 @@ def _offered(home: Path, line: str) -> list[str]:
     [
         (
             "weft get ",
-            ["models", "agents", "runners", "pools", "routes", "aliases", "clients", "requests", "tasks", "all"],
+            [
+                "models",
+                "agents",
+                "runners",
+                "pools",
+                "routes",
+                "aliases",
+                "clients",
+                "requests",
+                "tasks",
+                "leases",
+                "all",
+            ],
         ),
         ("weft wait ", ["models", "agents", "runners", "pools", "routes", "aliases", "tasks"]),
         ("weft describe ta", ["tasks"]),

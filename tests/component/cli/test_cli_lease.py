@@ -42,7 +42,7 @@ def test_leases_are_shown_with_who_holds_them_and_when_they_end(mesh: ScriptedMe
     ]
     assert mesh.run("lease", "list").stdout.endswith("\n".join([header, *rows]) + "\n")
     (one,) = json.loads(mesh.run("get", "lease", "lease-p", "-o", "json").stdout)["items"]
-    assert (one["id"], one["host"], one["holderKind"]) == ("lease-p", "titan", "program")
+    assert (one["leaseId"], one["host"], one["holderKind"]) == ("lease-p", "titan", "program")
     assert mesh.run("get", "leases", "-o", "name").stdout == "lease/lease-p\nlease/lease-r\n"
 
 

@@ -133,7 +133,7 @@ async def test_a_lease_is_released_in_the_name_of_whoever_asks() -> None:
         )
         operations.failure = WeftError(Reason.RESOURCE_IN_USE, "unload it: weft unload qwen")
         refused = body_of(await gateway.request("DELETE", "/v1/admin/leases/lease-2"), 409)
-    assert (found["id"], found["state"], found["purpose"]) == ("lease-1", "releasing", "training")
+    assert (found["leaseId"], found["state"], found["purpose"]) == ("lease-1", "releasing", "training")
     assert operations.asked == [("release_lease", "lease-1", "http:acme")]
     assert foreign.status == 403
     assert "weft unload qwen" in refused["error"]["message"]

@@ -329,3 +329,39 @@ async def test_declarations_have_limits(tmp_path: Path) -> None:
             await mesh.runner("r1")
         response = await mesh.registry.ListAgents(registry_service_pb2.ListAgentsRequest())
         assert list(response.agents) == []
+
+
+async def test_a_change_of_what_was_read_is_applied_only_while_it_is_declared_so(mesh: RunningRegistry) -> None:
+    read, mine, theirs = (declare(manifest("m1", context_tokens=size)) for size in (512, 1024, 2048))
+    agent = Declaration(agent=an_agent("judge", "m1"))
+    await mesh.apply(read, agent)
+    mine_and_agent = ApplyRequest(declarations=[mine, agent], expected=[read, agent])
+    answer = await mesh.declarations.Apply(mine_and_agent)
+    assert [each.outcome for each in answer.results] == [
+        declaration_service_pb2.ApplyResult.OUTCOME_CONFIGURED,
+        declaration_service_pb2.ApplyResult.OUTCOME_UNCHANGED,
+    ]
+    with refused(Reason.RESOURCE_CHANGED) as errors:
+        await mesh.declarations.Apply(ApplyRequest(declarations=[theirs], expected=[read]))
+    assert errors[0].metadata["model"] == "m1"
+    assert (await mesh.model("m1")).manifest.context_tokens == 1024
+    gone = Declaration(agent=an_agent("other", "m1"))
+    with refused(Reason.RESOURCE_CHANGED):  # what was deleted is not created again
+        await mesh.declarations.Apply(ApplyRequest(declarations=[gone], expected=[gone]))
+
+
+async def test_what_is_expected_is_of_the_same_kind_and_name_as_what_is_declared(mesh: RunningRegistry) -> None:
+    one, two = declare("m1"), declare("m2")
+    for expected in ([two], [one, two]):
+        with refused(Reason.INVALID_ARGUMENT) as errors:
+            await mesh.declarations.Apply(ApplyRequest(declarations=[one], expected=expected))
+        assert errors[0].metadata["field"].startswith("expected")
+
+
+async def test_a_virtual_row_that_is_as_it_was_read_is_adopted(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, models=(manifest("m1", context_tokens=512),)).open()
+    read, mine = declare(manifest("m1", context_tokens=512)), declare(manifest("m1", context_tokens=256))
+    await mesh.declarations.Apply(ApplyRequest(declarations=[mine], expected=[read], adopt=True))
+    assert (await mesh.model("m1")).kind == PUBLIC
+    with refused(Reason.RESOURCE_CHANGED):
+        await mesh.declarations.Apply(ApplyRequest(declarations=[read], expected=[read], adopt=True))

@@ -54,6 +54,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The idempotency key was used before, for something else."""
     ERROR_REASON_MODALITY_UNSUPPORTED: _ErrorReason.ValueType  # 15
     """No model that is asked takes what the request holds: images, audio, tools, this way of thinking, these languages."""
+    ERROR_REASON_RESOURCE_CHANGED: _ErrorReason.ValueType  # 16
+    """The resource is declared otherwise now than the caller expects: read it again."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 20
     """The queue of the model's pool is full."""
     ERROR_REASON_QUEUE_TIMEOUT: _ErrorReason.ValueType  # 21
@@ -178,6 +180,8 @@ ERROR_REASON_IDEMPOTENCY_CONFLICT: ErrorReason.ValueType  # 14
 """The idempotency key was used before, for something else."""
 ERROR_REASON_MODALITY_UNSUPPORTED: ErrorReason.ValueType  # 15
 """No model that is asked takes what the request holds: images, audio, tools, this way of thinking, these languages."""
+ERROR_REASON_RESOURCE_CHANGED: ErrorReason.ValueType  # 16
+"""The resource is declared otherwise now than the caller expects: read it again."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 20
 """The queue of the model's pool is full."""
 ERROR_REASON_QUEUE_TIMEOUT: ErrorReason.ValueType  # 21

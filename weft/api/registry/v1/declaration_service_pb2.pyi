@@ -158,6 +158,7 @@ class ApplyRequest(google.protobuf.message.Message):
     ADOPT_FIELD_NUMBER: builtins.int
     REQUESTED_BY_FIELD_NUMBER: builtins.int
     OWN_ONLY_FIELD_NUMBER: builtins.int
+    EXPECTED_FIELD_NUMBER: builtins.int
     dry_run: builtins.bool
     """Answer as if it were done, and change nothing."""
     adopt: builtins.bool
@@ -174,6 +175,12 @@ class ApplyRequest(google.protobuf.message.Message):
     def declarations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Declaration]:
         """The resources; at most 1,000, no two of one name."""
 
+    @property
+    def expected(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Declaration]:
+        """What the caller read the resources as, one for each declaration in its order; or none, and nothing is compared.
+        Changes are based on what was read: nothing is applied when one of them is declared otherwise by now.
+        """
+
     def __init__(
         self,
         *,
@@ -182,8 +189,9 @@ class ApplyRequest(google.protobuf.message.Message):
         adopt: builtins.bool = ...,
         requested_by: builtins.str = ...,
         own_only: builtins.bool = ...,
+        expected: collections.abc.Iterable[global___Declaration] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "declarations", b"declarations", "dry_run", b"dry_run", "own_only", b"own_only", "requested_by", b"requested_by"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "declarations", b"declarations", "dry_run", b"dry_run", "expected", b"expected", "own_only", b"own_only", "requested_by", b"requested_by"]) -> None: ...
 
 global___ApplyRequest = ApplyRequest
 

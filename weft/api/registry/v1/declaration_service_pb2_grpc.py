@@ -56,7 +56,8 @@ class DeclarationServiceServicer(object):
 
         A name that belongs to another kind, or to a live runner's row that differs, is refused with ALREADY_EXISTS /
         ALREADY_EXISTS; the metadata's `owner_kind` says whose it is. An agent whose model or pool neither exists nor is in
-        the same call is refused with NOT_FOUND / MODEL_NOT_FOUND.
+        the same call is refused with NOT_FOUND / MODEL_NOT_FOUND. A resource that is declared otherwise than `expected` is
+        refused with FAILED_PRECONDITION / RESOURCE_CHANGED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

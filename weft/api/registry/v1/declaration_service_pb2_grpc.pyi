@@ -29,7 +29,8 @@ class DeclarationServiceStub:
 
     A name that belongs to another kind, or to a live runner's row that differs, is refused with ALREADY_EXISTS /
     ALREADY_EXISTS; the metadata's `owner_kind` says whose it is. An agent whose model or pool neither exists nor is in
-    the same call is refused with NOT_FOUND / MODEL_NOT_FOUND.
+    the same call is refused with NOT_FOUND / MODEL_NOT_FOUND. A resource that is declared otherwise than `expected` is
+    refused with FAILED_PRECONDITION / RESOURCE_CHANGED.
     """
 
     Delete: grpc.UnaryUnaryMultiCallable[
@@ -54,7 +55,8 @@ class DeclarationServiceAsyncStub:
 
     A name that belongs to another kind, or to a live runner's row that differs, is refused with ALREADY_EXISTS /
     ALREADY_EXISTS; the metadata's `owner_kind` says whose it is. An agent whose model or pool neither exists nor is in
-    the same call is refused with NOT_FOUND / MODEL_NOT_FOUND.
+    the same call is refused with NOT_FOUND / MODEL_NOT_FOUND. A resource that is declared otherwise than `expected` is
+    refused with FAILED_PRECONDITION / RESOURCE_CHANGED.
     """
 
     Delete: grpc.aio.UnaryUnaryMultiCallable[
@@ -81,7 +83,8 @@ class DeclarationServiceServicer(metaclass=abc.ABCMeta):
 
         A name that belongs to another kind, or to a live runner's row that differs, is refused with ALREADY_EXISTS /
         ALREADY_EXISTS; the metadata's `owner_kind` says whose it is. An agent whose model or pool neither exists nor is in
-        the same call is refused with NOT_FOUND / MODEL_NOT_FOUND.
+        the same call is refused with NOT_FOUND / MODEL_NOT_FOUND. A resource that is declared otherwise than `expected` is
+        refused with FAILED_PRECONDITION / RESOURCE_CHANGED.
         """
 
     @abc.abstractmethod
