@@ -22,7 +22,7 @@ COMPILED := $(BIN)/python -m compileall -q -j 0 -x '/(test_[^/]*|conftest)\.py$$
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test test-all torture test-install test-clients test-runtimes check lint types imports protos-lint protos verify docs site recording dist bench lock clean
+.PHONY: help up demo test test-all torture test-install test-clients test-runtimes check lint types imports protos-lint protos verify docs dashboards site recording dist bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -78,6 +78,9 @@ docs: $(VENV)/.dev ## write the pages of docs that are made from code
 	@$(BIN)/python -m weft_app.config.reference docs
 	@$(BIN)/python -m weft.documents.schemas docs/schemas
 	@$(BIN)/python -m weft.documents.field_tables docs
+
+dashboards: $(VENV)/.dev ## write the Grafana dashboards of deploy/observability from their code
+	@rm -rf deploy/observability/dashboards && cd deploy/observability && ../../$(BIN)/python -m boards dashboards
 
 dist: $(DIST_VENV)/.done ## build the wheel and the source distribution into dist/, the same bytes each time
 	@rm -rf dist && $(DIST_VENV)/bin/python -m build --no-isolation --outdir dist . > dist.log 2>&1 || { cat dist.log; exit 1; }

@@ -6,7 +6,7 @@ gen-ai-dev 1.42), in Prometheus' form. Their buckets end where a cold model begi
 
 from google.protobuf.duration_pb2 import Duration
 
-from router_svc.receipt_check import receipt_faults
+from router_svc.receipt_check import ReceiptFault, receipt_faults
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.agents import TargetLabels
 from weft.dispatch.fleet import FleetView
@@ -67,6 +67,9 @@ class RequestMetrics:
         self._faults = page.counter(
             "weft_inconsistent_receipts", "Receipts whose figures contradict each other, by what is wrong.", ("fault",)
         )
+        for fault in ReceiptFault:
+            # An alert on an increase does not see a series that begins at one.
+            self._faults.of(fault)
 
     def note_end(
         self, request: PlacementRequest, reason: Reason, receipt: receipt_pb2.Receipt, view: FleetView

@@ -262,10 +262,18 @@ class FakeServer:
     async def _metrics(self, http: web.Request) -> web.StreamResponse:
         del http
         if names := self._settings.dialect.metrics:
-            text = "".join(f'# TYPE {name} gauge\n{name}{{model="m"}} 0.0\n' for name in names)
+            values = {name: self._gauge(name) for name in names}
+            text = "".join(f'# TYPE {name} gauge\n{name}{{model="m"}} {value}\n' for name, value in values.items())
             return web.Response(text=text)
         page = metrics_page(self._pool, self._ledger.state, self._started)
         return web.Response(body=page.encode(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    def _gauge(self, name: str) -> float:
+        """Returns the value of a dialect's gauge by the words in its name: use of the cache, running, or waiting."""
+        busy = float(self._pool.busy)
+        if "usage" in name:
+            return busy / self._settings.slots
+        return busy if "running" in name or "batch_current" in name else 0.0
 
     @web.middleware
     async def _without_lacking_routes(self, http: web.Request, handler: Handler) -> web.StreamResponse:

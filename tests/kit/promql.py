@@ -1,0 +1,85 @@
+"""What a PromQL expression asks Prometheus for: its selectors, and whether a page of metrics has a series for each."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import promql_parser
+from prometheus_client.parser import text_string_to_metric_families
+
+OF_PROMETHEUS = frozenset({"up"})
+"""Metrics that Prometheus makes itself."""
+OF_THE_SCRAPE = frozenset({"job", "instance"})
+"""Labels that Prometheus adds."""
+_SUFFIXES = ("_bucket", "_sum", "_count", "_total")
+_OPERATORS = {"MatchOp.Equal": "=", "MatchOp.NotEqual": "!=", "MatchOp.Re": "=~", "MatchOp.NotRe": "!~"}
+"""By how the parser prints them: its own are not hashable."""
+_VARIABLES = {"$__rate_interval": "5m", "$__range": "1h", "$model": ".*"}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A series of a page."""
+
+    name: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """A vector selector."""
+
+    text: str
+    name: str
+    matchers: tuple[tuple[str, str, str], ...]
+    """Label, operator and value."""
+
+    @property
+    def family(self) -> str:
+        """The metric without the endings of histograms and counters."""
+        return next((self.name.removesuffix(end) for end in _SUFFIXES if self.name.endswith(end)), self.name)
+
+    def matches(self, series: Series) -> bool:
+        """Whether it selects a series of a page that was not scraped yet."""
+        return self.name == series.name and all(
+            _holds(series.labels.get(label, ""), operator, value)
+            for label, operator, value in self.matchers
+            if label not in OF_THE_SCRAPE
+        )
+
+
+def selectors(expression: str) -> list[Selector]:
+    """Returns the selectors of an expression of a panel or an alert. Raises ValueError for one that does not parse."""
+    for variable, value in _VARIABLES.items():
+        expression = expression.replace(variable, value)
+    found: list[Selector] = []
+
+    def visit(node: object) -> None:
+        if isinstance(node, promql_parser.VectorSelector) and node.name not in OF_PROMETHEUS:
+            matchers = tuple((one.name, _OPERATORS[str(one.op)], one.value) for one in node.matchers.matchers)
+            found.append(Selector(node.prettify(), str(node.name), matchers))
+
+    promql_parser.walk(promql_parser.parse(expression), visit, lambda _: None)
+    return found
+
+
+def series_of(page: str) -> list[Series]:
+    """Returns the series of a page of metrics."""
+    return [
+        Series(sample.name, sample.labels)
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    ]
+
+
+def unmatched(expressions: Iterable[str], series: Iterable[Series]) -> list[str]:
+    """Returns the selectors that no series matches, each once."""
+    known = list(series)
+    wanted = {selector.text: selector for expression in expressions for selector in selectors(expression)}
+    return [text for text, selector in wanted.items() if not any(map(selector.matches, known))]
+
+
+def _holds(found: str, operator: str, value: str) -> bool:
+    if operator in {"=~", "!~"}:
+        return bool(re.fullmatch(value, found)) == (operator == "=~")
+    return (found == value) == (operator == "=")
