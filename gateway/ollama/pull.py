@@ -168,6 +168,8 @@ def _progress(operation: operation_pb2.Operation) -> dict[str, Any]:
         found["progress"] = operation.progress
     if operation.HasField("total_bytes") and operation.HasField("done_bytes"):
         found |= {"total": operation.total_bytes, "completed": operation.done_bytes}
+        # Clients draw a bar for each digest, and none without.
+        found |= {"digest": operation.digest} if operation.digest else {}
     if operation.result.HasField("pulled"):
         pulled = operation.result.pulled
         found |= {"digest": pulled.digest, "total": pulled.size_bytes, "completed": pulled.size_bytes}

@@ -1,6 +1,7 @@
 """The work of one operation: calls to runners, one after the other, that can be cancelled and undone."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ def pull_words(said: model_store_pb2.PullProgress) -> str:
 
 PUBLISHED_SECONDS = 10.0
 PUBLISHED_CHECK_SECONDS = 0.05
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 MAX_FLUSHES_AT_ONCE = 16
 MAX_NAMED_FAILURES = 3
 # A page of operations must fit into one gRPC message of 64 MiB.
@@ -294,6 +296,7 @@ class Job:
                 ends_at=ends_at,
                 done_bytes=amount(said.done_bytes) if said.total_bytes > 0 else None,
                 total_bytes=amount(said.total_bytes) if said.total_bytes > 0 else None,
+                digest=f"sha256:{said.file_sha256}" if _SHA256.fullmatch(said.file_sha256) else "",
             )
         )
 

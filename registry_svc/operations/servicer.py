@@ -114,6 +114,7 @@ def operation_message(view: OperationView, now: float) -> operation_pb2.Operatio
         message.done_bytes = progress.done_bytes
     if progress.total_bytes is not None:
         message.total_bytes = progress.total_bytes
+    message.digest = progress.digest
     # An operation that takes longer than expected has no known end.
     if progress.ends_at is not None and progress.ends_at > now:
         message.eta.CopyFrom(duration_of(progress.ends_at - now))

@@ -191,7 +191,7 @@ class Puller:
             sha256=source.sha256,
             known_etag="" if stored is None else stored.revision,
         )
-        progress.begin_file(source.file_name)
+        progress.begin_file(source.file_name, source.sha256)
         with self._client() as client:
             loaded = FileTransfer(order, self._ports(client, progress, order)).run()
         if loaded is None:
@@ -290,7 +290,7 @@ class Puller:
         return 0
 
     def _ports(self, client: "httpx2.Client", progress: "_Progress", order: FileOrder) -> TransferPorts:
-        progress.begin_file(order.name)
+        progress.begin_file(order.name, order.sha256)
 
         def require_room(missing_bytes: int) -> None:
             progress.note_total(missing_bytes)
@@ -339,8 +339,8 @@ class _Progress:
         chosen = f"{choice.quantization or choice.form}, {size_words(choice.size_bytes)} in {files}"
         self.show(pb.PULL_STAGE_LOADING, detail=chosen)
 
-    def begin_file(self, name: str) -> None:
-        self._message.file = name
+    def begin_file(self, name: str, sha256: str = "") -> None:
+        self._message.file, self._message.file_sha256 = name, sha256
 
     def end_file(self, size_bytes: int) -> None:
         self._before_file += size_bytes
@@ -370,7 +370,7 @@ class _Progress:
 
     def done(self, model: pb.StoredModel) -> None:
         self._message.done_bytes = self._message.total_bytes = model.size_bytes
-        self._message.file, self._message.bytes_per_second = "", 0
+        self._message.file, self._message.file_sha256, self._message.bytes_per_second = "", "", 0
         self._message.model.CopyFrom(model)
         self.show(pb.PULL_STAGE_DONE)
 

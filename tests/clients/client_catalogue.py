@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from client_environments import FOLDER
+from client_environments import BROWSER, FOLDER
 
 PATHS = {
     "chat": "/v1/chat/completions",
@@ -42,6 +42,8 @@ class Client:
     """Features tried on the real model as well."""
     unbounded: bool = False
     """Whether it sets no bound on an answer."""
+    in_browser: bool = False
+    """Whether its check needs the browser of the environment BROWSER."""
 
     @property
     def surfaces(self) -> tuple[str, ...]:
@@ -215,6 +217,22 @@ CLIENTS: tuple[Client, ...] = (
         ),
     ),
     Client(
+        name="llama-index-ollama",
+        title="LlamaIndex for Ollama",
+        package="llama-index-llms-ollama",
+        features=(
+            "talk.text",
+            "talk.stream",
+            "talk.async",
+            "talk.tools",
+            "talk.structured",
+            "talk.thinking",
+            "talk.errors",
+            "talk.broken_stream",
+            "embed.vectors",
+        ),
+    ),
+    Client(
         name="pydantic-ai",
         title="Pydantic AI",
         package="pydantic-ai-slim",
@@ -330,6 +348,7 @@ CLIENTS: tuple[Client, ...] = (
             "talk.thinking",
             "talk.image",
             "talk.async",
+            "talk.launched",
             "talk.errors",
             "talk.key",
             "talk.broken_stream",
@@ -343,6 +362,7 @@ CLIENTS: tuple[Client, ...] = (
             "tags.list",
             "show.model",
             "ps.list",
+            "pull.model",
             "pull.refused",
         ),
         real=("talk.text", "talk.stream", "generate.text"),
@@ -368,8 +388,31 @@ CLIENTS: tuple[Client, ...] = (
             "tags.list",
             "show.model",
             "ps.list",
+            "pull.model",
             "pull.refused",
         ),
         real=("talk.text", "talk.stream"),
+    ),
+    Client(
+        name="open-webui",
+        title="Open WebUI",
+        package="open-webui",
+        features=(
+            "models.list",
+            "chat.stream",
+            "embeddings.vectors",
+            "embeddings.document",
+            "tags.list",
+            "talk.stream",
+            "embed.vectors",
+        ),
+        in_browser=True,
+    ),
+    Client(
+        name=BROWSER,
+        title="Web page in a browser",
+        package="playwright-core",
+        features=("models.list", "models.other_origin", "chat.stream", "chat.other_origin", "talk.stream"),
+        in_browser=True,
     ),
 )

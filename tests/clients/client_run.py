@@ -12,12 +12,19 @@ from client_catalogue import Client
 from client_environments import FOLDER, Environment
 from wire_tap import WireTap
 
+from weft_app.cli import launch_tools
+
 RUN_SECONDS = 1200.0
 """A bound for what hangs: on a busy machine the real model reads the first words of an agent for minutes."""
 AGENT_FILE = "notes.txt"
 """Lies in the folder that a client is started in; the models of agents ask to read it."""
 AGENT_TEXT = "The notes are about the sea."
 """What those models say when they have read it."""
+ALLOWED_HOST = "app.weft.test"
+"""The mesh lets web pages of this host call it."""
+PULLED = "acme/small-GGUF"
+"""A repository of the hub of these tests, with one file."""
+PULLED_BYTES = 4 * 1024 * 1024
 _NOWHERE = "http://127.0.0.1:9"
 """A proxy that does not exist: what a client would tell anybody but weft fails at once."""
 _SILENCE = {
@@ -45,6 +52,8 @@ class Against:
     text: str
     """What that model says; empty: nobody knows."""
     key: str
+    operator_key: str = ""
+    """Of one who may load and pull models; empty: nobody's."""
     features: tuple[str, ...]
 
 
@@ -61,9 +70,17 @@ class ClientRun:
 
 
 async def run_client(
-    client: Client, environment: Environment, against: Against, tap: WireTap, folder: Path
+    client: Client,
+    environment: Environment,
+    against: Against,
+    tap: WireTap,
+    folder: Path,
+    browser: Environment | None = None,
 ) -> ClientRun:
-    """Run the client's check to its end, in this empty folder, which holds its home as well."""
+    """Run the client's check to its end, in this empty folder, which holds its home as well.
+
+    `browser`: the environment with one; None: the check needs none.
+    """
     (folder / "work").mkdir()
     (folder / "work" / AGENT_FILE).write_text("The sea is wide and deep.\n")
     process = await asyncio.create_subprocess_exec(
@@ -71,7 +88,7 @@ async def run_client(
         *environment.interpreter,
         str(_check(client, environment)),
         cwd=folder / "work",
-        env=_surroundings(folder, environment, against, tap.url),
+        env=_surroundings(folder, environment, against, tap.url) | ({} if browser is None else browser.browser),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -120,9 +137,14 @@ def _surroundings(folder: Path, environment: Environment, against: Against, url:
         "NO_PROXY": "127.0.0.1,localhost",
         "WEFT_URL": url,
         "WEFT_KEY": against.key,
+        "WEFT_OPERATOR_KEY": against.operator_key,
+        "WEFT_PULLED": f"hf.co/{PULLED}",
+        "WEFT_PULLED_BYTES": str(PULLED_BYTES),
         "WEFT_TALK_MODEL": against.model,
         "WEFT_TALK_TEXT": against.text,
         "WEFT_AGENT_TEXT": AGENT_TEXT,
+        "WEFT_LAUNCH_TOOLS": launch_tools.__file__,
+        "WEFT_ALLOWED_HOST": ALLOWED_HOST,
         "WEFT_FEATURES": ",".join(against.features),
     }
 

@@ -9,7 +9,9 @@ export PATH="$root/.clients/tools/bin:$node/bin:$PATH" UV_CUSTOM_COMPILE_COMMAND
 [ $# -gt 0 ] || set -- */
 for client in "${@%/}"; do
   if [ -f "$client/requirements.in" ]; then
-    uv pip compile --quiet --universal --no-annotate --python-version 3.11 --override overrides.txt \
+    overrides=(--override overrides.txt)
+    [ ! -f "$client/overrides.txt" ] || overrides+=(--override "$client/overrides.txt")
+    uv pip compile --quiet --universal --no-annotate --python-version 3.11 "${overrides[@]}" \
       "$client/requirements.in" -o "$client/requirements.txt"
   elif [ -f "$client/package.json" ]; then
     (cd "$client" && node "$node/lib/node_modules/npm/bin/npm-cli.js" install --package-lock-only --ignore-scripts --silent \

@@ -2,19 +2,23 @@
 
 import asyncio
 import itertools
+import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from client_catalogue import CLIENTS, PATHS, Client
-from client_environments import Environment, EnvironmentFactory
+from client_environments import BROWSER, Environment, EnvironmentFactory
 from client_mesh import TALK_TEXT, write_client_config
-from client_run import Against, ClientRun, run_client
+from client_run import ALLOWED_HOST, PULLED, PULLED_BYTES, Against, ClientRun, run_client
 from clients_page import PAGE, WELL, render
 from mesh_process import MeshProcess, run_weft, running_mesh, write_config
 from wire_tap import Asked, WireTap, wire_tap
 
 from weft_app.compose.demo import DEMO_MODEL, demo_model_path
+from weft_testing.model_hub import HubRepository, ModelHub
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1800)]
 
@@ -24,6 +28,7 @@ SHORT = "agent/short"
 failure, as it should be."""
 TOOL_TEMPLATE = Path(__file__).with_name("tool_template.jinja")
 """The demo model's own template has no tools, and a model without tools refuses agents that bring some."""
+BROWSER_RUNS_ON = ("linux", "x86_64")
 ANY_KEY = "local"
 """Where none is asked for."""
 
@@ -35,6 +40,8 @@ def environments(request: pytest.FixtureRequest) -> Iterator[EnvironmentFactory]
     for item in request.session.items:
         if isinstance(item, pytest.Function) and isinstance(client := item.callspec.params.get("client"), Client):
             factory.prepare(client.name)
+            if client.in_browser:
+                factory.prepare(BROWSER)
     yield factory
     factory.close()
 
@@ -73,21 +80,49 @@ def environment(client: Client, environments: EnvironmentFactory) -> Environment
     return environments.get(client.name)
 
 
+@pytest.fixture
+def browser(client: Client, environments: EnvironmentFactory) -> Environment | None:
+    if client.in_browser and (sys.platform, platform.machine()) != BROWSER_RUNS_ON:
+        pytest.skip(f"the package of the browser is for {' on '.join(BROWSER_RUNS_ON)}")
+    return environments.get(BROWSER) if client.in_browser else None
+
+
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
-    """Nobody gets anything without a key."""
+    """Nobody gets anything without a key. It pulls from a hub of this machine."""
     folder = tmp_path_factory.mktemp("clients")
-    config = write_client_config(folder, auth={"required": True})
-    with running_mesh(folder / "home", "--config", str(config)) as mesh:
-        yield mesh
+    gateway = {
+        "cors": {"allowed_origins": [f"http://{ALLOWED_HOST}:*"]},
+        "ollama_sources": {"small-of-the-library:q4": f"hf:{PULLED}"},
+    }
+    config = write_client_config(folder, auth={"required": True}, gateway=gateway)
+    hub = ModelHub()
+    hub.repositories[PULLED] = HubRepository(files={"small-Q4_0.gguf": b"GGUF".ljust(PULLED_BYTES, b"x")})
+    with pytest.MonkeyPatch.context() as environment, hub.running():
+        for name, value in (("HF_ENDPOINT", hub.url), ("HF_TOKEN", ""), ("HF_HOME", str(folder / "hf"))):
+            environment.setenv(name, value)
+        with running_mesh(folder / "home", "--config", str(config)) as mesh:
+            yield mesh
+
+
+def new_key(mesh: MeshProcess, role: str) -> str:
+    code, out, error = asyncio.run(run_weft("keys", "create", "--role", role, "-o", "name", home=mesh.home))
+    assert code == 0, error
+    return out.strip()
+
+
+class Keys(NamedTuple):
+    """As two persons get them."""
+
+    user: str
+    """Of one who is to use models and nothing else."""
+    operator: str
+    """Of one who may pull models, too."""
 
 
 @pytest.fixture(scope="module")
-def key(mesh: MeshProcess) -> str:
-    """As a person gets one who is to use models and nothing else."""
-    code, out, error = asyncio.run(run_weft("keys", "create", "--role", "user", "-o", "name", home=mesh.home))
-    assert code == 0, error
-    return out.strip()
+def keys(mesh: MeshProcess) -> Keys:
+    return Keys(new_key(mesh, "user"), new_key(mesh, "operator"))
 
 
 @pytest.fixture(scope="module")
@@ -112,12 +147,20 @@ def real_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
 async def test_a_client_does_all_that_it_can_do(
-    client: Client, environment: Environment, mesh: MeshProcess, key: str, results: Results, tmp_path: Path
+    client: Client,
+    environment: Environment,
+    browser: Environment | None,
+    mesh: MeshProcess,
+    keys: Keys,
+    results: Results,
+    tmp_path: Path,
 ) -> None:
-    scripted = Against(model="talk", text=TALK_TEXT, key=key, features=client.features)
+    scripted = Against(
+        model="talk", text=TALK_TEXT, key=keys.user, operator_key=keys.operator, features=client.features
+    )
     async with wire_tap(mesh.url) as tap:
-        run = await run_client(client, environment, scripted, tap, tmp_path)
-    wrong = [*what_failed(run, scripted.features), *what_is_odd(client, key, tap)]
+        run = await run_client(client, environment, scripted, tap, tmp_path, browser)
+    wrong = [*what_failed(run, scripted.features), *what_is_odd(client, scripted, tap)]
     results.add(client, "scripted", wrong)
     assert not wrong, told(run, tap)
 
@@ -140,18 +183,18 @@ def what_failed(run: ClientRun, features: tuple[str, ...]) -> list[str]:
     return wrong if run.exit_code == 0 else [*wrong, f"exit code {run.exit_code}"]
 
 
-def what_is_odd(client: Client, key: str, tap: WireTap) -> list[str]:
+def what_is_odd(client: Client, against: Against, tap: WireTap) -> list[str]:
     """What the wire tells against the table: refusals that nobody meant, APIs that were not used, other keys."""
     asked = tap.asked
     refused = [request for request in asked if 400 <= request.status < 500 and not _is_meant_to_fail(request)]
     unused = {PATHS[surface] for surface in client.surfaces} - {request.path for request in asked}
     served = [request for request in asked if request.method == "POST" and not _is_meant_to_fail(request)]
-    kinds = {request.key_kind for request in served}
+    kinds, sent = {request.key_kind for request in served}, {request.key for request in served}
     return [
         *sorted({f"{request.status} for {request.method} {request.path}" for request in refused}),
         *(f"{path} not used" for path in sorted(unused)),
         *([] if kinds == set(client.keys) else [f"key sent as {', '.join(sorted(kinds))}"]),
-        *([] if {request.key for request in served} == {key} else ["another key sent"]),
+        *([] if sent - {against.operator_key} == {against.key} else ["another key sent"]),
     ]
 
 
@@ -160,7 +203,8 @@ def told(run: ClientRun, tap: WireTap) -> str:
     refused = [
         f"{asked.status} {asked.method} {asked.path} {asked.body[-1000:]}" for asked in tap.asked if asked.status >= 400
     ]
-    return "\n".join([f"exit {run.exit_code}", run.output[-6000:], *refused, tap.transcript()])
+    failed = [f"{feature}: {detail}" for feature, detail in run.features.items() if detail]
+    return "\n".join([f"exit {run.exit_code}", *failed, run.output[-6000:], *refused, tap.transcript()])
 
 
 def _is_meant_to_fail(asked: Asked) -> bool:

@@ -83,6 +83,8 @@ class OperationProgress:
     """Of a pull: bytes of all files that are here; None: unknown, or it pulls nothing."""
     total_bytes: int | None = None
     """Of a pull: bytes of all files; None: unknown, or it pulls nothing."""
+    digest: str = ""
+    """Of a pull: "sha256:" and the digest of the file that is loaded now; empty: unknown, or it pulls nothing."""
 
 
 NO_PROGRESS = OperationProgress()

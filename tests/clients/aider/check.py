@@ -1,15 +1,13 @@
 """aider: pair programming on the command line, as it is run without a person."""
 
-from program import start
-from report import KEY, MISSING, TALK, TALK_TEXT, V1, holds, run
+from program import launch
+from report import MISSING, TALK, TALK_TEXT, holds, run
 
 
 def aider(model: str, *options: str) -> str:
-    return start(
+    return launch(
         "aider",
-        "--model", f"openai/{model}",
-        "--openai-api-base", V1,
-        "--openai-api-key", KEY,
+        model,
         "--no-git",
         "--yes-always",
         "--no-check-update",
@@ -18,8 +16,9 @@ def aider(model: str, *options: str) -> str:
         "--analytics-disable",
         "--no-pretty",
         *options,
-        "--message", "Hello",
-    )  # fmt: skip
+        "--message",
+        "Hello",
+    )
 
 
 def chat_stream() -> None:

@@ -2,17 +2,14 @@
 
 import json
 
-from program import AGENT_TEXT, start
-from report import KEY, MISSING, TALK, TALK_TEXT, URL, holds, run, same
-
-SETTINGS = {"ANTHROPIC_BASE_URL": URL, "ANTHROPIC_AUTH_TOKEN": KEY, "ANTHROPIC_SMALL_FAST_MODEL": TALK}
+from program import AGENT_TEXT, launch
+from report import MISSING, TALK, TALK_TEXT, holds, run, same
 
 
 def claude(model: str, prompt: str, *options: str, fails: bool = False) -> list[dict]:
-    said = start(
-        "claude", "--print", prompt, "--model", model, "--output-format", "stream-json", "--verbose", *options,
-        fails=fails, **SETTINGS,
-    )  # fmt: skip
+    said = launch(
+        "claude", model, "--print", prompt, "--output-format", "stream-json", "--verbose", *options, fails=fails
+    )
     return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
 
 

@@ -2,29 +2,16 @@
 
 import json
 
-from program import AGENT_TEXT, HOME, start
-from report import MISSING, TALK, TALK_TEXT, V1, holds, run, same
+from program import AGENT_TEXT, launch
+from report import MISSING, TALK, TALK_TEXT, holds, run, same
 
-(HOME / ".codex").mkdir()
-(HOME / ".codex" / "config.toml").write_text(f"""
-model = "{TALK}"
-model_provider = "weft"
-web_search = "disabled"
-
-[model_providers.weft]
-name = "weft"
-base_url = "{V1}"
-env_key = "WEFT_KEY"
-wire_api = "responses"
-request_max_retries = 1
-stream_max_retries = 1
-""")
+RETRIES = [part for kind in ("request", "stream") for part in ("-c", f"model_providers.weft.{kind}_max_retries=1")]
 
 
 def codex(model: str, prompt: str, *, fails: bool = False) -> list[dict]:
-    said = start(
-        "codex", "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox",
-        "--model", model, prompt,
+    said = launch(
+        "codex", model, *RETRIES,
+        "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", prompt,
         fails=fails,
     )  # fmt: skip
     return [json.loads(line) for line in said.splitlines() if line.startswith("{")]

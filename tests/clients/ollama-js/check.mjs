@@ -2,8 +2,8 @@
 import assert from "node:assert/strict";
 import { Ollama } from "ollama";
 import {
-  BROKEN, CUT, CUT_WORDS, KEY, MISSING, TALK, THINK, THINK_TEXT, THOUGHT, TOOLS, TOOLS_TEXT, URL, WEATHER_SCHEMA, breaksOff, fails,
-  isTalk, run,
+  BROKEN, CUT, CUT_WORDS, KEY, MISSING, OPERATOR_KEY, PULLED, PULLED_BYTES, TALK, THINK, THINK_TEXT, THOUGHT, TOOLS, TOOLS_TEXT, URL,
+  WEATHER_SCHEMA, breaksOff, fails, isTalk, run,
 } from "./report.mjs";
 
 const client = new Ollama({ host: URL, headers: { Authorization: `Bearer ${KEY}` } });
@@ -110,6 +110,14 @@ async function psList() {
   assert.ok((await client.ps()).models.some((model) => model.name === TALK));
 }
 
+async function pullModel() {
+  const operator = new Ollama({ host: URL, headers: { Authorization: `Bearer ${OPERATOR_KEY}` } });
+  const parts = await collect(await operator.pull({ model: PULLED, stream: true }));
+  assert.equal(parts.at(-1).status, "success");
+  const last = parts.filter((part) => part.total).at(-1);
+  assert.deepEqual([last.completed, last.total], [PULLED_BYTES, PULLED_BYTES]);
+}
+
 async function pullRefused() {
   // A key for the use of models pulls none.
   assert.equal((await fails(() => client.pull({ model: "hf:meant-to-fail/model" }))).status_code, 403);
@@ -132,5 +140,6 @@ await run({
   "tags.list": tagsList,
   "show.model": showModel,
   "ps.list": psList,
+  "pull.model": pullModel,
   "pull.refused": pullRefused,
 });

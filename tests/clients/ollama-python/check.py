@@ -1,8 +1,10 @@
 """ollama for Python: Ollama's own library."""
 
 import base64
+import os
 
 import ollama
+from program import launched
 from pydantic import BaseModel
 from report import (
     BROKEN,
@@ -10,6 +12,9 @@ from report import (
     CUT_WORDS,
     KEY,
     MISSING,
+    OPERATOR_KEY,
+    PULLED,
+    PULLED_BYTES,
     TALK,
     THINK,
     THINK_TEXT,
@@ -174,6 +179,21 @@ def ps_list() -> None:
     holds(TALK in {model.model for model in client.ps().models}, "a model that has just answered is not in memory")
 
 
+def talk_launched() -> None:
+    """Without an address and a key of its own: with the variables of `weft launch ollama`."""
+    os.environ |= launched("ollama", TALK)[1]
+    is_talk(ollama.Client().chat(TALK, HELLO).message.content)
+
+
+def pull_model() -> None:
+    operator = ollama.Client(URL, headers={"Authorization": f"Bearer {OPERATOR_KEY}"})
+    parts = list(operator.pull(PULLED, stream=True))
+    same(parts[-1].status, "success")
+    sizes = [(part.completed, part.total) for part in parts if part.total]
+    same(sizes[-1], (PULLED_BYTES, PULLED_BYTES))
+    same(operator.pull("small-of-the-library:q4").status, "success")
+
+
 def pull_refused() -> None:
     # A key for the use of models pulls none.
     refused = fails(lambda: client.pull("hf:meant-to-fail/model"), ollama.ResponseError)
@@ -190,6 +210,7 @@ run(
     talk__thinking=talk_thinking,
     talk__image=talk_image,
     talk__async=talk_async,
+    talk__launched=talk_launched,
     talk__errors=talk_errors,
     talk__key=talk_key,
     talk__broken_stream=talk_broken_stream,
@@ -203,5 +224,6 @@ run(
     tags__list=tags_list,
     show__model=show_model,
     ps__list=ps_list,
+    pull__model=pull_model,
     pull__refused=pull_refused,
 )

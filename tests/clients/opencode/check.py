@@ -1,33 +1,13 @@
 """opencode: a coding agent for the terminal, as it is run without one."""
 
 import json
-from pathlib import Path
 
-from program import AGENT_TEXT, start
-from report import KEY, MISSING, TALK, TALK_TEXT, V1, holds, run
-
-MODELS = [TALK, MISSING, "agent-opencode"]
-provider = {
-    "npm": "@ai-sdk/openai-compatible",
-    "name": "weft",
-    "options": {"baseURL": V1, "apiKey": KEY},
-    "models": {name: {"name": name} for name in MODELS},
-}
-Path("opencode.json").write_text(
-    json.dumps(
-        {
-            "$schema": "https://opencode.ai/config.json",
-            "provider": {"weft": provider},
-            "autoupdate": False,
-            "share": "disabled",
-            "small_model": f"weft/{TALK}",
-        }
-    )
-)
+from program import AGENT_TEXT, launch
+from report import MISSING, TALK, TALK_TEXT, holds, run
 
 
 def opencode(model: str, prompt: str, *, fails: bool = False) -> list[dict]:
-    said = start("opencode", "run", "--format", "json", "--model", f"weft/{model}", prompt, fails=fails)
+    said = launch("opencode", model, "run", "--format", "json", prompt, fails=fails)
     return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
 
 

@@ -1,8 +1,13 @@
 """What the checks of command-line clients share: start the program, and read what it said."""
 
+import importlib.util
 import os
 import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
+
+from report import KEY, URL
 
 HOME = Path(os.environ["HOME"])
 AGENT_TEXT = os.environ["WEFT_AGENT_TEXT"]
@@ -28,3 +33,29 @@ def start(*command: str, fails: bool = False, **environment: str) -> str:
     if fails is not bool(done.returncode):
         raise AssertionError(f"{command[0]} ended with {done.returncode}: {done.stdout[-3000:]}")
     return done.stdout.strip()
+
+
+def launched(tool: str, model: str) -> tuple[list[str], dict[str, str]]:
+    """The command and the variables with which `weft launch` starts a program for this model."""
+    tools = _launch_tools()
+    access = tools.Access(url=URL, key=KEY, model=model)
+    chosen = tools.TOOLS[tool]
+    return [chosen.program, *chosen.arguments(access)], dict(chosen.environment(access))
+
+
+def launch(tool: str, model: str, *arguments: str, fails: bool = False) -> str:
+    """As `weft launch TOOL --model MODEL -- ARGUMENTS`; what it printed. Raises as `start`."""
+    command, environment = launched(tool, model)
+    return start(*command, *arguments, fails=fails, **environment)
+
+
+def _launch_tools() -> ModuleType:
+    """The definition of `weft launch`, a file that needs the standard library alone; weft is not installed here."""
+    name = "launch_tools"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, os.environ["WEFT_LAUNCH_TOOLS"])
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]

@@ -6,6 +6,9 @@ const env = process.env;
 export const URL = env.WEFT_URL;
 export const V1 = `${URL}/v1`;
 export const KEY = env.WEFT_KEY;
+export const OPERATOR_KEY = env.WEFT_OPERATOR_KEY;
+export const PULLED = env.WEFT_PULLED;
+export const PULLED_BYTES = Number(env.WEFT_PULLED_BYTES);
 
 export const TALK = env.WEFT_TALK_MODEL;
 export const TOOLS = "tools";

@@ -15,11 +15,18 @@ URL = os.environ["WEFT_URL"]
 """Without `/v1`."""
 V1 = f"{URL}/v1"
 KEY = os.environ["WEFT_KEY"]
+OPERATOR_KEY = os.environ["WEFT_OPERATOR_KEY"]
+"""Of one who may load and pull models; empty against the real model."""
+PULLED = os.environ["WEFT_PULLED"]
+"""A model of a hub, with one file of PULLED_BYTES."""
+PULLED_BYTES = int(os.environ["WEFT_PULLED_BYTES"])
 
 TALK = os.environ["WEFT_TALK_MODEL"]
 """Says TALK_TEXT, or JSON that follows a schema; also gives embeddings."""
 TOOLS = "tools"
 """Calls get_weather(city="Oslo") where it is offered, and with the tool's result says TOOLS_TEXT."""
+SLOW = "slow"
+"""Says the same as TALK, a word at a time."""
 TYPED = "typed"
 """Calls final_result(city="Oslo", population=700000) where a tool is offered."""
 THINK = "think"

@@ -1,7 +1,9 @@
 """`weft launch`: programs get the mesh's address, a key and a model, and no file of theirs is written."""
 
+import ast
 import json
 import shlex
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from cli_harness import scripted_mesh
 from typer.testing import CliRunner, Result
 
 from weft.api.registry.v1.model_pb2 import Model, ModelManifest
+from weft_app.cli import launch_tools
 from weft_app.cli.launch_tools import TOOLS, Access
 from weft_app.cli.main import app
 
@@ -135,3 +138,11 @@ def test_without_a_model_the_only_one_is_meant_and_of_several_one_must_be_said(t
         said = launch("aider", "--print", home=mesh.home)
     assert said.exit_code == 2
     assert "there are only, other" in said.stderr
+
+
+def test_the_settings_of_programs_need_the_standard_library_alone() -> None:
+    """Checks of clients read them in environments without weft."""
+    tree = ast.parse(Path(launch_tools.__file__).read_text())
+    imported = {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names

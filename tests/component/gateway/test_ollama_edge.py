@@ -448,7 +448,7 @@ class PullingOperations(ScriptedOperations):
             found = an_operation(state)
             found.detail = "pulling 1.0 MiB of 2.0 MiB" if state == "RUNNING" else ""
             if state == "RUNNING":
-                found.done_bytes, found.total_bytes = 1_048_576, 2_097_152
+                found.done_bytes, found.total_bytes, found.digest = 1_048_576, 2_097_152, "sha256:ab"
             if state == "SUCCEEDED":
                 found.result.pulled.source, found.result.pulled.size_bytes = "hf:a/b", 2_097_152
             if state == "FAILED":
@@ -466,6 +466,7 @@ async def test_a_pull_is_an_operation_and_its_lines_say_how_far_it_is(name: str)
         whole = await gateway.request("POST", PULL, json.dumps({"name": name, "stream": False}).encode())
     assert [one["status"] for one in found] == ["pulling 1.0 MiB of 2.0 MiB", "pulled hf:a/b", "success"]
     assert (found[0]["progress"], found[0]["completed"], found[0]["total"]) == (0.5, 1_048_576, 2_097_152)
+    assert found[0]["digest"] == "sha256:ab"
     assert (found[1]["total"], found[1]["completed"]) == (2_097_152, 2_097_152)
     assert json.loads(whole.body) == {"status": "success"}
     assert whole.headers["content-type"] == JSON

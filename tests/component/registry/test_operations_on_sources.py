@@ -119,13 +119,15 @@ async def test_a_pull_tells_how_far_it_is_and_what_is_stored(stage: Stage) -> No
     operation = await stage.create(pull())
     following = asyncio.create_task(stage.views(operation))
     stage.calls.pulls.put_nowait(
-        PullProgress(stage=PULL_STAGE_LOADING, done_bytes=512, total_bytes=1024, bytes_per_second=256)
+        PullProgress(
+            stage=PULL_STAGE_LOADING, done_bytes=512, total_bytes=1024, bytes_per_second=256, file_sha256="ab" * 32
+        )
     )
     stage.calls.pulls.put_nowait(StoredModel(source=SOURCE, size_bytes=1024))
     views = await following
     half = next(view.progress for view in views if view.progress.share == 0.5)
     assert (half.stage, half.ends_at) == ("pulling", stage.clock.monotonic() + 2)
-    assert (half.done_bytes, half.total_bytes) == (512, 1024)
+    assert (half.done_bytes, half.total_bytes, half.digest) == (512, 1024, f"sha256:{'ab' * 32}")
     end = views[-1].operation
     assert (end.state, end.runner) == (OperationState.SUCCEEDED, "r1")
     assert result_of(end.result).pulled.size_bytes == 1024

@@ -103,6 +103,8 @@ def test_a_quantization_and_its_projector_are_pulled_and_found_again(pulls: Pull
     assert pulls.store.find(parse_source(SOURCE, "source")) == model
     assert pulls.shown[-1].stage == pb.PULL_STAGE_DONE
     assert pulls.shown[-1].done_bytes == pulls.shown[-1].total_bytes == len(WEIGHTS) + len(PROJECTOR)
+    told = {(shown.file, shown.file_sha256) for shown in pulls.shown if shown.file}
+    assert ("tiny-Q4_K_M.gguf", hashlib.sha256(WEIGHTS).hexdigest()) in told
 
 
 def test_a_pull_of_what_is_there_loads_nothing(pulls: Pulls) -> None:

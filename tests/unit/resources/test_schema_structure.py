@@ -46,6 +46,7 @@ CHANGED = {
     "InstanceStatus.properties.modelFile",
     "OperationDocument.properties.doneBytes",
     "OperationDocument.properties.totalBytes",
+    "OperationDocument.properties.digest",
     # The API of the provider that serves a model is new.
     "ModelDocument.properties.provider",
     # Tier, labels and owner, and what serves a model, are new.

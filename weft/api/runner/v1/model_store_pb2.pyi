@@ -233,6 +233,7 @@ class PullProgress(google.protobuf.message.Message):
     BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
+    FILE_SHA256_FIELD_NUMBER: builtins.int
     source: builtins.str
     """What is pulled."""
     stage: global___PullStage.ValueType
@@ -247,6 +248,8 @@ class PullProgress(google.protobuf.message.Message):
     """Speed of the last seconds; 0: not known."""
     detail: builtins.str
     """What was chosen or happened, in words; empty: nothing."""
+    file_sha256: builtins.str
+    """SHA-256 in hex of the file that is loaded now; empty: not known before it is here."""
     @property
     def model(self) -> global___StoredModel:
         """What is stored; set with the last one only."""
@@ -262,9 +265,10 @@ class PullProgress(google.protobuf.message.Message):
         bytes_per_second: builtins.int = ...,
         detail: builtins.str = ...,
         model: global___StoredModel | None = ...,
+        file_sha256: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bytes_per_second", b"bytes_per_second", "detail", b"detail", "done_bytes", b"done_bytes", "file", b"file", "model", b"model", "source", b"source", "stage", b"stage", "total_bytes", b"total_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes_per_second", b"bytes_per_second", "detail", b"detail", "done_bytes", b"done_bytes", "file", b"file", "file_sha256", b"file_sha256", "model", b"model", "source", b"source", "stage", b"stage", "total_bytes", b"total_bytes"]) -> None: ...
 
 global___PullProgress = PullProgress
 
