@@ -219,6 +219,10 @@ class ClientRegistry:
         self._limits.correct(found.counted, tokens)
         if found.client is not None:
             found.client.pattern.note_end(refused=refused, tokens=tokens)
+            if receipt is not None and receipt.device_usage.HasField("device_time"):
+                usage = receipt.device_usage
+                energy = usage.energy_millijoules if usage.HasField("energy_millijoules") else None
+                found.client.pattern.note_device(usage.device_time.ToNanoseconds() / 1e9, energy)
 
     def records(self) -> list[pb.ClientRecord]:
         """Return the records of all clients by id; the sum for an id that several tenants use."""
@@ -279,6 +283,7 @@ class ClientRegistry:
             default_priority=profile.priority.wire,  # type: ignore[arg-type]  # same numbers
         )
         _fill_targets(record, patterns)
+        _fill_device_usage(record, patterns)
         newest = max(patterns, key=lambda pattern: pattern.last_seen_at)
         if newest.usual_interval_seconds is not None:
             record.usual_interval.FromNanoseconds(int(newest.usual_interval_seconds * 1e9))
@@ -289,6 +294,15 @@ class ClientRegistry:
         if pause:
             record.cooldown_end_time.FromDatetime(wall + timedelta(seconds=pause))
         return record
+
+
+def _fill_device_usage(record: pb.ClientRecord, patterns: list[ClientPattern]) -> None:
+    record.measured_count = sum(pattern.measured_count for pattern in patterns)
+    if record.measured_count:
+        record.device_time.FromNanoseconds(int(sum(pattern.device_seconds for pattern in patterns) * 1e9))
+    known = [pattern.energy_millijoules for pattern in patterns if pattern.energy_millijoules is not None]
+    if known:
+        record.energy_millijoules = sum(known)
 
 
 def _fill_targets(record: pb.ClientRecord, patterns: list[ClientPattern]) -> None:

@@ -24,6 +24,8 @@ _ENGINE_GAUGES = (
     ("other_count", "weft_runner_engine_requests_of_others", "Requests in the engine that its runner has not sent."),
     ("kv_cache_share", "weft_runner_kv_cache_share", "Share of the KV cache that is in use, 0 to 1."),
     ("kv_cache_tokens", "weft_runner_kv_cache_tokens", "Capacity of the KV cache."),
+    ("kv_cache_bytes", "weft_runner_kv_cache_bytes", "Memory of the KV cache."),
+    ("weight_bytes", "weft_runner_weight_bytes", "Memory of the weights."),
 )
 _ENGINE_COUNTERS = (
     ("preemption_count", "weft_runner_preemptions", "Requests that lost their place in the KV cache to others."),

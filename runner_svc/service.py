@@ -21,6 +21,7 @@ from runner_svc.followed_servers import FollowedServers
 from runner_svc.instance.admission import RequestLimit
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import ServedModel
+from runner_svc.memory.device_meter import DeviceMeter, DeviceSampler
 from runner_svc.memory.lease_manager import LeaseManager, LeaseManagerConfig
 from runner_svc.memory.machine_memory import machine_memory
 from runner_svc.model_files.digest import model_digest
@@ -79,6 +80,8 @@ class RunnerService(Service):
         make_tag = config.leftovers.begin if config.leftovers is not None else untracked_tag
         self._tools = build_tool_box(config.tools, where=f"runners.{config.name}.tools", make_tag=make_tag)
         self._leases = self._lease_manager(config)
+        self.meter = DeviceMeter(clock)
+        self._sampler = self._device_sampler(config)
         self._limit = limit
         self._instances = {model.name: self._instance(model, limit) for model in config.models}
         self._by_name = {name: instance for instance in self._instances.values() for name in instance.names}
@@ -179,6 +182,8 @@ class RunnerService(Service):
             await asyncio.to_thread(self._config.leftovers.sweep)
         if self._leases is not None:
             await self._leases.start(self._registry)
+        if self._sampler is not None:
+            await self._sampler.start()
         for instance in self._instances.values():
             await instance.start()
         for server in self._config.followed:
@@ -317,6 +322,8 @@ class RunnerService(Service):
             if isinstance(end, Exception):
                 # A failure must not prevent the stop of the others, the tools and the connection.
                 log.error("a model did not stop cleanly", model=instance.model, error=repr(end)[:512])
+        if self._sampler is not None:
+            await self._sampler.stop()
         # Only now: leases are released after their engines have ended, and while the session is open.
         if self._leases is not None:
             await self._leases.stop()
@@ -350,9 +357,12 @@ class RunnerService(Service):
         if ledger is not None:
             hibernation = replace(model.hibernation, memory_wait_seconds=self._config.memory_wait_seconds)
             model = replace(model, hibernation=hibernation)
-        return Instance(
+        instance = Instance(
             model, model.make_backend(), self._clock, self._note_change, self._run_recipe, limit=limit, ledger=ledger
         )
+        if ledger is not None:
+            instance.meter = self.meter
+        return instance
 
     def _lease_manager(self, config: RunnerConfig) -> LeaseManager | None:
         starts_engines = config.adder is not None or any(not model.hibernation.attached for model in config.models)
@@ -365,6 +375,14 @@ class RunnerService(Service):
             max_wait_seconds=config.memory_wait_seconds,
         )
         return LeaseManager(settings, config.observer, self._session_id, self._clock, SystemRandom().random)
+
+    def _device_sampler(self, config: RunnerConfig) -> DeviceSampler | None:
+        """Returns the sampler of the devices; None: no engine of this runner can hold one."""
+        if self._leases is None or config.observer is None:
+            return None
+        return DeviceSampler(
+            config.observer, self.meter, self._leases.processes, self._clock, config.device_sample_seconds
+        )
 
     def _session_id(self) -> str:
         return "" if self._session is None else self._session.session_id

@@ -37,6 +37,7 @@ _TIMEOUTS = TimeoutProfile()
 
 DEFAULT_MAX_ADDED_MODELS = 32
 DEFAULT_MAX_LISTED_MODELS = 64
+DEFAULT_DEVICE_SAMPLE_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

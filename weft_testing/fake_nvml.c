@@ -225,6 +225,26 @@ int nvmlDeviceGetUtilizationRates(void *handle, Utilization *rates) {
     return SUCCESS;
 }
 
+int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) {
+    unsigned index;
+    Device device;
+    int status = device_of(handle, &index, &device);
+    if (status != SUCCESS) return status;
+    if (!is_there("power")) return NOT_SUPPORTED;
+    *milliwatts = (unsigned)read_number("power", index, 0);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millijoules) {
+    unsigned index;
+    Device device;
+    int status = device_of(handle, &index, &device);
+    if (status != SUCCESS) return status;
+    if (!is_there("energy")) return NOT_SUPPORTED;
+    *millijoules = read_number("energy", index, 0);
+    return SUCCESS;
+}
+
 static int list_processes(void *handle, unsigned *count, Process *processes, int listed) {
     static Holder holders[MAX_HOLDERS];
     unsigned index, found = 0, room = *count;

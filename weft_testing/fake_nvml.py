@@ -12,6 +12,8 @@ That program, and everything it starts, sees the cards of `cards`. The library r
     held/PID.CARD.N   the same for part N of a card in MIG mode
     reserved_bytes    memory of each card that the driver reserves
     utilization       a line for each card: percent; not there: not supported
+    power             a line for each card: milliwatts; not there: not supported
+    energy            a line for each card: millijoules since the driver was loaded; not there: not supported
     samples           lines "pid microseconds percent": the GPU time of processes
 
 and switches, each a file that exists or not: see SWITCHES.

@@ -152,15 +152,27 @@ def receipt_comment(receipt: receipt_pb2.Receipt) -> bytes:
 def receipt_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
     """Returns a receipt as response headers; times in whole milliseconds, unknown ones left out."""
     cached = receipt.usage.cached_prompt_tokens
-    gpu_time = [(b"x-gpu-time-ms", b"%d" % _millis(receipt.gpu_time))] if receipt.HasField("gpu_time") else []
     return [
         (b"x-queue-wait-ms", b"%d" % _millis(receipt.queue_wait)),
         (b"x-load-wait-ms", b"%d" % _millis(receipt.load_wait)),
-        *gpu_time,
+        *_gpu_facts(receipt),
         (b"x-cache-hit", b"true" if cached else b"false"),
         (b"x-cache-tokens-reused", b"%d" % cached),
         (b"x-left-premises", b"true" if receipt.left_premises else b"false"),
     ]
+
+
+def _gpu_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
+    """Returns the time on accelerators and its source: what the devices measured, else what the engine reports."""
+    usage = receipt.device_usage
+    facts: list[tuple[bytes, bytes]] = []
+    if usage.HasField("device_time"):
+        facts += [(b"x-gpu-time-ms", b"%d" % _millis(usage.device_time)), (b"x-gpu-time-source", b"device")]
+    elif receipt.HasField("gpu_time"):
+        facts += [(b"x-gpu-time-ms", b"%d" % _millis(receipt.gpu_time)), (b"x-gpu-time-source", b"engine")]
+    if usage.HasField("energy_millijoules"):
+        facts.append((b"x-gpu-energy-mj", b"%d" % usage.energy_millijoules))
+    return facts
 
 
 def _eta(event: event_pb2.Queued | event_pb2.Loading) -> str:

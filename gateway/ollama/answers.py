@@ -74,7 +74,10 @@ def receipt_json(receipt: receipt_pb2.Receipt) -> dict[str, object]:
     """Returns the receipt as other APIs have it in headers and comments, by the same names."""
     values = {name.decode().removeprefix("x-").replace("-", "_"): value for name, value in receipt_facts(receipt)}
     words: dict[bytes, object] = {b"true": True, b"false": False}
-    return {name: words[value] if value in words else int(value) for name, value in values.items()}
+    return {
+        name: words[value] if value in words else int(value) if value.isdigit() else value.decode()
+        for name, value in values.items()
+    }
 
 
 def text_json(shape: Shape, text: str, thinking: str = "", calls: Sequence[object] = ()) -> dict[str, object]:

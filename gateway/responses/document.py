@@ -126,14 +126,15 @@ class ResponseDocument:
         receipt = self._receipt or receipt_pb2.Receipt()
         times, usage = receipt.engine_timings, self.usage
         wall, total = _millis(times, "wall_time"), _millis(receipt, "total_time")
+        is_consistent = times.HasField("outside_time") and wall is not None and total is not None
+        device = receipt.device_usage
         on_accelerator = receipt.HasField("gpu_time")
         has_usage = has_counts(usage)
         found = {
             "backend_inference_wall_ms": wall,
             "engine_total_wall_ms": total,
-            "engine_outside_backend_wall_ms": None
-            if wall is None or total is None
-            else round(max(0.0, total - wall), 1),
+            # Of the rounded figures, so that the two parts add up to the total.
+            "engine_outside_backend_wall_ms": round((total or 0.0) - (wall or 0.0), 1) if is_consistent else None,
             "pool_total_wall_ms": None if self._total_seconds is None else round(self._total_seconds * 1e3, 1),
             "engine_queue_wait_ms": _millis(receipt, "queue_wait"),
             "engine_load_wait_ms": _millis(receipt, "load_wait"),
@@ -142,6 +143,8 @@ class ResponseDocument:
             "gpu_time_to_first_token_ms": _millis(times, "prefill_time") if on_accelerator else None,
             "gpu_generate_total_ms": _millis(receipt, "gpu_time"),
             "gpu_decode_after_first_token_ms": _millis(times, "decode_time") if on_accelerator else None,
+            "gpu_device_time_ms": _millis(device, "device_time"),
+            "gpu_energy_mj": device.energy_millijoules if device.HasField("energy_millijoules") else None,
             "engine_prompt_tokens": usage.prompt_tokens if has_usage else None,
             "engine_output_tokens": usage.completion_tokens if has_usage else None,
             "engine_tokens_per_second": receipt.tokens_per_second or None,
@@ -217,7 +220,9 @@ def _tools(request: ResponsesRequest) -> list[dict[str, object]]:
     ]
 
 
-def _millis(record: receipt_pb2.Receipt | timing_pb2.EngineTimings, name: str) -> float | None:
+def _millis(
+    record: receipt_pb2.Receipt | receipt_pb2.DeviceUsage | timing_pb2.EngineTimings, name: str
+) -> float | None:
     """Returns a time of a record in milliseconds; None where it has none."""
     if not record.HasField(name):  # type: ignore[arg-type]  # a name of its own fields
         return None

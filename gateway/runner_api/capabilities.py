@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from gateway.answers.answer_builder import encode_json
-from gateway.runner_api.ports import ModelFacts, ModelStage, RunnerFacts, RunnerPort
+from gateway.runner_api.ports import DeviceUse, ModelFacts, ModelStage, RunnerFacts, RunnerPort
 from weft.gpu.snapshot import DeviceSnapshot
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -76,7 +77,7 @@ def capabilities_body(
                 model.name for model in facts.models if model.stage in (ModelStage.AVAILABLE, ModelStage.FAILED)
             ],
         },
-        "resources": _resources(devices),
+        "resources": _resources(devices) | _cache_figures(facts.models) | {"devices": _devices(devices, facts)},
         "queue": {
             "depth": queue.depth,
             "maxDepth": queue.max_depth,
@@ -107,7 +108,35 @@ def _loaded(model: ModelFacts) -> dict[str, object]:
         "contextLength": model.state.context_tokens or None,
         "loadedAt": model.loaded_at,
         "gpuMemoryMB": megabytes(model.memory_bytes),
+        "weightsMB": megabytes(_reported(model, "weight_bytes")),
+        "kvCacheMB": megabytes(_reported(model, "kv_cache_bytes")),
+        "kvCacheTokens": _reported(model, "kv_cache_tokens"),
+        "kvCacheUtilization": _reported(model, "kv_cache_share"),
     }
+
+
+_EngineFigure = Literal["weight_bytes", "kv_cache_bytes", "kv_cache_tokens", "kv_cache_share"]
+
+
+def _reported(model: ModelFacts, name: _EngineFigure) -> Any:
+    """Returns a figure that an engine reports of itself; None: it does not."""
+    load = model.state.engine_load
+    return getattr(load, name) if load.HasField(name) else None
+
+
+def _cache_figures(models: Sequence[ModelFacts]) -> dict[str, object]:
+    """Returns the size and use of all KV caches; null unless each engine reports its own.
+
+    Adapters use the cache of their model.
+    """
+    loaded = [model for model in models if model.stage is ModelStage.LOADED and not model.state.base_model]
+    sizes = [_reported(model, "kv_cache_bytes") for model in loaded]
+    shares = [_reported(model, "kv_cache_share") for model in loaded]
+    size = None if not sizes or None in sizes else sum(sizes)
+    use = shares[0] if len(shares) == 1 else None
+    if len(shares) > 1 and size and None not in shares:
+        use = round(sum(share * each for share, each in zip(shares, sizes, strict=True)) / size, 3)
+    return {"kvCacheSizeMB": megabytes(size), "kvCacheUtilization": use}
 
 
 def _loading(model: ModelFacts) -> dict[str, object]:
@@ -134,9 +163,29 @@ def _resources(devices: Sequence[DeviceSnapshot] | None) -> dict[str, object]:
         "gpuMemoryUsedMB": megabytes(used),
         "gpuMemoryFreeMB": None if total is None or used is None else megabytes(max(0, total - used)),
         "gpuUtilization": round(sum(shares) / len(shares), 3) if is_known else None,
-        # No supported engine reports the size or the use of its KV cache.
-        "kvCacheSizeMB": None,
-        "kvCacheUtilization": None,
+    }
+
+
+def _devices(devices: Sequence[DeviceSnapshot] | None, facts: RunnerFacts) -> list[dict[str, object]] | None:
+    """Returns what is known of each device; null stands for what is not."""
+    return None if devices is None else [_device(device, facts.device_use.get(device.index)) for device in devices]
+
+
+def _device(device: DeviceSnapshot, use: DeviceUse | None) -> dict[str, object]:
+    use = use or DeviceUse()
+    watts, joules = device.power_milliwatts, device.energy_millijoules
+    return {
+        "id": device.index,
+        "uuid": device.id,
+        "name": device.name,
+        "memoryTotalMB": megabytes(device.total_bytes),
+        "memoryUsedMB": megabytes(device.used_bytes),
+        "memoryByModelMB": {model: megabytes(amount) for model, amount in sorted(use.bytes_by_model.items())},
+        "memoryForeignMB": megabytes(use.foreign_bytes),
+        "utilization": device.utilization,
+        "utilizationLastMinute": None if use.mean_utilization is None else round(use.mean_utilization, 3),
+        "powerWatts": None if watts is None else round(watts / 1e3, 1),
+        "energyJoules": None if joules is None else round(joules / 1e3, 3),
     }
 
 

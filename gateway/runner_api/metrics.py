@@ -105,11 +105,27 @@ def _devices(devices: tuple[DeviceSnapshot, ...]) -> Iterable[Metric]:
     used = GaugeMetricFamily(
         "weft_runner_gpu_memory_used_bytes", "Memory of an accelerator in use by any process.", labels=("gpu",)
     )
+    use = GaugeMetricFamily(
+        "weft_runner_gpu_utilization", "Share of time in which an accelerator computed lately, 0 to 1.", labels=("gpu",)
+    )
+    power = GaugeMetricFamily("weft_runner_gpu_power_watts", "Power that an accelerator draws.", labels=("gpu",))
+    energy = CounterMetricFamily(
+        "weft_runner_gpu_energy_joules",
+        "Energy that an accelerator has used since its driver was loaded.",
+        labels=("gpu",),
+    )
     for device in devices:
-        total.add_metric((str(device.index),), device.total_bytes)
+        labels = (str(device.index),)
+        total.add_metric(labels, device.total_bytes)
         if device.used_bytes is not None:
-            used.add_metric((str(device.index),), device.used_bytes)
-    return total, used
+            used.add_metric(labels, device.used_bytes)
+        if device.utilization is not None:
+            use.add_metric(labels, device.utilization)
+        if device.power_milliwatts is not None:
+            power.add_metric(labels, device.power_milliwatts / 1e3)
+        if device.energy_millijoules is not None:
+            energy.add_metric(labels, device.energy_millijoules / 1e3)
+    return total, used, use, power, energy
 
 
 WINDOW_SECONDS = 300.0

@@ -1,6 +1,7 @@
 """Ports of the runner API: the runner and its queue. `weft_app.compose` connects them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
@@ -118,6 +119,20 @@ class RunnerFacts:
     models: tuple[ModelFacts, ...] = ()
     adds_models: bool = False
     """Whether it serves models by their source that its configuration does not name."""
+    device_use: "Mapping[int, DeviceUse]" = field(default_factory=dict)
+    """The use of devices by their index, as far as they are sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """The use of one device, as its runner samples it."""
+
+    mean_utilization: float | None = None
+    """Share of the last minute in which it computed; None: unknown."""
+    bytes_by_model: Mapping[str, int | None] = field(default_factory=dict)
+    """Memory of it that each model holds; None: unknown."""
+    foreign_bytes: int | None = None
+    """Memory of it that processes of others hold; None: unknown."""
 
 
 class RunnerPort(Protocol):

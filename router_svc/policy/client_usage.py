@@ -62,6 +62,12 @@ class ClientPattern:
     """Requests in progress."""
     token_count: int = 0
     """Known tokens of prompts and answers."""
+    measured_count: int = 0
+    """Requests whose time on accelerators was measured."""
+    device_seconds: float = 0.0
+    """Time on accelerators of these."""
+    energy_millijoules: int | None = None
+    """Energy of those whose energy was measured; None: of none."""
     usual_interval_seconds: float | None = None
     """None: fewer than two requests so far."""
     _targets: dict[str, int] = field(default_factory=dict)
@@ -82,6 +88,13 @@ class ClientPattern:
         self.running_count -= 1
         self.refused_count += refused
         self.token_count += tokens
+
+    def note_device(self, seconds: float, energy_millijoules: int | None) -> None:
+        """Record the measured share of a request in the work of accelerators; None: its energy is unknown."""
+        self.measured_count += 1
+        self.device_seconds += seconds
+        if energy_millijoules is not None:
+            self.energy_millijoules = (self.energy_millijoules or 0) + energy_millijoules
 
     @property
     def targets(self) -> list[tuple[str, int]]:

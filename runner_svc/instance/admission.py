@@ -1,12 +1,13 @@
 """Slots and admitted requests of an instance. There is no queue behind the slots: requests queue in the router."""
 
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 from runner_svc.backend.port import ENGINE_METHODS, Backend, CallInfo, SpeechPart
 from runner_svc.cache.model_cache import RequestCache, RunningTurn
+from runner_svc.memory.device_meter import RequestMeter
 from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -107,8 +108,13 @@ class AdmittedRequest:
         on_failure: OnFailure,
         cache: RequestCache | None = None,
         abilities: Abilities = UNKNOWN,
+        meter: RequestMeter | None = None,
     ) -> None:
-        """`cache`: None where the caches of tenants are not isolated. `abilities`: those of the model."""
+        """`cache`: None where the caches of tenants are not isolated. `abilities`: those of the model.
+
+        `meter`: None where no devices are observed.
+        """
+        self._meter = meter
         self.record = record
         self._abilities = abilities
         self._cache = cache
@@ -127,20 +133,21 @@ class AdmittedRequest:
             if warnings := [*turn.warnings, *effort]:
                 yield warnings
             try:
-                async with aclosing(self._backend.generate(payload, self._begin(call, turn))) as frames:
-                    async for each in frames:
-                        # An engine that does not take the parameter says so too, and with less of the reason.
-                        frame = _without_effort_warning(each) if effort else each
-                        if each and not frame:
-                            continue
-                        turn.worked = turn.worked or (bool(frame) and not frame[0].HasField("warning"))
-                        if frame and frame[-1].WhichOneof("event") == "finished":
-                            self._measure(frame[-1].finished.receipt)
-                            last = frame
-                            continue
-                        record.with_caller = True
-                        yield frame
-                        record.with_caller = False
+                with self._calling():
+                    async with aclosing(self._backend.generate(payload, self._begin(call, turn))) as frames:
+                        async for each in frames:
+                            # An engine that does not take the parameter says so too, and with less of the reason.
+                            frame = _without_effort_warning(each) if effort else each
+                            if each and not frame:
+                                continue
+                            turn.worked = turn.worked or (bool(frame) and not frame[0].HasField("warning"))
+                            if frame and frame[-1].WhichOneof("event") == "finished":
+                                self._measure(frame[-1].finished.receipt)
+                                last = frame
+                                continue
+                            record.with_caller = True
+                            yield frame
+                            record.with_caller = False
             except WeftError as error:
                 self._judge(error)
                 raise
@@ -156,13 +163,13 @@ class AdmittedRequest:
         """
         row = ENGINE_METHODS[operation]
         async with self._caching() if row.uses_cache else nullcontext(RunningTurn()) as turn:
-            with self._judging():
+            with self._judging(), self._calling():
                 return await getattr(self._backend, row.name)(payload, self._begin(call, turn))
 
     async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
         """As Backend.speak."""
         record = self.record
-        with self._judging():
+        with self._judging(), self._calling():
             async with aclosing(self._backend.speak(payload, self._begin(call, RunningTurn()))) as parts:
                 async for part in parts:
                     record.with_caller = True
@@ -187,6 +194,15 @@ class AdmittedRequest:
         record = self.record
         record.begin_turn()
         return replace(call, on_token=record.note_token, on_prefill=record.note_prefill, cache=turn.use)
+
+    def _calling(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._meter is None else self._meter.calling()
+
+    def note_device_usage(self, receipt: receipt_pb2.Receipt) -> None:
+        """Put the share of the calls of the engine in the work of its devices into a receipt."""
+        usage = None if self._meter is None else self._meter.usage()
+        if usage is not None:
+            receipt.device_usage.CopyFrom(usage)
 
     def note_wall_time(self, receipt: receipt_pb2.Receipt) -> None:
         """Put the time since the last call of the engine began into a receipt."""

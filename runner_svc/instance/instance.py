@@ -12,6 +12,7 @@ from runner_svc.cache.model_cache import RequestCache
 from runner_svc.instance.admission import AdmittedRequest, RequestLimit, SlotTable
 from runner_svc.instance.lifecycle_loop import LifecycleLoop
 from runner_svc.instance.settings import RunRecipe, ServedModel, no_recipes
+from runner_svc.memory.device_meter import DeviceMeter, RequestMeter
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.memory.port import MemoryLedger
 from runner_svc.policy.lifecycle import Command, Phase
@@ -53,6 +54,8 @@ class Instance:
         limit: RequestLimit | None = None,
         ledger: MemoryLedger | None = None,
     ) -> None:
+        self.meter: DeviceMeter | None = None
+        """The meter of the devices; None: none is observed for it. Set by its runner."""
         self.config = config
         self.backend = backend
         self.slots = SlotTable(min(config.slots, config.target_inflight or config.slots), limit)
@@ -200,10 +203,16 @@ class Instance:
                         lambda error: self._lifecycle.note_failure(error, start),
                         cache,
                         self.loader.abilities,
+                        self._request_meter(),
                     )
             finally:
                 self.memory.note_used(self._clock.utc_now())
                 self._lifecycle.note_request_end(keep_alive_seconds)
+
+    def _request_meter(self) -> RequestMeter | None:
+        if self.meter is None:
+            return None
+        return RequestMeter(self.meter, self.model, lambda: self.memory.grant)
 
     async def wake(self, priority: Priority = Priority.NORMAL) -> None:
         """Return once it admits requests. Callers share one wake; cancelling one caller leaves it to the others.

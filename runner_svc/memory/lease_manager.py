@@ -147,6 +147,10 @@ class LeaseManager(MemoryLedger):
         """Bytes that this runner has leased."""
         return sum(leased_bytes(held.grant) for held in self._held.values())
 
+    def processes(self) -> dict[str, tuple[ProcessId, ...]]:
+        """Returns the processes that hold its leases, by model."""
+        return {held.grant.purpose: held.user.processes() for held in self._held.values()}
+
     async def device_memory(self) -> tuple[DeviceMemory, ...]:
         """Returns the devices that its models may use, with what the ledger can never lease of them. Never raises.
 

@@ -56,6 +56,10 @@ class StartLog:
     def __init__(self) -> None:
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.port_is_taken = False
+        self.is_finished = False
+        """Whether the server takes requests."""
+        self.memory = runner_pb2.EngineLoad()
+        """The memory that the server says it takes, as far as it does."""
 
     def read(self, line: str) -> None:
         """Read a line of output."""
@@ -71,6 +75,7 @@ class StartLog:
 
     def finish(self, port: int) -> None:
         """Read no further lines: the server takes requests. `port` is where, unless a line has told."""
+        self.is_finished = True
         if not self.port.done():
             self.port.set_result(port)
 
@@ -120,6 +125,8 @@ class StartedServer(ProcessBackend, Generic[Model]):
         """The order of the present load ..."""
         self._facts: BackendFacts | None = None
         """... and its facts; None: it is not loaded."""
+        self._memory = runner_pb2.EngineLoad()
+        """The memory that the server said it takes when it started."""
         self._http: OpenAiHttp | None = None
         self._port = 0
         """The port that the server is told; 0: it chooses one."""
@@ -230,7 +237,13 @@ class StartedServer(ProcessBackend, Generic[Model]):
     @property
     @override
     def engine_load(self) -> runner_pb2.EngineLoad | None:
-        return self.figures.load
+        if not self._memory.ListFields() or self._facts is None or self._sleeps:
+            return self.figures.load
+        load = runner_pb2.EngineLoad()
+        load.CopyFrom(self._memory)
+        if self.figures.load is not None:
+            load.MergeFrom(self.figures.load)
+        return load
 
     @property
     @override
@@ -320,6 +333,7 @@ class StartedServer(ProcessBackend, Generic[Model]):
             log.port_is_taken = True
             raise WeftError(Reason.CONNECT_FAILED, f"another program listens on port {self._port}, not the server")
         log.finish(self._port)
+        self._memory = log.memory
         return http
 
     def _running(self) -> OpenAiHttp:

@@ -13,7 +13,6 @@ from runner_svc.chat.conversation import converse
 from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.instance import Instance
-from runner_svc.request_records import RequestRecord
 from runner_svc.servicers.request_admission import RequestAdmission, call_info, log_failure, require_abilities
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.runner.v1 import generation_service_pb2
@@ -102,17 +101,18 @@ class DataPlane:
                 try:
                     async with aclosing(converse(work, chat, self._chats[permit.model])) as frames:
                         async for frame in frames:
-                            self._complete(frame, permit, instance, work.record)
+                            self._complete(frame, permit, instance, work)
                             await answer.put(frame)
                 except WeftError as error:
                     log_failure(call, permit.model, error)
                     raise
 
-    def _complete(self, frame: Frame, permit: Permit, instance: Instance, record: RequestRecord) -> None:
+    def _complete(self, frame: Frame, permit: Permit, instance: Instance, work: AdmittedRequest) -> None:
         if frame[-1].WhichOneof("event") == "finished":
-            record.answered = True
+            work.record.answered = True
             receipt = frame[-1].finished.receipt
-            receipt.left_premises = record.left_premises
+            receipt.left_premises = work.record.left_premises
+            work.note_device_usage(receipt)
             self._desk.complete(receipt, permit, instance)
             self._desk.caches.note(permit.model, receipt.usage)
 
@@ -134,6 +134,7 @@ class DataPlane:
                 response = spec.runner_rpc.response(receipt=receipt, **{spec.field: getattr(result, spec.field)})
             if spec is TOKENIZE and not response.result.max_context_tokens:
                 response.result.max_context_tokens = instance.loader.context_tokens
+            work.note_device_usage(response.receipt)
             self._desk.complete(response.receipt, permit, instance)
             return response
         raise AssertionError("abort has raised")
@@ -153,6 +154,7 @@ class DataPlane:
                 work.record.answered = True
                 receipt = receipt_pb2.Receipt()
                 work.note_wall_time(receipt)
+                work.note_device_usage(receipt)
                 self._desk.complete(receipt, permit, instance)
                 await context.write(pb.SpeakResponse(receipt=receipt))
 

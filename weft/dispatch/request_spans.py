@@ -162,6 +162,11 @@ class _SpansOfRequest:
             found[Attribute.TIME_IN_DECODE] = _seconds(timings.decode_time)
         if timings.HasField("prefill_time") and timings.HasField("decode_time"):
             found[Attribute.TIME_IN_INFERENCE] = _seconds(timings.prefill_time) + _seconds(timings.decode_time)
+        device = receipt.device_usage
+        if device.HasField("device_time"):
+            found[Attribute.DEVICE_TIME] = _seconds(device.device_time)
+        if device.HasField("energy_millijoules"):
+            found[Attribute.DEVICE_ENERGY] = device.energy_millijoules / 1e3
         return Span(
             name=SpanName.GENERATE,
             service=ServiceName.RUNNER,

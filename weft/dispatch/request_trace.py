@@ -244,6 +244,7 @@ class RequestTrace:
         receipt.queue_wait.FromNanoseconds(max(0, int(waited * 1e9)))
         receipt.load_wait.FromNanoseconds(int(self.load_wait * 1e9))
         receipt.total_time.FromNanoseconds(int((now - self.arrived) * 1e9))
+        _note_outside(receipt)
         if self.first_content is not None:
             receipt.time_to_first_token.FromNanoseconds(int((self.first_content - self.arrived) * 1e9))
         return receipt
@@ -283,8 +284,32 @@ def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_
         tool_runs=receipt.tool_run_count,
         signals=[signal.name for signal in receipt.signals] or None,
         left_premises=receipt.left_premises,
+        **_device_fields(receipt.device_usage),
         **({"cancelled_by": receipt.cancelled_by} if receipt.cancelled_by else {}),
     )
+
+
+def _note_outside(receipt: receipt_pb2.Receipt) -> None:
+    """Put the time outside the calls of the engine into a receipt with the other two."""
+    timings = receipt.engine_timings
+    if not timings.HasField("wall_time"):
+        return
+    outside = receipt.total_time.ToNanoseconds() - timings.wall_time.ToNanoseconds()
+    if outside >= 0:
+        timings.outside_time.FromNanoseconds(outside)
+    else:
+        # The runner's clock and this one contradict each other.
+        timings.ClearField("outside_time")
+
+
+def _device_fields(usage: receipt_pb2.DeviceUsage) -> Mapping[str, object]:
+    """Returns the share in the work of accelerators for the log; what is not known is left out."""
+    found: dict[str, object] = {}
+    if usage.HasField("device_time"):
+        found["gpu_time_ms"] = _millis(usage.device_time)
+    if usage.HasField("energy_millijoules"):
+        found["gpu_energy_mj"] = usage.energy_millijoules
+    return found
 
 
 _OUTCOMES = {number: name.removeprefix("OUTCOME_").lower() for name, number in receipt_pb2.Outcome.items()}

@@ -18,7 +18,13 @@ from typing import Any
 
 from weft.gpu.process import process_id_of
 from weft.gpu.snapshot import DeviceSnapshot, ProcessId
-from weft.gpu.snapshot_messages import MAX_DEVICE_BYTES, MAX_DEVICE_TEXT_CHARS, MAX_DEVICES
+from weft.gpu.snapshot_messages import (
+    MAX_DEVICE_BYTES,
+    MAX_DEVICE_MILLIJOULES,
+    MAX_DEVICE_MILLIWATTS,
+    MAX_DEVICE_TEXT_CHARS,
+    MAX_DEVICES,
+)
 
 LOOK_AGAIN_SECONDS = 60.0
 """Interval of looking for a missing library again: a driver may be installed meanwhile."""
@@ -28,6 +34,7 @@ process means that processes are hidden, as in a container."""
 _LIBRARY = "libnvidia-ml.so.1"
 _COMPUTING = "nvmlDeviceGetComputeRunningProcesses"
 _OTHERS = ("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
+_POWER, _ENERGY = "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption"
 _LIST_VERSIONS = ("_v3", "_v2")
 """Suffixes of the list functions, newest first; older drivers know only the second."""
 _DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND = 9, 12
@@ -197,6 +204,8 @@ def _card(nvml: Any, handle: Any, index: int) -> _Card | None:
         total_bytes=memory.total,
         used_bytes=used,
         utilization=_utilization(nvml, handle),
+        power_milliwatts=_figure(nvml, _POWER, handle, MAX_DEVICE_MILLIWATTS),
+        energy_millijoules=_figure(nvml, _ENERGY, handle, MAX_DEVICE_MILLIJOULES),
     )
     return _Card(handle=handle, snapshot=snapshot, unnamed_from=used - _kept_by_the_driver(nvml, handle, used))
 
@@ -218,6 +227,15 @@ def _utilization(nvml: Any, handle: Any) -> float | None:
         return float(min(1.0, max(0.0, nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0)))
     except nvml.NVMLError:
         return None
+
+
+def _figure(nvml: Any, name: str, handle: Any, maximum: int) -> int | None:
+    """Returns a figure of a card; None: the card or an old driver does not have it, or it is impossible."""
+    try:
+        value = int(getattr(nvml, name)(handle))
+    except (nvml.NVMLError, AttributeError):
+        return None
+    return value if 0 <= value <= maximum else None
 
 
 def _named(nvml: Any, handle: Any) -> dict[int, int | None] | None:

@@ -35,6 +35,10 @@ class DeviceSnapshot:
     """Memory in use by any process; None: unknown."""
     utilization: float | None = None
     """Share of time, 0 to 1; None: unknown."""
+    power_milliwatts: int | None = None
+    """Power that it draws; None: unknown."""
+    energy_millijoules: int | None = None
+    """Energy that it has used since its driver was loaded; None: unknown, as where it has no counter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

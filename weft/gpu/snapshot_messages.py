@@ -12,6 +12,10 @@ MAX_DEVICE_TEXT_CHARS = 128
 """Maximum length of a device's id and name."""
 MAX_DEVICE_BYTES = 16 * 1024**4
 """Maximum memory of one device, and of one process on it."""
+MAX_DEVICE_MILLIWATTS = 10_000_000
+"""Maximum power of one device; a driver that reports more is not believed."""
+MAX_DEVICE_MILLIJOULES = 2**53
+"""Maximum of a device's energy counter; a driver that reports more is not believed."""
 
 
 def snapshot_message(snapshot: HostSnapshot) -> pb.HostSighting:
@@ -33,6 +37,8 @@ def device_message(device: DeviceSnapshot) -> pb.Device:
         total_bytes=device.total_bytes,
         used_bytes=device.used_bytes,
         utilization=device.utilization,
+        power_milliwatts=device.power_milliwatts,
+        energy_millijoules=device.energy_millijoules,
     )
 
 
@@ -85,6 +91,8 @@ def device_from(message: pb.Device) -> DeviceSnapshot:
         total_bytes=message.total_bytes,
         used_bytes=message.used_bytes if message.HasField("used_bytes") else None,
         utilization=message.utilization if message.HasField("utilization") else None,
+        power_milliwatts=message.power_milliwatts if message.HasField("power_milliwatts") else None,
+        energy_millijoules=message.energy_millijoules if message.HasField("energy_millijoules") else None,
     )
 
 

@@ -91,6 +91,8 @@ class Attribute(StrEnum):
     WAIT_REASON = "weft.wait.reason"
     LOAD_STAGE = "weft.load.stage"
     CANCELLED_BY = "weft.cancelled_by"
+    DEVICE_TIME = "weft.gpu.time_seconds"
+    DEVICE_ENERGY = "weft.gpu.energy_joules"
 
 
 @dataclass(frozen=True, slots=True)

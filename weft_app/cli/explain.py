@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from weft.api.common.v1.receipt_pb2 import Receipt
+from weft.api.common.v1.receipt_pb2 import DeviceUsage, Receipt
 from weft.api.router.v1.request_pb2 import DecisionRecord, RequestRecord
 from weft.client.requests import Requests, connect_requests
 from weft.documents.codec import document_of, moment_of, word_of
@@ -55,11 +55,33 @@ _ENGINE = (
     "[, {engine_timings.tokenize_time:.3g} s to tokenize]"
     "[, {engine_timings.prefill_time:.3g} s to the first token]"
     "[, {engine_timings.decode_time:.3g} s from there to the last]"
+    "[, {engine_timings.outside_time:.3g} s outside of it]"
 )
+_DEVICE = "{device_usage.device_time:.3g} s of device time"
+_GAPS = {
+    DeviceUsage.GAP_NOT_SAMPLED: "too short for the sampling interval, or no figures of the driver",
+    DeviceUsage.GAP_FOREIGN_PROCESS: "a process of others used the device, or what ran there cannot be seen",
+    DeviceUsage.GAP_OTHER_MODEL: "another model computed on the device at the same time",
+}
+
+
+def _device_usage(receipt: Receipt) -> str | None:
+    """Returns the share in the work of accelerators, or why it is unknown; None: the engine held none."""
+    usage = receipt.device_usage
+    if not receipt.HasField("device_usage"):
+        return None
+    if not usage.HasField("device_time"):
+        return f"unknown: {_GAPS.get(usage.gap, _GAPS[DeviceUsage.GAP_NOT_SAMPLED])}"
+    if not usage.HasField("energy_millijoules"):
+        return filled(_DEVICE, receipt) + ", energy unknown"
+    return filled(_DEVICE, receipt) + f", {usage.energy_millijoules / 1e3:.3g} J"
+
+
 _COSTS = (
     Column("Waited", "{queue_wait:.3g} s in the queue, {load_wait:.3g} s for loads"),
     Column("First token", "[after {time_to_first_token:.3g} s]"),
     Column("Engine", _ENGINE),
+    Column("GPU", _device_usage),
     Column("Tokens", lambda receipt: filled(_USAGE, receipt) if receipt.HasField("usage") else None),
     Column("Remote", "{left_premises:yes}"),
     Column("Cancelled", "[by {cancelled_by}]"),

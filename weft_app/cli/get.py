@@ -91,6 +91,10 @@ def _seconds_of(request: RequestRecord) -> float:
     return (request.end_time.ToNanoseconds() - request.arrive_time.ToNanoseconds()) / 1e9
 
 
+def _joules(millijoules: int) -> str:
+    return f"{millijoules / 1e3:.3g}J"
+
+
 _CLIENT = (
     Column("CLIENT", "{client_id}"),
     Column("PROFILE", "{has_profile:yes}"),
@@ -107,6 +111,10 @@ _CLIENT_WIDE = (
     *_CLIENT,
     Column("ROUTE", "{route}"),
     Column("ASKS FOR", lambda client: ",".join(f"{one.target}={one.request_count}" for one in client.targets) or "-"),
+    Column("GPU TIME", "[{device_time:.3g}s of {measured_count}|?]"),
+    Column(
+        "ENERGY", lambda client: _joules(client.energy_millijoules) if client.HasField("energy_millijoules") else "?"
+    ),
 )
 _CLIENTS = Listing(
     columns=_CLIENT,

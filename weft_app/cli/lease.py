@@ -320,7 +320,8 @@ def acquire(
 def list_leases(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABLE) -> None:
     """Show the devices of every host, and the leases on their memory.
 
-    FOREIGN is memory used by programs without a lease; "?" means unknown. FREE is what a new lease could get.
+    FOREIGN is memory used by programs without a lease; FREE is what a new lease could get. USE is the share of time in
+    which the device computed lately. "?" means unknown.
 
     Example: weft lease list
     """

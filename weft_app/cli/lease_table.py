@@ -43,6 +43,10 @@ class LeaseRow(NamedTuple):
     lease: lease_pb2.Lease
 
 
+def _power(device: lease_pb2.Device) -> str:
+    return f"{device.power_milliwatts / 1e3:.0f}W" if device.HasField("power_milliwatts") else "?"
+
+
 _DEVICE_COLUMNS = (
     Column("HOST", "{host.host}"),
     Column("DEVICE", "{device.device.index} {device.device.name}"),
@@ -50,6 +54,8 @@ _DEVICE_COLUMNS = (
     Column("BOOKED", "{device.booked_bytes:size}"),
     Column("FOREIGN", "[{device.foreign_bytes:size}|?]"),
     Column("FREE", "{device.free_bytes:size}"),
+    Column("USE", "[{device.device.utilization:.0%}|?]"),
+    Column("POWER", lambda row: _power(row.device.device)),
 )
 _LEASE_COLUMNS = (
     Column("LEASE", "{lease.lease_id}"),
@@ -64,7 +70,7 @@ _LEASE_COLUMNS = (
 )
 _HOST_FIELDS = ("host", "source")
 _DEVICE_FIELDS = (
-    *("index", "id", "name", "totalBytes", "usedBytes", "utilization"),
+    *("index", "id", "name", "totalBytes", "usedBytes", "utilization", "powerMilliwatts", "energyMillijoules"),
     *("bookedBytes", "foreignBytes", "freeBytes", "marginBytes"),
 )
 _LEASE_FIELDS = (

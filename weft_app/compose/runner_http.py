@@ -14,7 +14,7 @@ import gateway.runner_service
 import router_svc.service
 from gateway.operations import OperationsClient
 from gateway.runner_api.operations import callers_field
-from gateway.runner_api.ports import ModelFacts, RunnerApiPorts, RunnerFacts, RunnerStage
+from gateway.runner_api.ports import DeviceUse, ModelFacts, RunnerApiPorts, RunnerFacts, RunnerStage
 from gateway.runner_api.state import RunnerApiConfig
 from router_svc.service import RouterService
 from runner_svc.config import RunnerConfig
@@ -145,7 +145,15 @@ class LocalRunner:
         if known is not None and known.active and known.incarnation == description.runner.incarnation:
             self._stage = RunnerStage.SERVING
         chats = [model.name for model in view.models.values() if Operation.CHAT in model.operations]
-        return runner_facts(description, self._stage, chats, self._called)
+        use = {
+            index: DeviceUse(
+                mean_utilization=figures.mean_utilization,
+                bytes_by_model=figures.bytes_by_model,
+                foreign_bytes=figures.foreign_bytes,
+            )
+            for index, figures in self._runner.meter.figures().items()
+        }
+        return replace(runner_facts(description, self._stage, chats, self._called), device_use=use)
 
 
 class RunnerHttp(Service):

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 from gateway.config import GatewaySettings
 from registry_svc.config import RegistrySettings
 from router_svc.settings import RelayLimits, RouterSettings
-from runner_svc.settings import ModelStoreSettings
+from runner_svc.settings import DEFAULT_DEVICE_SAMPLE_SECONDS, ModelStoreSettings
 from weft.kernel.health import HealthLimits
 from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.settings import PUBLIC, Before, PathText, Pattern, Port, Seconds, word_for_flag
@@ -88,6 +88,9 @@ class AcceleratorSettings:
     Where any is declared, NVIDIA's library is not used."""
     poll_interval_seconds: Seconds = 1.0
     """Largest age of an observation of a device."""
+    sample_interval_seconds: Annotated[float, Ge(0.05), Le(60)] = DEFAULT_DEVICE_SAMPLE_SECONDS
+    """Interval of samples of the devices while engines work on requests. A request's share of device time and energy is
+    measured from them; one that is not several times as long has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from runner_svc.backend.port import (
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.load_plan import LoadParameter, LoadValue
+from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.policy.template_abilities import abilities_of_templates
 from runner_svc.runtimes.engine_figures import MetricsPage
 from runner_svc.runtimes.llama_props import read_props
@@ -47,6 +48,7 @@ from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.supervise.process_time import GpuTime
 from runner_svc.templates.sandbox import check_before_load
+from weft.api.registry.v1 import runner_pb2
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -61,6 +63,10 @@ NO_TASK = -1
 ADAPTERS = "/lora-adapters"
 ADAPTERS_SECONDS = 5.0
 """Timeout of GET /lora-adapters."""
+MAX_BUFFER_BYTES = 2**53
+# "load_tensors:        CUDA0 model buffer size =  4095.05 MiB", "llama_kv_cache:   CPU KV buffer size =   180.00 MiB".
+# Other buffers, such as those of computation, are neither.
+_BUFFER = re.compile(r"\b(model|KV) buffer size = {1,12}(\d{1,12}(?:\.\d{1,6})?) MiB")
 _UNKNOWN_FLAGS = re.compile(r"error: (?:invalid argument|unrecognized arguments): (--[^\n]{1,1000})")
 
 
@@ -125,13 +131,30 @@ class LlamaSlots:
         raise WeftError(Reason.BACKEND_ERROR, f"the server did not erase slot {number} (status {status})")
 
 
+def note_buffer(line: str, memory: runner_pb2.EngineLoad) -> None:
+    """Add the buffer that a line of output names to the memory of the weights or of the KV cache.
+
+    There is a line for each device. Those of a draft model and of a projector are added up with the model's own.
+    """
+    if (found := _BUFFER.search(line)) is not None:
+        field = "weight_bytes" if found[1] == "model" else "kv_cache_bytes"
+        setattr(memory, field, min(getattr(memory, field) + round(float(found[2]) * MEBIBYTE), MAX_BUFFER_BYTES))
+
+
 class _LlamaStartLog(StartLog):
-    """Also reads the flags that the server does not know, of which one may be a parameter of the load."""
+    """Also reads the memory of its buffers, and the flags that it does not know: one may be a parameter of the load."""
 
     def __init__(self, order: LoadOrder) -> None:
         super().__init__()
         self._order = order
         self._unknown_flags = ""
+
+    @override
+    def read(self, line: str) -> None:
+        # The server listens before it loads the model.
+        if not self.is_finished and "buffer size" in line:
+            note_buffer(line, self.memory)
+        super().read(line)
 
     @override
     def read_other(self, line: str) -> None:

@@ -16,6 +16,8 @@ def read_load(page: str) -> runner_pb2.EngineLoad:
     load = load_of(samples, VLLM)
     if tokens := _cache_tokens(samples):
         load.kv_cache_tokens = tokens
+    if (size := _cache_bytes(samples)) is not None:
+        load.kv_cache_bytes = size
     return load
 
 
@@ -28,6 +30,16 @@ def _cache_tokens(samples: Sequence[Sample]) -> int:
             size, count = (_whole(labels.get(name, "")) for name in ("block_size", "num_gpu_blocks"))
             found += size * count
     return min(found, MAX_COUNT)
+
+
+def _cache_bytes(samples: Sequence[Sample]) -> int | None:
+    """Returns the memory of the KV cache where it was set in bytes; None: the page does not tell."""
+    found = [
+        _whole(dict(_LABEL.findall(sample.labels)).get("kv_cache_memory_bytes", ""))
+        for sample in samples
+        if sample.name == "vllm:cache_config_info"
+    ]
+    return min(sum(found), MAX_COUNT) if found and all(found) else None
 
 
 def _whole(text: str) -> int:

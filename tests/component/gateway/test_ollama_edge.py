@@ -93,6 +93,7 @@ async def test_a_chat_is_streamed_in_lines_unless_the_request_says_otherwise() -
         "queue_wait_ms": 150,
         "load_wait_ms": 0,
         "gpu_time_ms": 450,
+        "gpu_time_source": "engine",
         "cache_hit": True,
         "cache_tokens_reused": 5,
         "left_premises": False,

@@ -26,6 +26,7 @@ sight = HostObserver().look_blocking(watched)
 print(json.dumps({
     "source": sight.source,
     "devices": [[d.index, d.id, d.name, d.total_bytes, d.used_bytes, d.utilization] for d in sight.devices],
+    "draws": [[d.power_milliwatts, d.energy_millijoules] for d in sight.devices],
     "processes": [[one.process.pid, one.alive, one.bytes_by_device, one.memory_unknown] for one in sight.processes],
 }))
 """
@@ -87,6 +88,13 @@ def test_cards_are_seen_with_their_sizes_in_the_order_of_the_bus(stage: Stage) -
         [0, "GPU-fake-1", "Fake Card", 16 * GIB, 100, 1.0],
         [1, "GPU-fake-0", "Fake Card", 8 * GIB, 100, 0.25],
     ]
+
+
+def test_power_and_energy_are_read_and_unknown_where_the_card_has_no_sensor(stage: Stage) -> None:
+    assert _look(stage)["draws"] == [[None, None], [None, None]]
+    stage.cards.write("power", 120_500, 0)
+    stage.cards.write("energy", 2**40, 7)
+    assert _look(stage)["draws"] == [[120_500, 2**40], [0, 7]]
 
 
 def test_what_living_processes_hold_is_seen_and_what_dead_ones_held_is_back(stage: Stage) -> None:

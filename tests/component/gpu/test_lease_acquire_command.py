@@ -194,8 +194,8 @@ async def test_the_list_shows_devices_and_leases(stage: Stage, home: LedgerHome)
         assert len(home.leases()) == 1
         async with program(stage.environment, *weft_command("lease", "list")) as listing:
             assert await listing.ended() == 0
-    assert listing.lines[0].split() == ["HOST", "DEVICE", "TOTAL", "BOOKED", "FOREIGN", "FREE"]
-    assert listing.lines[2].split()[-8:] == ["8", "GiB", "6", "GiB", "0", "bytes", "2", "GiB"]
+    assert listing.lines[0].split() == ["HOST", "DEVICE", "TOTAL", "BOOKED", "FOREIGN", "FREE", "USE", "POWER"]
+    assert listing.lines[2].split()[-10:] == ["8", "GiB", "6", "GiB", "0", "bytes", "2", "GiB", "?", "?"]
     assert any("night" in line and "held" in line and "6 GiB" in line for line in listing.lines)
 
 

@@ -147,7 +147,7 @@ async def test_the_list_says_what_nobody_can_tell_and_steers_no_terminal(stage: 
     async with program(stage.environment, *weft_command("lease", "list")) as listing:
         assert await listing.ended() == 0
     assert "\x1b" not in listing.text
-    assert listing.lines[1].split()[-7:] == ["8", "GiB", "1", "GiB", "?", "7", "GiB"]
+    assert listing.lines[1].split()[-9:] == ["8", "GiB", "1", "GiB", "?", "7", "GiB", "?", "?"]
     assert listing.lines[4].split()[:5] == ["lease-9", "box", "runner-a", "qwen", "orphaned"]
     async with program(stage.environment, *weft_command("lease", "list", "-o", "json")) as listing:
         assert await listing.ended() == 0

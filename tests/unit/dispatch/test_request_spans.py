@@ -8,7 +8,7 @@ from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import MAX_WAIT_PERIODS, RequestContext, RequestTrace
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.kernel.tracing import ServiceName, Span
+from weft.kernel.tracing import Attribute, ServiceName, Span
 
 CONTEXT = RequestContext(
     request_id="r1",
@@ -99,6 +99,39 @@ def test_times_that_an_engine_does_not_say_are_left_out() -> None:
     generation = _spans(trace, Reason.UNSPECIFIED, ended=2.0, part=part)[-1]
     assert generation.name == "weft.generate"
     assert not {name for name in generation.attributes if "time_in_model" in name or "first_token" in name}
+
+
+def _generation_of(part: receipt_pb2.Receipt) -> Span:
+    trace = RequestTrace(CONTEXT, arrived=0.0)
+    trace.note_grant(GRANT, 1.0)
+    part.engine_timings.wall_time.FromMilliseconds(100)
+    return _spans(trace, Reason.UNSPECIFIED, ended=2.0, part=part)[-1]
+
+
+def test_the_share_of_device_time_and_energy_is_on_the_engines_span_where_it_is_known() -> None:
+    part = receipt_pb2.Receipt(device_usage=receipt_pb2.DeviceUsage(energy_millijoules=72_000))
+    part.device_usage.device_time.FromMilliseconds(840)
+    attributes = _generation_of(part).attributes
+    assert (attributes[Attribute.DEVICE_TIME], attributes[Attribute.DEVICE_ENERGY]) == (0.84, 72.0)
+    unknown = receipt_pb2.DeviceUsage(gap=receipt_pb2.DeviceUsage.GAP_NOT_SAMPLED)
+    attributes = _generation_of(receipt_pb2.Receipt(device_usage=unknown)).attributes
+    assert not {Attribute.DEVICE_TIME, Attribute.DEVICE_ENERGY} & set(attributes)
+
+
+def test_the_total_time_is_that_in_the_engine_and_that_outside_of_it() -> None:
+    trace = RequestTrace(CONTEXT, arrived=0.0)
+    trace.note_grant(GRANT, 1.0)
+    part = receipt_pb2.Receipt()
+    part.engine_timings.wall_time.FromMilliseconds(700)
+    receipt = trace.receipt(Reason.UNSPECIFIED, part, 2.0)
+    timings = receipt.engine_timings
+    parts = timings.wall_time.ToMilliseconds(), timings.outside_time.ToMilliseconds()
+    assert (*parts, receipt.total_time.ToMilliseconds()) == (700, 1_300, 2_000)
+    part.engine_timings.wall_time.FromMilliseconds(2_001)
+    contradicted = trace.receipt(Reason.UNSPECIFIED, part, 2.0)
+    assert not contradicted.engine_timings.HasField("outside_time")
+    unknown = trace.receipt(Reason.UNSPECIFIED, receipt_pb2.Receipt(), 2.0)
+    assert not unknown.HasField("engine_timings")
 
 
 def test_a_request_that_ends_while_it_waits_ends_its_wait_and_has_no_attempt() -> None:

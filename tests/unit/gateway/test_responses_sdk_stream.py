@@ -365,6 +365,7 @@ def _timed_receipt() -> receipt_pb2.Receipt:
         (timings.tokenize_time, 2),
         (timings.prefill_time, 100),
         (timings.decode_time, 350),
+        (timings.outside_time, 10),
     ):
         time.FromMilliseconds(milliseconds)
     return receipt
@@ -398,6 +399,28 @@ def test_an_engine_on_an_accelerator_that_measures_itself_fills_all_fourteen_fig
         "engine_output_tokens": 15,
         "engine_tokens_per_second": 42.5,
     }
+
+
+def test_the_nested_timers_add_up_also_once_they_are_rounded() -> None:
+    receipt = receipt_pb2.Receipt(model="tiny")
+    receipt.total_time.FromMicroseconds(138_660)
+    receipt.engine_timings.wall_time.FromMicroseconds(138_140)
+    receipt.engine_timings.outside_time.FromMicroseconds(520)
+    metrics = _metrics_of(receipt)
+    inner, outside = metrics["backend_inference_wall_ms"], metrics["engine_outside_backend_wall_ms"]
+    assert (inner, outside, metrics["engine_total_wall_ms"]) == (138.1, 0.6, 138.7)
+    receipt.engine_timings.ClearField("outside_time")
+    assert "engine_outside_backend_wall_ms" not in _metrics_of(receipt), "the clocks contradict each other"
+
+
+def test_what_the_devices_measured_is_beside_what_the_engine_reports() -> None:
+    receipt = _timed_receipt()
+    receipt.device_usage.device_time.FromMilliseconds(120)
+    receipt.device_usage.energy_millijoules = 36_000
+    metrics = _metrics_of(receipt)
+    assert (metrics["gpu_device_time_ms"], metrics["gpu_energy_mj"]) == (120.0, 36_000)
+    receipt.device_usage.ClearField("energy_millijoules")
+    assert "gpu_energy_mj" not in _metrics_of(receipt)
 
 
 def test_the_form_for_pools_has_texts_as_items_and_always_the_figures() -> None:

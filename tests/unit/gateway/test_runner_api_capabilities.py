@@ -1,5 +1,6 @@
 """Facts to JSON: unknown values are null."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -8,7 +9,8 @@ from kit.runner_facts import model_facts as model
 
 from gateway.runner_api.capabilities import MEBIBYTE, QueueFacts, capabilities_body, verdict_of
 from gateway.runner_api.metrics import MAX_WAITS, WINDOW_SECONDS, WaitWindow
-from gateway.runner_api.ports import ModelFacts, ModelStage, RunnerFacts, RunnerStage
+from gateway.runner_api.ports import DeviceUse, ModelFacts, ModelStage, RunnerFacts, RunnerStage
+from weft.api.registry.v1.runner_pb2 import EngineLoad
 from weft.api.runner.v1.runner_service_pb2 import CacheFigures
 from weft.gpu.snapshot import DeviceSnapshot
 from weft_testing.fake_clock import FakeClock
@@ -51,6 +53,10 @@ def test_the_descriptor_has_the_shape_of_the_specification() -> None:
                     "contextLength": 32768,
                     "loadedAt": 1745880000,
                     "gpuMemoryMB": 24576,
+                    "weightsMB": None,
+                    "kvCacheMB": None,
+                    "kvCacheTokens": None,
+                    "kvCacheUtilization": None,
                 }
             ],
             "loading": [{"id": "small", "progress": 0.45, "eta": 180}],
@@ -64,6 +70,21 @@ def test_the_descriptor_has_the_shape_of_the_specification() -> None:
             "gpuUtilization": 0.67,
             "kvCacheSizeMB": None,
             "kvCacheUtilization": None,
+            "devices": [
+                {
+                    "id": 0,
+                    "uuid": devices[0].id,
+                    "name": devices[0].name,
+                    "memoryTotalMB": 81920,
+                    "memoryUsedMB": 59392,
+                    "memoryByModelMB": {},
+                    "memoryForeignMB": None,
+                    "utilization": 0.67,
+                    "utilizationLastMinute": None,
+                    "powerWatts": None,
+                    "energyJoules": None,
+                }
+            ],
         },
         "queue": {"depth": 3, "maxDepth": 16, "avgWaitMs": 150, "p95WaitMs": 450},
         "capabilities": {
@@ -84,6 +105,37 @@ def resources(devices: tuple[DeviceSnapshot, ...] | None) -> object:
 
 def test_a_host_that_cannot_be_asked_has_nulls_and_not_zeroes() -> None:
     assert set(dict.fromkeys(resources(None).values())) == {None}  # type: ignore[attr-defined]
+
+
+def test_a_device_says_what_it_draws_and_who_holds_its_memory() -> None:
+    use = DeviceUse(mean_utilization=0.33333, bytes_by_model={"b": None, "a": GIB}, foreign_bytes=GIB // 2)
+    facts = replace(runner(), device_use={0: use})
+    figures = (device(0, 4 * GIB, power_milliwatts=120_460, energy_millijoules=5_000), device(1, GIB))
+    found: Any = capabilities_body(facts, figures, QUEUE)["resources"]
+    first, second = found["devices"]
+    assert (first["powerWatts"], first["energyJoules"], first["utilizationLastMinute"]) == (120.5, 5.0, 0.333)
+    assert (first["memoryByModelMB"], first["memoryForeignMB"]) == ({"a": 1024, "b": None}, 512)
+    assert (second["powerWatts"], second["energyJoules"], second["memoryForeignMB"]) == (None, None, None)
+
+
+def _with_load(name: str, **load: Any) -> ModelFacts:
+    found = model(name)
+    found.state.engine_load.CopyFrom(EngineLoad(**load))
+    return found
+
+
+def _cache(*models: ModelFacts) -> tuple[object, object]:
+    found: Any = capabilities_body(runner(*models), (), QUEUE)["resources"]
+    return found["kvCacheSizeMB"], found["kvCacheUtilization"]
+
+
+def test_the_kv_cache_is_known_where_each_engine_reports_its_own() -> None:
+    half = _with_load("a", kv_cache_bytes=3 * GIB, kv_cache_share=0.5)
+    assert _cache(half) == (3072, 0.5)
+    assert _cache(half, _with_load("b", kv_cache_bytes=GIB, kv_cache_share=0.1)) == (4096, 0.4), "by size"
+    assert _cache(half, _with_load("b", kv_cache_bytes=GIB)) == (4096, None)
+    assert _cache(half, _with_load("b")) == (None, None), "the other engine says nothing"
+    assert _cache(half, model("b", ModelStage.AVAILABLE)) == (3072, 0.5), "what is not loaded has none"
 
 
 def test_a_host_without_accelerators_has_no_ids_and_no_memory() -> None:

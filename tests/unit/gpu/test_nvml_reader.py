@@ -50,6 +50,8 @@ class Card:
     bus: int = 1
     name: str = "Card"
     utilization: int | None = 40
+    power: int | None = None
+    energy: int | None = None
     computing: list[Listed] | None = field(default_factory=list)
     drawing: list[Listed] = field(default_factory=list)
     error: int | None = None
@@ -100,6 +102,16 @@ class StandIn:
         if card.utilization is None:
             raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
         return Info(gpu=card.utilization)
+
+    def nvmlDeviceGetPowerUsage(self, card: Card) -> int:  # noqa: N802 - NVML's name
+        if card.power is None:
+            raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
+        return card.power
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, card: Card) -> int:  # noqa: N802 - NVML's name
+        if card.energy is None:
+            raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
+        return card.energy
 
     def _computing(self, card: Card) -> list[Listed]:
         if card.computing is None:
@@ -175,6 +187,24 @@ def test_memory_in_use_without_a_single_name_means_that_names_are_hidden(card: C
 def test_a_card_without_memory_of_its_own_is_left_out_and_the_others_keep_their_numbers() -> None:
     reading = _read(Card(error=3, bus=1), Card(name="other", bus=2))
     assert [(card.index, card.name) for card in reading.devices] == [(1, "other")]
+
+
+@pytest.mark.parametrize(
+    ("power", "energy"), [(0, 0), (312_000, 2**40), (None, 7), (7, None), (-1, -1), (2**32 - 1, 2**63)]
+)
+def test_power_and_energy_are_what_the_card_reports_and_unknown_where_it_does_not(
+    power: int | None, energy: int | None
+) -> None:
+    (card,) = _read(Card(power=power, energy=energy)).devices
+    assert card.power_milliwatts == (power if power in (0, 7, 312_000) else None)
+    assert card.energy_millijoules == (energy if energy in (0, 7, 2**40) else None)
+
+
+def test_a_driver_without_these_functions_reports_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(StandIn, "nvmlDeviceGetPowerUsage")
+    monkeypatch.delattr(StandIn, "nvmlDeviceGetTotalEnergyConsumption")
+    (card,) = _read(Card(power=1, energy=1)).devices
+    assert (card.power_milliwatts, card.energy_millijoules) == (None, None)
 
 
 def test_an_unknown_utilization_is_no_error() -> None:

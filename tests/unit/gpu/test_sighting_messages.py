@@ -10,6 +10,8 @@ from weft.api.registry.v1 import lease_pb2
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
 from weft.gpu.snapshot_messages import (
     MAX_DEVICE_BYTES,
+    MAX_DEVICE_MILLIJOULES,
+    MAX_DEVICE_MILLIWATTS,
     MAX_DEVICES,
     MAX_PROCESSES,
     check_processes,
@@ -35,6 +37,8 @@ def _sights(draw: st.DrawFn) -> HostSnapshot:
             total_bytes=draw(st.integers(1, MAX_DEVICE_BYTES)),
             used_bytes=draw(st.none() | _BYTES),
             utilization=draw(st.none() | st.floats(0, 1)),
+            power_milliwatts=draw(st.none() | st.integers(0, MAX_DEVICE_MILLIWATTS)),
+            energy_millijoules=draw(st.none() | st.integers(0, MAX_DEVICE_MILLIJOULES)),
         )
         for index in indexes
     ]
@@ -105,6 +109,8 @@ def _set(path: str, value: object) -> Spoil:
         (_set("devices[0].total_bytes", MAX_DEVICE_BYTES + 1), "sighting.devices[0].total_bytes"),
         (_set("devices[0].used_bytes", -1), "sighting.devices[0].used_bytes"),
         (_set("devices[0].utilization", 1.01), "sighting.devices[0].utilization"),
+        (_set("devices[0].power_milliwatts", MAX_DEVICE_MILLIWATTS + 1), "sighting.devices[0].power_milliwatts"),
+        (_set("devices[0].energy_millijoules", -1), "sighting.devices[0].energy_millijoules"),
         (_set("devices[0].utilization", float("nan")), "sighting.devices[0].utilization"),
         (_set("processes[0].process.pid", 0), "sighting.processes[0].process.pid"),
         (_set("processes[0].process.start_ticks", -1), "sighting.processes[0].process.start_ticks"),

@@ -70,6 +70,12 @@ CHANGED = {
     # The times of a request as a whole, and at its engine, are new.
     "ReceiptDocument.properties.engineTimings",
     "ReceiptDocument.properties.totalSeconds",
+    # What devices draw, and the share of requests in their work, are new.
+    "DeviceDocument.properties.energyMillijoules",
+    "DeviceDocument.properties.powerMilliwatts",
+    "ReceiptDocument.properties.deviceUsage",
+    *(f"ClientDocument.properties.{name}" for name in ("deviceSeconds", "measuredCount", "energyMillijoules")),
+    *(f"EngineLoadDocument.properties.{name}" for name in ("kvCacheBytes", "weightBytes")),
     # Who cancelled a request by its id is new.
     "ReceiptDocument.properties.cancelledBy",
     "RequestDocument.properties.cancelledBy",

@@ -51,6 +51,25 @@ def used(prompt: int, completion: int, outcome: int = receipt_pb2.OUTCOME_COMPLE
     return receipt
 
 
+def test_measured_shares_of_device_time_are_summed_with_their_number() -> None:
+    clients = registry(FakeClock())
+    known, no_energy, unknown = used(1, 1), used(1, 1), used(1, 1)
+    known.device_usage.device_time.FromMilliseconds(700)
+    known.device_usage.energy_millijoules = 900
+    no_energy.device_usage.device_time.FromMilliseconds(300)
+    unknown.device_usage.gap = receipt_pb2.DeviceUsage.GAP_NOT_SAMPLED
+    clients.admit(1, asked(client_id="a"))
+    clients.note_end(1, unknown)
+    record = record_of(clients, "a")
+    assert (record.measured_count, record.HasField("device_time")) == (0, False)
+    assert not record.HasField("energy_millijoules")
+    for key, receipt in enumerate((known, no_energy)):
+        clients.admit(key, asked(client_id="a"))
+        clients.note_end(key, receipt)
+    record = record_of(clients, "a")
+    assert (record.measured_count, record.device_time.ToMilliseconds(), record.energy_millijoules) == (2, 1_000, 900)
+
+
 def test_a_profile_says_what_its_client_does_not() -> None:
     clients = registry(FakeClock())
     silent = clients.resolve(asked(client_id="batch", names_priority=False, model="auto"))

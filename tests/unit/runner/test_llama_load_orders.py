@@ -26,11 +26,13 @@ from runner_svc.runtimes.llama_server.arguments import (
     load_parameters,
     server_arguments,
 )
+from runner_svc.runtimes.llama_server.backend import note_buffer
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.runtimes.llama_server.xllamacpp_launcher import parse_arguments as parse_launcher_arguments
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
+from weft.api.registry.v1.runner_pb2 import EngineLoad
 from weft.kernel.abilities import EVERY_MODE
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Skill
@@ -46,6 +48,24 @@ def _value(arguments: Sequence[str], flag: str) -> str:
     found = [arguments[place + 1] for place, argument in enumerate(arguments) if argument == flag]
     assert found, f"{flag} is not among {arguments}"
     return found[-1]
+
+
+def test_the_memory_of_weights_and_cache_is_added_up_over_devices_from_the_output() -> None:
+    memory = EngineLoad()
+    for line in (
+        "load_tensors:   CPU_Mapped model buffer size =   100.50 MiB",
+        "load_tensors:        CUDA0 model buffer size =  4095.25 MiB",
+        "llama_kv_cache:      CUDA0 KV buffer size =   180.00 MiB",
+        "llama_kv_cache_unified:  CUDA1 KV buffer size =    20.00 MiB",
+        "llama_context:      CUDA0 compute buffer size =   164.01 MiB",
+        "a text about a buffer size = of a MiB",
+        "llama_kv_cache: KV buffer size = 99999999999999999999999 MiB",
+    ):
+        note_buffer(line, memory)
+    assert memory == EngineLoad(weight_bytes=int(4195.75 * 2**20), kv_cache_bytes=200 * 2**20)
+    nothing = EngineLoad()
+    note_buffer("llama_context: CPU compute buffer size = 1.00 MiB", nothing)
+    assert nothing == EngineLoad()
 
 
 @pytest.mark.parametrize(

@@ -410,6 +410,12 @@ def test_the_figures_of_a_page_are_read() -> None:
     assert (load.kv_cache_share, load.kv_cache_tokens) == (0.12, 46_592)
 
 
+@pytest.mark.parametrize(("label", "size"), [("1073741824", 2**30), ("None", None), ("", None), ("-5", None)])
+def test_the_bytes_of_the_cache_are_read_where_they_were_set(label: str, size: int | None) -> None:
+    load = read_load(f'vllm:cache_config_info{{block_size="16",kv_cache_memory_bytes="{label}"}} 1.0')
+    assert (load.kv_cache_bytes if load.HasField("kv_cache_bytes") else None) == size
+
+
 def test_several_engines_are_added_up_and_the_fullest_cache_counts() -> None:
     load = read_load(PAGE + PAGE.replace('engine="0"', 'engine="1"').replace("0.123456", "0.5"))
     assert (load.running_count, load.kv_cache_tokens, load.kv_cache_share) == (6, 2 * 46_592, 0.5)

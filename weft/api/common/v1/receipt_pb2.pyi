@@ -86,6 +86,7 @@ class Receipt(google.protobuf.message.Message):
     CANCELLED_BY_FIELD_NUMBER: builtins.int
     TASK_ID_FIELD_NUMBER: builtins.int
     ASKED_MODEL_FIELD_NUMBER: builtins.int
+    DEVICE_USAGE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id, the same on every hop."""
     outcome: global___Outcome.ValueType
@@ -138,8 +139,9 @@ class Receipt(google.protobuf.message.Message):
 
     @property
     def gpu_time(self) -> google.protobuf.duration_pb2.Duration:
-        """Time that the backend computed for this request (prefill and decode) on an accelerator, as it reported it. Absent: not
-        known, as where it holds no accelerator memory that the mesh knows of, or reported nothing.
+        """Time that the backend computed for this request (prefill and decode) on an accelerator, as it reported it. Requests that
+        it computes together each have the whole time; `device_usage` has what was measured of each. Absent: not known, as
+        where it holds no accelerator memory that the mesh knows of, or reported nothing.
         """
 
     @property
@@ -157,6 +159,12 @@ class Receipt(google.protobuf.message.Message):
     @property
     def engine_timings(self) -> weft.api.common.v1.timing_pb2.EngineTimings:
         """Where that time went in the engine that answered. Absent: nothing of it is known."""
+
+    @property
+    def device_usage(self) -> global___DeviceUsage:
+        """Its share of the work of the accelerators that its engine held, as measured. Absent: the engine held none that the
+        mesh knows of.
+        """
 
     def __init__(
         self,
@@ -184,12 +192,78 @@ class Receipt(google.protobuf.message.Message):
         cancelled_by: builtins.str = ...,
         task_id: builtins.str = ...,
         asked_model: builtins.str = ...,
+        device_usage: global___DeviceUsage | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "queue_wait", b"queue_wait", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "queue_wait", b"queue_wait", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_tokens_per_second", b"_tokens_per_second"]) -> typing.Literal["tokens_per_second"] | None: ...
 
 global___Receipt = Receipt
+
+@typing.final
+class DeviceUsage(google.protobuf.message.Message):
+    """DeviceUsage is a request's share of the work of the accelerators that its engine held, as their driver measured it.
+
+    Of each sampling interval an accelerator's busy time is divided evenly among the requests that the engine computed in it,
+    so that the shares of all requests never exceed it. The time after the last sample is not included.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    class _Gap:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _GapEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[DeviceUsage._Gap.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        GAP_UNSPECIFIED: DeviceUsage._Gap.ValueType  # 0
+        """It is known."""
+        GAP_NOT_SAMPLED: DeviceUsage._Gap.ValueType  # 1
+        """The driver gave no figures for enough of its time: the request was shorter than a few sampling intervals, or the driver
+        does not report them.
+        """
+        GAP_FOREIGN_PROCESS: DeviceUsage._Gap.ValueType  # 2
+        """A process that its runner did not start used an accelerator at the same time, or what runs there cannot be seen."""
+        GAP_OTHER_MODEL: DeviceUsage._Gap.ValueType  # 3
+        """Another model of its runner computed on an accelerator at the same time."""
+
+    class Gap(_Gap, metaclass=_GapEnumTypeWrapper):
+        """Gap is why a share is not known."""
+
+    GAP_UNSPECIFIED: DeviceUsage.Gap.ValueType  # 0
+    """It is known."""
+    GAP_NOT_SAMPLED: DeviceUsage.Gap.ValueType  # 1
+    """The driver gave no figures for enough of its time: the request was shorter than a few sampling intervals, or the driver
+    does not report them.
+    """
+    GAP_FOREIGN_PROCESS: DeviceUsage.Gap.ValueType  # 2
+    """A process that its runner did not start used an accelerator at the same time, or what runs there cannot be seen."""
+    GAP_OTHER_MODEL: DeviceUsage.Gap.ValueType  # 3
+    """Another model of its runner computed on an accelerator at the same time."""
+
+    DEVICE_TIME_FIELD_NUMBER: builtins.int
+    ENERGY_MILLIJOULES_FIELD_NUMBER: builtins.int
+    GAP_FIELD_NUMBER: builtins.int
+    energy_millijoules: builtins.int
+    """Its share of the energy that they used meanwhile. Absent: unknown, as where they have no energy counter."""
+    gap: global___DeviceUsage.Gap.ValueType
+    """Why the share is not known."""
+    @property
+    def device_time(self) -> google.protobuf.duration_pb2.Duration:
+        """Its share of the busy time, over all accelerators. Absent: unknown."""
+
+    def __init__(
+        self,
+        *,
+        device_time: google.protobuf.duration_pb2.Duration | None = ...,
+        energy_millijoules: builtins.int | None = ...,
+        gap: global___DeviceUsage.Gap.ValueType = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_energy_millijoules", b"_energy_millijoules", "device_time", b"device_time", "energy_millijoules", b"energy_millijoules"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_energy_millijoules", b"_energy_millijoules", "device_time", b"device_time", "energy_millijoules", b"energy_millijoules", "gap", b"gap"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_energy_millijoules", b"_energy_millijoules"]) -> typing.Literal["energy_millijoules"] | None: ...
+
+global___DeviceUsage = DeviceUsage
 
 @typing.final
 class Attempt(google.protobuf.message.Message):

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fweft/api/common/v1/timing.proto\x12\x12weft.api.common.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!weft/api/common/v1/document.proto\"\xa9\x02\n\rEngineTimings\x12@\n\twall_time\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationB\x12\x92\xb5\x18\x0e\n\x0cwall_seconds\x12H\n\rtokenize_time\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationB\x16\x92\xb5\x18\x12\n\x10tokenize_seconds\x12\x46\n\x0cprefill_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x15\x92\xb5\x18\x11\n\x0fprefill_seconds\x12\x44\n\x0b\x64\x65\x63ode_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x14\x92\xb5\x18\x10\n\x0e\x64\x65\x63ode_secondsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fweft/api/common/v1/timing.proto\x12\x12weft.api.common.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!weft/api/common/v1/document.proto\"\xf1\x02\n\rEngineTimings\x12@\n\twall_time\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationB\x12\x92\xb5\x18\x0e\n\x0cwall_seconds\x12H\n\rtokenize_time\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationB\x16\x92\xb5\x18\x12\n\x10tokenize_seconds\x12\x46\n\x0cprefill_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x15\x92\xb5\x18\x11\n\x0fprefill_seconds\x12\x44\n\x0b\x64\x65\x63ode_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x14\x92\xb5\x18\x10\n\x0e\x64\x65\x63ode_seconds\x12\x46\n\x0coutside_time\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\x15\x92\xb5\x18\x11\n\x0foutside_secondsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,6 +41,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENGINETIMINGS'].fields_by_name['prefill_time']._serialized_options = b'\222\265\030\021\n\017prefill_seconds'
   _globals['_ENGINETIMINGS'].fields_by_name['decode_time']._loaded_options = None
   _globals['_ENGINETIMINGS'].fields_by_name['decode_time']._serialized_options = b'\222\265\030\020\n\016decode_seconds'
+  _globals['_ENGINETIMINGS'].fields_by_name['outside_time']._loaded_options = None
+  _globals['_ENGINETIMINGS'].fields_by_name['outside_time']._serialized_options = b'\222\265\030\021\n\017outside_seconds'
   _globals['_ENGINETIMINGS']._serialized_start=123
-  _globals['_ENGINETIMINGS']._serialized_end=420
+  _globals['_ENGINETIMINGS']._serialized_end=492
 # @@protoc_insertion_point(module_scope)

@@ -26,6 +26,7 @@ class EngineTimings(google.protobuf.message.Message):
     TOKENIZE_TIME_FIELD_NUMBER: builtins.int
     PREFILL_TIME_FIELD_NUMBER: builtins.int
     DECODE_TIME_FIELD_NUMBER: builtins.int
+    OUTSIDE_TIME_FIELD_NUMBER: builtins.int
     @property
     def wall_time(self) -> google.protobuf.duration_pb2.Duration:
         """Wall time inside the calls of the engine, from each call to its last event, by the runner's clock. Waiting in the
@@ -44,6 +45,13 @@ class EngineTimings(google.protobuf.message.Message):
     def decode_time(self) -> google.protobuf.duration_pb2.Duration:
         """Time from the first token of the answer to its last, as the engine measured it."""
 
+    @property
+    def outside_time(self) -> google.protobuf.duration_pb2.Duration:
+        """Time from arrival to the end that was not spent inside the calls of the engine: `Receipt.total_time` without `wall_time`.
+        Waits, model loads, failed attempts, tools and the mesh's own work. Absent: one of the two is not known, or two clocks
+        contradict each other.
+        """
+
     def __init__(
         self,
         *,
@@ -51,8 +59,9 @@ class EngineTimings(google.protobuf.message.Message):
         tokenize_time: google.protobuf.duration_pb2.Duration | None = ...,
         prefill_time: google.protobuf.duration_pb2.Duration | None = ...,
         decode_time: google.protobuf.duration_pb2.Duration | None = ...,
+        outside_time: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["decode_time", b"decode_time", "prefill_time", b"prefill_time", "tokenize_time", b"tokenize_time", "wall_time", b"wall_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["decode_time", b"decode_time", "prefill_time", b"prefill_time", "tokenize_time", b"tokenize_time", "wall_time", b"wall_time"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["decode_time", b"decode_time", "outside_time", b"outside_time", "prefill_time", b"prefill_time", "tokenize_time", b"tokenize_time", "wall_time", b"wall_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["decode_time", b"decode_time", "outside_time", b"outside_time", "prefill_time", b"prefill_time", "tokenize_time", b"tokenize_time", "wall_time", b"wall_time"]) -> None: ...
 
 global___EngineTimings = EngineTimings

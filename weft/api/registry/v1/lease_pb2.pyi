@@ -33,6 +33,8 @@ class Device(google.protobuf.message.Message):
     TOTAL_BYTES_FIELD_NUMBER: builtins.int
     USED_BYTES_FIELD_NUMBER: builtins.int
     UTILIZATION_FIELD_NUMBER: builtins.int
+    POWER_MILLIWATTS_FIELD_NUMBER: builtins.int
+    ENERGY_MILLIJOULES_FIELD_NUMBER: builtins.int
     index: builtins.int
     """Its number on the host, in the order of the PCI bus."""
     id: builtins.str
@@ -45,6 +47,10 @@ class Device(google.protobuf.message.Message):
     """Memory in use, by any process. Absent: unknown."""
     utilization: builtins.float
     """Share of time it computed lately, 0 to 1. Absent: unknown."""
+    power_milliwatts: builtins.int
+    """Power that it draws. Absent: unknown."""
+    energy_millijoules: builtins.int
+    """Energy that it has used since its driver was loaded, by its own counter. Absent: unknown, as where it has no counter."""
     def __init__(
         self,
         *,
@@ -54,9 +60,15 @@ class Device(google.protobuf.message.Message):
         total_bytes: builtins.int = ...,
         used_bytes: builtins.int | None = ...,
         utilization: builtins.float | None = ...,
+        power_milliwatts: builtins.int | None = ...,
+        energy_millijoules: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_used_bytes", b"_used_bytes", "_utilization", b"_utilization", "used_bytes", b"used_bytes", "utilization", b"utilization"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_used_bytes", b"_used_bytes", "_utilization", b"_utilization", "id", b"id", "index", b"index", "name", b"name", "total_bytes", b"total_bytes", "used_bytes", b"used_bytes", "utilization", b"utilization"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_energy_millijoules", b"_energy_millijoules", "_power_milliwatts", b"_power_milliwatts", "_used_bytes", b"_used_bytes", "_utilization", b"_utilization", "energy_millijoules", b"energy_millijoules", "power_milliwatts", b"power_milliwatts", "used_bytes", b"used_bytes", "utilization", b"utilization"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_energy_millijoules", b"_energy_millijoules", "_power_milliwatts", b"_power_milliwatts", "_used_bytes", b"_used_bytes", "_utilization", b"_utilization", "energy_millijoules", b"energy_millijoules", "id", b"id", "index", b"index", "name", b"name", "power_milliwatts", b"power_milliwatts", "total_bytes", b"total_bytes", "used_bytes", b"used_bytes", "utilization", b"utilization"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_energy_millijoules", b"_energy_millijoules"]) -> typing.Literal["energy_millijoules"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_power_milliwatts", b"_power_milliwatts"]) -> typing.Literal["power_milliwatts"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_used_bytes", b"_used_bytes"]) -> typing.Literal["used_bytes"] | None: ...
     @typing.overload

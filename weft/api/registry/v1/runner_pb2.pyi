@@ -352,6 +352,8 @@ class EngineLoad(google.protobuf.message.Message):
     PREFIX_HIT_TOKENS_FIELD_NUMBER: builtins.int
     OTHER_COUNT_FIELD_NUMBER: builtins.int
     SAMPLE_TIME_FIELD_NUMBER: builtins.int
+    KV_CACHE_BYTES_FIELD_NUMBER: builtins.int
+    WEIGHT_BYTES_FIELD_NUMBER: builtins.int
     running_count: builtins.int
     """Requests that it computes. Absent: unknown."""
     waiting_count: builtins.int
@@ -370,6 +372,10 @@ class EngineLoad(google.protobuf.message.Message):
     """Requests among those that run and wait that others than its runner have sent. Absent: unknown, or its runner alone can
     reach the engine.
     """
+    kv_cache_bytes: builtins.int
+    """Memory of the KV cache, as the engine reports it, on all devices and in ordinary memory. Absent: unknown."""
+    weight_bytes: builtins.int
+    """Memory of the weights, as the engine reports it, on all devices and in ordinary memory. Absent: unknown."""
     @property
     def sample_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When they were sampled, by the runner's clock, in steps of 10 s: figures that routers do not see renewed count for a
@@ -388,9 +394,13 @@ class EngineLoad(google.protobuf.message.Message):
         prefix_hit_tokens: builtins.int | None = ...,
         other_count: builtins.int | None = ...,
         sample_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        kv_cache_bytes: builtins.int | None = ...,
+        weight_bytes: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_kv_cache_share", b"_kv_cache_share", "_kv_cache_tokens", b"_kv_cache_tokens", "_other_count", b"_other_count", "_preemption_count", b"_preemption_count", "_prefix_hit_tokens", b"_prefix_hit_tokens", "_prefix_query_tokens", b"_prefix_query_tokens", "_running_count", b"_running_count", "_waiting_count", b"_waiting_count", "kv_cache_share", b"kv_cache_share", "kv_cache_tokens", b"kv_cache_tokens", "other_count", b"other_count", "preemption_count", b"preemption_count", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "running_count", b"running_count", "sample_time", b"sample_time", "waiting_count", b"waiting_count"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_kv_cache_share", b"_kv_cache_share", "_kv_cache_tokens", b"_kv_cache_tokens", "_other_count", b"_other_count", "_preemption_count", b"_preemption_count", "_prefix_hit_tokens", b"_prefix_hit_tokens", "_prefix_query_tokens", b"_prefix_query_tokens", "_running_count", b"_running_count", "_waiting_count", b"_waiting_count", "kv_cache_share", b"kv_cache_share", "kv_cache_tokens", b"kv_cache_tokens", "other_count", b"other_count", "preemption_count", b"preemption_count", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "running_count", b"running_count", "sample_time", b"sample_time", "waiting_count", b"waiting_count"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_kv_cache_bytes", b"_kv_cache_bytes", "_kv_cache_share", b"_kv_cache_share", "_kv_cache_tokens", b"_kv_cache_tokens", "_other_count", b"_other_count", "_preemption_count", b"_preemption_count", "_prefix_hit_tokens", b"_prefix_hit_tokens", "_prefix_query_tokens", b"_prefix_query_tokens", "_running_count", b"_running_count", "_waiting_count", b"_waiting_count", "_weight_bytes", b"_weight_bytes", "kv_cache_bytes", b"kv_cache_bytes", "kv_cache_share", b"kv_cache_share", "kv_cache_tokens", b"kv_cache_tokens", "other_count", b"other_count", "preemption_count", b"preemption_count", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "running_count", b"running_count", "sample_time", b"sample_time", "waiting_count", b"waiting_count", "weight_bytes", b"weight_bytes"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_kv_cache_bytes", b"_kv_cache_bytes", "_kv_cache_share", b"_kv_cache_share", "_kv_cache_tokens", b"_kv_cache_tokens", "_other_count", b"_other_count", "_preemption_count", b"_preemption_count", "_prefix_hit_tokens", b"_prefix_hit_tokens", "_prefix_query_tokens", b"_prefix_query_tokens", "_running_count", b"_running_count", "_waiting_count", b"_waiting_count", "_weight_bytes", b"_weight_bytes", "kv_cache_bytes", b"kv_cache_bytes", "kv_cache_share", b"kv_cache_share", "kv_cache_tokens", b"kv_cache_tokens", "other_count", b"other_count", "preemption_count", b"preemption_count", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "running_count", b"running_count", "sample_time", b"sample_time", "waiting_count", b"waiting_count", "weight_bytes", b"weight_bytes"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_kv_cache_bytes", b"_kv_cache_bytes"]) -> typing.Literal["kv_cache_bytes"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_kv_cache_share", b"_kv_cache_share"]) -> typing.Literal["kv_cache_share"] | None: ...
     @typing.overload
@@ -407,6 +417,8 @@ class EngineLoad(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_running_count", b"_running_count"]) -> typing.Literal["running_count"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_waiting_count", b"_waiting_count"]) -> typing.Literal["waiting_count"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_weight_bytes", b"_weight_bytes"]) -> typing.Literal["weight_bytes"] | None: ...
 
 global___EngineLoad = EngineLoad
 

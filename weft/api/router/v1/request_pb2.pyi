@@ -288,6 +288,9 @@ class ClientRecord(google.protobuf.message.Message):
     COOLDOWN_END_TIME_FIELD_NUMBER: builtins.int
     ROUTE_FIELD_NUMBER: builtins.int
     DEFAULT_PRIORITY_FIELD_NUMBER: builtins.int
+    MEASURED_COUNT_FIELD_NUMBER: builtins.int
+    DEVICE_TIME_FIELD_NUMBER: builtins.int
+    ENERGY_MILLIJOULES_FIELD_NUMBER: builtins.int
     client_id: builtins.str
     """The client's id."""
     has_profile: builtins.bool
@@ -304,6 +307,10 @@ class ClientRecord(google.protobuf.message.Message):
     """The route that its requests without a model of their own take. Empty: none."""
     default_priority: weft.api.common.v1.priority_pb2.Priority.ValueType
     """The priority class of requests that name none; unspecified: normal."""
+    measured_count: builtins.int
+    """Requests whose share in the work of accelerators was measured: `device_time` is theirs alone."""
+    energy_millijoules: builtins.int
+    """The energy that accelerators used for those of them whose energy was measured. Not set: none was."""
     @property
     def targets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ClientTarget]:
         """Requests by what was asked for; the eight most frequent."""
@@ -324,6 +331,10 @@ class ClientRecord(google.protobuf.message.Message):
     def cooldown_end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """Until when it is refused, for having asked too often. Not set: it is not."""
 
+    @property
+    def device_time(self) -> google.protobuf.duration_pb2.Duration:
+        """Their time on accelerators. Not set: none was measured."""
+
     def __init__(
         self,
         *,
@@ -340,9 +351,13 @@ class ClientRecord(google.protobuf.message.Message):
         cooldown_end_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         route: builtins.str = ...,
         default_priority: weft.api.common.v1.priority_pb2.Priority.ValueType = ...,
+        measured_count: builtins.int = ...,
+        device_time: google.protobuf.duration_pb2.Duration | None = ...,
+        energy_millijoules: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cooldown_end_time", b"cooldown_end_time", "first_seen_time", b"first_seen_time", "last_seen_time", b"last_seen_time", "usual_interval", b"usual_interval"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client_id", b"client_id", "cooldown_end_time", b"cooldown_end_time", "default_priority", b"default_priority", "first_seen_time", b"first_seen_time", "has_profile", b"has_profile", "last_seen_time", b"last_seen_time", "refused_count", b"refused_count", "request_count", b"request_count", "route", b"route", "running_count", b"running_count", "targets", b"targets", "token_count", b"token_count", "usual_interval", b"usual_interval"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_energy_millijoules", b"_energy_millijoules", "cooldown_end_time", b"cooldown_end_time", "device_time", b"device_time", "energy_millijoules", b"energy_millijoules", "first_seen_time", b"first_seen_time", "last_seen_time", b"last_seen_time", "usual_interval", b"usual_interval"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_energy_millijoules", b"_energy_millijoules", "client_id", b"client_id", "cooldown_end_time", b"cooldown_end_time", "default_priority", b"default_priority", "device_time", b"device_time", "energy_millijoules", b"energy_millijoules", "first_seen_time", b"first_seen_time", "has_profile", b"has_profile", "last_seen_time", b"last_seen_time", "measured_count", b"measured_count", "refused_count", b"refused_count", "request_count", b"request_count", "route", b"route", "running_count", b"running_count", "targets", b"targets", "token_count", b"token_count", "usual_interval", b"usual_interval"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_energy_millijoules", b"_energy_millijoules"]) -> typing.Literal["energy_millijoules"] | None: ...
 
 global___ClientRecord = ClientRecord
 

@@ -1,0 +1,238 @@
+"""The meter of a runner: samples of the host's accelerators, and the shares that requests have in their work.
+
+`policy.device_shares` has the rule. Nothing here makes a request wait: a share is what the samples so far say.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from runner_svc.memory.lease_manager import LOOK_FOR_DEVICES_SECONDS, Observer
+from runner_svc.policy.device_shares import (
+    DeviceSample,
+    EngineCall,
+    Gap,
+    Share,
+    mean_utilization,
+    over_devices,
+    shares_of_interval,
+)
+from runner_svc.waiting import event_within
+from weft.api.common.v1 import receipt_pb2
+from weft.api.registry.v1.lease_pb2 import Lease
+from weft.gpu.snapshot import HostSnapshot, ProcessId, Source
+from weft.kernel.clock import Clock
+from weft.kernel.service import start_critical, stop_tasks
+
+IDLE_SAMPLE_SECONDS = 5.0
+"""Interval of samples while no engine works on a request."""
+MEAN_SECONDS = 60.0
+"""Time over which the mean utilization of a device is taken."""
+MAX_SAMPLES = 240
+"""Samples of a device that are kept."""
+
+
+@dataclass(slots=True, eq=False)
+class MeteredCall:
+    """One call of an engine for a request, and its shares so far by device."""
+
+    engine: str
+    devices: tuple[int, ...]
+    began: float
+    ended: float | None = None
+    shares: dict[int, Share] = field(default_factory=dict)
+
+    def share(self) -> Share:
+        """Returns its share over all devices, once it has ended."""
+        seconds = 0.0 if self.ended is None else self.ended - self.began
+        return over_devices(self.shares.get(index, Share()).known_for(seconds) for index in self.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFigures:
+    """What a runner's meter knows of one device."""
+
+    mean_utilization: float | None
+    """Share of the last MEAN_SECONDS, or as many as were sampled, in which it computed; None: unknown."""
+    bytes_by_model: Mapping[str, int | None]
+    """Memory of it that the processes of each model hold; None: unknown."""
+    foreign_bytes: int | None
+    """Memory of it that all other processes hold; None: unknown."""
+
+
+class DeviceMeter:
+    """The calls of a runner's engines that are running, and the samples of the devices."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._calls: list[MeteredCall] = []
+        self._samples: dict[int, deque[DeviceSample]] = {}
+        self.called = asyncio.Event()
+        """Set while engines work on requests."""
+
+    def samples(self, device: int) -> Sequence[DeviceSample]:
+        """Returns the last samples of a device in order, at most MAX_SAMPLES."""
+        return tuple(self._samples.get(device, ()))
+
+    @contextmanager
+    def calling(self, engine: str, devices: tuple[int, ...]) -> Iterator[MeteredCall]:
+        """Meters a call of an engine for the length of the block."""
+        call = MeteredCall(engine, devices, self._clock.monotonic())
+        if devices:
+            self._calls.append(call)
+            self.called.set()
+        try:
+            yield call
+        finally:
+            call.ended = self._clock.monotonic()
+            if all(each.ended is not None for each in self._calls):
+                self.called.clear()
+
+    def note(self, samples: Mapping[int, DeviceSample]) -> None:
+        """Take the next sample of each device; one that is missing was not seen, which leaves its time unsampled."""
+        for index, sample in samples.items():
+            kept = self._samples.setdefault(index, deque(maxlen=MAX_SAMPLES))
+            if kept:
+                self._charge(index, kept[-1], sample)
+            kept.append(sample)
+        for index in [index for index in self._samples if index not in samples]:
+            del self._samples[index]
+        # Calls that have ended had a part in the interval that this sample has closed, and in none from now on.
+        self._calls = [call for call in self._calls if call.ended is None]
+
+    def figures(self) -> dict[int, DeviceFigures]:
+        """Returns the figures of each device that is sampled."""
+        return {
+            index: DeviceFigures(
+                mean_utilization=mean_utilization(samples, MEAN_SECONDS),
+                bytes_by_model={name: amount for name, amount in samples[-1].memory.items() if name},
+                foreign_bytes=samples[-1].memory.get("", 0),
+            )
+            for index, samples in self._samples.items()
+        }
+
+    def _charge(self, index: int, first: DeviceSample, last: DeviceSample) -> None:
+        calls = [
+            EngineCall(key=call, engine=call.engine, began=call.began, ended=call.ended)
+            for call in self._calls
+            if index in call.devices
+        ]
+        for call, share in shares_of_interval(first, last, calls).items():
+            if call.ended is None:
+                call.shares[index] = call.shares.get(index, Share()).plus(share)
+
+
+class RequestMeter:
+    """The calls of one request, on the devices that its engine holds."""
+
+    def __init__(self, meter: DeviceMeter, engine: str, grant: Callable[[], Lease | None]) -> None:
+        self._meter = meter
+        self._engine = engine
+        self._grant = grant
+        self._calls: list[MeteredCall] = []
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Meters a call of the engine for the length of the block."""
+        grant = self._grant()
+        devices = () if grant is None else tuple(share.device_index for share in grant.shares if share.bytes)
+        with self._meter.calling(self._engine, devices) as call:
+            self._calls.append(call)
+            yield
+
+    def usage(self) -> receipt_pb2.DeviceUsage | None:
+        """Returns the share of the calls that have ended; None: the engine held no device."""
+        if not any(call.devices for call in self._calls):
+            return None
+        share = over_devices(call.share() for call in self._calls)
+        usage = receipt_pb2.DeviceUsage(gap=receipt_pb2.DeviceUsage.Gap.ValueType(share.gap))
+        if share.gap is Gap.NONE:
+            usage.device_time.FromNanoseconds(int(share.seconds * 1e9))
+            if share.millijoules is not None:
+                usage.energy_millijoules = int(share.millijoules)
+        return usage
+
+
+class DeviceSampler:
+    """The loop that samples the devices for a meter. Life cycle: start, stop."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        meter: DeviceMeter,
+        processes: Callable[[], Mapping[str, Sequence[ProcessId]]],
+        clock: Clock,
+        interval_seconds: float,
+    ) -> None:
+        """`processes`: those of each engine of the runner, by its model. `interval_seconds`: while engines work."""
+        self._observer = observer
+        self._meter = meter
+        self._processes = processes
+        self._clock = clock
+        self._interval_seconds = interval_seconds
+        self._engine_of: dict[ProcessId, str] = {}
+        """The engine of each process that holds device memory; empty: it is none of this runner."""
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start sampling."""
+        self._task = start_critical(self._loop(), name="device-samples")
+
+    async def stop(self) -> None:
+        """Stop. Idempotent."""
+        if self._task is not None:
+            await stop_tasks([self._task])
+            self._task = None
+
+    async def _loop(self) -> None:
+        while True:
+            snapshot = await self._observer.look(fresh=True)
+            self._meter.note(self._samples(snapshot))
+            if snapshot.source is not Source.UNKNOWN and not _is_measured(snapshot):
+                await self._clock.sleep(LOOK_FOR_DEVICES_SECONDS)
+            elif self._meter.called.is_set():
+                await self._clock.sleep(self._interval_seconds)
+            else:
+                await event_within(self._clock, IDLE_SAMPLE_SECONDS, self._meter.called)
+
+    def _samples(self, snapshot: HostSnapshot) -> dict[int, DeviceSample]:
+        if not _is_measured(snapshot):
+            return {}
+        self._learn([process.process for process in snapshot.processes])
+        return device_samples(snapshot, self._engine_of, self._clock.monotonic())
+
+    def _learn(self, present: Sequence[ProcessId]) -> None:
+        """Find the engines of new processes. To list the processes of an engine takes milliseconds, so it is rare."""
+        self._engine_of = {process: self._engine_of[process] for process in present if process in self._engine_of}
+        unknown = [process for process in present if process not in self._engine_of]
+        if unknown:
+            ours = {process: engine for engine, each in self._processes().items() for process in each}
+            self._engine_of |= {process: ours.get(process, "") for process in unknown}
+
+
+def _is_measured(snapshot: HostSnapshot) -> bool:
+    return snapshot.source is Source.NVML and bool(snapshot.devices)
+
+
+def device_samples(snapshot: HostSnapshot, engine_of: Mapping[ProcessId, str], at: float) -> dict[int, DeviceSample]:
+    """Returns a sample of each device; `engine_of`: empty for processes that are not this runner's."""
+    memory: dict[int, dict[str, int | None]] = {device.index: {} for device in snapshot.devices}
+    for process in snapshot.processes:
+        engine, amounts = engine_of.get(process.process, ""), dict(process.bytes_by_device)
+        # Memory of an unknown amount may be on any device.
+        for index in memory if process.memory_unknown else amounts:
+            before, amount = memory[index].get(engine, 0), amounts.get(index)
+            memory[index][engine] = None if before is None or amount is None else before + amount
+    return {
+        device.index: DeviceSample(
+            at=at,
+            utilization=device.utilization,
+            energy_millijoules=device.energy_millijoules,
+            engines=frozenset(memory[device.index]) - {""},
+            is_private="" not in memory[device.index],
+            memory=memory[device.index],
+        )
+        for device in snapshot.devices
+    }

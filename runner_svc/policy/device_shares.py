@@ -1,0 +1,184 @@
+"""Shares of requests in the work of accelerators, from samples of the devices and from the calls of engines.
+
+The rule, for one device and one interval between two samples, while no process of others is on the device:
+
+    busy  = utilization of the later sample * length of the interval
+    each part of the interval with the same calls has the share  min(busy, active) * part / active  of the busy time and
+    energy * part / length  of the energy, where `active` is the length of all parts with a call;
+    the calls of one engine divide it evenly. Parts in which two engines had calls are unknown.
+
+The shares of all calls together never exceed the busy time and the energy of the device. Decision record 0059 has the
+errors of the rule.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+MIN_SAMPLED_SHARE = 0.8
+"""Minimum part of the time of a call that samples cover; below this its share is unknown."""
+
+
+class Gap(IntEnum):
+    """Why a share is not known. Numbers as in `common.v1.DeviceUsage.Gap`."""
+
+    NONE = 0
+    NOT_SAMPLED = 1
+    FOREIGN_PROCESS = 2
+    OTHER_MODEL = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSample:
+    """A device at one time."""
+
+    at: float
+    utilization: float | None = None
+    """Share of the time since the last sample in which it computed, 0 to 1; None: unknown."""
+    energy_millijoules: int | None = None
+    """Its energy counter; None: unknown."""
+    engines: frozenset[str] = frozenset()
+    """Engines of this runner that hold memory of it."""
+    is_private: bool = False
+    """Whether it is certain that no process but those of this runner's engines holds memory of it."""
+    memory: Mapping[str, int | None] = field(default_factory=dict)
+    """Memory of it in bytes by engine, with an empty name for all other processes; None: unknown."""
+
+
+K = TypeVar("K", bound=object)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCall(Generic[K]):
+    """A call of an engine for a request, in one interval."""
+
+    key: K
+    engine: str
+    began: float
+    ended: float | None = None
+    """None: it runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """A call's share in the work of one device or several."""
+
+    seconds: float = 0.0
+    millijoules: float | None = 0.0
+    """None: unknown."""
+    sampled_seconds: float = 0.0
+    """Time of the call that is covered."""
+    gap: Gap = Gap.NONE
+
+    def plus(self, other: "Share") -> "Share":
+        """Returns the sum of the shares in two intervals. What is unknown in one of them is unknown in the sum."""
+        energies = (self.millijoules, other.millijoules)
+        return Share(
+            seconds=self.seconds + other.seconds,
+            millijoules=None if None in energies else sum(amount for amount in energies if amount is not None),
+            sampled_seconds=self.sampled_seconds + other.sampled_seconds,
+            gap=self.gap or other.gap,
+        )
+
+    def known_for(self, call_seconds: float) -> "Share":
+        """Returns the share of a call that took this long, with a gap if too little of it was sampled."""
+        if self.gap or (self.sampled_seconds > 0.0 and self.sampled_seconds >= MIN_SAMPLED_SHARE * call_seconds):
+            return self
+        return Share(gap=Gap.NOT_SAMPLED)
+
+
+def shares_of_interval(first: DeviceSample, last: DeviceSample, calls: Sequence[EngineCall[K]]) -> Mapping[K, Share]:
+    """Returns the shares of calls in what a device did between two samples, by their keys; others had no part in it."""
+    length = last.at - first.at
+    active = _active(first.at, last.at, calls)
+    if length <= 0.0 or not active:
+        return {}
+    if last.utilization is None:
+        # The time stays unsampled.
+        return {}
+    active_seconds = sum(part.seconds for part in active)
+    busy = min(min(1.0, max(0.0, last.utilization)) * length, active_seconds)
+    energy = _energy(first, last)
+    shares: dict[K, Share] = {}
+    for part in active:
+        gap = _gap(first, last, part)
+        count = len(part.calls)
+        for call in part.calls:
+            share = Share(
+                seconds=0.0 if gap else busy * part.seconds / active_seconds / count,
+                millijoules=None if gap or energy is None else energy * part.seconds / length / count,
+                sampled_seconds=part.seconds,
+                gap=gap,
+            )
+            shares[call.key] = shares[call.key].plus(share) if call.key in shares else share
+    return shares
+
+
+def shares_of_calls(samples: Sequence[DeviceSample], calls: Sequence[EngineCall[K]]) -> Mapping[K, Share]:
+    """Returns the shares of calls in all that a device did from the first sample to the last, by their keys."""
+    shares: dict[K, Share] = {}
+    for first, last in pairwise(samples):
+        for key, share in shares_of_interval(first, last, calls).items():
+            shares[key] = shares[key].plus(share) if key in shares else share
+    return shares
+
+
+def mean_utilization(samples: Sequence[DeviceSample], seconds: float) -> float | None:
+    """Returns the mean utilization over the last `seconds` before the last sample; None: unknown for any of them."""
+    began = samples[-1].at - seconds if samples else 0.0
+    busy = sampled = 0.0
+    for first, last in pairwise(samples):
+        length = last.at - max(first.at, began)
+        if length > 0.0:
+            if last.utilization is None:
+                return None
+            busy, sampled = busy + last.utilization * length, sampled + length
+    return busy / sampled if sampled else None
+
+
+def over_devices(shares: Iterable[Share]) -> Share:
+    """Returns a call's share over all its devices: unknown if it is unknown on one of them."""
+    total = Share()
+    for share in shares:
+        total = total.plus(share)
+    return Share(gap=total.gap) if total.gap else total
+
+
+@dataclass(frozen=True, slots=True)
+class _Part(Generic[K]):
+    """A part of an interval in which the same calls were running."""
+
+    seconds: float
+    calls: tuple[EngineCall[K], ...]
+
+
+def _active(began: float, ended: float, calls: Sequence[EngineCall[K]]) -> list[_Part[K]]:
+    """Returns the parts of a period in which there were calls."""
+    present = [call for call in calls if call.began < ended and (call.ended is None or call.ended > began)]
+    marks = {began, ended}
+    for call in present:
+        marks.add(max(began, call.began))
+        marks.add(ended if call.ended is None else min(ended, call.ended))
+    parts: list[_Part[K]] = []
+    for start, end in pairwise(sorted(marks)):
+        running = tuple(call for call in present if call.began <= start and (call.ended is None or call.ended >= end))
+        if running:
+            parts.append(_Part(end - start, running))
+    return parts
+
+
+def _energy(first: DeviceSample, last: DeviceSample) -> int | None:
+    """Returns the energy between two samples; None: unknown, as after a reset of the counter."""
+    if first.energy_millijoules is None or last.energy_millijoules is None:
+        return None
+    spent = last.energy_millijoules - first.energy_millijoules
+    return spent if spent >= 0 else None
+
+
+def _gap(first: DeviceSample, last: DeviceSample, part: _Part[K]) -> Gap:
+    engines = {call.engine for call in part.calls}
+    if not (first.is_private and last.is_private) or not engines <= last.engines:
+        return Gap.FOREIGN_PROCESS
+    return Gap.OTHER_MODEL if len(engines) > 1 else Gap.NONE

@@ -1,0 +1,40 @@
+"""What `weft explain` and `weft get clients` show of device time and energy."""
+
+import pytest
+
+from weft.api.common.v1.receipt_pb2 import DeviceUsage, Receipt
+from weft.api.router.v1.request_pb2 import ClientRecord
+from weft_app.cli.explain import receipt_lines
+from weft_app.cli.get import _CLIENT_WIDE
+from weft_app.cli.output import TextTable
+
+
+def _shown(receipt: Receipt) -> list[str]:
+    return [line.split(":", 1)[1].strip() for line in receipt_lines(receipt) if line.strip().startswith("GPU:")]
+
+
+def test_a_share_is_shown_with_its_energy_where_that_is_known() -> None:
+    receipt = Receipt()
+    assert _shown(receipt) == []
+    receipt.device_usage.device_time.FromMilliseconds(843)
+    assert _shown(receipt) == ["0.843 s of device time, energy unknown"]
+    receipt.device_usage.energy_millijoules = 72_233
+    assert _shown(receipt) == ["0.843 s of device time, 72.2 J"]
+
+
+@pytest.mark.parametrize("gap", [gap for gap in DeviceUsage.Gap.values() if gap])
+def test_every_gap_has_a_sentence_of_its_own(gap: DeviceUsage.Gap.ValueType) -> None:
+    lines = {each: _shown(Receipt(device_usage=DeviceUsage(gap=each))) for each in DeviceUsage.Gap.values() if each}
+    assert lines[gap][0].startswith("unknown: ")
+    assert sum(line == lines[gap] for line in lines.values()) == 1
+
+
+def test_the_sums_of_a_client_say_over_how_many_requests_and_are_unknown_over_none() -> None:
+    table = TextTable(_CLIENT_WIDE)
+    unknown, known = (
+        ClientRecord(client_id="a"),
+        ClientRecord(client_id="b", measured_count=3, energy_millijoules=5_000),
+    )
+    known.device_time.FromMilliseconds(2_500)
+    assert table.cells(unknown)[-2:] == ["?", "?"]
+    assert table.cells(known)[-2:] == ["2.5s of 3", "5J"]

@@ -1,0 +1,40 @@
+"""The facts of a receipt in headers: the time on accelerators has a source, and what is unknown is left out."""
+
+import pytest
+
+from gateway.answers.sse import receipt_facts
+from weft.api.common.v1.receipt_pb2 import DeviceUsage, Receipt
+
+
+def _gpu(receipt: Receipt) -> dict[bytes, bytes]:
+    return {name: value for name, value in receipt_facts(receipt) if name.startswith(b"x-gpu-")}
+
+
+def _receipt(*, engine_ms: int | None, device_ms: int | None, energy: int | None = None) -> Receipt:
+    receipt = Receipt()
+    if engine_ms is not None:
+        receipt.gpu_time.FromMilliseconds(engine_ms)
+    if device_ms is not None:
+        receipt.device_usage.device_time.FromMilliseconds(device_ms)
+    if energy is not None:
+        receipt.device_usage.energy_millijoules = energy
+    return receipt
+
+
+@pytest.mark.parametrize(
+    ("receipt", "facts"),
+    [
+        (_receipt(engine_ms=None, device_ms=None), {}),
+        (_receipt(engine_ms=450, device_ms=None), {b"x-gpu-time-ms": b"450", b"x-gpu-time-source": b"engine"}),
+        (_receipt(engine_ms=450, device_ms=120), {b"x-gpu-time-ms": b"120", b"x-gpu-time-source": b"device"}),
+        (_receipt(engine_ms=450, device_ms=0), {b"x-gpu-time-ms": b"0", b"x-gpu-time-source": b"device"}),
+        (
+            _receipt(engine_ms=None, device_ms=120, energy=36_000),
+            {b"x-gpu-time-ms": b"120", b"x-gpu-time-source": b"device", b"x-gpu-energy-mj": b"36000"},
+        ),
+        (Receipt(device_usage=DeviceUsage(gap=DeviceUsage.GAP_FOREIGN_PROCESS)), {}),
+    ],
+    ids=["no accelerator", "engine alone", "measured", "measured as zero", "with energy", "unknown"],
+)
+def test_the_time_on_accelerators_says_where_it_comes_from(receipt: Receipt, facts: dict[bytes, bytes]) -> None:
+    assert _gpu(receipt) == facts

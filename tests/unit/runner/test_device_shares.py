@@ -1,0 +1,153 @@
+"""The shares of requests in the work of accelerators, by hand-computed cases and by properties."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from kit.examples import given
+
+from runner_svc.policy.device_shares import (
+    DeviceSample,
+    EngineCall,
+    Gap,
+    Share,
+    over_devices,
+    shares_of_calls,
+    shares_of_interval,
+)
+
+ENGINES = frozenset({"tiny"})
+
+
+def sample(at: float, utilization: float | None = 1.0, energy: int | None = 0, **other: Any) -> DeviceSample:
+    words: dict[str, Any] = {"engines": ENGINES, "is_private": True} | other
+    return DeviceSample(at=at, utilization=utilization, energy_millijoules=energy, **words)
+
+
+def call(key: str, began: float, ended: float | None = None, engine: str = "tiny") -> EngineCall[str]:
+    return EngineCall(key=key, engine=engine, began=began, ended=ended)
+
+
+def test_one_call_has_all_the_work_of_its_interval() -> None:
+    shares = shares_of_interval(sample(10.0), sample(12.0, 0.75, 800), [call("a", 5.0)])
+    assert shares == {"a": Share(seconds=1.5, millijoules=800.0, sampled_seconds=2.0)}
+
+
+def test_calls_at_the_same_time_divide_it_evenly() -> None:
+    shares = shares_of_interval(sample(0.0), sample(1.0, 1.0, 300), [call(key, 0.0) for key in "abc"])
+    assert [share.seconds for share in shares.values()] == pytest.approx([1 / 3] * 3)
+    assert [share.millijoules for share in shares.values()] == pytest.approx([100.0] * 3)
+
+
+def test_a_call_pays_only_for_the_part_that_it_was_in() -> None:
+    # 0 to 4 s with use 1: a alone for 1 s, a and b for 2 s, b alone for 1 s.
+    shares = shares_of_interval(sample(0.0), sample(4.0, 1.0, 4_000), [call("a", 0.0, 3.0), call("b", 1.0)])
+    assert shares["a"] == Share(seconds=2.0, millijoules=2_000.0, sampled_seconds=3.0)
+    assert shares["b"] == Share(seconds=2.0, millijoules=2_000.0, sampled_seconds=3.0)
+
+
+def test_a_device_computes_only_while_it_has_calls() -> None:
+    # Half of 1 s busy, and a call in the last 0.5 s: all of it is the call's; of the energy, what the time says.
+    shares = shares_of_interval(sample(0.0), sample(1.0, 0.5, 100), [call("a", 0.5)])
+    assert shares["a"] == Share(seconds=0.5, millijoules=50.0, sampled_seconds=0.5)
+
+
+def test_a_call_is_never_charged_more_than_its_time() -> None:
+    shares = shares_of_interval(sample(0.0), sample(1.0, 1.0), [call("a", 0.9)])
+    assert shares["a"].seconds == pytest.approx(0.1)
+
+
+def test_nothing_is_known_without_figures_of_the_driver() -> None:
+    assert shares_of_interval(sample(0.0), sample(1.0, None), [call("a", 0.0)]) == {}
+    assert shares_of_interval(sample(0.0), sample(1.0, 1.0, None), [call("a", 0.0)])["a"].millijoules is None
+    assert shares_of_interval(sample(0.0, 1.0, 500), sample(1.0, 1.0, 20), [call("a", 0.0)])["a"].millijoules is None, (
+        "the counter began again"
+    )
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["first", "last"])
+def test_a_foreign_process_at_either_end_makes_the_interval_unknown(at: int) -> None:
+    samples = [sample(0.0), sample(1.0)]
+    samples[at] = replace(samples[at], is_private=False)
+    share = shares_of_interval(samples[0], samples[1], [call("a", 0.0)])["a"]
+    assert (share.gap, share.seconds) == (Gap.FOREIGN_PROCESS, 0.0)
+
+
+def test_an_engine_that_the_driver_does_not_list_is_charged_nothing() -> None:
+    share = shares_of_interval(sample(0.0), sample(1.0, engines=frozenset()), [call("a", 0.0)])["a"]
+    assert share.gap is Gap.FOREIGN_PROCESS, "something computes there, and it cannot be seen"
+
+
+def test_two_engines_at_the_same_time_are_unknown_and_one_after_the_other_are_not() -> None:
+    both = frozenset({"tiny", "other"})
+    ends = sample(0.0, engines=both), sample(1.0, 1.0, engines=both)
+    shares = shares_of_interval(*ends, [call("a", 0.0), call("b", 0.0, engine="other")])
+    assert {share.gap for share in shares.values()} == {Gap.OTHER_MODEL}
+    shares = shares_of_interval(*ends, [call("a", 0.0, 0.5), call("b", 0.5, engine="other")])
+    assert {share.gap for share in shares.values()} == {Gap.NONE}
+    assert [share.seconds for share in shares.values()] == [0.5, 0.5]
+
+
+def test_a_gap_in_one_interval_or_on_one_device_is_a_gap_of_the_request() -> None:
+    known, unknown = Share(seconds=1.0), Share(gap=Gap.OTHER_MODEL)
+    assert over_devices([known, known]).seconds == 2.0
+    assert over_devices([known, unknown]) == Share(gap=Gap.OTHER_MODEL)
+
+
+@pytest.mark.parametrize(("sampled", "is_known"), [(0.0, False), (0.79, False), (0.8, True), (1.0, True)])
+def test_a_call_that_was_hardly_sampled_has_no_share(sampled: float, is_known: bool) -> None:
+    share = Share(seconds=0.5, sampled_seconds=sampled).known_for(1.0)
+    assert (share.gap is Gap.NONE) is is_known
+    assert Share().known_for(0.0).gap is Gap.NOT_SAMPLED
+
+
+def _times(count: int) -> st.SearchStrategy[list[float]]:
+    return st.lists(st.floats(0.0, 100.0), min_size=count, max_size=12, unique=True).map(sorted)
+
+
+@st.composite
+def _scene(draw: st.DrawFn) -> tuple[list[DeviceSample], list[EngineCall[int]]]:
+    energy, samples = 0, []
+    for at in draw(_times(2)):
+        energy += draw(st.integers(0, 10_000))
+        samples.append(
+            DeviceSample(
+                at=at,
+                utilization=draw(st.none() | st.floats(0.0, 1.0)),
+                energy_millijoules=draw(st.sampled_from((None, energy, energy))),
+                engines=frozenset({"a", "b"}),
+                is_private=draw(st.sampled_from((True, True, False))),
+            )
+        )
+    calls = []
+    for key in range(draw(st.integers(1, 6))):
+        began = draw(st.floats(0.0, 100.0))
+        ended = draw(st.none() | st.floats(0.0, 50.0).map(began.__add__))
+        calls.append(EngineCall(key=key, engine=draw(st.sampled_from("ab")), began=began, ended=ended))
+    return samples, calls
+
+
+@given(_scene())
+def test_shares_never_exceed_what_the_device_did(scene: tuple[list[DeviceSample], list[EngineCall[int]]]) -> None:
+    samples, calls = scene
+    shares = shares_of_calls(samples, calls)
+    pairs = list(pairwise(samples))
+    busy = sum((last.utilization or 0.0) * (last.at - first.at) for first, last in pairs)
+    energy = max(0, *(each.energy_millijoules or 0 for each in samples))
+    assert sum(share.seconds for share in shares.values()) <= busy + 1e-6
+    assert sum(share.millijoules or 0.0 for share in shares.values()) <= energy + 1e-3
+    for each in calls:
+        share = shares.get(each.key, Share())
+        until = samples[-1].at if each.ended is None else each.ended
+        assert -1e-9 <= share.seconds <= share.sampled_seconds + 1e-6
+        assert share.sampled_seconds <= max(0.0, until - each.began) + 1e-6
+
+
+def test_the_property_notices_a_rule_that_charges_each_call_in_full() -> None:
+    """The negative control: what engines report of themselves exceeds what the device did."""
+    calls = [call(key, 0.0) for key in "ab"]
+    alone = [shares_of_interval(sample(0.0), sample(1.0), [each])[each.key].seconds for each in calls]
+    assert sum(alone) > 1.0
+    assert sum(share.seconds for share in shares_of_interval(sample(0.0), sample(1.0), calls).values()) == 1.0
