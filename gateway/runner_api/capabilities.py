@@ -104,7 +104,7 @@ def megabytes(count: int | None) -> int | None:
 def _loaded(model: ModelFacts) -> dict[str, object]:
     return {
         "id": model.name,
-        "quantization": model.description.load_options.quantization or None,
+        "quantization": model.description.load_options.quantization or model.state.model_file.quantization or None,
         "contextLength": model.state.context_tokens or None,
         "loadedAt": model.loaded_at,
         "gpuMemoryMB": megabytes(model.memory_bytes),
