@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.admin.keys import KeysDeps, KeysPort
 from gateway.admin.operations import AdminDeps, AdminPorts
 from gateway.admin.secrets import SecretsDeps, SecretsPort
+from gateway.admin.usage import UsageDeps
 from gateway.auth.authentication import Gate, KeyGate, KeyRingSource, OpenGate
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.batches.finishing import FinishingJobs
@@ -36,6 +37,7 @@ from gateway.endpoints import (
     SECRETS,
     SETTINGS,
     TASKS,
+    USAGE,
     published_schemas,
 )
 from gateway.errors import (
@@ -71,6 +73,7 @@ from weft.durable.durable_call import durable_calls
 from weft.durable.journal_policy import JournalPolicy
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
+from weft.durable.usage import UsageSource
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.health import AlwaysHealthy, HealthSource
@@ -96,6 +99,8 @@ class GatewayPorts:
     """Stores secrets; None: no endpoints for it."""
     responses: ResponseStore | None = None
     """Stores responses; None: they are not stored."""
+    usage: UsageSource | None = None
+    """Usage of tenants, keys and models; None: no endpoints for it."""
     tasks: TaskPort | None = None
     """Runs durable tasks; None: there are none."""
     files: FilePort | None = None
@@ -231,6 +236,8 @@ def _add_management(app: EndpointApp, deps: GatewayDeps, ports: GatewayPorts) ->
         app.add_group(SECRETS, SecretsDeps(gateway=deps, secrets=ports.secrets))
     if ports.requests is not None:
         app.add_group(REQUESTS, ports.requests)
+    if ports.usage is not None:
+        app.add_group(USAGE, UsageDeps(source=ports.usage, clock=deps.clock))
 
 
 def _add_files_and_batches(app: EndpointApp, deps: GatewayDeps, ports: GatewayPorts, finishing: FinishingJobs) -> None:

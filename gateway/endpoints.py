@@ -25,6 +25,7 @@ from gateway.admin.operations import (
 )
 from gateway.admin.schemas import FlushBody, LoadBody, PullBody, SourceLoadBody, UnloadBody
 from gateway.admin.secrets import NewSecretBody, SecretsDeps, SecretValueBody
+from gateway.admin.usage import ALL_USAGE_PARAMETERS, USAGE_PARAMETERS, UsageDeps, get_all_usage, get_usage
 from gateway.anthropic.messages import count_tokens, create_message
 from gateway.anthropic.schema import CountTokensRequest, MessagesRequest
 from gateway.auth.authentication import AccessRules
@@ -105,7 +106,7 @@ from weft.api.gateway.v1 import admin_model_pb2
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.api.registry.v1 import key_service_pb2, lease_pb2, secret_service_pb2
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
-from weft.api.router.v1 import request_service_pb2
+from weft.api.router.v1 import request_service_pb2, usage_service_pb2
 from weft.api.router.v1.request_pb2 import RequestRecord
 from weft.dispatch.remote_router import RequestSource
 from weft.documents.json_schema import record_schema
@@ -551,6 +552,14 @@ REQUESTS: EndpointGroup[RequestSource] = EndpointGroup(
         ),
     ),
 )
+_USAGE = record_schema(usage_service_pb2.ListUsageResponse)
+USAGE: EndpointGroup[UsageDeps] = EndpointGroup(
+    tag="usage",
+    endpoints=(
+        _get("/v1/usage", _VIEW, get_usage, answers(_USAGE, query=USAGE_PARAMETERS)),
+        _get(f"{_ADMIN}/usage", _VIEW_TELEMETRY, get_all_usage, answers(_USAGE, query=ALL_USAGE_PARAMETERS)),
+    ),
+)
 
 _TASKS = f"{_API}/inference-tasks"
 _TASK = f"{_TASKS}/{{id}}"
@@ -653,6 +662,7 @@ GATEWAY_GROUPS: tuple[EndpointGroup[Any], ...] = (
     KEYS,
     SECRETS,
     REQUESTS,
+    USAGE,
     TASKS,
     FILES,
     BATCHES,

@@ -33,6 +33,7 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.request_log import RequestLog, RequestLogLimits
+from router_svc.usage import UsageRecorder
 from weft.api.common.v1 import receipt_pb2
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch import placement
@@ -73,6 +74,10 @@ class Mailbox:
     _arrived: asyncio.Future[None] | None = None
     cancelled: WeftError | None = None
     """The error of its cancellation; None: it was not cancelled."""
+    refused: Reason | None = None
+    """The reason of the last error that was delivered; None: none was."""
+    was_placed: bool = False
+    """Whether a grant was delivered."""
     ended: asyncio.Future[None] | None = None
     """Set at the end of the request; None: nobody waits for it."""
     _on_cancelled: placement.OnCancelled | None = None
@@ -104,6 +109,10 @@ class Mailbox:
         if self._decisions and isinstance(self._decisions[-1], (placement.WaitingInQueue, placement.LoadingModel)):
             self._decisions.pop()
         self._decisions.append(decision)
+        if isinstance(decision, WeftError):
+            self.refused = decision.reason
+        elif isinstance(decision, placement.Grant):
+            self.was_placed, self.refused = True, None
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
 
@@ -192,6 +201,7 @@ class RouterRecords:
 
     requests: RequestLog
     clients: ClientRegistry
+    usage: UsageRecorder
 
     @staticmethod
     def empty(
@@ -203,7 +213,7 @@ class RouterRecords:
     ) -> "RouterRecords":
         """Return the empty records of a router that has just started."""
         registry = ClientRegistry(clients or ClientsConfig(), rate_limits or RateLimitConfig(), clock)
-        return RouterRecords(requests=RequestLog(request_log), clients=registry)
+        return RouterRecords(requests=RequestLog(request_log), clients=registry, usage=UsageRecorder(clock))
 
 
 def _ignore_waiting() -> None:
@@ -324,6 +334,14 @@ class SchedulingLoop:
         requests.note_end(key, now, reason, receipt)
         mailbox.end()
         self._deps.records.clients.note_end(key, receipt)
+        self._deps.records.usage.note_end(
+            mailbox.request,
+            receipt,
+            self._mesh.view,
+            refused=mailbox.refused,
+            was_placed=mailbox.was_placed,
+            is_closing=self._closed,
+        )
         self._deps.observer.note_end(mailbox.request, reason, receipt, self._mesh.view)
         failure = None if reason is Reason.UNSPECIFIED else reason
         self._deliver(self._scheduler.finish(key, now, _served(receipt), failure))
@@ -378,6 +396,7 @@ class SchedulingLoop:
         except WeftError as error:
             records.requests.note_refusal(key, error, now)
             self._deps.observer.note_refusal(request, error.reason, self._mesh.view)
+            records.usage.note_refused(request, self._mesh.view)
             raise
 
     def _take_view(self) -> None:

@@ -35,6 +35,7 @@ from weft.kernel.names import (
     MAX_NAME_CHARS,
     MAX_REQUEST_ID_CHARS,
     MAX_TENANT_CHARS,
+    is_token,
     require_name,
     require_token,
 )
@@ -110,6 +111,7 @@ class LocalPlace(Placement):
 
 MAX_NEEDED_TOOLS = 128
 MAX_AFFINITY_KEY_BYTES = 64
+MAX_USAGE_KEY_CHARS = 128
 MAX_ATTEMPTS_USED = 1_000
 """Maximum attempts of a request that is placed again; routers allow a few."""
 MAX_AGE_SECONDS = 7 * 86_400.0
@@ -226,6 +228,8 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
         asked_model=require_token(message.asked_model, "open.asked_model", MAX_NAME_CHARS)
         if message.asked_model
         else "",
+        # For statistics alone: no request is refused for it.
+        caller=message.caller if is_token(message.caller, MAX_USAGE_KEY_CHARS) else "",
         **_described(message),
     )
 

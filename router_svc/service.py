@@ -16,6 +16,7 @@ from router_svc.observer import NoObserver, RouterState, SchedulingObserver
 from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.relay import Relay
 from router_svc.request_servicer import JournaledTasks, LocalRequests, RequestServicer
+from router_svc.usage import UsageRecorder
 from router_svc.waker import Waker
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
 from weft.api.router.v1 import (
@@ -165,6 +166,11 @@ class RouterService(Service):
     def requests(self) -> RequestSource:
         """Return the records of requests and clients, for readers in this process."""
         return self._requests
+
+    @property
+    def usage(self) -> UsageRecorder:
+        """Return the counts of its live requests, for the service that writes them down."""
+        return self._records.usage
 
     @property
     def view(self) -> FleetView:

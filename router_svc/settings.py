@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, MaxLen
 
-from router_svc.durable.limits import BatchLimits, ResponseLimits, TaskSettings
+from router_svc.durable.limits import BatchLimits, ResponseLimits, TaskSettings, UsageSettings
 from router_svc.policy.limits import QueueLimits, SchedulingLimits
 from router_svc.policy.settings import ClientName, ClientProfile, Settings, TenantRates
 from weft.kernel.settings import PUBLIC, SECRET, Seconds
@@ -41,7 +41,7 @@ class RouterSettings(QueueLimits, Settings):
     multi_tenant: Annotated[bool, PUBLIC] = False
     """Whether tenants are limited to 50req/min where `rate_limits` sets nothing else."""
     database_url: Annotated[str | None, PUBLIC, SECRET] = field(default=None, repr=False)
-    """The database of durable tasks, batches, files and kept responses. Default: an SQLite file under the home.
+    """The database of durable tasks, batches, files, kept responses and usage. Default: an SQLite file under the home.
     PostgreSQL: see `registry.database_url`."""
     responses: ResponseLimits = field(default_factory=ResponseLimits)
     """Kept responses."""
@@ -49,6 +49,8 @@ class RouterSettings(QueueLimits, Settings):
     """Durable tasks."""
     batches: BatchLimits = field(default_factory=BatchLimits)
     """Files and batches."""
+    usage: UsageSettings = field(default_factory=UsageSettings)
+    """Usage of tenants, keys and models."""
     rate_limits: Annotated[TenantRates | None, PUBLIC] = None
     """How much tenants may ask for. Default: the environment's TENANT_RATE_LIMIT_<tenant> and DEFAULT_RATE_LIMIT where
     ENABLE_MULTI_TENANT=true, else as `multi_tenant` sets."""

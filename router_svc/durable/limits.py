@@ -1,4 +1,4 @@
-"""Every bound of durable work: tasks, batches with their files, and stored responses."""
+"""Every bound of durable work: tasks, batches with their files, stored responses, and the counts of usage."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -107,6 +107,21 @@ class BatchLimits:
     """Longest completion window of a batch."""
     sweep_interval_seconds: Seconds = 300.0
     """How often expired files and batches are deleted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageSettings:
+    """Usage of tenants, keys and models by hour. `router.usage` in weft.yaml."""
+
+    keep_seconds: Annotated[Seconds, PUBLIC] = 90 * 86_400.0
+    """How long the usage of an hour is kept."""
+    max_rows_per_hour: Annotated[int, Ge(1), Le(100_000), PUBLIC] = 1_000
+    """Rows of one hour: combinations of tenant, key, model and name asked for. Beyond it, what has no row yet counts as
+    `_other`, by tenant for as many tenants."""
+    flush_interval_seconds: Annotated[Seconds, PUBLIC] = 2.0
+    """How often counts are written: the most usage of live requests that a killed router loses. Tasks lose none."""
+    sweep_interval_seconds: Seconds = 3_600.0
+    """How often hours past `keep_seconds` are deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

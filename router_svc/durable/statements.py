@@ -230,11 +230,13 @@ CANCEL_ITEMS = (
     update(tasks)
     .where(tasks.c.id.in_(THE_IDS), _IS_OPEN)
     .values(state=task_pb2.TASK_STATE_CANCELLED, ended_at=THE_TIME, owner="", lease_until=None)
+    .returning(tasks.c.id, tasks.c.tenant, tasks.c.caller, tasks.c.model)
 )
 CANCEL_ATTEMPTS = (
     update(task_attempts)
     .where(task_attempts.c.task_id.in_(THE_IDS), task_attempts.c.ended_at.is_(None))
     .values(ended_at=THE_TIME, reason=Reason.CANCELLED.value, message="its batch was cancelled")
+    .returning(task_attempts.c.task_id)
 )
 ITEMS = (
     select(tasks, func.length(task_specs.c.spec).label("spec_size"))

@@ -235,11 +235,46 @@ promises = Table(
 )
 """One row: the id of this database, and the number of its acknowledged commits. See `store.promises`."""
 
+_SUMS = (
+    *("completed_count", "failed_count", "cancelled_count", "rejected_count", "unknown_count", "retried_count"),
+    *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "unknown_tokens_count"),
+    *("gpu_nanoseconds", "unknown_gpu_count", "remote_count", "remote_prompt_tokens", "remote_completion_tokens"),
+)
+
+usage_hours = Table(
+    "usage_hours",
+    metadata,
+    Column("hour", Integer, nullable=False),
+    Column("tenant", String(MAX_TENANT_CHARS), nullable=False),
+    Column("key", String(MAX_CALLER_CHARS), nullable=False),
+    Column("model", String(MAX_MODEL_CHARS), nullable=False),
+    Column("asked", String(MAX_MODEL_CHARS), nullable=False),
+    *(Column(name, BigInteger, nullable=False) for name in _SUMS),
+    PrimaryKeyConstraint("hour", "tenant", "key", "model", "asked"),
+)
+"""Usage by hour (UTC, hours since the epoch), tenant, key, model and name asked for; see `durable.usage`."""
+
+usage_entries = Table(
+    "usage_entries",
+    metadata,
+    Column("seq", _Number, nullable=False, autoincrement=True),
+    Column("hour", Integer, nullable=False),
+    Column("tenant", String(MAX_TENANT_CHARS), nullable=False),
+    Column("key", String(MAX_CALLER_CHARS), nullable=False),
+    Column("model", String(MAX_MODEL_CHARS), nullable=False),
+    Column("asked", String(MAX_MODEL_CHARS), nullable=False),
+    *(Column(name, BigInteger, nullable=False) for name in _SUMS),
+    PrimaryKeyConstraint("seq"),
+    sqlite_autoincrement=True,
+)
+"""Usage that is not in `usage_hours` yet: of each end of an attempt of a task, written in the same transaction. Only
+inserted and deleted, so that routers which end tasks at the same time wait for none of its rows."""
+
 
 SCHEMA = Schema(
     owner="router",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0005",
+    newest="0006",
     version_table="router_alembic_version",
 )

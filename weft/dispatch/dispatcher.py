@@ -28,7 +28,7 @@ from weft.dispatch.request_trace import RequestContext, RequestTrace, log_receip
 from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, error_from_call
 from weft.kernel.rpc_auth import caller
@@ -165,6 +165,11 @@ class _RequestRun(Generic[T]):
                 except Exception as error:
                     await placement.report_finished(_reason_of(error), self._close_failed(error))
                     raise
+                except BaseException:
+                    # Its caller left: the router counts what is known of it.
+                    self._close_left()
+                    await self._report_left(placement)
+                    raise
                 await placement.report_finished(Reason.UNSPECIFIED, call.receipt)
         except Exception as error:
             self._name_close_ones(error)
@@ -232,6 +237,8 @@ class _RequestRun(Generic[T]):
             prefix_digests=description.prefix_digests,
             client_id=context.client_id,
             asked_model=context.asked_model,
+            caller=context.caller,
+            task_id=context.task_id,
         )
         return ReconnectingPlacement(self.deps.placement, request, self.deps.clock, self.deps.steady)
 
@@ -284,6 +291,12 @@ class _RequestRun(Generic[T]):
     def _close_failed(self, error: Exception) -> receipt_pb2.Receipt:
         """Returns the receipt of a failed request; a finished request keeps its own."""
         return self.call.receipt or self.close(_reason_of(error), None, cancelled_by=canceller_of(error))
+
+    async def _report_left(self, placement: ReconnectingPlacement) -> None:
+        """Reports the end of a request whose caller left."""
+        receipt = self.call.receipt
+        assert receipt is not None, "it is closed"
+        await placement.report_finished(reason_of(receipt.reason), receipt)
 
     def _close_left(self) -> None:
         """Writes the receipt of a request whose caller left, or whose deadline passed, unless it has one."""

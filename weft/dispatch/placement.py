@@ -55,6 +55,10 @@ class PlacementRequest:
     """The client id that the caller states; empty: none."""
     asked_model: str = ""
     """The name that the caller asked for, where an alias stood for `model`; empty: it asked for no alias."""
+    caller: str = ""
+    """Who sent it: `key:<id>`, `service:<name>` or `local`; empty: not known."""
+    task_id: str = ""
+    """The task that it is an attempt of; empty: none. Tasks are placed inside the router: it does not travel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,6 +179,7 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
         prefix_digests=request.prefix_digests,
         client_id=request.client_id,
         asked_model=request.asked_model,
+        caller=request.caller,
     )
     message.age.FromNanoseconds(int(request.age_seconds * 1e9))
     if request.seconds_left is not None:

@@ -133,6 +133,10 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "weft_app.cli.operations:flush",
         "Drop cached prefixes. Running requests keep theirs until they end.",
     ),
+    "usage": CommandPlace(
+        "weft_app.cli.usage:usage",
+        "Show what tenants, keys and models used: requests, tokens, accelerator time, what left the premises.",
+    ),
     "operation": CommandPlace(
         "weft_app.cli.operations:app",
         "List, follow and cancel loads, unloads and flushes.",
@@ -227,6 +231,7 @@ HELP_PANELS: Mapping[str, tuple[str, ...]] = {
         "serve",
         "operation",
         "audit",
+        "usage",
         "sign",
         "approve",
     ),
@@ -251,7 +256,6 @@ OTHER_WORDS: Mapping[str, str] = {
     "token": "weft runner token, weft keys or weft sign",
     "tokens": "weft runner token, weft keys or weft sign",
     "top": "weft ps",
-    "usage": "weft get clients",
 }
 """Words that other tools use for a command, and what stands for them here."""
 

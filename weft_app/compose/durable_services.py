@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 import router_svc.durable.batches.service
 import router_svc.durable.stored_responses
 import router_svc.durable.tasks.service
+import router_svc.durable.usage
 from router_svc.durable.batches.service import BatchService
 from router_svc.durable.limits import TaskLimits, TaskSettings
 from router_svc.durable.stored_responses import ResponseService
 from router_svc.durable.tasks.service import TaskService, TaskServiceDeps
+from router_svc.durable.usage import UsageService
 from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
 from weft.dispatch.agents import KnownNames
@@ -31,6 +33,11 @@ def router_database(config: WeftConfig, home: WeftHome) -> RouterDatabase:
 def response_service(config: WeftConfig, database: RouterDatabase) -> ResponseService:
     """Returns the store of responses, in the router's database."""
     return router_svc.durable.stored_responses.build(database, config.router.responses)
+
+
+def usage_service(config: WeftConfig, database: RouterDatabase, router: RouterService) -> UsageService:
+    """Returns the counts of usage, in the router's database; it must be started before the router."""
+    return router_svc.durable.usage.build(database, router.usage, config.router.usage)
 
 
 @dataclass(frozen=True, slots=True)

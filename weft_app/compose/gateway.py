@@ -33,6 +33,7 @@ from weft.durable.journal_policy import JournalPolicy
 from weft.durable.remote_stores import RemoteBatches, RemoteFiles, RemoteResponses, RemoteTasks
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
+from weft.durable.usage import RemoteUsage, UsageSource
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.health import AlwaysHealthy, HealthSource
@@ -73,6 +74,7 @@ class MeshClients:
     queues: QueueSource
     requests: RequestSource
     responses: ResponseStore
+    usage: UsageSource
     tasks: TaskPort
     files: FilePort
     batches: BatchPort
@@ -110,6 +112,7 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
         keys=mesh.keys,
         requests=mesh.requests,
         responses=mesh.responses,
+        usage=mesh.usage,
         tasks=mesh.tasks,
         files=mesh.files,
         batches=mesh.batches,
@@ -155,6 +158,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
         queues=placement,
         requests=RemoteRequests(router),
         responses=RemoteResponses(router, timeout_seconds=config.gateway.response_store_timeout_seconds),
+        usage=RemoteUsage(router),
         tasks=RemoteTasks(router, timeout_seconds=config.gateway.task_timeout_seconds),
         files=RemoteFiles(router, timeout_seconds=config.gateway.batches.store_timeout_seconds),
         batches=RemoteBatches(router, timeout_seconds=config.gateway.batches.store_timeout_seconds),

@@ -29,10 +29,13 @@ async def serve_until_stopped(
     config: WeftConfig,
     started: Callable[[], None],
     *,
+    before: Sequence[Service] = (),
     companions: Sequence[Service] = (),
     monitor: HealthMonitor | None = None,
 ) -> None:
-    """Runs a service and its companions on a bound server until a signal arrives, then drains them; the service last.
+    """Runs a service and its companions on a bound server until a signal arrives, then drains them, and it after them.
+
+    `before`: services that start before it, and stop after it.
 
     `monitor`: checks their health meanwhile. The death of a critical task has the same effect as a signal, and raises
     INTERNAL after the drain.
@@ -40,7 +43,11 @@ async def serve_until_stopped(
     stop = stop_requested()
     with CriticalTasks(stop):
         try:
+<<<<<<< HEAD
             if await until(stop, host.start([service, *companions], monitor)):
+=======
+            if await until(stop, host.start([*before, service, *companions])):
+>>>>>>> b4a2dd90 (Count usage of tenants, keys and models by hour)
                 settle_garbage_collector()
                 started()
                 await stop.wait()

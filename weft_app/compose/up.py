@@ -30,6 +30,7 @@ from weft.dispatch.fleet import (
 from weft.durable.batches import BatchPort, FilePort
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
+from weft.durable.usage import UsageSource
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.gc_tuning import settle_garbage_collector
@@ -42,7 +43,11 @@ from weft_app.compose.announcer import AnnouncementState, Announcer, announcer_o
 from weft_app.compose.configuration import ConfigurationSource, ReadConfiguration, write_snapshot
 from weft_app.compose.configuration_service import ConfigurationService
 from weft_app.compose.demo import DEMO_NOT_PULLED, is_demo_source
+<<<<<<< HEAD
 from weft_app.compose.durable_services import durable_services, journal_check, response_service, router_database
+=======
+from weft_app.compose.durable_services import durable_services, response_service, router_database, usage_service
+>>>>>>> b4a2dd90 (Count usage of tenants, keys and models by hour)
 from weft_app.compose.edge_certificate import (
     EdgeRenewal,
     own_edge_certificate,
@@ -104,6 +109,7 @@ class RouterSide:
     engine: TaskService
     """The engine that runs tasks."""
     responses: ResponseStore
+    usage: UsageSource
     tasks: TaskPort
     files: FilePort
     batches: BatchPort
@@ -267,7 +273,9 @@ class UpHost:
         self._stack.push_async_callback(host.stop, self._config.drain_seconds)
         database = router_database(self._config, self._home)
         responses, durable = response_service(self._config, database), durable_services(self._config, database, router)
+        usage = usage_service(self._config, database, router)
         listeners = relay_listeners(self._config.relay, self._home, router.relay)
+<<<<<<< HEAD
         # The other services go on from what they know while the registry cannot write.
         limits = self._config.health
         for check in (
@@ -278,6 +286,9 @@ class UpHost:
             self._monitor.add(check)
         services = [registry, router, responses, *durable.in_order(), *listeners, self.configuration]
         await host.start(services, self._monitor)
+=======
+        await host.start([registry, usage, router, responses, *durable.in_order(), *listeners, self.configuration])
+>>>>>>> b4a2dd90 (Count usage of tenants, keys and models by hour)
         self.relay = listeners[0].endpoint if listeners else None
         if database.notice:
             self.notice = f"{database.notice}; {database.remedy}"
@@ -285,6 +296,7 @@ class UpHost:
             router=router,
             engine=durable.tasks,
             responses=responses.store,
+            usage=usage.store,
             tasks=durable.tasks.tasks,
             files=durable.batches.files,
             batches=durable.batches.batches,
@@ -323,6 +335,7 @@ class UpHost:
             queues=router.placement,
             requests=router.requests,
             responses=side.responses,
+            usage=side.usage,
             tasks=side.tasks,
             files=side.files,
             batches=side.batches,

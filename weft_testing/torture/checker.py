@@ -9,7 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from weft_testing.torture.history import CANCELLED, COMPLETED, TERMINAL, Event, History, KeptTask, Kind, expected_text
+from weft_testing.torture.history import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    TERMINAL,
+    Event,
+    History,
+    KeptTask,
+    Kind,
+    expected_text,
+)
 
 CLOCK_GRAIN_SECONDS = 0.002
 """Times of two processes that are closer count as equal: logs have milliseconds."""
@@ -225,6 +235,27 @@ def _keys(history: History) -> Iterator[Violation]:
             yield Violation("key", task, f"no submitter intended {key!r}")
 
 
+def _usage(history: History) -> Iterator[Violation]:
+    """Every end of a task, and every attempt that was begun again, is counted once."""
+    counts, tasks = history.usage, history.stored.values()
+    if counts is None:
+        return
+    ends = Counter(kept.state for kept in tasks)
+    counted = {
+        COMPLETED: counts["completed_count"],
+        FAILED: counts["failed_count"] + counts["rejected_count"],
+        CANCELLED: counts["cancelled_count"],
+    }
+    for state, number in counted.items():
+        if number != ends[state]:
+            yield Violation("usage", "-", f"{number} ends in state {state} are counted, {ends[state]} tasks are in it")
+    # The last attempt ended its task, unless that ended while it waited for the next one.
+    attempts = sum(kept.attempt for kept in tasks)
+    fewest = sum(max(0, kept.attempt - 1) for kept in tasks)
+    if not fewest <= counts["retried_count"] <= attempts - ends[COMPLETED]:
+        yield Violation("usage", "-", f"{counts['retried_count']} of {attempts} attempts are counted as begun again")
+
+
 def _damage(history: History) -> Iterator[Violation]:
     """The database is intact."""
     for line in history.damage:
@@ -254,5 +285,6 @@ _RULES: Sequence[Callable[[History], Iterator[Violation]]] = (
     _cancels,
     _answers,
     _keys,
+    _usage,
     _damage,
 )

@@ -26,6 +26,28 @@ SQLITE_PREFIX = "sqlite+aiosqlite:///"
 _POSTGRES_PREFIX = "postgresql+asyncpg://"
 _TASKS = "SELECT id, state, attempt, idempotency_key FROM tasks"
 _ATTEMPTS = "SELECT task_id, attempt, owner, claimed_at, ended_at, reason FROM task_attempts ORDER BY task_id, attempt"
+_COUNTS = ("completed_count", "failed_count", "cancelled_count", "rejected_count", "retried_count")
+_USAGE = " UNION ALL ".join(
+    f"SELECT {', '.join(f'coalesce(sum({name}), 0)' for name in _COUNTS)} FROM {table}"  # noqa: S608 - constants
+    for table in ("usage_hours", "usage_entries")
+)
+
+
+async def read_usage(url: str) -> Mapping[str, int]:
+    """Returns the sums of usage of all hours, by column. Raises as `read_database`."""
+    rows: Iterable[Any]
+    if url.startswith(SQLITE_PREFIX):
+        with closing(sqlite3.connect(Path(url.removeprefix(SQLITE_PREFIX)))) as connection:
+            rows = connection.execute(_USAGE).fetchall()
+    else:
+        import asyncpg  # noqa: PLC0415 - the driver is installed for PostgreSQL only
+
+        connected = await asyncpg.connect(url.replace(_POSTGRES_PREFIX, "postgresql://", 1))
+        try:
+            rows = await connected.fetch(_USAGE)
+        finally:
+            await connected.close()
+    return {name: sum(int(row[place]) for row in rows) for place, name in enumerate(_COUNTS)}
 
 
 async def read_database(url: str) -> tuple[Mapping[str, KeptTask], Sequence[str]]:

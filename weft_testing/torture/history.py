@@ -159,6 +159,8 @@ class History:
     """Tasks by id, as TaskService returns them."""
     stored: Mapping[str, KeptTask]
     """Tasks by id, as the database has them."""
+    usage: Mapping[str, int] | None = None
+    """The counts of usage in the database, by column, without tokens; None: not read."""
     damage: Sequence[str] = field(default=())
     """Damage that the database's own checks report."""
 

@@ -14,7 +14,7 @@ import psutil
 from weft.kernel.rpc import open_channel
 from weft.kernel.service import start_task, stop_tasks
 from weft_testing.torture.checker import Violation, check, rules_broken
-from weft_testing.torture.final_state import is_any_open, read_database, read_service
+from weft_testing.torture.final_state import is_any_open, read_database, read_service, read_usage
 from weft_testing.torture.history import (
     Event,
     History,
@@ -267,7 +267,13 @@ async def torture(plan: Plan, folder: Folder, report: Callable[[str], None] = _n
         await killer.stop()
         await mesh.kill_all()
     stored, damage = await read_database(database_url(plan, folder))
-    history = History(events=_events(folder), served=served, stored=stored, damage=[*damage, *_false_alarms(folder)])
+    history = History(
+        events=_events(folder),
+        served=served,
+        stored=stored,
+        usage=await read_usage(database_url(plan, folder)),
+        damage=[*damage, *_false_alarms(folder)],
+    )
     return Outcome(
         plan=plan,
         folder=folder,

@@ -17,8 +17,10 @@ from router_svc.durable.tasks import sql_statements
 from router_svc.durable.tasks.sql_rows import insert_rows, task_of
 from router_svc.durable.tasks.store_port import ManyChanged, StoreEvent, TaskRow
 from router_svc.durable.tasks.task_events import notify_routers
+from router_svc.durable.usage_entries import add_entries, ended_without_receipt
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import batches
+from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import BATCH_OUTPUT
@@ -244,10 +246,15 @@ class BatchStore:
         if not task_ids:
             return 0
         values = {"the_ids": task_ids, "the_time": now}
-        done = await connection.execute(statements.CANCEL_ITEMS, values)
-        await connection.execute(statements.CANCEL_ATTEMPTS, values)
+        cancelled = (await connection.execute(statements.CANCEL_ITEMS, values)).all()
+        running = {row.task_id for row in await connection.execute(statements.CANCEL_ATTEMPTS, values)}
+        of_batch = receipt_pb2.OUTCOME_CANCELLED
+        await add_entries(
+            connection,
+            [ended_without_receipt(row, now, of_batch, was_running=row.id in running) for row in cancelled],
+        )
         await self._publish(connection, [ManyChanged()])
-        return done.rowcount
+        return len(cancelled)
 
     async def _number(self, statement: Executable, tenant: str) -> int:
         found = await self._database.first(statement, the_tenant=tenant)

@@ -279,10 +279,10 @@ class FencedStatements:
         self.replace = changed.values(last_index=last, result_size=size)
         self.end = changed.values(
             state=THE_STATE, ended_at=THE_TIME, error_reason=THE_REASON, error_message=THE_MESSAGE, **_UNCLAIMED
-        )
+        ).returning(tasks.c.tenant, tasks.c.caller, tasks.c.model)
         self.revert = changed.values(
             failures=tasks.c.failures + bindparam("the_failures"), ready_at=bindparam("the_ready_at"), **_AGAIN
-        ).returning(tasks.c.model, tasks.c.tenant, tasks.c.band)
+        ).returning(tasks.c.model, tasks.c.tenant, tasks.c.band, tasks.c.caller)
 
 
 # -- ends without a claim
@@ -309,7 +309,10 @@ EXPIRED_LEASES = (
     .with_for_update(skip_locked=True)
 )
 EXPIRED_TASKS = (
-    select(tasks.c.seq, tasks.c.id, tasks.c.attempt, tasks.c.window_ends_at, tasks.c.pending_limit_seconds)
+    select(
+        *(tasks.c.seq, tasks.c.id, tasks.c.attempt, tasks.c.window_ends_at, tasks.c.pending_limit_seconds),
+        *(tasks.c.tenant, tasks.c.caller, tasks.c.model),
+    )
     .where(IS_PENDING, tasks.c.expires_at <= THE_TIME)
     .order_by(tasks.c.expires_at)
     .limit(THE_LIMIT)

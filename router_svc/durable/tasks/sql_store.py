@@ -27,9 +27,11 @@ from router_svc.durable.tasks.store_port import (
     TaskStore,
 )
 from router_svc.durable.tasks.task_events import PostgresEvents, notify_routers
+from router_svc.durable.usage_entries import add_entries, ended_attempt, ended_without_receipt
 from router_svc.policy.task_release import KeptTasks, Release
 from router_svc.store.database import RouterDatabase
 from router_svc.store.group_commit import GroupCommit
+from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.durable.tasks import DEFAULT_LISTED, MAX_LISTED, task_error
@@ -41,6 +43,12 @@ from weft.sql.moments import bring_back, is_any_ahead
 
 MAX_CHUNKS_READ = 1_024
 """Chunks that one call returns."""
+_OUTCOMES: "Mapping[int, receipt_pb2.Outcome.ValueType]" = {
+    task_pb2.TASK_STATE_COMPLETED: receipt_pb2.OUTCOME_COMPLETED,
+    task_pb2.TASK_STATE_FAILED: receipt_pb2.OUTCOME_FAILED,
+    task_pb2.TASK_STATE_CANCELLED: receipt_pb2.OUTCOME_CANCELLED,
+}
+"""How a task that ended without a receipt counts."""
 _BY_OWNER = task_error(Reason.CANCELLED, "it was cancelled")
 
 Done = TypeVar("Done")
@@ -301,8 +309,10 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
             if not await self._append(connection, claim, outcome.chunks):
                 # True if the earlier write succeeded, and its acknowledgement was lost.
                 return (await connection.execute(sql_statements.ENDED_TASK, values)).first() is not None
-            if not (await connection.execute(self._fenced.end, {**values, "the_time": now})).rowcount:
+            row = (await connection.execute(self._fenced.end, {**values, "the_time": now})).first()
+            if row is None:
                 return False
+            await add_entries(connection, [ended_attempt(row, now, outcome.receipt, _OUTCOMES[outcome.state])])
             await _end_attempts(connection, [claim], failure, now, receipt=outcome.receipt)
             return True
 
@@ -319,6 +329,7 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
             if row is None:
                 return None
             await _delete_pieces(connection, [claim])
+            await add_entries(connection, [ended_attempt(row, now, receipt, None)])
             await _end_attempts(connection, [claim], failure, now, receipt=receipt)
             return lane_of(row)
 
@@ -339,6 +350,9 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
             after = (await connection.execute(sql_statements.CANCEL_TASK, values)).one()
             if row.state == task_pb2.TASK_STATE_RUNNING:
                 await _end_attempts(connection, [Claim(task_id, row.owner, row.attempt)], _BY_OWNER, now)
+            was_running = row.state == task_pb2.TASK_STATE_RUNNING
+            cancelled = ended_without_receipt(row, now, receipt_pb2.OUTCOME_CANCELLED, was_running=was_running)
+            await add_entries(connection, [cancelled])
             task = task_of(after)
             task.owner = row.owner
             return task
@@ -378,6 +392,9 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
                 await connection.execute(sql_statements.FAIL_LOST_TASK, ended)
             claims = [Claim(row.id, row.owner, row.attempt) for row in rows]
             await _delete_pieces(connection, claims)
+            lost = [ended_without_receipt(row, now, None) for row in again]
+            lost += [ended_without_receipt(row, now, receipt_pb2.OUTCOME_FAILED) for row in failed]
+            await add_entries(connection, lost)
             await _end_attempts(connection, claims, sql_rows.LOST, now)
             return [
                 ExpiredLease(claim=claim, lane=lane_of(row), state=sql_rows.state_of_lost(row))
@@ -400,6 +417,9 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
             if rows:
                 ended = [sql_rows.end_parameters(row, sql_rows.why_never(row), now) for row in rows]
                 await connection.execute(sql_statements.FAIL_TASK, ended)
+                failed = receipt_pb2.OUTCOME_FAILED
+                never = [ended_without_receipt(row, now, failed, was_running=False) for row in rows]
+                await add_entries(connection, never)
             return [row.id for row in rows]
 
         return await self._write(fail, lambda failed: [TaskChanged(task_id) for task_id in failed])

@@ -30,7 +30,11 @@ from weft.dispatch.request_trace import RequestContext
 from weft.durable.batches import BatchPort, FilePort
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
+<<<<<<< HEAD
 from weft.kernel.health import AlwaysHealthy, HealthSource
+=======
+from weft.durable.usage import UsageSource
+>>>>>>> b4a2dd90 (Count usage of tenants, keys and models by hour)
 from weft.kernel.request import Operation
 
 Frame = list[event_pb2.InferenceEvent]
@@ -292,6 +296,7 @@ async def serving(
     files: FilePort | None = None,
     batches: BatchPort | None = None,
     tasks: TaskPort | None = None,
+    usage_source: UsageSource | None = None,
     router: RouterSource | None = None,
     health: HealthSource | None = None,
 ) -> AsyncIterator[RunningGateway]:
@@ -311,6 +316,7 @@ async def serving(
         files=files,
         batches=batches,
         tasks=tasks,
+        usage=usage_source,
         router=router,
         health=health or AlwaysHealthy(),
     )

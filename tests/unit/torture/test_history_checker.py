@@ -65,7 +65,16 @@ def _history(
     damage: tuple[str, ...] = (),
 ) -> History:
     events = [event for event in GOOD if event.kind is not without]
-    return History(events=[*events, *more], served=_by_id([served]), stored=_by_id([stored]), damage=damage)
+    return History(
+        events=[*events, *more],
+        served=_by_id([served]),
+        stored=_by_id([stored]),
+        usage=_USAGE if stored else None,
+        damage=damage,
+    )
+
+
+_USAGE = {"completed_count": 1, "failed_count": 0, "cancelled_count": 0, "rejected_count": 0, "retried_count": 1}
 
 
 def _by_id(tasks: Iterable[KeptTask | None]) -> dict[str, KeptTask]:
@@ -125,6 +134,7 @@ def test_a_submission_of_which_nobody_knows_whether_it_arrived_may_be_either_way
     assert check(_history(unknown)) == []
     arrived = KeptTask(id="t2", state=FAILED, attempt=0, key="k2")
     history = _history(unknown)
+    history = replace(history, usage=_USAGE | {"failed_count": 1})
     kept = replace(history, stored={**history.stored, "t2": arrived}, served={**history.served, "t2": arrived})
     assert check(kept) == []
 
@@ -234,6 +244,12 @@ _BROKEN: dict[str, tuple[str, History]] = {
     "one task is two keys": ("key", _history(_event(Kind.ACKED, 9.0, key="k2"))),
     "nobody meant to send it": ("key", _history(without=Kind.INTENT)),
     "one key was taken with two bodies": ("key", _history(Event(kind=Kind.CONTRADICTED, at=9.0, key="k1"))),
+    "an end is not counted": ("usage", replace(_history(), usage=_USAGE | {"completed_count": 0})),
+    "an end is counted twice": ("usage", replace(_history(), usage=_USAGE | {"completed_count": 2})),
+    "an attempt is counted as the end of another task": (
+        "usage",
+        replace(_history(), usage=_USAGE | {"failed_count": 1, "retried_count": 0}),
+    ),
     "the database is damaged": ("damage", _history(damage=("row 7 missing from index",))),
 }
 

@@ -1,0 +1,289 @@
+"""Usage by hour in the router's database: live requests written in batches, tasks in the transactions that end them."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+from sqlalchemy import ColumnElement, Integer, RowMapping, Select, and_, delete, func, literal_column, select
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.dml import Insert
+from typing_extensions import override
+
+from router_svc.durable.limits import UsageSettings
+from router_svc.durable.sweeper import Sweeper, Sweeps, sweep_once
+from router_svc.policy.usage_rows import HourRows, UsageKey
+from router_svc.store.database import RouterDatabase
+from router_svc.store.tables import usage_entries, usage_hours
+from router_svc.usage import COLUMNS, HOUR_SECONDS, UsageRecorder, UsageSums, hour_of
+from weft.api.router.v1 import usage_pb2, usage_service_pb2, usage_service_pb2_grpc
+from weft.api.router.v1 import usage_service_pb2 as pb
+from weft.api.router.v1.usage_pb2 import UsageGroup
+from weft.durable.usage import DEFAULT_ROWS, MAX_ROWS, UsageSource
+from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
+from weft.kernel.names import MAX_NAME_CHARS, MAX_TENANT_CHARS, require_token
+from weft.kernel.rpc import answers
+from weft.kernel.rpc_auth import caller
+from weft.kernel.service import Service
+from weft.kernel.timestamps import stamp_of
+
+log = get_logger("weft.router")
+
+FOLDED_AT_ONCE = 1_000
+"""Entries of tasks that one transaction adds to their hours."""
+MAX_KNOWN_HOURS = 4
+"""Hours whose rows are remembered; those of another one are read before it is written."""
+_MAX_HOUR = 10**8
+"""An hour after every time that there is."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_TABLE = usage_hours.c
+_KEY = (_TABLE.hour, _TABLE.tenant, _TABLE.key, _TABLE.model, _TABLE.asked)
+_OLDEST_ENTRIES = (
+    select(usage_entries.c.seq).order_by(usage_entries.c.seq).limit(FOLDED_AT_ONCE).with_for_update(skip_locked=True)
+)
+_TAKE_ENTRIES = delete(usage_entries).where(usage_entries.c.seq.in_(_OLDEST_ENTRIES)).returning(usage_entries)
+# Not a parameter: PostgreSQL compares the texts of the expressions in SELECT and GROUP BY.
+_DAY_HOURS: ColumnElement[int] = literal_column("24", Integer)
+_GROUPED: Mapping[int, ColumnElement[Any]] = {
+    UsageGroup.USAGE_GROUP_HOUR: _TABLE.hour.label("first_hour"),
+    UsageGroup.USAGE_GROUP_DAY: (_TABLE.hour - _TABLE.hour % _DAY_HOURS).label("first_hour"),
+    UsageGroup.USAGE_GROUP_TENANT: _TABLE.tenant,
+    UsageGroup.USAGE_GROUP_KEY: _TABLE.key,
+    UsageGroup.USAGE_GROUP_MODEL: _TABLE.model,
+    UsageGroup.USAGE_GROUP_ASKED: _TABLE.asked,
+}
+"""The column of each group, in the order of rows."""
+_NAMES = ("tenant", "key", "model", "asked")
+_SUMS = [func.sum(_TABLE[name]).label(name) for name in COLUMNS]
+
+
+def _adding(dialect: str) -> Insert:
+    """Returns the statement that adds to a row, or makes it."""
+    if dialect == "postgresql":
+        # Twenty modules that a mesh on SQLite does not need.
+        from sqlalchemy.dialects import postgresql  # noqa: PLC0415
+
+        new: Any = postgresql.insert(usage_hours)
+    else:
+        new = sqlite.insert(usage_hours)
+    more = {name: _TABLE[name] + new.excluded[name] for name in COLUMNS}
+    statement: Insert = new.on_conflict_do_update(index_elements=[column.name for column in _KEY], set_=more)
+    return statement
+
+
+class UsageStore(UsageSource):
+    """The usage in one router's database, that of other routers on it included."""
+
+    def __init__(
+        self, database: RouterDatabase, recorder: UsageRecorder, settings: UsageSettings, clock: Clock
+    ) -> None:
+        self._database = database
+        self._recorder = recorder
+        self._settings = settings
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._rows: dict[int, HourRows] = {}
+        """The rows of recent hours. Those that other routers made meanwhile are missing: with a shared database an hour
+        may have as many rows of each router."""
+
+    async def flush(self) -> None:
+        """Writes what was counted, and adds the entries of ended tasks to their hours. Raises SERVICE_UNAVAILABLE."""
+        async with self._lock:
+            while await self._write_some() == FOLDED_AT_ONCE:
+                pass
+
+    async def sweep(self) -> None:
+        """Deletes the hours past `keep_seconds`."""
+        oldest = hour_of(self._clock.utc_now().timestamp() - self._settings.keep_seconds)
+        await self._database.change(delete(usage_hours).where(_TABLE.hour < oldest))
+
+    @override
+    async def usage(self, wanted: pb.ListUsageRequest) -> pb.ListUsageResponse:
+        await self.flush()
+        first, end = _hours_of(wanted)
+        limit = min(wanted.limit or DEFAULT_ROWS, MAX_ROWS)
+        async with self._database.reading() as connection:
+            found = await connection.execute(_grouped(wanted, first, end).limit(limit + 1))
+            rows = found.mappings().all()
+            sums = await connection.execute(select(*_SUMS).where(_wanted(wanted, first, end)))
+            total = sums.mappings().one()
+        return pb.ListUsageResponse(
+            rows=[_row_of(row) for row in rows[:limit]],
+            total=_counts_of(total),
+            since=stamp_of(first * HOUR_SECONDS) if first else None,
+            until=stamp_of(self._clock.utc_now() if end == _MAX_HOUR else end * HOUR_SECONDS),
+            has_more=len(rows) > limit,
+        )
+
+    async def _write_some(self) -> int:
+        """Writes one transaction; returns how many entries of tasks it took."""
+        if not self._recorder.is_empty or await self._has_entries():
+            taken = self._recorder.take()
+            try:
+                async with self._database.writing() as connection:
+                    entries = (await connection.execute(_TAKE_ENTRIES)).mappings().all()
+                    await self._add(connection, taken, entries)
+            except BaseException:
+                self._recorder.give_back(taken)
+                # Rows that were not written do not exist.
+                self._rows.clear()
+                raise
+            return len(entries)
+        return 0
+
+    async def _has_entries(self) -> bool:
+        return await self._database.first(select(usage_entries.c.seq).limit(1)) is not None
+
+    async def _add(
+        self, connection: AsyncConnection, counted: Mapping[UsageKey, UsageSums], entries: Sequence[RowMapping]
+    ) -> None:
+        sums: defaultdict[UsageKey, UsageSums] = defaultdict(UsageSums)
+        for key, one in [*counted.items(), *map(_entry_of, entries)]:
+            rows = await self._rows_of(connection, key)
+            sums[rows.row_of(key)].add(one)
+        if sums:
+            # In one order everywhere: two routers that add to the same rows then cannot deadlock.
+            values = [{**key._asdict(), **sums[key].values()} for key in sorted(sums)]
+            await connection.execute(_adding(connection.dialect.name), values)
+
+    async def _rows_of(self, connection: AsyncConnection, key: UsageKey) -> HourRows:
+        known = self._rows.get(key.hour)
+        if known is None:
+            existing = await connection.execute(select(*_KEY).where(_TABLE.hour == key.hour))
+            known = HourRows(self._settings.max_rows_per_hour, (UsageKey(*row) for row in existing))
+            if len(self._rows) >= MAX_KNOWN_HOURS:
+                del self._rows[min(self._rows)]
+            self._rows[key.hour] = known
+        return known
+
+
+def _hours_of(wanted: pb.ListUsageRequest) -> tuple[int, int]:
+    """Returns the first hour, and the one after the last."""
+    first = max(0, wanted.since.seconds // HOUR_SECONDS) if wanted.HasField("since") else 0
+    if not wanted.HasField("until"):
+        return first, _MAX_HOUR
+    until = wanted.until.seconds + (1 if wanted.until.nanos else 0)
+    return first, min(_MAX_HOUR, -(-until // HOUR_SECONDS))
+
+
+def _wanted(wanted: pb.ListUsageRequest, first: int, end: int) -> ColumnElement[bool]:
+    conditions = [_TABLE.hour >= first, _TABLE.hour < end]
+    if wanted.tenant:
+        conditions.append(_TABLE.tenant == wanted.tenant)
+    if wanted.model:
+        conditions.append(_TABLE.model == wanted.model)
+    return and_(*conditions)
+
+
+def _grouped(wanted: pb.ListUsageRequest, first: int, end: int) -> Select[Any]:
+    columns = [column for group, column in _GROUPED.items() if group in wanted.by]
+    found = select(*columns, *_SUMS).where(_wanted(wanted, first, end))
+    return found.group_by(*columns).order_by(*columns) if columns else found.having(func.count() > 0)
+
+
+def _row_of(row: RowMapping) -> usage_pb2.UsageRow:
+    names = {name: row[name] for name in _NAMES if name in row}
+    start = stamp_of(row["first_hour"] * HOUR_SECONDS) if "first_hour" in row else None
+    return usage_pb2.UsageRow(start_time=start, counts=_counts_of(row), **names)
+
+
+def _counts_of(row: RowMapping) -> usage_pb2.UsageCounts:
+    values: dict[str, Any] = {name: int(row[name] or 0) for name in COLUMNS}
+    nanoseconds = values.pop("gpu_nanoseconds")
+    counts = usage_pb2.UsageCounts(**values)
+    if nanoseconds or not counts.unknown_gpu_count:
+        counts.gpu_time.FromNanoseconds(nanoseconds)
+    return counts
+
+
+def _entry_of(row: RowMapping) -> tuple[UsageKey, UsageSums]:
+    key = UsageKey(row["hour"], row["tenant"], row["key"], row["model"], row["asked"])
+    return key, UsageSums(*(row[name] for name in COLUMNS))
+
+
+class UsageServicer(usage_service_pb2_grpc.UsageServiceServicer):
+    """Implements UsageService; translation only."""
+
+    def __init__(self, source: UsageSource) -> None:
+        self._source = source
+
+    @override
+    @answers
+    async def ListUsage(self, request: pb.ListUsageRequest, context: Context) -> pb.ListUsageResponse:
+        wanted = pb.ListUsageRequest()
+        wanted.CopyFrom(request)
+        if wanted.limit < 0:
+            raise invalid_field("limit", "must not be negative")
+        if len(set(wanted.by)) < len(wanted.by) or any(group not in _GROUPED for group in wanted.by):
+            raise invalid_field("by", "must be groups, each once")
+        if wanted.tenant:
+            require_token(wanted.tenant, "tenant", MAX_TENANT_CHARS)
+        if wanted.model:
+            require_token(wanted.model, "model", MAX_NAME_CHARS)
+        known = caller()
+        if not known.names_tenants:
+            wanted.tenant = known.tenant_for(wanted.tenant, "tenant")
+        return await self._source.usage(wanted)
+
+
+def build(
+    database: RouterDatabase, recorder: UsageRecorder, settings: UsageSettings, *, clock: Clock | None = None
+) -> "UsageService":
+    """Returns the service on a database, not started."""
+    return UsageService(database, recorder, settings, clock or SystemClock())
+
+
+class UsageService(Service):
+    """Writes and serves usage beside a router.
+
+    It is started before the router and stopped after it, so that the last requests are counted.
+    """
+
+    def __init__(
+        self, database: RouterDatabase, recorder: UsageRecorder, settings: UsageSettings, clock: Clock
+    ) -> None:
+        self._database = database
+        self._recorder = recorder
+        self._settings = settings
+        self.store = UsageStore(database, recorder, settings, clock)
+        """The usage, for gateways in this process."""
+        self._sweeps: Sweeps = {"usage": self.store.sweep}
+        self._sweeper = Sweeper("usage-sweeper", self._sweeps, settings.sweep_interval_seconds, clock)
+        self._writer = Sweeper("usage-writer", {"usage": self.store.flush}, settings.flush_interval_seconds, clock)
+
+    @override
+    @property
+    def service_names(self) -> Sequence[str]:
+        return (usage_service_pb2.DESCRIPTOR.services_by_name["UsageService"].full_name,)
+
+    @override
+    def register(self, server: grpc.aio.Server) -> None:
+        usage_service_pb2_grpc.add_UsageServiceServicer_to_server(UsageServicer(self.store), server)
+
+    @override
+    async def start(self) -> None:
+        """Begins to count. Raises SERVICE_UNAVAILABLE."""
+        await self._database.open()
+        self._recorder.keep(self._settings.max_rows_per_hour)
+        await sweep_once(self._sweeps)
+        self._sweeper.start()
+        self._writer.start()
+
+    @override
+    async def stop(self, grace_seconds: float) -> None:
+        """Writes what was counted, and stops."""
+        if not self._sweeper.is_started:
+            return
+        await self._sweeper.stop()
+        await self._writer.stop()
+        try:
+            await self.store.flush()
+        except WeftError as error:
+            log.error("usage not written", reason=error.reason.name)  # noqa: TRY400 - the cause is logged
+        await self._database.close()

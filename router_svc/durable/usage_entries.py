@@ -1,0 +1,55 @@
+"""What the ends of tasks count: entries written in the transaction of the end, so that none is lost or doubled."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from router_svc.store.tables import usage_entries
+from router_svc.usage import Outcome, UsageSums, asked_of, count_outcome, hour_of, spent_of, unknown_work, usage_of
+from weft.api.common.v1 import receipt_pb2
+
+ADD_ENTRIES = insert(usage_entries)
+
+Entry = dict[str, object]
+"""The columns of an entry."""
+
+
+def ended_attempt(task: Any, now: float, receipt: bytes, outcome: "Outcome | None") -> Entry:
+    """Returns the entry of an attempt that ended by its claim; `task`: a row with tenant, caller and model.
+
+    `outcome`: how the task ended, where its receipt is missing; None: it is begun again.
+    """
+    if not receipt:
+        return ended_without_receipt(task, now, outcome)
+    known = receipt_pb2.Receipt.FromString(receipt)
+    model = known.model if known.attempts else task.model
+    asked = asked_of(known.asked_model, task.model, model)
+    if outcome is None:
+        sums = spent_of(known)
+        sums.retried_count = 1
+    else:
+        sums = usage_of(known)
+    return _entry(task, now, model, asked, sums)
+
+
+def ended_without_receipt(task: Any, now: float, outcome: "Outcome | None", *, was_running: bool = True) -> Entry:
+    """Returns the entry of an attempt, or of a task without one, that ended without a receipt; as above."""
+    sums = unknown_work() if was_running else UsageSums()
+    if outcome is None:
+        sums.retried_count = 1
+    else:
+        count_outcome(sums, outcome)
+    return _entry(task, now, task.model, "", sums)
+
+
+async def add_entries(connection: AsyncConnection, entries: Sequence[Entry]) -> None:
+    """Writes entries in the transaction of `connection`."""
+    if entries:
+        await connection.execute(ADD_ENTRIES, entries)
+
+
+def _entry(task: Any, now: float, model: str, asked: str, sums: UsageSums) -> Entry:
+    names = {"tenant": task.tenant, "key": task.caller or "local", "model": model, "asked": asked}
+    return {"hour": hour_of(now), **names, **sums.values()}

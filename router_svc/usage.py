@@ -1,0 +1,223 @@
+"""Usage of tenants, keys and models: what of a receipt is counted, and the recorder of a router's live requests.
+
+The recorder counts in memory; `router_svc.durable.usage` writes it to the database every few seconds. Tasks are not
+counted here but in the transaction that ends them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TypeAlias
+
+from router_svc.policy.usage_rows import HourRows, UsageKey
+from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.agents import UNKNOWN_TARGET, TargetLabels
+from weft.dispatch.fleet import FleetView
+from weft.dispatch.placement import PlacementRequest
+from weft.kernel.clock import Clock
+from weft.kernel.reasons import Reason
+
+HOUR_SECONDS = 3_600
+MAX_COUNTED_TOKENS = 10**10
+"""Most tokens of one request that are counted: what engines report is not believed without a bound."""
+MAX_COUNTED_GPU_NANOSECONDS = 10**6 * 10**9
+"""Most accelerator time of one request that is counted: 1,000,000 s."""
+_NANOSECONDS = 10**9
+UNKNOWN_CALLER = "unknown"
+"""The key of requests whose gateway does not say who sent them."""
+
+Outcome: TypeAlias = "receipt_pb2.Outcome.ValueType"
+
+
+@dataclass(slots=True)
+class UsageSums:
+    """Sums of usage; see `UsageCounts` of the API. The fields are the columns of the table."""
+
+    completed_count: int = 0
+    failed_count: int = 0
+    cancelled_count: int = 0
+    rejected_count: int = 0
+    unknown_count: int = 0
+    retried_count: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    completion_tokens: int = 0
+    unknown_tokens_count: int = 0
+    gpu_nanoseconds: int = 0
+    unknown_gpu_count: int = 0
+    remote_count: int = 0
+    remote_prompt_tokens: int = 0
+    remote_completion_tokens: int = 0
+
+    def add(self, other: "UsageSums") -> None:
+        """Adds other sums to these."""
+        for name in COLUMNS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def values(self) -> dict[str, int]:
+        """Returns the sums by column."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
+
+COLUMNS = tuple(field.name for field in fields(UsageSums))
+
+_COLUMN_OF_OUTCOME: Mapping[int, str] = {
+    receipt_pb2.OUTCOME_COMPLETED: "completed_count",
+    receipt_pb2.OUTCOME_FAILED: "failed_count",
+    receipt_pb2.OUTCOME_CANCELLED: "cancelled_count",
+    receipt_pb2.OUTCOME_REJECTED: "rejected_count",
+}
+
+
+def usage_of(receipt: receipt_pb2.Receipt) -> UsageSums:
+    """Returns what one receipt counts."""
+    sums = spent_of(receipt)
+    count_outcome(sums, receipt.outcome)
+    return sums
+
+
+def count_outcome(sums: UsageSums, outcome: Outcome) -> None:
+    """Counts one request by its outcome."""
+    column = _COLUMN_OF_OUTCOME.get(outcome, "unknown_count")
+    setattr(sums, column, getattr(sums, column) + 1)
+
+
+def spent_of(receipt: receipt_pb2.Receipt) -> UsageSums:
+    """Returns tokens and accelerator time of a receipt, without its outcome."""
+    sums = UsageSums()
+    was_worked_on = bool(receipt.attempts)
+    if receipt.left_premises:
+        sums.remote_count = 1
+    if receipt.HasField("usage"):
+        usage = receipt.usage
+        sums.prompt_tokens = _bounded(usage.prompt_tokens, MAX_COUNTED_TOKENS)
+        sums.cached_prompt_tokens = _bounded(usage.cached_prompt_tokens, MAX_COUNTED_TOKENS)
+        sums.completion_tokens = _bounded(usage.completion_tokens, MAX_COUNTED_TOKENS)
+        if receipt.left_premises:
+            sums.remote_prompt_tokens, sums.remote_completion_tokens = sums.prompt_tokens, sums.completion_tokens
+    elif was_worked_on:
+        sums.unknown_tokens_count = 1
+    if receipt.HasField("gpu_time"):
+        nanoseconds = receipt.gpu_time.seconds * _NANOSECONDS + receipt.gpu_time.nanos
+        sums.gpu_nanoseconds = _bounded(nanoseconds, MAX_COUNTED_GPU_NANOSECONDS)
+    elif was_worked_on:
+        sums.unknown_gpu_count = 1
+    return sums
+
+
+def unknown_work() -> UsageSums:
+    """Returns what an attempt without a receipt counts: neither tokens nor accelerator time are known."""
+    return UsageSums(unknown_tokens_count=1, unknown_gpu_count=1)
+
+
+def hour_of(utc_seconds: float) -> int:
+    """Returns the hour of a time, in hours since the epoch."""
+    return int(utc_seconds // HOUR_SECONDS)
+
+
+def asked_of(asked_model: str, target: str, model: str) -> str:
+    """Returns the name that was asked for: an alias, else a pool or a route; empty: the model's own name."""
+    asked = asked_model or target
+    return "" if asked == model else asked
+
+
+def _bounded(number: int, most: int) -> int:
+    return max(0, min(number, most))
+
+
+class UsageRecorder:
+    """Counts the ends of a router's live requests. Called from the router's event loop alone; it never raises."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._labels = TargetLabels()
+        self._max_rows: int | None = None
+        self._sums: dict[UsageKey, UsageSums] = {}
+        self._rows: dict[int, HourRows] = {}
+
+    def keep(self, max_rows_per_hour: int) -> None:
+        """Counts from now on; without it nothing is counted, as nobody would write it."""
+        self._max_rows = max_rows_per_hour
+
+    def note_refused(self, request: PlacementRequest, view: FleetView) -> None:
+        """Counts a request that was refused before the scheduler, such as one above a rate limit."""
+        if self._is_counted(request):
+            self._add(self._key_of(request, "", view), UsageSums(rejected_count=1))
+
+    def note_end(
+        self,
+        request: PlacementRequest,
+        receipt: receipt_pb2.Receipt | None,
+        view: FleetView,
+        *,
+        refused: Reason | None = None,
+        was_placed: bool = False,
+        is_closing: bool = False,
+    ) -> None:
+        """Counts the end of a request.
+
+        Without a receipt: `refused` is the error that its dispatcher got, `was_placed` whether a runner may have worked
+        on it, and `is_closing` whether this router stops, so that its dispatcher goes on without it.
+        """
+        if not self._is_counted(request):
+            return
+        if receipt is not None:
+            model = receipt.model if receipt.attempts else ""
+            self._add(self._key_of(request, model, view), usage_of(receipt))
+            return
+        sums = _without_receipt(refused, was_placed=was_placed, is_closing=is_closing)
+        if sums is not None:
+            self._add(self._key_of(request, "", view), sums)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was counted since `take`."""
+        return not self._sums
+
+    def take(self) -> dict[UsageKey, UsageSums]:
+        """Returns what was counted since the last call; the caller keeps it, or gives it back."""
+        taken, self._sums, self._rows = self._sums, {}, {}
+        return taken
+
+    def give_back(self, taken: Mapping[UsageKey, UsageSums]) -> None:
+        """Counts what was taken and could not be written."""
+        for key, sums in taken.items():
+            self._add(key, sums)
+
+    def _is_counted(self, request: PlacementRequest) -> bool:
+        # Tasks are counted by their store.
+        return self._max_rows is not None and not request.task_id
+
+    def _key_of(self, request: PlacementRequest, model: str, view: FleetView) -> UsageKey:
+        hour = hour_of(self._clock.utc_now().timestamp())
+        # A name that the mesh does not know is a caller's text.
+        model = model or self._labels.label(request.model, view)
+        asked = "" if model == UNKNOWN_TARGET else asked_of(request.asked_model, request.model, model)
+        return UsageKey(hour, request.tenant, request.caller or UNKNOWN_CALLER, model, asked)
+
+    def _add(self, key: UsageKey, sums: UsageSums) -> None:
+        assert self._max_rows is not None, "it counts"
+        rows = self._rows.get(key.hour)
+        if rows is None:
+            rows = self._rows[key.hour] = HourRows(self._max_rows)
+        key = rows.row_of(key)
+        known = self._sums.get(key)
+        if known is None:
+            self._sums[key] = sums
+        else:
+            known.add(sums)
+
+
+def _without_receipt(refused: Reason | None, *, was_placed: bool, is_closing: bool) -> UsageSums | None:
+    """Returns what a request without a receipt counts; None: its dispatcher places it again."""
+    if refused is Reason.SERVICE_UNAVAILABLE and not (is_closing and was_placed):
+        return None
+    sums = unknown_work() if was_placed else UsageSums()
+    if refused is Reason.CANCELLED:
+        sums.cancelled_count = 1
+    elif refused is None or is_closing:
+        sums.unknown_count = 1
+    elif was_placed:
+        sums.failed_count = 1
+    else:
+        sums.rejected_count = 1
+    return sums

@@ -1,0 +1,121 @@
+"""`/v1/usage` shows a tenant its own usage, `/v1/admin/usage` that of all tenants, and `weft usage` prints it."""
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from gateway_script import RunningGateway, serving
+
+from weft.api.router.v1 import usage_pb2
+from weft.api.router.v1 import usage_service_pb2 as pb
+from weft.durable.usage import GROUPS, UsageSource, moment_of
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
+from weft.kernel.timestamps import datetime_of
+from weft_app.cli.usage import csv_text, table_text
+
+PEPPER, SECRET = b"p" * 32, "5" * 64
+HOLDERS = {
+    "ann000000000": ("ann", ("inference:view",)),
+    "admin0000000": ("ops", ("telemetry:view",)),
+}
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+
+
+class Ring:
+    """The keys of HOLDERS."""
+
+    is_ready = True
+    ring = KeyRing(
+        pepper=PEPPER,
+        keys={
+            name: KeyVerifier(
+                key_id=name,
+                tenant=tenant,
+                access=parse_scopes(scopes, "scopes"),
+                digest=key_digest(PEPPER, SECRET),
+            )
+            for name, (tenant, scopes) in HOLDERS.items()
+        },
+    )
+
+
+@dataclass
+class ScriptedUsage(UsageSource):
+    """Answers always the same; records what is asked for."""
+
+    asked: list[pb.ListUsageRequest] = field(default_factory=list)
+
+    async def usage(self, wanted: pb.ListUsageRequest) -> pb.ListUsageResponse:
+        self.asked.append(wanted)
+        return found()
+
+
+def found() -> pb.ListUsageResponse:
+    known = usage_pb2.UsageCounts(completed_count=2, prompt_tokens=30, completion_tokens=7)
+    known.gpu_time.FromMilliseconds(1_500)
+    unknown = usage_pb2.UsageCounts(failed_count=1, unknown_tokens_count=1, unknown_gpu_count=1)
+    rows = [usage_pb2.UsageRow(tenant="ann", counts=known), usage_pb2.UsageRow(tenant="=cmd()", counts=unknown)]
+    total = usage_pb2.UsageCounts()
+    total.MergeFrom(known)
+    total.failed_count, total.unknown_tokens_count, total.unknown_gpu_count = 1, 1, 1
+    return pb.ListUsageResponse(rows=rows, total=total)
+
+
+async def _get(gateway: RunningGateway, path: str, holder: str) -> tuple[int, Any]:
+    answer = await gateway.request("GET", path, b"", {"Authorization": f"Bearer {key_text(holder, SECRET)}"})
+    return answer.status, json.loads(answer.body)
+
+
+async def test_a_tenant_sees_its_own_usage_and_an_admin_all() -> None:
+    source = ScriptedUsage()
+    async with serving(usage_source=source, keys=Ring()) as gateway:
+        status, body = await _get(gateway, "/v1/usage?by=key,day&since=30d&model=tiny&limit=5", "ann000000000")
+        assert (status, body["kind"], len(body["items"])) == (200, "UsageList", 2)
+        assert source.asked[0].tenant == "ann"
+        assert list(source.asked[0].by) == [GROUPS["key"], GROUPS["day"]]
+        assert source.asked[0].HasField("since")
+        assert not source.asked[0].HasField("until")
+        assert (await _get(gateway, "/v1/usage?tenant=bob", "ann000000000"))[0] == 400
+        assert (await _get(gateway, "/v1/admin/usage", "ann000000000"))[0] == 403
+        assert (await _get(gateway, "/v1/admin/usage?tenant=bob", "admin0000000"))[0] == 200
+        assert (await _get(gateway, "/v1/admin/usage", "admin0000000"))[0] == 200
+        assert [wanted.tenant for wanted in source.asked[1:]] == ["bob", ""]
+
+
+@pytest.mark.parametrize("query", ["by=colour", "by=day,day", "since=soon", "until=2026-13-01", "limit=0", "order=asc"])
+async def test_a_wrong_parameter_is_named(query: str) -> None:
+    async with serving(usage_source=ScriptedUsage(), keys=Ring()) as gateway:
+        status, body = await _get(gateway, f"/v1/admin/usage?{query}", "admin0000000")
+        assert (status, body["error"]["param"]) == (400, query.partition("=")[0])
+
+
+def test_a_time_is_a_length_ago_or_a_date_in_utc() -> None:
+    for text, expected in {
+        "90m": "2026-11-22T10:30:00+00:00",
+        "30d": "2026-10-23T12:00:00+00:00",
+        "2026-11-01": "2026-11-01T00:00:00+00:00",
+        "2026-11-01T12:00+02:00": "2026-11-01T10:00:00+00:00",
+    }.items():
+        assert datetime_of(moment_of(text, "since", NOW)).isoformat() == expected
+    for wrong in ("", "30", "-3d", "99999w", "0001-01-01T00:00+23:00", "tomorrow"):
+        with pytest.raises(WeftError, match="since: must be"):
+            moment_of(wrong, "since", NOW)
+
+
+def test_a_table_says_what_is_not_known_and_ends_with_the_sum() -> None:
+    lines = [line.split() for line in table_text(found(), ["tenant"]).splitlines()]
+    assert lines[1] == ["ann", "2", "2", "0", "0", "0", "30", "0", "7", "1.5", "0"]
+    assert lines[2][-4:] == ["-", "(+1", "unknown)", "0"]
+    assert lines[3][:3] == ["total", "3", "2"]
+
+
+def test_csv_has_the_names_of_the_api_and_no_formulas() -> None:
+    header, ann, cmd = csv_text(found(), ["tenant"]).splitlines()
+    assert header.split(",")[:3] == ["tenant", "completed_count", "failed_count"]
+    cells = dict(zip(header.split(","), ann.split(","), strict=True))
+    assert (cells["prompt_tokens"], cells["gpu_seconds"]) == ("30", "1.5")
+    assert cmd.startswith("'=cmd(),0,1,")
+    assert dict(zip(header.split(","), cmd.split(","), strict=True))["gpu_seconds"] == ""

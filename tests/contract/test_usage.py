@@ -1,0 +1,354 @@
+"""Usage in a router's database: it adds up with the receipts, over kills of routers and whatever becomes of tasks."""
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from sqlalchemy import insert, select, text
+from stored_tasks import CRASH, LEASE, MAX_COMMIT_BATCH, NOW, a_row
+
+from router_svc.durable.limits import UsageSettings
+from router_svc.durable.tasks.sql_store import SqlTaskStore
+from router_svc.durable.tasks.store_port import Claim, Lane, TaskOutcome
+from router_svc.durable.usage import UsageService, build
+from router_svc.policy.usage_rows import OTHER
+from router_svc.store.database import RouterDatabase
+from router_svc.store.tables import task_attempts, tasks, usage_entries, usage_hours
+from router_svc.usage import UsageRecorder
+from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import task_pb2, usage_pb2
+from weft.api.router.v1 import usage_service_pb2 as pb
+from weft.dispatch.fleet import FleetView
+from weft.dispatch.placement import PlacementRequest
+from weft.durable.tasks import task_error
+from weft.durable.usage import GROUPS, usage_request
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Priority
+from weft.kernel.timestamps import stamp_of
+from weft_testing.fake_clock import FakeClock
+
+pytest_plugins = ("database_fixtures",)
+
+STEPS = 250
+TENANTS = ("ann", "bob")
+OUTCOMES = (
+    receipt_pb2.OUTCOME_COMPLETED,
+    receipt_pb2.OUTCOME_FAILED,
+    receipt_pb2.OUTCOME_CANCELLED,
+    receipt_pb2.OUTCOME_REJECTED,
+)
+_STATES = {
+    receipt_pb2.OUTCOME_COMPLETED: task_pb2.TASK_STATE_COMPLETED,
+    receipt_pb2.OUTCOME_FAILED: task_pb2.TASK_STATE_FAILED,
+}
+Sums = Counter[str]
+
+
+class Router:
+    """One process of a router: its task store, its recorder of live requests, and the usage that it writes."""
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        self.clock = FakeClock(utc=datetime.fromtimestamp(NOW, UTC))
+        self.database = RouterDatabase(url)
+        self.store = SqlTaskStore(self.database, max_commit_batch=MAX_COMMIT_BATCH)
+        self.recorder = UsageRecorder(self.clock)
+        self.usage: UsageService = build(self.database, self.recorder, UsageSettings(**settings), clock=self.clock)
+
+    async def start(self) -> None:
+        await self.usage.start()
+        await self.store.start()
+
+    async def stop(self) -> None:
+        await self.store.stop()
+        await self.usage.stop(0.0)
+
+    async def kill(self) -> None:
+        """Ends it without its last write: what the recorder has is lost."""
+        self.recorder.take()
+        await self.stop()
+
+    def live_end(self, receipt: receipt_pb2.Receipt, tenant: str) -> None:
+        request = PlacementRequest(
+            request_id="r", tenant=tenant, model="demo", operation=Operation.CHAT, caller="key:live"
+        )
+        self.recorder.note_end(request, receipt, FleetView())
+
+    async def listed(self, *by: str, **bounds: Any) -> pb.ListUsageResponse:
+        return await self.usage.store.usage(usage_request([GROUPS[word] for word in by], **bounds))
+
+
+def a_receipt(chance: random.Random, outcome: "receipt_pb2.Outcome.ValueType") -> receipt_pb2.Receipt:
+    """Of an attempt with or without known tokens and accelerator time, here or elsewhere."""
+    receipt = receipt_pb2.Receipt(outcome=outcome, model="demo")
+    if outcome != receipt_pb2.OUTCOME_REJECTED:
+        receipt.attempts.add(runner="r1", model="demo")
+        receipt.left_premises = chance.random() < 0.2
+        if chance.random() < 0.7:
+            receipt.usage.prompt_tokens, receipt.usage.completion_tokens = chance.randrange(99), chance.randrange(99)
+            receipt.usage.cached_prompt_tokens = chance.randrange(9)
+        if chance.random() < 0.5:
+            receipt.gpu_time.FromNanoseconds(chance.randrange(10**9))
+    return receipt
+
+
+def sums_of(receipts: Iterable[receipt_pb2.Receipt]) -> Sums:
+    """The sums over receipts, written without the code that is tested."""
+    sums: Sums = Counter()
+    for receipt in receipts:
+        sums["prompt_tokens"] += receipt.usage.prompt_tokens
+        sums["cached_prompt_tokens"] += receipt.usage.cached_prompt_tokens
+        sums["completion_tokens"] += receipt.usage.completion_tokens
+        sums["gpu"] += receipt.gpu_time.ToNanoseconds()
+        sums["unknown_gpu_count"] += bool(receipt.attempts) and not receipt.HasField("gpu_time")
+        sums["unknown_tokens_count"] += bool(receipt.attempts) and not receipt.HasField("usage")
+        if receipt.left_premises:
+            sums["remote_count"] += 1
+            sums["remote_prompt_tokens"] += receipt.usage.prompt_tokens
+            sums["remote_completion_tokens"] += receipt.usage.completion_tokens
+    return +sums
+
+
+def counted(counts: usage_pb2.UsageCounts) -> Sums:
+    """The same of what is counted, outcomes left out."""
+    sums: Sums = Counter({name: getattr(counts, name) for name in _EXCEPT_OUTCOMES})
+    sums["gpu"] = counts.gpu_time.ToNanoseconds()
+    return +sums
+
+
+_OUTCOME_COUNTS = ("completed_count", "failed_count", "cancelled_count", "rejected_count", "retried_count")
+_EXCEPT_OUTCOMES = [
+    field.name
+    for field in usage_pb2.UsageCounts.DESCRIPTOR.fields
+    if field.name not in {*_OUTCOME_COUNTS, "unknown_count", "gpu_time"}
+]
+
+
+async def kept_receipts(database: RouterDatabase) -> tuple[list[receipt_pb2.Receipt], int]:
+    """The receipts of all attempts in the database, and how many ended without one."""
+    async with database.reading() as connection:
+        rows = (await connection.execute(select(task_attempts).where(task_attempts.c.ended_at.is_not(None)))).all()
+    return [receipt_pb2.Receipt.FromString(row.receipt) for row in rows if row.receipt], sum(
+        not row.receipt for row in rows
+    )
+
+
+async def mismatches(router: Router, live: Iterable[receipt_pb2.Receipt]) -> list[str]:
+    """What of the usage does not follow from the receipts and the states of all tasks."""
+    receipts, without = await kept_receipts(router.database)
+    live = list(live)
+    expected = sums_of([*receipts, *live])
+    expected += Counter({"unknown_tokens_count": without, "unknown_gpu_count": without})
+    total = (await router.listed()).total
+    found = [
+        f"{name}: {counted(total)[name]}, not {expected[name]}"
+        for name in expected | counted(total)
+        if counted(total)[name] != expected[name]
+    ]
+    async with router.database.reading() as connection:
+        states = Counter(row.state for row in await connection.execute(select(tasks.c.state)))
+        attempts = len((await connection.execute(select(task_attempts.c.attempt))).all())
+    lived = Counter(receipt.outcome for receipt in live)
+    ends = {
+        "completed": (total.completed_count, states[3] + lived[receipt_pb2.OUTCOME_COMPLETED]),
+        "failed": (
+            total.failed_count + total.rejected_count,
+            states[4] + lived[receipt_pb2.OUTCOME_FAILED] + lived[receipt_pb2.OUTCOME_REJECTED],
+        ),
+        "cancelled": (total.cancelled_count, states[5] + lived[receipt_pb2.OUTCOME_CANCELLED]),
+    }
+    found += [f"{name}: {one}, not {other}" for name, (one, other) in ends.items() if one != other]
+    if total.retried_count > attempts:
+        found.append(f"{total.retried_count} of {attempts} attempts were begun again")
+    return found
+
+
+class Chaos:
+    """Random ends of tasks and live requests at two routers on one database, which are killed at any step."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        self.url = url
+        self.chance = random.Random(seed)
+        self.routers = [Router(url, max_rows_per_hour=1_000) for _ in range(2)]
+        self.claims: list[Claim] = []
+        self.live: list[receipt_pb2.Receipt] = []
+        """Receipts of live requests that a router has written down."""
+        self.unwritten: list[list[receipt_pb2.Receipt]] = [[], []]
+        self.now = NOW
+
+    async def run(self, steps: int) -> None:
+        for router in self.routers:
+            await router.start()
+        for number in range(steps):
+            await self._step(number)
+        for place in range(2):
+            await self._write(place)
+
+    async def _step(self, number: int) -> None:
+        steps = (self._submit, self._submit, self._end, self._revert, self._cancel)
+        steps += (self._live, self._live, self._expire, self._write_at, self._kill)
+        await self.chance.choice(steps)(number, self.chance.randrange(2))
+
+    async def _submit(self, number: int, place: int) -> None:
+        name, store = f"task-{number}", self.routers[place].store
+        lane = Lane("demo", self.chance.choice(TENANTS), Priority.DURABLE)
+        await store.submit(a_row(name, lane=lane, caller="key:batch", max_attempts=2))
+        await self._claim(name, place, kept=0.9)
+
+    async def _claim(self, name: str, place: int, kept: float = 1.0) -> None:
+        claim = await self.routers[place].store.claim(name, f"r{place}", self.now, self.now + LEASE)
+        if claim is not None and self.chance.random() < kept:
+            self.claims.append(claim)
+
+    async def _end(self, _: int, place: int) -> None:
+        if not self.claims:
+            return
+        outcome = self.chance.choice(OUTCOMES[:2])
+        failure = None if outcome == OUTCOMES[0] else task_error(Reason.INTERNAL, "no")
+        ending = TaskOutcome(state=_STATES[outcome], failure=failure, receipt=self._raw(outcome, 0.9))
+        claim = self.claims.pop()
+        # Its acknowledgement may be lost: then the end is written again.
+        for _ in range(self.chance.choice((1, 2))):
+            await self.routers[place].store.end(claim, ending, self.now)
+
+    async def _revert(self, _: int, place: int) -> None:
+        if not self.claims:
+            return
+        claim, raw = self.claims.pop(0), self._raw(receipt_pb2.OUTCOME_FAILED, 0.5)
+        fields: dict[str, Any] = {"counts": True, "now": self.now, "ready_at": self.now}
+        for _ in range(self.chance.choice((1, 2))):
+            await self.routers[place].store.revert(claim, CRASH, receipt=raw, **fields)
+        await self._claim(claim.task_id, place)
+
+    def _raw(self, outcome: "receipt_pb2.Outcome.ValueType", known: float) -> bytes:
+        return a_receipt(self.chance, outcome).SerializeToString() if self.chance.random() < known else b""
+
+    async def _cancel(self, number: int, place: int) -> None:
+        name = f"task-{self.chance.randrange(number + 1)}"
+        for tenant in TENANTS:
+            await self.routers[place].store.cancel(tenant, name, self.now)
+
+    async def _live(self, _: int, place: int) -> None:
+        receipt = a_receipt(self.chance, self.chance.choice(OUTCOMES))
+        self.routers[place].live_end(receipt, self.chance.choice(TENANTS))
+        self.unwritten[place].append(receipt)
+
+    async def _expire(self, _: int, place: int) -> None:
+        if self.chance.random() < 0.3:
+            self.now += LEASE + 1
+            await self.routers[place].store.revert_expired(self.now, 100)
+        if self.chance.random() < 0.1:
+            self.now += 7_200
+            await self.routers[place].store.fail_expired(self.now, 100)
+
+    async def _write_at(self, _: int, place: int) -> None:
+        await self._write(place)
+
+    async def _kill(self, _: int, place: int) -> None:
+        if self.chance.random() < 0.3:
+            await self.routers[place].kill()
+            self.unwritten[place].clear()
+            self.routers[place] = Router(self.url, max_rows_per_hour=1_000)
+            await self.routers[place].start()
+
+    async def _write(self, place: int) -> None:
+        await self.routers[place].usage.store.flush()
+        self.live += self.unwritten[place]
+        self.unwritten[place].clear()
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_usage_adds_up_with_the_receipts_whatever_happens(database_url: str, seed: int) -> None:
+    chaos = Chaos(database_url, seed)
+    await chaos.run(STEPS)
+    assert await mismatches(chaos.routers[0], chaos.live) == []
+    total = (await chaos.routers[1].listed()).total
+    assert min(getattr(total, name) for name in _OUTCOME_COUNTS) > 0, "the run has every kind of end"
+    for by in (("tenant",), ("key", "model"), ("hour", "tenant", "asked"), ("day",)):
+        rows = (await chaos.routers[1].listed(*by)).rows
+        assert sum(row.counts.completed_count for row in rows) == total.completed_count
+        assert sum(row.counts.prompt_tokens for row in rows) == total.prompt_tokens
+    for router in chaos.routers:
+        await router.stop()
+
+
+async def test_an_end_that_is_counted_twice_or_never_is_found(sqlite_url: str) -> None:
+    chaos = Chaos(sqlite_url, seed=3)
+    await chaos.run(100)
+    router = chaos.routers[0]
+    assert await mismatches(router, chaos.live) == []
+    async with router.database.writing() as connection:
+        doubled = dict((await connection.execute(select(usage_hours))).mappings().first() or {})
+        await connection.execute(insert(usage_entries).values(**doubled))
+    assert await mismatches(router, chaos.live) != []
+    async with router.database.writing() as connection:
+        await connection.execute(text("UPDATE usage_hours SET prompt_tokens = prompt_tokens - 1 WHERE tenant = 'ann'"))
+    assert await mismatches(router, chaos.live) != []
+    for each in chaos.routers:
+        await each.stop()
+
+
+async def test_a_killed_router_loses_only_the_live_requests_since_its_last_write(sqlite_url: str) -> None:
+    router = Router(sqlite_url, flush_interval_seconds=2.0)
+    await router.start()
+    receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="demo")
+    router.live_end(receipt, "ann")
+    await router.usage.store.flush()
+    router.live_end(receipt, "ann")
+    await router.kill()
+    after = Router(sqlite_url)
+    await after.start()
+    assert (await after.listed()).total.completed_count == 1
+    after.live_end(receipt, "ann")
+    await after.stop()
+    last = Router(sqlite_url)
+    await last.start()
+    assert (await last.listed()).total.completed_count == 2, "a router that stops writes what it has"
+    await last.stop()
+
+
+async def test_hours_past_their_time_are_deleted(sqlite_url: str) -> None:
+    router = Router(sqlite_url, keep_seconds=86_400.0, sweep_interval_seconds=3_600.0)
+    await router.start()
+    router.live_end(receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="demo"), "ann")
+    assert (await router.listed()).total.completed_count == 1
+    await router.clock.advance(86_400.0 + 2 * 3_600.0)
+    await router.usage.store.sweep()
+    assert (await router.listed()).total.completed_count == 0
+    await router.stop()
+
+
+async def test_the_rows_of_an_hour_are_bounded_across_writes_and_restarts(database_url: str) -> None:
+    receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED)
+    for start in range(2):
+        router = Router(database_url, max_rows_per_hour=3)
+        await router.start()
+        for number in range(8):
+            router.live_end(receipt, f"t{start}-{number}")
+            await router.usage.store.flush()
+        rows = (await router.listed("tenant", "key")).rows
+        assert len(rows) == 7
+        assert sum(row.counts.completed_count for row in rows) == 8 * (start + 1)
+        assert rows[0].tenant == OTHER
+        await router.stop()
+
+
+async def test_times_are_rounded_to_whole_hours_and_tenants_are_kept_apart(sqlite_url: str) -> None:
+    router = Router(sqlite_url)
+    await router.start()
+    receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="demo")
+    for tenant in ("ann", "ann", "bob"):
+        router.live_end(receipt, tenant)
+        await router.clock.advance(3_600.0)
+    first = NOW // 3_600 * 3_600
+    found = await router.listed("hour", since=stamp_of(first + 3_600 + 1), until=stamp_of(first + 2 * 3_600 + 1))
+    assert [row.start_time.seconds for row in found.rows] == [first + 3_600, first + 2 * 3_600]
+    own = await router.listed("tenant", tenant="ann")
+    assert [(row.tenant, row.counts.completed_count) for row in own.rows] == [("ann", 2)]
+    assert own.total.completed_count == 2
+    cut = await router.listed("hour", limit=1)
+    assert (len(cut.rows), cut.has_more, cut.total.completed_count) == (1, True, 3)
+    assert not (await router.listed("model", model="other")).rows
+    await router.stop()

@@ -1,0 +1,170 @@
+"""What is counted of receipts, in which rows, and of requests without one."""
+
+from typing import Any
+
+import pytest
+
+from router_svc.policy.usage_rows import OTHER, HourRows, UsageKey
+from router_svc.usage import MAX_COUNTED_TOKENS, UsageRecorder, UsageSums, usage_of
+from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.fleet import FleetView, ModelView
+from weft.dispatch.placement import PlacementRequest
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft_testing.fake_clock import FakeClock
+
+QWEN = ModelView(
+    name="qwen",
+    pool="chat",
+    runner="titan",
+    operations=frozenset({Operation.CHAT}),
+    remote=False,
+    active=True,
+    context_tokens=0,
+    created_at_seconds=0,
+)
+VIEW = FleetView(1, {}, {"qwen": QWEN})
+
+
+def _key(tenant: str, key: str = "local", model: str = "qwen") -> UsageKey:
+    return UsageKey(1, tenant, key, model, "")
+
+
+def _request(**changes: Any) -> PlacementRequest:
+    fields: dict[str, Any] = {"request_id": "r", "tenant": "ann", "model": "qwen", "caller": "key:abc"}
+    return PlacementRequest(operation=Operation.CHAT, **(fields | changes))
+
+
+def _receipt(**fields: Any) -> receipt_pb2.Receipt:
+    receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="qwen", **fields)
+    receipt.attempts.add(runner="titan", model="qwen")
+    return receipt
+
+
+def _recorder(max_rows: int = 10) -> UsageRecorder:
+    recorder = UsageRecorder(FakeClock())
+    recorder.keep(max_rows)
+    return recorder
+
+
+def _only(recorder: UsageRecorder) -> tuple[UsageKey, UsageSums]:
+    ((key, sums),) = recorder.take().items()
+    return key, sums
+
+
+def test_the_rows_of_an_hour_are_bounded_and_tenants_keep_their_sums() -> None:
+    rows = HourRows(2)
+    assert [rows.row_of(_key("ann", f"key:{number}")) for number in range(4)] == [
+        _key("ann", "key:0"),
+        _key("ann", "key:1"),
+        *2 * [_key("ann", OTHER, OTHER)],
+    ]
+    assert rows.row_of(_key("ann", "key:0")) == _key("ann", "key:0"), "a row that exists stays"
+    assert rows.row_of(_key("bob")) == _key("bob", OTHER, OTHER)
+    assert rows.row_of(_key("cid")) == _key(OTHER, OTHER, OTHER)
+    made = {rows.row_of(_key(f"t{number}", f"key:{number}")) for number in range(1_000)}
+    assert made == {_key(OTHER, OTHER, OTHER)}
+
+
+def test_rows_that_exist_already_count_against_the_limit() -> None:
+    rows = HourRows(1, [_key("ann")])
+    assert rows.row_of(_key("ann")) == _key("ann")
+    assert rows.row_of(_key("ann", "key:2")) == _key("ann", OTHER, OTHER)
+
+
+def test_what_a_receipt_does_not_know_is_counted_as_unknown_and_never_as_zero() -> None:
+    assert usage_of(_receipt()) == UsageSums(completed_count=1, unknown_tokens_count=1, unknown_gpu_count=1)
+    known = _receipt()
+    known.usage.prompt_tokens, known.usage.completion_tokens, known.usage.cached_prompt_tokens = 7, 3, 5
+    known.gpu_time.FromMilliseconds(1_500)
+    assert usage_of(known) == UsageSums(
+        completed_count=1, prompt_tokens=7, cached_prompt_tokens=5, completion_tokens=3, gpu_nanoseconds=1_500_000_000
+    )
+    refused = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_REJECTED)
+    assert usage_of(refused) == UsageSums(rejected_count=1), "nobody worked on it: its zeros are known"
+
+
+def test_what_left_the_premises_is_counted_with_its_tokens() -> None:
+    receipt = _receipt(left_premises=True)
+    receipt.usage.prompt_tokens, receipt.usage.completion_tokens = 7, 3
+    sums = usage_of(receipt)
+    assert (sums.remote_count, sums.remote_prompt_tokens, sums.remote_completion_tokens) == (1, 7, 3)
+
+
+def test_absurd_figures_of_an_engine_are_bounded() -> None:
+    receipt = _receipt()
+    receipt.usage.prompt_tokens, receipt.usage.completion_tokens = 2**62, -5
+    sums = usage_of(receipt)
+    assert (sums.prompt_tokens, sums.completion_tokens) == (MAX_COUNTED_TOKENS, 0)
+
+
+def test_nothing_is_counted_before_somebody_keeps_it() -> None:
+    recorder = UsageRecorder(FakeClock())
+    recorder.note_end(_request(), _receipt(), VIEW)
+    assert recorder.is_empty
+
+
+def test_an_attempt_of_a_task_is_left_to_its_store() -> None:
+    recorder = _recorder()
+    recorder.note_end(_request(task_id="task-1"), _receipt(), VIEW)
+    recorder.note_refused(_request(task_id="task-1"), VIEW)
+    assert recorder.is_empty
+
+
+def test_names_that_the_mesh_does_not_know_are_one_row() -> None:
+    recorder = _recorder()
+    for number in range(3):
+        recorder.note_end(_request(model=f"made-up-{number}"), None, VIEW, refused=Reason.MODEL_NOT_FOUND)
+    key, sums = _only(recorder)
+    assert (key.model, key.asked, sums) == ("unknown", "", UsageSums(rejected_count=3))
+
+
+def test_aliases_and_pools_are_counted_beside_the_model_that_answered() -> None:
+    recorder = _recorder()
+    recorder.note_end(_request(model="chat", asked_model="gpt-4"), _receipt(), VIEW)
+    recorder.note_end(_request(model="chat"), _receipt(), VIEW)
+    recorder.note_end(_request(), _receipt(), VIEW)
+    assert sorted((key.model, key.asked) for key in recorder.take()) == [
+        ("qwen", ""),
+        ("qwen", "chat"),
+        ("qwen", "gpt-4"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("end", "counted"),
+    [
+        ({}, UsageSums(unknown_count=1)),
+        ({"was_placed": True}, UsageSums(unknown_count=1, unknown_tokens_count=1, unknown_gpu_count=1)),
+        ({"refused": Reason.QUEUE_FULL}, UsageSums(rejected_count=1)),
+        (
+            {"refused": Reason.NO_SLOT_AVAILABLE, "was_placed": True},
+            UsageSums(failed_count=1, unknown_tokens_count=1, unknown_gpu_count=1),
+        ),
+        ({"refused": Reason.CANCELLED}, UsageSums(cancelled_count=1)),
+        (
+            {"refused": Reason.SERVICE_UNAVAILABLE, "was_placed": True, "is_closing": True},
+            UsageSums(unknown_count=1, unknown_tokens_count=1, unknown_gpu_count=1),
+        ),
+    ],
+)
+def test_a_request_without_a_receipt_is_counted_once(end: dict[str, Any], counted: UsageSums) -> None:
+    recorder = _recorder()
+    recorder.note_end(_request(), None, VIEW, **end)
+    assert _only(recorder)[1] == counted
+
+
+def test_a_request_that_is_placed_again_is_counted_where_it_ends() -> None:
+    recorder = _recorder()
+    recorder.note_end(_request(), None, VIEW, refused=Reason.SERVICE_UNAVAILABLE)
+    recorder.note_end(_request(), None, VIEW, refused=Reason.SERVICE_UNAVAILABLE, is_closing=True)
+    assert recorder.is_empty
+
+
+def test_what_could_not_be_written_is_counted_again() -> None:
+    recorder = _recorder()
+    recorder.note_end(_request(), _receipt(), VIEW)
+    taken = recorder.take()
+    recorder.note_end(_request(), _receipt(), VIEW)
+    recorder.give_back(taken)
+    assert _only(recorder)[1].completed_count == 2

@@ -1,0 +1,97 @@
+"""The port of usage: what tenants, keys and models used, by hour."""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+
+import grpc
+from google.protobuf.timestamp_pb2 import Timestamp
+from typing_extensions import override
+
+from weft.api.router.v1 import usage_service_pb2 as pb
+from weft.api.router.v1 import usage_service_pb2_grpc
+from weft.api.router.v1.usage_pb2 import UsageGroup
+from weft.kernel.errors import invalid_field
+from weft.kernel.field_rules import enum_words
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call
+from weft.kernel.timestamps import stamp_of
+
+if TYPE_CHECKING:
+    from weft.api.router.v1.usage_service_pb2_grpc import UsageServiceAsyncStub
+
+Group: TypeAlias = UsageGroup.ValueType
+GROUPS: Mapping[str, Group] = MappingProxyType(
+    {word: cast("Group", number) for number, word in enum_words(UsageGroup.DESCRIPTOR).items() if number}
+)
+"""What usage is kept apart by, by its word."""
+DEFAULT_ROWS = 1_000
+MAX_ROWS = 10_000
+"""Rows of one answer."""
+USAGE_TIMEOUT_SECONDS = 30.0
+
+
+class UsageSource(Protocol):
+    """Source of usage. Raises SERVICE_UNAVAILABLE for a lost router or database."""
+
+    async def usage(self, wanted: pb.ListUsageRequest) -> pb.ListUsageResponse:
+        """Returns the usage that is asked for. Raises INVALID_ARGUMENT naming the field."""
+        ...
+
+
+class RemoteUsage(UsageSource):
+    """A UsageSource whose router is behind a channel."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = cast("UsageServiceAsyncStub", usage_service_pb2_grpc.UsageServiceStub(channel))
+
+    @override
+    async def usage(self, wanted: pb.ListUsageRequest) -> pb.ListUsageResponse:
+        try:
+            return await self._stub.ListUsage(wanted, timeout=USAGE_TIMEOUT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+
+
+def groups_of(text: str, field: str) -> list[Group]:
+    """Returns the groups in a text such as "tenant,day". Raises INVALID_ARGUMENT naming `field`."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if any(word not in GROUPS for word in words) or len(set(words)) < len(words):
+        raise invalid_field(field, f"must be some of {', '.join(GROUPS)}, each once, joined by commas")
+    return [GROUPS[word] for word in words]
+
+
+_AGO = re.compile(r"(\d{1,5})(m|h|d|w)", re.ASCII)
+_AGO_SECONDS = {"m": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400}
+MAX_MOMENT_CHARS = 64
+
+
+def moment_of(text: str, field: str, now: datetime) -> Timestamp:
+    """Returns the time that a text such as "30d" (ago), "2026-11-01" or "2026-11-01T12:00Z" names; UTC without a zone.
+
+    Raises INVALID_ARGUMENT naming `field`.
+    """
+    ago = _AGO.fullmatch(text)
+    try:
+        if ago is not None:
+            found = now - timedelta(seconds=int(ago[1]) * _AGO_SECONDS[ago[2]])
+        else:
+            found = datetime.fromisoformat(text[:MAX_MOMENT_CHARS])
+        return stamp_of((found if found.tzinfo is not None else found.replace(tzinfo=UTC)).astimezone(UTC))
+    except (ValueError, OverflowError):
+        raise invalid_field(field, "must be a length of time such as 90m, 12h, 30d or 4w, or a date and time") from None
+
+
+def usage_request(
+    by: list[Group],
+    *,
+    since: Timestamp | None = None,
+    until: Timestamp | None = None,
+    tenant: str = "",
+    model: str = "",
+    limit: int = 0,
+) -> pb.ListUsageRequest:
+    """Returns the request; None: no bound."""
+    return pb.ListUsageRequest(since=since, until=until, by=by, tenant=tenant, model=model, limit=limit)
