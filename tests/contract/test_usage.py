@@ -187,8 +187,8 @@ class Chaos:
             await self._write(place)
 
     async def _step(self, number: int) -> None:
-        steps = (self._submit, self._submit, self._end, self._revert, self._cancel)
-        steps += (self._live, self._live, self._expire, self._write_at, self._kill)
+        steps = [self._submit, self._submit, self._end, self._revert, self._cancel]
+        steps += [self._live, self._live, self._expire, self._write_at, self._kill]
         await self.chance.choice(steps)(number, self.chance.randrange(2))
 
     async def _submit(self, number: int, place: int) -> None:
