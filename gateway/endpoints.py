@@ -557,7 +557,7 @@ USAGE: EndpointGroup[UsageDeps] = EndpointGroup(
     tag="usage",
     endpoints=(
         _get("/v1/usage", _VIEW, get_usage, answers(_USAGE, query=USAGE_PARAMETERS)),
-        _get(f"{_ADMIN}/usage", _VIEW_TELEMETRY, get_all_usage, answers(_USAGE, query=ALL_USAGE_PARAMETERS)),
+        _get(f"{_ADMIN}/usage", VIEW_TELEMETRY, get_all_usage, answers(_USAGE, query=ALL_USAGE_PARAMETERS)),
     ),
 )
 

@@ -91,15 +91,10 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
     # A runner's own router (weft_app.compose.runner_http) stores nothing, and its host has no database package.
     from weft_app.compose.durable_services import (  # noqa: PLC0415
         durable_services,
-<<<<<<< HEAD
         journal_check,
         response_service,
         router_database,
-=======
-        response_service,
-        router_database,
         usage_service,
->>>>>>> b4a2dd90 (Count usage of tenants, keys and models by hour)
     )
 
     keys, registry = key_check(config, SystemClock()), registry_address(config, home)
@@ -122,16 +117,13 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
     monitor = HealthMonitor(checks, SystemClock(), config.health)
     try:
         await serve_until_stopped(
-<<<<<<< HEAD
-            host, service, config, lambda: announce(address), companions=companions, monitor=monitor
-=======
             host,
             service,
             config,
             lambda: announce(address),
             before=[usage_service(config, database, service)],
             companions=companions,
->>>>>>> b4a2dd90 (Count usage of tenants, keys and models by hour)
+            monitor=monitor,
         )
     finally:
         await close_tracing(tracing)

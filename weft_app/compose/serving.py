@@ -43,11 +43,7 @@ async def serve_until_stopped(
     stop = stop_requested()
     with CriticalTasks(stop):
         try:
-<<<<<<< HEAD
-            if await until(stop, host.start([service, *companions], monitor)):
-=======
-            if await until(stop, host.start([*before, service, *companions])):
->>>>>>> b4a2dd90 (Count usage of tenants, keys and models by hour)
+            if await until(stop, host.start([*before, service, *companions], monitor)):
                 settle_garbage_collector()
                 started()
                 await stop.wait()

@@ -43,11 +43,13 @@ from weft_app.compose.announcer import AnnouncementState, Announcer, announcer_o
 from weft_app.compose.configuration import ConfigurationSource, ReadConfiguration, write_snapshot
 from weft_app.compose.configuration_service import ConfigurationService
 from weft_app.compose.demo import DEMO_NOT_PULLED, is_demo_source
-<<<<<<< HEAD
-from weft_app.compose.durable_services import durable_services, journal_check, response_service, router_database
-=======
-from weft_app.compose.durable_services import durable_services, response_service, router_database, usage_service
->>>>>>> b4a2dd90 (Count usage of tenants, keys and models by hour)
+from weft_app.compose.durable_services import (
+    durable_services,
+    journal_check,
+    response_service,
+    router_database,
+    usage_service,
+)
 from weft_app.compose.edge_certificate import (
     EdgeRenewal,
     own_edge_certificate,
@@ -275,7 +277,6 @@ class UpHost:
         responses, durable = response_service(self._config, database), durable_services(self._config, database, router)
         usage = usage_service(self._config, database, router)
         listeners = relay_listeners(self._config.relay, self._home, router.relay)
-<<<<<<< HEAD
         # The other services go on from what they know while the registry cannot write.
         limits = self._config.health
         for check in (
@@ -284,11 +285,8 @@ class UpHost:
             journal_check(database, [responses, *durable.in_order()], limits),
         ):
             self._monitor.add(check)
-        services = [registry, router, responses, *durable.in_order(), *listeners, self.configuration]
+        services = [registry, usage, router, responses, *durable.in_order(), *listeners, self.configuration]
         await host.start(services, self._monitor)
-=======
-        await host.start([registry, usage, router, responses, *durable.in_order(), *listeners, self.configuration])
->>>>>>> b4a2dd90 (Count usage of tenants, keys and models by hour)
         self.relay = listeners[0].endpoint if listeners else None
         if database.notice:
             self.notice = f"{database.notice}; {database.remedy}"

@@ -30,11 +30,8 @@ from weft.dispatch.request_trace import RequestContext
 from weft.durable.batches import BatchPort, FilePort
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
-<<<<<<< HEAD
-from weft.kernel.health import AlwaysHealthy, HealthSource
-=======
 from weft.durable.usage import UsageSource
->>>>>>> b4a2dd90 (Count usage of tenants, keys and models by hour)
+from weft.kernel.health import AlwaysHealthy, HealthSource
 from weft.kernel.request import Operation
 
 Frame = list[event_pb2.InferenceEvent]

@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from test_api_keys_http import SECRET, Ring, ScriptedKeys
 from test_gateway_requests import ScriptedRequests
+from test_usage_http import ScriptedUsage
 
 from gateway.app import GatewayPorts, create_app
 from gateway.config import GatewayConfig
@@ -57,6 +58,7 @@ def app() -> Any:
         registry=ScriptedRegistry(),
         admin=admin_ports(),
         requests=ScriptedRequests(),
+        usage=ScriptedUsage(),
         responses=MemoryResponses(),
         tasks=ForgetfulTasks(),
         files=forgetful_files(),

@@ -100,7 +100,7 @@ def test_a_time_is_a_length_ago_or_a_date_in_utc() -> None:
         "2026-11-01T12:00+02:00": "2026-11-01T10:00:00+00:00",
     }.items():
         assert datetime_of(moment_of(text, "since", NOW)).isoformat() == expected
-    for wrong in ("", "30", "-3d", "99999w", "0001-01-01T00:00+23:00", "tomorrow"):
+    for wrong in ("", "30", "-3d", "0001-01-01T00:00+23:00", "tomorrow"):
         with pytest.raises(WeftError, match="since: must be"):
             moment_of(wrong, "since", NOW)
 
