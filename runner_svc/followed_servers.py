@@ -7,6 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from runner_svc.instance.settings import ServedModel
+from runner_svc.openai_upstream.server_probes import SHARED_AGE
 from runner_svc.policy.followed_models import FollowedList, FollowedModel, ListChange
 from runner_svc.policy.model_names import ServerList
 from weft.kernel.clock import Clock
@@ -25,8 +26,9 @@ class FollowedServer:
     """A server whose list of models is followed."""
 
     name: str
-    list_models: Callable[[], Awaitable[ServerList]]
-    """Returns what the server lists, within a time limit. Never raises for what the server does."""
+    list_models: Callable[[float], Awaitable[ServerList]]
+    """Returns what the server lists, at most so many seconds old, within a time limit. Never raises for what the server
+    does."""
     serve: Callable[[FollowedModel], ServedModel]
     """Returns one of its models as it is served. Raises INVALID_ARGUMENT naming a setting."""
     most: int
@@ -72,7 +74,7 @@ class FollowedServers:
         models.restore(server.remembered)
         for model in server.remembered:
             await self._serve(server, models, model)
-        said = await self._look(server, models)
+        said = await self._look(server, models, 0.0)
         self._tasks[server.name] = start_restarting(
             partial(self._run, server, models), name=f"follow-{server.name}", clock=self._clock
         )
@@ -110,10 +112,10 @@ class FollowedServers:
     async def _run(self, server: FollowedServer, models: FollowedList) -> None:
         while True:
             await self._clock.sleep(server.interval_seconds)
-            await self._look(server, models)
+            await self._look(server, models, server.interval_seconds * SHARED_AGE)
 
-    async def _look(self, server: FollowedServer, models: FollowedList) -> ServerList:
-        said = await server.list_models()
+    async def _look(self, server: FollowedServer, models: FollowedList, max_age_seconds: float) -> ServerList:
+        said = await server.list_models(max_age_seconds)
         if said.models is None:
             self._complain(server.name, f"its models are not known: {said.why}")
             return said

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from runner_svc.openai_upstream.client import MODELS
+from runner_svc.openai_upstream.client import HEALTH, MODELS
+from runner_svc.openai_upstream.server_probes import LISTED, ServerProbe, lacks_list
 from runner_svc.policy.model_names import ServerList, listed_models
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
-_LISTED = 200
 WEFT = "weft"
 """To whom the models of a mesh belong: a mesh that followed itself would have each model again and again."""
 _READ_BYTES = 64 * 1024
@@ -23,10 +23,10 @@ class Answer:
     """What a server said."""
 
     status: int | None = None
-    """HTTP status; None: it did not answer within the time, or with more than may be read."""
+    """HTTP status; None: it did not answer within the time."""
     body: bytes = b""
     why: str = ""
-    """Why there is no status."""
+    """Why there is no status, or no body."""
 
 
 class Prober:
@@ -48,7 +48,9 @@ class Prober:
                 async for chunk in response.content.iter_chunked(_READ_BYTES):
                     body += chunk
                     if len(body) > MAX_ANSWER_BYTES:
-                        return Answer(why=f"its answer is longer than {MAX_ANSWER_BYTES // 1024**2} MiB")
+                        return Answer(
+                            status=response.status, why=f"its answer is longer than {MAX_ANSWER_BYTES // 1024**2} MiB"
+                        )
                 return Answer(status=response.status, body=bytes(body))
         except TimeoutError:
             return Answer(why=f"it did not answer within {self._seconds:g} s")
@@ -57,23 +59,31 @@ class Prober:
         except (aiohttp.ClientError, OSError, ValueError):
             return Answer(why="its answer is no HTTP")
 
-    async def models(self, base_url: str, key: str = "") -> ServerList:
-        """Returns the models that a server lists. Never raises for what a server does."""
+    async def probe(self, base_url: str, key: str = "") -> ServerProbe:
+        """Returns what a server answers to the request for its models. Never raises for what a server does."""
         answer = await self.get(f"{base_url}{MODELS}", key)
-        if answer.status is None:
-            return ServerList(models=None, why=answer.why)
-        if answer.status in _REFUSED:
-            return ServerList(models=None, why=f"it refuses the key (status {answer.status})")
-        if answer.status != _LISTED:
-            return ServerList(models=None, why=f"it has no list of models (status {answer.status})")
-        found = listed_models(answer.body)
-        if not found.is_list:
-            return ServerList(models=None, why="its answer is no list of models")
-        if found.owners == {WEFT}:
-            return ServerList(
-                models=None, owners=found.owners, why="it is a weft mesh, whose models are named one by one"
-            )
-        return ServerList(models=found, owners=found.owners)
+        if lacks_list(answer.status):
+            health = await self.get(f"{base_url}{HEALTH}", key)
+            return ServerProbe(status=answer.status, health=health.status)
+        if answer.status != LISTED or answer.why:
+            return ServerProbe(status=answer.status, why=answer.why)
+        return ServerProbe(status=answer.status, listed=listed_models(answer.body))
+
+
+def list_of(probe: ServerProbe) -> ServerList:
+    """Returns the models that a server lists, or why they are not known."""
+    if probe.status is None or probe.why:
+        return ServerList(models=None, why=probe.why)
+    if probe.status in _REFUSED:
+        return ServerList(models=None, why=f"it refuses the key (status {probe.status})")
+    found = probe.listed
+    if found is None:
+        return ServerList(models=None, why=f"it has no list of models (status {probe.status})")
+    if not found.is_list:
+        return ServerList(models=None, why="its answer is no list of models")
+    if found.owners == {WEFT}:
+        return ServerList(models=None, owners=found.owners, why="it is a weft mesh, whose models are named one by one")
+    return ServerList(models=found, owners=found.owners)
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from runner_svc.memory.estimate import (
 from runner_svc.memory.port import MemoryForecast
 from runner_svc.model_files.gguf import MAX_TEXT_BYTES
 from runner_svc.model_files.tokenizer_folder import read_tokenizer_folder
+from runner_svc.openai_upstream.server_probes import ServerProbes
 from runner_svc.policy.load_plan import LoadValue
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.parameters import EngineParameters, ParameterProfile
@@ -61,6 +62,8 @@ class ModelContext:
     """Interval of the probes of a server that weft does not start."""
     probe_failures: int = 3
     """Number of failed probes in a row after which such a server counts as gone."""
+    probes: ServerProbes = field(default_factory=ServerProbes, repr=False)
+    """The probes of such servers, which their models share."""
     estimator: MemoryEstimator = field(default_factory=MemoryEstimator)
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     """Environment variables, which hold API keys, and which engines are started with."""

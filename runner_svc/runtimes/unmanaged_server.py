@@ -149,6 +149,11 @@ class UnmanagedServer(Backend, Generic[Model]):
             self._secrets = (*secret_words(self.base_url, self._secrets[-1]), key)
         return key
 
+    @property
+    def _key(self) -> str:
+        """The key that the server is sent; empty: none."""
+        return self._secrets[-1] if self._secrets else ""
+
     def _client(self, endpoint: Endpoint) -> OpenAiHttp:
         """Returns the client of the server's interface."""
         return OpenAiHttp(endpoint, self.context.timeouts, self._explain_break, self._open)

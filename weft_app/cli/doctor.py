@@ -277,7 +277,7 @@ def _followed(config: WeftConfig) -> Iterator[Finding]:
 
 
 async def _listed(server: FollowedServer) -> ServerList:
-    return await server.list_models()
+    return await server.list_models(0.0)
 
 
 def _no_build(runner: RunnerSettings, model: ModelSettings) -> ServedModel:

@@ -10,6 +10,7 @@ from typing_extensions import override
 from runner_svc.attached_servers import ServerAdder, remembered_of
 from runner_svc.followed_servers import FollowedServer
 from runner_svc.instance.settings import ServedModel
+from runner_svc.openai_upstream.server_probes import ServerProbe, ServerProbes
 from runner_svc.policy.followed_models import FollowedModel
 from runner_svc.policy.model_names import ServerList
 from runner_svc.runtimes.table import ATTACHED_RUNTIME
@@ -35,13 +36,16 @@ class ServerAddress:
 
 
 def configured_servers(
-    section: RunnerSettings, build: BuildModel, environment: Mapping[str, str] = os.environ
+    section: RunnerSettings,
+    build: BuildModel,
+    environment: Mapping[str, str] = os.environ,
+    probes: ServerProbes | None = None,
 ) -> tuple[FollowedServer, ...]:
     """Returns the server that a runner's section follows, if any. Raises INVALID_ARGUMENT naming a setting."""
     if not section.follows_server or section.url is None:
         return ()
     address = ServerAddress(name=section.name, url=section.url, api_key_env=section.api_key_env, remote=section.remote)
-    return (followed_server(section, address, f"runners.{section.name}", build, environment),)
+    return (followed_server(section, address, f"runners.{section.name}", build, environment, probes),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class SectionServers(ServerAdder):
 
     section: RunnerSettings
     build: BuildModel
+    probes: ServerProbes
 
     @override
     def server(self, added: added_model_pb2.AddedModel) -> FollowedServer:
@@ -60,7 +65,7 @@ class SectionServers(ServerAdder):
             api_key_env=server.api_key_env or None,
             remote=server.remote if server.HasField("remote") else None,
         )
-        found = followed_server(self.section, address, "server", self.build)
+        found = followed_server(self.section, address, "server", self.build, probes=self.probes)
         return replace(found, remembered=remembered_of(added))
 
 
@@ -70,23 +75,33 @@ def followed_server(
     where: str,
     build: BuildModel,
     environment: Mapping[str, str] = os.environ,
+    probes: ServerProbes | None = None,
 ) -> FollowedServer:
-    """Returns a server as a runner follows it. Raises INVALID_ARGUMENT naming a setting, with `where` before it."""
+    """Returns a server as a runner follows it, by the `probes` that its models share.
+
+    Raises INVALID_ARGUMENT naming a setting, with `where` before it.
+    """
     # Imported here: only a process that follows a server needs an HTTP client.
     from runner_svc.openai_upstream.address import base_url, require_known_place, server_root  # noqa: PLC0415
-    from runner_svc.openai_upstream.probe import probing  # noqa: PLC0415
+    from runner_svc.openai_upstream.probe import list_of, probing  # noqa: PLC0415
     from runner_svc.runtimes.unmanaged_server import read_key  # noqa: PLC0415
 
     require_known_place(base_url(address.url, f"{where}.url"), remote=address.remote, field=f"{where}.remote")
     root = server_root(address.url)
 
-    async def list_models() -> ServerList:
+    shared = probes or ServerProbes()
+
+    async def list_models(max_age_seconds: float) -> ServerList:
         try:
             key = read_key(address.api_key_env, environment)
         except WeftError as error:
             return ServerList(models=None, why=error.message)
-        async with probing(LIST_SECONDS) as prober:
-            return await prober.models(root, key)
+
+        async def probe() -> ServerProbe:
+            async with probing(LIST_SECONDS) as prober:
+                return await prober.probe(root, key)
+
+        return list_of(await shared.latest(root, key, max_age_seconds, probe))
 
     def serve(model: FollowedModel) -> ServedModel:
         runner = {"name": section.name, "runtime": ATTACHED_RUNTIME, "models": [_document(address, model)]}

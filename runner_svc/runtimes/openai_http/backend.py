@@ -6,6 +6,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -15,8 +16,9 @@ from typing_extensions import override
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, EnginePage, LoadOrder
 from runner_svc.openai_upstream.address import server_root
 from runner_svc.openai_upstream.client import HEALTH, MODELS, Open, OpenAiHttp
+from runner_svc.openai_upstream.server_probes import LISTED, SHARED_AGE, ServerProbe, lacks_list
 from runner_svc.policy.backoff import ServerBackoff
-from runner_svc.policy.model_names import listed_models, not_listed_message
+from runner_svc.policy.model_names import ListedModels, listed_models, not_listed_message
 from runner_svc.runtimes.engine_figures import FigureSampler, MetricsPage
 from runner_svc.runtimes.known_metrics import METRICS, read_any_load
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile, served_operations
@@ -35,8 +37,6 @@ PROBE_TIMEOUT_SECONDS = 5.0
 LOADING_PAUSE_SECONDS = 0.25
 DOCTOR_TIMEOUT_SECONDS = 3.0
 MAX_LIST_BYTES = 8 * 1024 * 1024
-_LISTED = 200
-_UNKNOWN_PATH = frozenset({404, 405, 501})
 _START_IT = "start the server, or correct `url`"
 
 
@@ -151,29 +151,25 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
     async def _is_there(self, http: OpenAiHttp) -> bool:
         """Also without a probe where parts of answers arrived since the last one."""
         received, self._chunks_seen = self._chunks_seen != http.chunks_received, http.chunks_received
-        return received or await self._answers(http)
+        return received or await self._answers(http, self.context.probe_interval_seconds * SHARED_AGE)
 
-    async def _answers(self, http: OpenAiHttp) -> bool:
+    async def _answers(self, http: OpenAiHttp, max_age_seconds: float = 0.0) -> bool:
         self._why_gone = ""
         try:
-            return await self._probe(http) is _Presence.READY
+            return await self._probe(http, max_age_seconds) is _Presence.READY
         except WeftError as error:
             self._why_gone = error.message
             return False
 
-    async def _probe(self, http: OpenAiHttp) -> _Presence:
-        """Whether the server takes requests for the model.
+    async def _probe(self, http: OpenAiHttp, max_age_seconds: float = 0.0) -> _Presence:
+        """Whether the server takes requests for the model, by a probe that began at most so long ago.
 
         Raises CONNECT_FAILED when it answers and is unusable, MODEL_NOT_FOUND when it lists only other models.
         """
-        answer = await http.answer_of(MODELS, PROBE_TIMEOUT_SECONDS)
-        status, body = (None, b"") if answer is None else answer
-        if status == _LISTED:
-            self._require_listed(body)
-        if status in _UNKNOWN_PATH:
-            # For servers without a list of models the health check decides.
-            status = await http.status_of(HEALTH, PROBE_TIMEOUT_SECONDS)
-        match status:
+        found = await self.context.probes.latest(self.base_url, self._key, max_age_seconds, partial(_look, http))
+        if found.listed is not None:
+            self._require_listed(found.listed)
+        match found.presence:
             case 200 | 429:  # a server that limits its callers is there
                 return _Presence.READY
             case None:
@@ -181,15 +177,15 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
             case 503:
                 return _Presence.LOADING
             case 401 | 403:
-                raise WeftError(Reason.CONNECT_FAILED, f"the server refuses the key (status {status})")
+                raise WeftError(Reason.CONNECT_FAILED, f"the server refuses the key (status {found.presence})")
             case _:
                 raise WeftError(
-                    Reason.CONNECT_FAILED, f"the server answers the request for its models with status {status}"
+                    Reason.CONNECT_FAILED, f"the server answers the request for its models with status {found.presence}"
                 )
 
-    def _require_listed(self, body: bytes) -> None:
+    def _require_listed(self, listed: ListedModels) -> None:
         """Raise MODEL_NOT_FOUND where a list lacks the model; an empty list proves nothing."""
-        listed, name = listed_models(body), self.model.server_model
+        name = self.model.server_model
         if not listed.has(name):
             message = redacted(not_listed_message(name, listed), self._secrets)
             raise WeftError(Reason.MODEL_NOT_FOUND, message)
@@ -201,6 +197,17 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
         if reason is not Reason.BACKEND_PROTOCOL_ERROR or http is None or await self._answers(http):
             return None
         return WeftError(Reason.SERVER_DIED, "the server went away while it worked on the request")
+
+
+async def _look(http: OpenAiHttp) -> ServerProbe:
+    """Returns what the server answers to the request for its models; without a list of them its health check."""
+    answer = await http.answer_of(MODELS, PROBE_TIMEOUT_SECONDS)
+    if answer is None:
+        return ServerProbe(why="it does not answer")
+    status, body = answer
+    if lacks_list(status):
+        return ServerProbe(status=status, health=await http.status_of(HEALTH, PROBE_TIMEOUT_SECONDS))
+    return ServerProbe(status=status, listed=listed_models(body) if status == LISTED else None)
 
 
 def _base_url(model: OpenAiHttpModel) -> str:
@@ -247,7 +254,7 @@ def _without_user(url: str) -> str:
 
 
 def _fault_of_status(status: int, base: str) -> ModelFault | None:
-    if status in _UNKNOWN_PATH or status == 429:
+    if lacks_list(status) or status == 429:
         return None
     if status in {401, 403}:
         return ModelFault(message=f"{base} refuses the key (status {status})", remedy="set api_key_env")

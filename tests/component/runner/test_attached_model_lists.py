@@ -1,9 +1,10 @@
 """Attached servers that list other models than the configured one."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,12 @@ class Lister:
     names: list[str] = field(default_factory=list)
     status: int = 200
     other_paths: list[str] = field(default_factory=list)
+    lists_sent: int = 0
     url: str = ""
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         if request.path == "/v1/models":
+            self.lists_sent += 1
             data = [{"id": name, "object": "model", "owned_by": "library"} for name in self.names]
             return web.Response(status=self.status, text=json.dumps({"object": "list", "data": data}))
         if request.path in FACTS:
@@ -84,3 +87,30 @@ async def test_a_server_that_lists_other_models_only_is_not_ready_and_is_asked_f
 async def test_a_server_that_lists_nothing_or_has_no_list_is_used_as_before(tmp_path: Path, status: int) -> None:
     async with lister(status=status) as server, running_runner(tmp_path, [served(server, "anything")]) as runner:
         await runner.until(Phase.READY)
+
+
+async def test_the_models_of_one_server_share_its_probes() -> None:
+    """Eight models asked their server eight times per interval."""
+    names = [f"m{number}" for number in range(8)]
+    async with lister(*names) as server:
+        _, context = engine_settings(
+            OpenAiHttpModel, url=server.url, upstream_model="m0", probe_interval_seconds=3600.0, probe_failures=2
+        )
+        models = [OpenAiHttpModel(name=name, url=server.url, upstream_model=name) for name in names]
+        backends = [AttachedServer(model, replace(context, where=model.name)) for model in models]
+        try:
+            await asyncio.gather(*(backend.start() for backend in backends))
+            sent = server.lists_sent
+            # Each model has read its own facts once; of the probes two at most began after the last model called.
+            assert len(names) < sent <= len(names) + 2
+            probes = [backend._is_there(backend._running()) for backend in backends]
+            assert await asyncio.gather(*probes) == [True] * len(names)
+            assert server.lists_sent == sent
+            # Another key may see other models.
+            other = AttachedServer(replace(models[0], api_key_env="KEY"), replace(context, environment={"KEY": "k"}))
+            backends.append(other)
+            await other.start()
+            assert server.lists_sent == sent + 2
+        finally:
+            for backend in backends:
+                await backend.stop()

@@ -13,6 +13,7 @@ from kit.fake_backend import run_fake_backend
 from runner_svc.followed_servers import FollowedServers
 from runner_svc.instance.settings import ServedModel
 from runner_svc.openai_upstream import probe
+from runner_svc.openai_upstream.server_probes import ServerProbes
 from runner_svc.policy.followed_models import LOOKS_UNTIL_GONE
 from runner_svc.runtimes.openai_http.settings import ATTACHED_SLOTS
 from weft.kernel.errors import FieldError
@@ -93,7 +94,12 @@ class Following:
         section = section_of(probe_interval_seconds=INTERVAL_SECONDS, **settings)
         address = ServerAddress(name="box", url=url)
         self.server = followed_server(
-            section, address, "runners.box", lambda own, model: served_model(own, model, drain_seconds=1.0), {}
+            section,
+            address,
+            "runners.box",
+            lambda own, model: served_model(own, model, drain_seconds=1.0),
+            {},
+            ServerProbes(self.clock),
         )
 
     async def start(self) -> str:
