@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 from kit.listing_server import WORDS, ListingServer, listing_server
@@ -123,6 +124,27 @@ def test_a_server_is_attached_remembered_and_detached(account: Path, config: Pat
             assert weft(home, "detach", "box") == "server/box detached; it runs on\n"
             becomes(lambda: not models(home))
             assert "there is no model box" in weft(home, "detach", "box", fails=True)
+
+
+def test_a_server_is_detached_over_http_and_the_audit_says_so(mesh: MeshProcess) -> None:
+    with listing_server("far-model", is_ollama=False) as far:
+        weft(mesh.home, "attach", far.address, "--name", "far")
+        detach = Request(f"{mesh.url}/v1/admin/servers/far/detach", data=b"{}", method="POST")
+        detach.add_header("Content-Type", "application/json")
+        with urlopen(detach, timeout=SECONDS) as answer:
+            assert answer.status == 202
+            operation = json.load(answer)["name"]
+        becomes(lambda: "far-model" not in models(mesh.home))
+        becomes(lambda: len(audit(mesh, operation)) == 3)
+        entries = audit(mesh, operation)
+        assert [each["event"].removeprefix("operation.") for each in entries] == ["accepted", "started", "succeeded"]
+        assert "far" in str(entries[0]["detail"])
+
+
+def audit(mesh: MeshProcess, operation: str) -> list[dict[str, str]]:
+    """The entries of the audit about one operation."""
+    with urlopen(f"{mesh.url}/v1/admin/audit", timeout=SECONDS) as answer:
+        return [each for each in json.load(answer)["items"] if each.get("operation") == operation]
 
 
 def test_a_server_that_does_not_answer_is_not_attached(mesh: MeshProcess, silent: str) -> None:

@@ -18,7 +18,7 @@ from weft_app.cli.output import Column, TextTable, document_text, safe_text, say
 from weft_app.compose.discovery import Discovered, FoundFile
 from weft_app.compose.discovery import discover as look
 from weft_app.compose.home import WeftHome
-from weft_app.config.config import DiscoverySettings
+from weft_app.config.config import AcceleratorSettings, DiscoverySettings, WeftConfig
 from weft_app.config.loader import load_config, parse_section
 
 if TYPE_CHECKING:
@@ -54,11 +54,12 @@ def discover(
 
     Example: weft discover box.lan:8000 box.lan:11434
     """
-    settings = load_config(config).discovery
+    loaded = load_config(config)
+    settings = loaded.discovery
     if addresses:
         given = {"addresses": addresses, "max_files": settings.max_files, "mesh_seconds": 0}
         settings = parse_section(DiscoverySettings, given)
-    found, meshes = asyncio.run(_found(settings, WeftHome(home.expanduser().absolute())))
+    found, meshes = asyncio.run(_found(settings, loaded.accelerators, WeftHome(home.expanduser().absolute())))
     if output is not OutputFormat.TABLE:
         say(document_text({**_document(found), "meshes": [asdict(mesh) for mesh in meshes]}, output))
         return
@@ -67,9 +68,11 @@ def discover(
         say("".join(f"{line}\n" for line in ("", *TextTable(_MESHES).text(meshes).splitlines(), "", _JOIN_LINE)))
 
 
-async def _found(settings: DiscoverySettings, home: WeftHome) -> "tuple[Discovered, Sequence[Announcement]]":
+async def _found(
+    settings: DiscoverySettings, accelerators: AcceleratorSettings, home: WeftHome
+) -> "tuple[Discovered, Sequence[Announcement]]":
     """Returns what is on this machine, and the meshes that are announced on its network."""
-    return await asyncio.gather(look(settings, home), _found_meshes(settings.mesh_seconds))
+    return await asyncio.gather(look(settings, home, accelerators=accelerators), _found_meshes(settings.mesh_seconds))
 
 
 async def _found_meshes(seconds: float) -> "Sequence[Announcement]":
@@ -106,6 +109,8 @@ _FILES = (
     Column("SERVED AS", lambda file: file.name),
     Column("SOURCE", lambda file: file.model.source),
     Column("SIZE", lambda file: size_words(file.model.size_bytes)),
+    Column("CONTEXT", lambda file: str(file.size.get("context_tokens", ""))),
+    Column("SLOTS", lambda file: str(file.size.get("slots", ""))),
 )
 
 _MESHES = (
@@ -142,15 +147,15 @@ def _document(found: Discovered) -> dict[str, Any]:
     }
 
 
-def offered(wanted: Discover | None, settings: DiscoverySettings, home: WeftHome, demo: str) -> Discovered | None:
+def offered(wanted: Discover | None, config: WeftConfig, home: WeftHome, demo: str) -> Discovered | None:
     """Returns what `weft up` is to serve of what it finds on this machine; None: nothing, but `demo`.
 
     On a terminal it is asked for; elsewhere it is said, unless the command line or the settings say yes.
     """
-    mode = wanted or Discover(settings.mode)
+    mode = wanted or Discover(config.discovery.mode)
     if mode is Discover.NO:
         return None
-    found = asyncio.run(look(settings, home))
+    found = asyncio.run(look(config.discovery, home, accelerators=config.accelerators))
     if not found.is_something:
         return None
     lines = list(_found_lines(found))

@@ -188,7 +188,7 @@ def _offered(config: WeftConfig, home: WeftHome, wanted: Discover | None, *, no_
     """Returns what is served of what is found on this machine; None: nothing, or the configuration names runners."""
     if config.runners is not None:
         return None
-    return offered(wanted, config.discovery, home, "no model" if no_demo else "the demo model")
+    return offered(wanted, config, home, "no model" if no_demo else "the demo model")
 
 
 def _runner_port(port: int | None, old: int | None) -> int | None:

@@ -184,15 +184,21 @@ def model_document(
     """Returns an added model as weft.yaml would have it; `files`: those of a path."""
     where = str(files.path) if files is not None and isinstance(source, PathSource) else str(source)
     document: dict[str, Any] = {"name": added.name, "start_asleep": True, "source": where}
-    sizing = added.sizing
-    if sizing.context_tokens:
-        document["context_tokens"] = sizing.context_tokens
-    if sizing.slots:
-        document["slots"] = sizing.slots
-    if sizing.HasField("gpu_layers") and WeightFormat.GGUF in runtime.formats:
-        document["extra_arguments"] = [GPU_LAYERS_FLAG, str(sizing.gpu_layers)]
+    document |= size_settings(added.sizing, runtime)
     known = {each.name for each in fields(runtime.settings)}
     return {name: value for name, value in document.items() if name in known}
+
+
+def size_settings(sizing: added_model_pb2.ModelSizing, runtime: Runtime[Any]) -> dict[str, Any]:
+    """Returns a size as the settings of a model in weft.yaml."""
+    found: dict[str, Any] = {}
+    if sizing.context_tokens:
+        found["context_tokens"] = sizing.context_tokens
+    if sizing.slots:
+        found["slots"] = sizing.slots
+    if sizing.HasField("gpu_layers") and WeightFormat.GGUF in runtime.formats:
+        found["extra_arguments"] = [GPU_LAYERS_FLAG, str(sizing.gpu_layers)]
+    return found
 
 
 def _require_absolute(source: ModelSource) -> None:

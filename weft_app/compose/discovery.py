@@ -1,19 +1,21 @@
 """What runs and lies on this machine, as runners of weft.yaml: servers that are followed, and model files."""
 
+import asyncio
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft.api.runner.v1 import model_store_pb2
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.file_replacement import replace_file
+from weft.kernel.log import get_logger
 from weft.kernel.model_source import free_name, parse_source, suggested_name
 from weft_app.compose.demo import DEMO_RUNNER, load_with_runners
 from weft_app.compose.home import WeftHome
-from weft_app.config.config import DiscoverySettings, WeftConfig
+from weft_app.config.config import AcceleratorSettings, DiscoverySettings, WeftConfig
 from weft_app.config.document import Document
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ OLLAMA_VARIABLE = "OLLAMA_HOST"
 _ANY_ADDRESS = ("", "0.0.0.0", "[::]", "::")  # noqa: S104 - addresses that a server listens on, not ours
 _FILE = "discovered.json"
 
+log = get_logger("weft.discovery")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFile:
@@ -31,6 +35,12 @@ class FoundFile:
 
     name: str
     model: model_store_pb2.FoundModel
+    size: Document = field(default_factory=dict)
+    """The context, slots and layers that were chosen for it, as settings of weft.yaml; empty: the defaults."""
+
+    def settings(self) -> Document:
+        """Returns the model as weft.yaml would have it."""
+        return {"name": self.name, "source": self.model.source, "start_asleep": True, **self.size}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +51,8 @@ class Discovered:
     files: tuple[FoundFile, ...] = ()
     """Files that would be served."""
     left_out: int = 0
-    """Model files that would not be: of programs that run and serve them, folders, and more than may be."""
+    """Model files that would not be: of programs that run and serve them, folders, more than may be, and those that no
+    memory of this machine holds."""
 
     @property
     def is_something(self) -> bool:
@@ -56,14 +67,20 @@ class Discovered:
             if not server.why_empty:
                 taken.append(free_name(server.program, taken.__contains__))
                 found.append({"name": taken[-1], "url": server.url})
-        models = [{"name": each.name, "source": each.model.source, "start_asleep": True} for each in self.files]
+        models = [each.settings() for each in self.files]
         return [*found, {"name": DEMO_RUNNER, "models": models}] if models else found
 
 
 async def discover(
-    settings: DiscoverySettings, home: WeftHome, environment: Mapping[str, str] = os.environ
+    settings: DiscoverySettings,
+    home: WeftHome,
+    environment: Mapping[str, str] = os.environ,
+    accelerators: AcceleratorSettings | None = None,
 ) -> Discovered:
-    """Returns what is found on this machine, within the time limits of the settings."""
+    """Returns what is found on this machine, within the time limits of the settings.
+
+    Files get the size that `weft run` would choose, by the memory of this machine with these accelerators; None: none.
+    """
     # Imported here: a start with a configuration looks for nothing, and needs no HTTP client.
     from runner_svc.added_models import remembered_models  # noqa: PLC0415
     from runner_svc.discovery import find_servers  # noqa: PLC0415
@@ -73,7 +90,20 @@ async def discover(
     servers = await find_servers(tuple(addresses), settings.timeout_seconds)
     files = found_models(program_folders(environment)) if settings.max_files else []
     added = [each.name for each in remembered_models(home.state / "runners")]
-    return arranged(servers, files, settings.max_files, added)
+    found = arranged(servers, files, settings.max_files, added)
+    if accelerators is None or not found.files:
+        return found
+    from weft_app.compose.found_sizes import found_size, memory_here  # noqa: PLC0415 - see above
+
+    memory, folders = await memory_here(accelerators), program_folders(environment)
+    sizes = await asyncio.gather(*(found_size(file.settings(), memory, folders) for file in found.files))
+    for file, (_, why) in zip(found.files, sizes, strict=True):
+        if why:
+            log.warning("no size was chosen for a model file", model=file.name, why=why)
+    kept = tuple(
+        replace(file, size=size) for file, (size, _) in zip(found.files, sizes, strict=True) if size is not None
+    )
+    return replace(found, files=kept, left_out=found.left_out + len(sizes) - len(kept))
 
 
 def arranged(

@@ -155,3 +155,25 @@ async def test_whoever_may_only_look_at_operations_loads_nothing() -> None:
         for path, body in (("models", {"source": SOURCE}), ("pulls", {"source": SOURCE}), ("models/x/remove", {})):
             await post(gateway, path, dict(body), 403)
     assert operations.created == []
+
+
+async def test_a_server_is_detached_by_an_operation_of_whoever_may_operate() -> None:
+    async with admin("operations:*") as (gateway, operations):
+        answer = await post(gateway, "servers/box/detach", {}, 202)
+        await post(gateway, "servers/box/detach", {"model": "x"}, 400)
+        # A path does not reach beyond the name.
+        await post(gateway, "servers/..%2Fmodels/detach", {}, 404)
+    assert (answer["action"]["type"], answer["action"]["model"]) == ("remove", "box")
+    (created,) = operations.created
+    assert created.action.remove_model.model == "box"
+    assert created.requested_by == f"key:{KEY}"
+
+
+@pytest.mark.parametrize("scopes", [("operations:view", "models:edit"), ("inference:*",)])
+async def test_no_other_right_detaches_a_server(scopes: tuple[str, ...]) -> None:
+    async with admin(*scopes) as (gateway, operations):
+        await post(gateway, "servers/box/detach", {}, 403)
+    async with serving(keys=Keys(ring_of(verifier(KEY, "operations:*"))), admin=admin_ports(operations)) as gateway:
+        headers = {"Content-Type": "application/json"}
+        assert (await gateway.request("POST", "/v1/admin/servers/box/detach", b"{}", headers)).status == 401
+    assert operations.created == []

@@ -2,17 +2,20 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runner_svc.discovery import FoundServer
 from runner_svc.model_store.found import ProgramFolders, found_models
+from runner_svc.policy.memory_estimate import GIBIBYTE
+from runner_svc.runtimes.settings import StartedModelSettings
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.errors import FieldError
-from weft_app.compose.demo import DEMO_RUNNER
-from weft_app.compose.discovery import arranged, keep_discovered, loads_discovered, ollama_address
+from weft_app.compose.demo import DEMO_RUNNER, demo_model_path
+from weft_app.compose.discovery import Discovered, arranged, discover, keep_discovered, loads_discovered, ollama_address
 from weft_app.compose.home import WeftHome
-from weft_app.config.config import DiscoverySettings
+from weft_app.config.config import AcceleratorSettings, DeclaredDevice, DiscoverySettings
 from weft_app.config.loader import parse_config, parse_section
 
 GGUF, FOLDER = pb.STORED_FORM_GGUF, pb.STORED_FORM_FOLDER
@@ -115,3 +118,55 @@ def test_files_of_llama_cpps_cache_are_found_by_their_path(tmp_path: Path) -> No
         ("llama.cpp", str(tmp_path / "acme_smol-Q4_K_M.gguf"), "Q4_K_M"),
         ("llama.cpp", str(tmp_path / "acme_smol-Q8_0.gguf"), "Q8_0"),
     ]
+
+
+@pytest.fixture
+def llama_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of an account with one model file, in llama.cpp's cache, on a machine of 16 GiB."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "acme_smol-Q4_K_M.gguf").symlink_to(demo_model_path())
+    monkeypatch.setattr("weft_app.compose.found_sizes.host_memory_bytes", lambda: 16 * GIBIBYTE)
+    return {"HOME": str(tmp_path), "LLAMA_CACHE": str(tmp_path / "cache"), "OLLAMA_MODELS": str(tmp_path / "none")}
+
+
+async def discovered(home: Path, environment: dict[str, str], **accelerators: Any) -> Discovered:
+    settings = DiscoverySettings(addresses=())
+    section = AcceleratorSettings(nvidia=False, **accelerators)
+    return await discover(settings, WeftHome(home), environment, section)
+
+
+async def test_found_files_have_the_size_that_a_load_by_their_source_has(
+    tmp_path: Path, llama_cache: dict[str, str]
+) -> None:
+    """They had the context and slots of weft.yaml, whatever the model and the machine were."""
+    found = await discovered(tmp_path, llama_cache)
+    (file,) = found.files
+    # As `weft run`: tests/unit/host/test_model_sizer.py.
+    assert file.size == {"context_tokens": 8192, "slots": 2}
+    (model,) = (parse_config({"runners": found.runners()}).runners or ())[0].models
+    assert isinstance(model, StartedModelSettings)
+    assert (model.context_tokens, model.slots) == (8192, 2)
+
+
+async def test_layers_of_a_found_file_go_where_there_is_room(tmp_path: Path, llama_cache: dict[str, str]) -> None:
+    # 512 MiB of each device are the ledger's margin.
+    small = await discovered(tmp_path, llama_cache, declared=(DeclaredDevice(name="card", memory_mb=512 + 220),))
+    assert small.files[0].size["extra_arguments"][0] == "--gpu-layers"
+    assert int(small.files[0].size["extra_arguments"][1]) > 0
+    parse_config({"runners": small.runners()})
+
+
+async def test_a_file_that_no_memory_of_the_machine_holds_is_left_out(
+    tmp_path: Path, llama_cache: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft_app.compose.found_sizes.host_memory_bytes", lambda: 1024**2)
+    found = await discovered(tmp_path, llama_cache)
+    assert (found.files, found.left_out, found.is_something) == ((), 1, False)
+
+
+async def test_a_file_that_cannot_be_read_is_served_in_one_slot(tmp_path: Path, llama_cache: dict[str, str]) -> None:
+    file = tmp_path / "cache" / "acme_smol-Q4_K_M.gguf"
+    file.unlink()
+    file.write_bytes(b"GGUF and nothing more")
+    found = await discovered(tmp_path, llama_cache)
+    assert found.files[0].size == {"context_tokens": 4096, "slots": 1}
