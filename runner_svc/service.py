@@ -23,12 +23,13 @@ from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.device_meter import DeviceMeter, DeviceSampler
 from runner_svc.memory.lease_manager import LeaseManager, LeaseManagerConfig
-from runner_svc.memory.machine_memory import machine_memory
+from runner_svc.memory.machine_memory import free_memory_bytes, machine_memory
 from runner_svc.model_files.digest import model_digest
 from runner_svc.policy.engine_health import engine_health
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.policy.model_sizing import MachineMemory
+from runner_svc.policy.replacement import ReplacementOrder, replacement_order, replacement_words
 from runner_svc.servicers.control import RunnerServicer
 from runner_svc.servicers.inference import DataPlane
 from runner_svc.servicers.request_admission import RequestAdmission, RunnerIdentity
@@ -59,6 +60,8 @@ log = get_logger("weft.runner")
 DRAIN_CHECK_SECONDS = 0.05
 REPLACEMENT_SECONDS = 1.0
 """Longest wait for the instance that replaces another one; after that requests may have to wait for it."""
+_IN_MEMORY = frozenset({Phase.LOADING, Phase.READY, Phase.DRAINING, Phase.STOPPING})
+"""Phases in which a model takes memory."""
 
 
 def build(config: RunnerConfig, *, clock: Clock | None = None) -> "RunnerService":
@@ -89,8 +92,10 @@ class RunnerService(Service):
         self._in_order = list(self._instances.values())
         self._remote_models = {name for instance in self._in_order if instance.config.remote for name in instance.names}
         self._chats: dict[str, ChatSetup] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
-        """Instances that serve no further requests, until those that they have have ended."""
+        self._leaving: dict[asyncio.Task[None], str] = {}
+        """Models of instances that serve no further requests, until those that they have have ended."""
+        self._coming: set[asyncio.Task[None]] = set()
+        """Instances that load once others of the same model have ended."""
         self._caches = CacheManager.over(self._instances.values(), config.session_file.parent)
         self._followed = FollowedServers(self, clock)
         self._added: AddedModels | None = None
@@ -196,14 +201,31 @@ class RunnerService(Service):
         self._reading = start_task(self._read_models(), name="model-files")
 
     async def serve(self, model: ServedModel) -> None:
-        """Serve one more model, or another one of the same name; requests of that one go on until they end."""
+        """Serve one more model, or another one of the same name, see `replace`."""
+        await self.replace(model)
+
+    async def replace(self, model: ServedModel) -> str:
+        """Serve one more model, or another one of the same name; requests of that one go on until they end.
+
+        The new one loads beside the old one where memory allows both, else after it. Returns a sentence about which of
+        both it is; empty for a model that is new.
+        """
         instance = self._instance(model, self._limit)
         instance.on_adopted = partial(self._note_adopted, instance)
         await self._foresee(instance)
-        await instance.start()
-        if model.name in self._instances:
-            await self._until_ready(instance)
-            self._retire(self._instances[model.name])
+        old = self._instances.get(model.name)
+        order, words = await self._replacement(instance)
+        if order is ReplacementOrder.DRAIN_FIRST:
+            if old is not None:
+                self._retire(old)
+            coming = start_task(self._start_after_others(instance), name=f"coming-{model.name}")
+            self._coming.add(coming)
+            coming.add_done_callback(self._coming.discard)
+        else:
+            await instance.start()
+            if old is not None:
+                await self._until_ready(instance)
+                self._retire(old)
         self._caches.add(instance)
         for name in instance.names:
             self._chats[name] = self._chat_setup(name, model)
@@ -216,6 +238,26 @@ class RunnerService(Service):
         self._note_models()
         if model.model_path is not None:
             self._read_digests_again()
+        return words
+
+    async def _replacement(self, instance: Instance) -> tuple[ReplacementOrder, str]:
+        """Returns how an instance replaces the others of its model, and a sentence; empty where there are none."""
+        old, is_leaving = self._instances.get(instance.model), instance.model in self._leaving.values()
+        is_loaded = is_leaving or (old is not None and old.phase in _IN_MEMORY)
+        needed = None if instance.memory.expected is None else instance.memory.expected.bytes
+        if not is_loaded or not needed or instance.config.hibernation.attached:
+            order, free = ReplacementOrder.BESIDE, None
+        else:
+            free = await free_memory_bytes(self._leases)
+            order = replacement_order(is_loaded=is_loaded, needed_bytes=needed, free_bytes=free)
+        return order, "" if old is None else replacement_words(instance.model, order, needed, free)
+
+    async def _start_after_others(self, instance: Instance) -> None:
+        """Start an instance once all earlier ones of its model have ended, unless it was replaced itself by then."""
+        while earlier := [task for task, model in self._leaving.items() if model == instance.model]:
+            await asyncio.wait(earlier)
+        if self._instances.get(instance.model) is instance:
+            await instance.start()
 
     def is_served(self, name: str) -> bool:
         """Whether a model or an adapter of this name is served."""
@@ -285,8 +327,8 @@ class RunnerService(Service):
         self._report.models[:] = [model for model in self._report.models if model.name != name]
         instance.drain()
         task = start_task(self._end_once_idle(instance), name=f"leaving-{name}")
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._leaving[task] = name
+        task.add_done_callback(lambda done: self._leaving.pop(done, None))
         return task
 
     async def _end_once_idle(self, instance: Instance) -> None:
@@ -316,7 +358,7 @@ class RunnerService(Service):
         await stop_tasks([task for task in (self._reading, self._digesting) if task is not None])
         self._reading = self._digesting = None
         await self._caches.close()
-        await stop_tasks(self._leaving)
+        await stop_tasks([*self._coming, *self._leaving])
         ends = await asyncio.gather(*(instance.stop() for instance in self._instances.values()), return_exceptions=True)
         for instance, end in zip(self._instances.values(), ends, strict=True):
             if isinstance(end, Exception):

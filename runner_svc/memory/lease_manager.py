@@ -172,6 +172,19 @@ class LeaseManager(MemoryLedger):
             if not wanted or device.index in wanted
         )
 
+    async def free_device_bytes(self) -> int | None:
+        """Returns what a new lease could get now on the devices of its models; None: unknown. Never raises."""
+        snapshot = await self._observer.look()
+        wanted = self._config.device_indexes
+        with contextlib.suppress(WeftError):
+            accounts = await self._calls.host_memory(snapshot.host)
+            return sum(each.free_bytes for each in accounts if not wanted or each.device.index in wanted)
+        return None
+
+    async def has_devices(self) -> bool:
+        """Whether the host has devices. Never raises."""
+        return bool((await self._observer.look()).devices)
+
     async def start(self, registry: "grpc.aio.Channel") -> None:
         """Start renewals, which also report the host's devices. Orphans of earlier incarnations must be gone."""
         self._calls.connect(registry)

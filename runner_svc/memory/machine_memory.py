@@ -41,6 +41,16 @@ async def machine_memory(leases: "LeaseManager | None") -> MachineMemory:
     return MachineMemory(devices=devices, host_bytes=await asyncio.to_thread(host_memory_bytes))
 
 
+async def free_memory_bytes(leases: "LeaseManager | None") -> int | None:
+    """Returns the memory that a further model can have now, with nothing evicted; None: unknown.
+
+    It is that of the accelerators, or of the host where there are none.
+    """
+    if leases is not None and await leases.has_devices():
+        return await leases.free_device_bytes()
+    return await asyncio.to_thread(host_memory_bytes)
+
+
 def _memory_table(file: Path) -> dict[str, int]:
     """Returns the entries of /proc/meminfo in bytes."""
     found: dict[str, int] = {}

@@ -149,7 +149,11 @@ async def test_a_changed_model_finishes_its_requests_and_comes_back_with_its_set
     before = await mesh.instances()
     async with mesh.stream("other", 100) as answer:
         mesh.write({**BOX, "models": [_model("steady"), _model("other", slots=3)]})
-        (change,) = (await mesh.reload())["changes"]
+        beside = ["other is loaded beside the old one, which ends with its last request"]
+        assert (await mesh.reload("--dry-run"))["notes"] == beside
+        found = await mesh.reload()
+        (change,) = found["changes"]
+        assert found["notes"] == beside
         assert (change["name"], change["effect"]) == ("other", "model_reload")
         assert change["settings"] == [{"name": "slots", "before": 2, "after": 3}]
         assert await mesh.ask("other") == 200, "a request that comes meanwhile is served by the new one"
@@ -158,6 +162,35 @@ async def test_a_changed_model_finishes_its_requests_and_comes_back_with_its_set
     assert after["other"]["pid"] != before["other"]["pid"]
     assert after["other"]["slotsTotal"] == 3
     assert after["steady"]["pid"] == before["steady"]["pid"]
+
+
+async def test_a_changed_model_that_does_not_fit_beside_the_old_one_is_loaded_after_it(tmp_path: Path) -> None:
+    """Both were in memory until the old one was idle, or the new one took the memory of other models."""
+    device = {"nvidia": False, "declared": [{"name": "card", "memory_mb": 4096}]}
+
+    def box(slots: int) -> dict[str, Any]:
+        # 512 MiB are the ledger's margin.
+        models = _model("big", memory_mb=2500, slots=slots), _model("small", memory_mb=500)
+        return _runner("box", *models, command=_slow_command())
+
+    path = write_config(tmp_path, box(2), accelerators=device)
+    with running_mesh(tmp_path / "home", "--config", str(path)) as host:
+        mesh = Reloadable(host, tmp_path)
+        before = await mesh.instances()
+        mesh.write(box(3), accelerators=device)
+        (said,) = (await mesh.reload("--dry-run"))["notes"]
+        assert said.startswith("big is loaded once the old one has ended with its last request: it needs ")
+        async with mesh.stream("big", 56) as answer:
+            assert (await mesh.reload())["notes"] == [said]
+            waiting = asyncio.create_task(mesh.ask("big"))
+            assert not answer.done(), "the reload does not wait for the request"
+            assert not (await mesh.instances())["big"]["pid"], "nothing of the new one is in memory yet"
+            assert psutil.pid_exists(before["big"]["pid"])
+        assert len(answer.result()) == 56
+        assert await waiting == 200, "a request that came meanwhile waits for the new one"
+        after = await mesh.instances()
+        assert (after["big"]["slotsTotal"], after["small"]["pid"]) == (3, before["small"]["pid"])
+        assert not psutil.pid_exists(before["big"]["pid"])
 
 
 async def test_what_is_taken_out_of_the_file_is_out_of_the_mesh_at_once(mesh: Reloadable) -> None:

@@ -85,6 +85,7 @@ class MeshReload:
         await asyncio.to_thread(self._check, wanted, plan)
         response = pb.ReloadConfigurationResponse(files=map(str, read.files), changes=change_messages(plan.changes))
         if dry_run:
+            response.notes.extend(await self._replacements(wanted, plan))
             return response
         # From here on it is the configuration in force: a runner that dies comes back with it.
         await asyncio.to_thread(write_snapshot, self._mesh.config_file, wanted.document)
@@ -108,6 +109,24 @@ class MeshReload:
         for section in sections:
             runner_config(section, self._mesh.home, address="", registry_address="")
         _require_free_names(sections, self._mesh.fleet.view, {runner.name for runner in self._current.runners})
+
+    async def _replacements(self, wanted: ReadConfiguration, plan: ReloadPlan) -> list[str]:
+        """Returns a sentence for each model that would be loaded again: beside the old one, or after it."""
+        from weft_app.compose.replacement_forecast import replacement_forecast  # noqa: PLC0415 - see _check
+        from weft_app.compose.runner import runner_config  # noqa: PLC0415
+
+        sections = {runner.name: runner for runner in wanted.runners}
+        found: list[str] = []
+        for runner in plan.updated:
+            names = plan.reloaded_models(runner)
+            config = await asyncio.to_thread(
+                runner_config, sections[runner], self._mesh.home, address="", registry_address=""
+            )
+            for model in config.models:
+                if model.name in names:
+                    view = self._mesh.fleet.view
+                    found.append(await replacement_forecast(config, model, view, self._mesh.registry))
+        return found
 
     async def _carry_out(
         self, plan: ReloadPlan, wanted: ReadConfiguration, response: pb.ReloadConfigurationResponse

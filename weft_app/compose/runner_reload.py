@@ -66,7 +66,8 @@ class RunnerReload:
         if steps.gone and not await self._service.until_published(PUBLISH_SECONDS):
             response.notes.append(f"runner {section.name}: the registry does not answer; it learns of the change later")
         for name in steps.served:
-            await self._service.serve(models[name])
+            if words := await self._service.replace(models[name]):
+                response.notes.append(words)
             log.info("model is served as the configuration has it now", model=name)
         # Whoever asks for a new model after the reload finds it.
         await self._service.until_published(PUBLISH_SECONDS)

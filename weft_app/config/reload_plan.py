@@ -123,6 +123,12 @@ class ReloadPlan:
         names = [change.runner for change in self.changes if change.subject in parts and change.runner not in whole]
         return tuple(dict.fromkeys(names))
 
+    def reloaded_models(self, runner: str) -> frozenset[str]:
+        """Returns the models that a runner loads again with other settings."""
+        return frozenset(
+            each.name for each in self.changes if each.runner == runner and each.effect is Effect.MODEL_RELOAD
+        )
+
     @property
     def live_settings(self) -> tuple[str, ...]:
         """The settings that the services of the mesh take at once."""
