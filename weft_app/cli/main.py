@@ -121,6 +121,10 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "weft_app.cli.ps:ps",
         "Show each model on each runner: memory, how long it stays loaded, process, slots.",
     ),
+    "top": CommandPlace(
+        "weft_app.cli.top:top",
+        "Show devices, models, queue and last ends on one page that goes on until q or Ctrl-C.",
+    ),
     "load": CommandPlace(
         "weft_app.cli.operations:load",
         "Load a model, and keep it loaded until it is unloaded. Other settings than the current ones reload it.",
@@ -219,7 +223,20 @@ HELP_PANELS: Mapping[str, tuple[str, ...]] = {
         "doctor",
         "version",
     ),
-    "Models": ("discover", "attach", "detach", "pull", "models", "ps", "load", "unload", "flush", "estimate", "logs"),
+    "Models": (
+        "discover",
+        "attach",
+        "detach",
+        "pull",
+        "models",
+        "ps",
+        "top",
+        "load",
+        "unload",
+        "flush",
+        "estimate",
+        "logs",
+    ),
     "Resources": ("get", "describe", "edit", "create", "rotate", "apply", "diff", "delete", "wait", "events"),
     "Requests": ("explain", "cancel", "batch", "simulate"),
     "Administration": (
@@ -255,7 +272,6 @@ OTHER_WORDS: Mapping[str, str] = {
     "start": "weft up",
     "token": "weft runner token, weft keys or weft sign",
     "tokens": "weft runner token, weft keys or weft sign",
-    "top": "weft ps",
 }
 """Words that other tools use for a command, and what stands for them here."""
 

@@ -179,7 +179,7 @@ def _row(runner: Runner, state: InstanceState, instance: pb.InstanceDescription 
         "detail": state.detail,
         "slotsUsed": len(instance.active_request_ids) if instance is not None else state.slots_used,
         "slotsTotal": state.slots_total,
-        "memoryBytes": _memory_bytes(state),
+        "memoryBytes": memory_bytes(state),
         "deviceIndexes": list(state.memory.device_indexes),
         "pinned": state.pinned,
         "unloadAt": None if unload_at is None else unload_at.isoformat(),
@@ -192,7 +192,7 @@ def _row(runner: Runner, state: InstanceState, instance: pb.InstanceDescription 
     }
 
 
-def _memory_bytes(state: InstanceState) -> int:
+def memory_bytes(state: InstanceState) -> int:
     """Returns memory that it holds: as observed, else as leased."""
     memory = state.memory
     if not memory.leased_bytes:
