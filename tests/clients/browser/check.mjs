@@ -16,6 +16,7 @@ const browser = await chromium.launch({
     "--headless=shell",
     "--no-sandbox",
     "--disable-gpu",
+    "--disable-dev-shm-usage",
     `--host-resolver-rules=${Object.values(HOSTS).map((host) => `MAP ${host} 127.0.0.1`).join(",")}`,
   ],
   env: { ...env, LD_LIBRARY_PATH: WEFT_BROWSER_LIBRARIES },

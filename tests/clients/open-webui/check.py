@@ -139,7 +139,13 @@ with sync_playwright() as playwright:
     without_proxy = {name: value for name, value in os.environ.items() if not name.endswith("_PROXY")}
     browser = playwright.chromium.launch(
         executable_path=os.environ["WEFT_BROWSER"],
-        args=["--headless=shell", "--no-sandbox", "--disable-gpu", f"--host-resolver-rules={hosts}"],
+        args=[
+            "--headless=shell",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            f"--host-resolver-rules={hosts}",
+        ],
         env={**without_proxy, "LD_LIBRARY_PATH": os.environ["WEFT_BROWSER_LIBRARIES"]},
     )
     person = Person(browser, f"http://127.0.0.1:{port}")

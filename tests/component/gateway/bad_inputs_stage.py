@@ -21,6 +21,8 @@ import psutil
 from gateway_script import RawResponse, head
 from kit.library_words import library_words
 
+from gateway.errors import OLLAMA_JSON
+
 HERE = Path(__file__).parent
 ANSWER_SECONDS = 10.0
 """Maximum time for an answer."""
@@ -348,7 +350,9 @@ def _faults_of_envelope(response: RawResponse, endpoint: Endpoint) -> list[str]:
         faults.append(f"the envelope is of another surface: {sorted(error)}")
     if body.get("request_id") != response.headers.get("x-request-id"):
         faults.append("the request id of the body is another one")
-    if response.headers.get("content-type") != "application/json":
+    # Likewise here, where Ollama's own answers name their charset.
+    declared = {"application/json"} | ({OLLAMA_JSON.decode()} if endpoint.dialect == "ollama" else set())
+    if response.headers.get("content-type") not in declared:
         faults.append("the error is not declared as JSON")
     return faults
 
