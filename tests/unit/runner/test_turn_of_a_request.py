@@ -9,8 +9,10 @@ import pytest
 from runner_svc.backend.port import Backend, CallInfo
 from runner_svc.cache.model_cache import RequestCache, RunningTurn
 from runner_svc.instance.admission import AdmittedRequest
+from runner_svc.memory.device_meter import DeviceMeter, RequestMeter
 from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, warning_pb2
+from weft.api.registry.v1.lease_pb2 import DeviceBytes, Lease
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.abilities import UNKNOWN, Abilities, ThinkingMode
 from weft.kernel.errors import WeftError
@@ -101,3 +103,40 @@ async def test_an_effort_that_is_not_followed_is_warned_of_once_with_the_reason(
     why = "reasoning_effort: none was not followed: the model does not answer without thinking"
     assert await _warned(ALWAYS_THINKS, *frames) == [why, "no seed"]
     assert await _warned(UNKNOWN, *frames) == ["is not taken", "no seed", "is not taken"], "the engine's own stay"
+
+
+def _metered(engine: ScriptedEngine) -> tuple[AdmittedRequest, DeviceMeter]:
+    clock = FakeClock()
+    record = RequestRecord(
+        request_id="req-1", model="m", clock=clock, started=0.0, started_at=clock.utc_now(), last_progress=0.0
+    )
+    meter = DeviceMeter(clock)
+    grant = Lease(lease_id="a", shares=[DeviceBytes(device_index=0, bytes=1)])
+    request_meter = RequestMeter(meter, "m", lambda: grant)
+    return AdmittedRequest(record, cast("Backend", engine), lambda _: None, meter=request_meter), meter
+
+
+async def test_a_turn_is_metered_until_its_engine_has_ended_however_it_ends() -> None:
+    request, meter = _metered(ScriptedEngine(TEXT, LAST))
+    said = [(frame, meter.called.is_set()) async for frame in _turn(request)]
+    assert said == [(TEXT, True), (LAST, False)], "the receipt comes with the share of the whole turn"
+    receipt = receipt_pb2.Receipt()
+    request.note_device_usage(receipt)
+    assert receipt.device_usage.gap == receipt_pb2.DeviceUsage.GAP_NOT_SAMPLED
+    left, meter = _metered(ScriptedEngine(TEXT, LAST))
+    turn = _turn(left)
+    await anext(turn)
+    await turn.aclose()
+    assert not meter.called.is_set()
+    broken, meter = _metered(ScriptedEngine(TEXT, fails=True))
+    with pytest.raises(WeftError, match="gone"):
+        _ = [frame async for frame in _turn(broken)]
+    assert not meter.called.is_set()
+
+
+async def test_a_request_without_a_meter_has_no_usage_of_devices() -> None:
+    request = _request(ScriptedEngine(TEXT, LAST), HeldPrefix())
+    _ = [frame async for frame in _turn(request)]
+    receipt = receipt_pb2.Receipt()
+    request.note_device_usage(receipt)
+    assert not receipt.HasField("device_usage")
