@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from router_svc.policy.usage_rows import HourRows, UsageKey
 from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.accelerator_time import accelerator_time
 from weft.dispatch.agents import UNKNOWN_TARGET, TargetLabels
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import PlacementRequest
@@ -96,8 +97,9 @@ def spent_of(receipt: receipt_pb2.Receipt) -> UsageSums:
             sums.remote_prompt_tokens, sums.remote_completion_tokens = sums.prompt_tokens, sums.completion_tokens
     elif was_worked_on:
         sums.unknown_tokens_count = 1
-    if receipt.HasField("gpu_time"):
-        nanoseconds = receipt.gpu_time.seconds * _NANOSECONDS + receipt.gpu_time.nanos
+    if (found := accelerator_time(receipt)) is not None:
+        time, _ = found
+        nanoseconds = time.seconds * _NANOSECONDS + time.nanos
         sums.gpu_nanoseconds = _bounded(nanoseconds, MAX_COUNTED_GPU_NANOSECONDS)
     elif was_worked_on:
         sums.unknown_gpu_count = 1

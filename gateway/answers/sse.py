@@ -16,6 +16,7 @@ from gateway.answers.answer_builder import (
 )
 from gateway.errors import envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.dispatch.accelerator_time import accelerator_time
 from weft.dispatch.frames import has_content
 from weft.kernel.errors import WeftError
 
@@ -166,10 +167,9 @@ def _gpu_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
     """Returns the time on accelerators and its source: what the devices measured, else what the engine reports."""
     usage = receipt.device_usage
     facts: list[tuple[bytes, bytes]] = []
-    if usage.HasField("device_time"):
-        facts += [(b"x-gpu-time-ms", b"%d" % _millis(usage.device_time)), (b"x-gpu-time-source", b"device")]
-    elif receipt.HasField("gpu_time"):
-        facts += [(b"x-gpu-time-ms", b"%d" % _millis(receipt.gpu_time)), (b"x-gpu-time-source", b"engine")]
+    if (found := accelerator_time(receipt)) is not None:
+        time, source = found
+        facts += [(b"x-gpu-time-ms", b"%d" % _millis(time)), (b"x-gpu-time-source", source.encode())]
     if usage.HasField("energy_millijoules"):
         facts.append((b"x-gpu-energy-mj", b"%d" % usage.energy_millijoules))
     return facts

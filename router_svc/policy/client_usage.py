@@ -49,6 +49,12 @@ INTERVAL_WEIGHT = 0.2
 """Weight of the newest interval in the usual interval: about ten requests determine it."""
 
 
+MAX_COUNTED_DEVICE_SECONDS = 10.0**6
+"""Most device time of one request that is counted: what runners report is not believed without a bound."""
+MAX_COUNTED_MILLIJOULES = 10**11
+"""Most energy of one request that is counted."""
+
+
 @dataclass(slots=True)
 class ClientPattern:
     """Request pattern of one client. Times are seconds on the router's monotonic clock."""
@@ -92,9 +98,10 @@ class ClientPattern:
     def note_device(self, seconds: float, energy_millijoules: int | None) -> None:
         """Record the measured share of a request in the work of accelerators; None: its energy is unknown."""
         self.measured_count += 1
-        self.device_seconds += seconds
+        self.device_seconds += min(max(0.0, seconds), MAX_COUNTED_DEVICE_SECONDS)
         if energy_millijoules is not None:
-            self.energy_millijoules = (self.energy_millijoules or 0) + energy_millijoules
+            counted = min(max(0, energy_millijoules), MAX_COUNTED_MILLIJOULES)
+            self.energy_millijoules = (self.energy_millijoules or 0) + counted
 
     @property
     def targets(self) -> list[tuple[str, int]]:

@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
-from router_svc.policy.client_usage import MAX_TARGETS_COUNTED, MAX_TARGETS_TOLD, ClientPattern, Cooldown, CooldownRule
+from router_svc.policy.client_usage import (
+    MAX_COUNTED_DEVICE_SECONDS,
+    MAX_COUNTED_MILLIJOULES,
+    MAX_TARGETS_COUNTED,
+    MAX_TARGETS_TOLD,
+    ClientPattern,
+    Cooldown,
+    CooldownRule,
+)
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
@@ -68,6 +76,21 @@ def test_measured_shares_of_device_time_are_summed_with_their_number() -> None:
         clients.note_end(key, receipt)
     record = record_of(clients, "a")
     assert (record.measured_count, record.device_time.ToMilliseconds(), record.energy_millijoules) == (2, 1_000, 900)
+
+
+def test_absurd_shares_of_a_runner_are_bounded() -> None:
+    clients, absurd = registry(FakeClock()), used(1, 1)
+    absurd.device_usage.device_time.FromSeconds(10**10)
+    absurd.device_usage.energy_millijoules = 2**63 - 1
+    negative = used(1, 1)
+    negative.device_usage.device_time.FromSeconds(-5)
+    negative.device_usage.energy_millijoules = -5
+    for key, receipt in enumerate((absurd, absurd, negative)):
+        clients.admit(key, asked(client_id="a"))
+        clients.note_end(key, receipt)
+    record = record_of(clients, "a")
+    assert record.device_time.ToSeconds() == 2 * MAX_COUNTED_DEVICE_SECONDS
+    assert record.energy_millijoules == 2 * MAX_COUNTED_MILLIJOULES
 
 
 def test_a_profile_says_what_its_client_does_not() -> None:

@@ -84,6 +84,15 @@ def test_what_a_receipt_does_not_know_is_counted_as_unknown_and_never_as_zero() 
     assert usage_of(refused) == UsageSums(rejected_count=1), "nobody worked on it: its zeros are known"
 
 
+def test_the_measured_share_of_device_time_counts_before_the_engines_report() -> None:
+    receipt = _receipt()
+    receipt.gpu_time.FromMilliseconds(1_500)
+    receipt.device_usage.gap = receipt_pb2.DeviceUsage.GAP_NOT_SAMPLED
+    assert usage_of(receipt).gpu_nanoseconds == 1_500_000_000
+    receipt.device_usage.device_time.FromMilliseconds(400)
+    assert usage_of(receipt).gpu_nanoseconds == 400_000_000
+
+
 def test_what_left_the_premises_is_counted_with_its_tokens() -> None:
     receipt = _receipt(left_premises=True)
     receipt.usage.prompt_tokens, receipt.usage.completion_tokens = 7, 3

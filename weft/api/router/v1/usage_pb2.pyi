@@ -112,8 +112,8 @@ class UsageCounts(google.protobuf.message.Message):
     """The tokens generated for them."""
     @property
     def gpu_time(self) -> google.protobuf.duration_pb2.Duration:
-        """Time that accelerators computed, of those requests and attempts that report it. Not set: of some it is not known, and
-        none reports any.
+        """Time that accelerators computed, of those requests and attempts that report it: the measured share of the devices' time
+        where it is known, else the engine's report. Not set: of some it is not known, and none reports any.
         """
 
     def __init__(
