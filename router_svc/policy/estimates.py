@@ -35,6 +35,15 @@ MAX_MEASURED_MODELS = 16_384
 MAX_MEASURED_KINDS = 65_536
 """Pairs of pool and tenant with stored answer lengths."""
 
+MIN_COMPARED_SECONDS = 1.0
+"""Estimates are shown in whole seconds: the error of one is compared with a wait of a second at least."""
+
+
+def estimate_error(estimated_seconds: float, waited_seconds: float) -> float:
+    """Return the error of an estimate as a share of the wait that it was made for; 0.5: off by half of it."""
+    return abs(estimated_seconds - waited_seconds) / max(waited_seconds, MIN_COMPARED_SECONDS)
+
+
 ModelHost = tuple[str, str]
 """A model on a host: the same model is not equally fast on all hosts."""
 _Key = TypeVar("_Key", bound=Hashable)

@@ -115,8 +115,8 @@ class OpenRequest:
     """The attempt in progress; None: it waits."""
     placed_at: float = 0.0
     attempts: int = 0
-    expected_at: float | None = None
-    """Its start by the first estimate; None: it got no estimate."""
+    estimate: tuple[float, float] | None = None
+    """Time and seconds of the first estimate of its start; None: it got none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,8 +279,8 @@ class Simulation:
                     self._close(self._open[decision.key], decision.reason)
                 case Waits() | Loads():
                     opened = self._open[decision.key]
-                    if opened.expected_at is None and decision.eta_seconds is not None:
-                        opened.expected_at = self.events.now + decision.eta_seconds
+                    if opened.estimate is None and decision.eta_seconds is not None:
+                        opened.estimate = (self.events.now, decision.eta_seconds)
                     self.decision_log.decided(decision.key, self.events.now, decision)
                 case Wakes():
                     self._wake(decision)
@@ -302,8 +302,9 @@ class Simulation:
         opened = self._open[placed.key]
         opened.placed_at = self.events.now
         opened.attempts += 1
-        if opened.attempts == 1 and opened.expected_at is not None:
-            self.metrics.estimate_errors.append(abs(self.events.now - opened.expected_at))
+        if opened.attempts == 1 and opened.estimate is not None:
+            estimated_at, seconds = opened.estimate
+            self.metrics.started(seconds, self.events.now - estimated_at)
         self.decision_log.decided(placed.key, self.events.now, placed)
         self._cold_waits.no_longer_waits(opened.request.arrival)
         instance = self.world.instances[placed.candidate.model]

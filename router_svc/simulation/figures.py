@@ -60,7 +60,9 @@ class Figures:
     cold_wait_bound_seconds: float
     """Upper bound of cold waits: `max_cold_wait_seconds` plus a turn of each rival on the host."""
     estimate_errors: Waits | None
-    """Errors of the first estimates of requests that waited."""
+    """Errors of the first estimates of requests that waited, in seconds."""
+    estimate_error_shares: Waits | None
+    """The same as shares of the wait after the estimate, of a second at least."""
     attempts: int
     attempts_per_request: float
     """Attempts per request with at least one."""
@@ -103,6 +105,7 @@ def figures_of(simulation: Simulation) -> Figures:
         cold_waits=Waits.of(metrics.cold_waits),
         cold_wait_bound_seconds=cold_wait_bound(scenario, simulation.world),
         estimate_errors=Waits.of(metrics.estimate_errors),
+        estimate_error_shares=Waits.of(metrics.estimate_error_shares),
         attempts=metrics.attempts,
         attempts_per_request=metrics.attempts / first if first else 0.0,
         attempts_per_request_in_outage=(

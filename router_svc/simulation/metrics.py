@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from router_svc.policy.arrival import Arrival
+from router_svc.policy.estimates import estimate_error
 from router_svc.simulation.hosts import Instance, Phase, Targets
 from router_svc.simulation.traffic import SimulatedRequest
 from weft.kernel.reasons import Reason
@@ -80,12 +81,19 @@ class RunMetrics:
         """Seconds that requests waited for a target with nothing loaded, until a load began."""
         self.estimate_errors = array("d")
         """Seconds between the first estimate of a request's start and its actual start."""
+        self.estimate_error_shares = array("d")
+        """The same as shares of the wait after the estimate; see `estimate_error`."""
         self.requests = 0
         self.attempts = 0
         self.first_attempts = 0
         self.attempts_in_outage = 0
         """Attempts on hosts that were failing at that time."""
         self.first_attempts_in_outage = 0
+
+    def started(self, estimated_seconds: float, waited_seconds: float) -> None:
+        """Counts the start of a request that had an estimate, this long before."""
+        self.estimate_errors.append(abs(waited_seconds - estimated_seconds))
+        self.estimate_error_shares.append(estimate_error(estimated_seconds, waited_seconds))
 
     def arrived(self, request: SimulatedRequest) -> None:
         """Counts an arrival."""

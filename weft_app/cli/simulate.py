@@ -274,6 +274,7 @@ def _figures_document(figures: Figures) -> dict[str, Any]:
         "coldWaitSeconds": _waits_document(figures.cold_waits),
         "coldWaitBoundSeconds": figures.cold_wait_bound_seconds,
         "estimateErrorSeconds": _waits_document(figures.estimate_errors),
+        "estimateErrorShares": _waits_document(figures.estimate_error_shares),
         "attempts": figures.attempts,
         "attemptsPerRequest": round(figures.attempts_per_request, 6),
         "attemptsPerRequestInOutage": (
