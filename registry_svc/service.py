@@ -211,6 +211,10 @@ class RegistryService:
         }
         await self._operations.operations.record_lease_release(lease, requested_by)
 
+    def reconfigure(self, config: RegistryConfig) -> None:
+        """Use the aliases of another configuration from now on; every other setting stays as it is."""
+        self._core.reconfigure(config.aliases)
+
     async def until_central_models(self) -> None:
         """Returns once there is a central model, or a secret for one."""
         while self._central.is_empty and self._secrets.is_empty:

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
-from registry_svc.config import RegistryConfig
+from registry_svc.config import AliasSetting, RegistryConfig
 from registry_svc.mesh.domain import EventDraft, JoinToken
 from registry_svc.mesh.indexes import configured_alias
 from registry_svc.mesh.mesh_state import Mesh
@@ -82,6 +82,10 @@ class RegistryCore:
             self.mesh = Mesh()
             self.join_tokens = {}
             await self.store.close()
+
+    def reconfigure(self, aliases: Iterable[AliasSetting]) -> None:
+        """Use these aliases of the configuration in place of the present ones."""
+        self.publish(self.mesh.configure_aliases(configured_alias(each) for each in aliases))
 
     def name_of(self, name_or_id: str) -> str:
         """The name of the model, the agent or the route with this id; any other text as it is."""

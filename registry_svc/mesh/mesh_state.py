@@ -289,6 +289,16 @@ class Mesh(ResourceIndex):
         for name in gone:
             self.aliases.drop(name)
             self.sizes.drop(Kind.ALIAS, name)
+        return self._alias_changes(before)
+
+    def configure_aliases(self, aliases: Iterable[alias_pb2.Alias]) -> list[Change]:
+        """Set the aliases of the configuration; returns the changes."""
+        before = self.aliases.shown
+        self.aliases.configure(aliases)
+        return self._alias_changes(before)
+
+    def _alias_changes(self, before: Mapping[str, alias_pb2.Alias]) -> list[Change]:
+        """Return the changes from aliases that counted before to those that count now."""
         after = self.aliases.shown
         return [
             *(Change(deleted_alias=name) for name in before if name not in after),

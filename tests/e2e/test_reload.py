@@ -293,6 +293,31 @@ async def test_limits_are_in_force_at_once_and_a_port_is_named_as_waiting(mesh: 
     assert [(each["name"], each["effect"]) for each in again] == [("grpc_port", "mesh_restart")], "it still waits"
 
 
+async def test_aliases_of_the_file_come_change_and_go_with_a_reload(mesh: Reloadable) -> None:
+    async def reload(*aliases: dict[str, str]) -> list[str]:
+        mesh.write(BOX, **({"registry": {"aliases": list(aliases)}} if aliases else {}))
+        return [f"{each['name']} {each['effect']}" for each in (await mesh.reload())["changes"]]
+
+    assert await mesh.ask("claude-sonnet") == 404
+    assert await reload({"name": "fast", "target": "steady"}) == ["registry.aliases live"]
+    assert await mesh.names("aliases") == ["fast"]
+    assert await mesh.ask("fast") == 200
+    await reload({"name": "fast", "pattern": "claude-*", "target": "steady"}, {"name": "late", "target": "other"})
+    assert [await mesh.ask(name) for name in ("claude-sonnet", "late", "fast")] == [200, 200, 404]
+    # One that an operator declares comes before one of the file, also when the file changes.
+    manifest = mesh.folder / "alias.yaml"
+    manifest.write_text(json.dumps({"kind": "alias", "name": "late", "target": "steady"}))
+    code, _, error = await mesh.weft("apply", "-f", str(manifest))
+    assert code == 0, error
+    await reload({"name": "late", "target": "nothing-there"})
+    assert [await mesh.ask(name) for name in ("late", "claude-sonnet")] == [200, 404]
+    code, _, error = await mesh.weft("delete", "alias", "late")
+    assert code == 0, error
+    assert await reload() == ["registry.aliases live"]
+    assert await mesh.names("aliases") == []
+    assert await mesh.ask("late") == 404
+
+
 async def test_a_runner_with_other_settings_is_started_again_and_requests_wait_for_it(mesh: Reloadable) -> None:
     async with mesh.stream("steady", 60) as answer:
         mesh.write({**BOX, "max_requests": 7})

@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 
 from gateway.service import GatewayService
+from registry_svc.service import RegistryService
 from router_svc.service import RouterService
 from runner_svc.settings import RunnerSettings
 from weft.api.operations.v1 import configuration_service_pb2 as pb
@@ -22,6 +23,7 @@ from weft_app.compose.engine_environments import require_environments
 from weft_app.compose.gateway import gateway_config
 from weft_app.compose.home import WeftHome
 from weft_app.compose.mesh_runners import MeshRunners
+from weft_app.compose.registry import registry_config
 from weft_app.compose.router import router_config
 from weft_app.compose.runner_processes import StartedRunners, retirement_notes
 from weft_app.compose.startable import expected_mesh, require_startable
@@ -44,6 +46,8 @@ class ReloadedMesh:
     """What the runners read."""
     runners: MeshRunners
     registry: grpc.aio.Channel
+    names: RegistryService
+    """Knows the aliases."""
     fleet: FleetWatcher
     router: RouterService
     edge: GatewayService
@@ -147,6 +151,7 @@ class MeshReload:
         config = await asyncio.to_thread(with_edge_certificate, wanted.config, self._mesh.home)
         self._mesh.edge.reconfigure(gateway_config(config))
         self._mesh.router.reconfigure(router_config(wanted.config, ""))
+        self._mesh.names.reconfigure(registry_config(wanted.config, self._mesh.home))
 
     async def _retire_others(self, sections: Collection[str]) -> list[str]:
         """Takes runners out of the mesh that are not among these; returns sentences about them."""

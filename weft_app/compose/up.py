@@ -346,6 +346,7 @@ class UpHost:
             metrics=self._page,
         )
         edge = build_gateway(with_edge_certificate(self._config, self._home), mesh)
+        assert self._registry is not None, "the services have started"
         self._reloads = MeshReload(
             self._source,
             self._read,
@@ -354,6 +355,7 @@ class UpHost:
                 config_file=self._home.run / SNAPSHOT_NAME,
                 runners=self._children,
                 registry=channel,
+                names=self._registry,
                 fleet=fleet,
                 router=router,
                 edge=edge,

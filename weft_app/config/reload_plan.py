@@ -63,6 +63,7 @@ LIVE_SETTINGS: Mapping[str, bool] = MappingProxyType(
         # The router's gRPC API has them, too.
         "gateway.limits.schemas": False,
         "gateway.request_timeout_seconds": False,
+        "registry.aliases": True,
         "router.clients": True,
         "router.multi_tenant": True,
         "router.rate_limits": True,
