@@ -78,6 +78,7 @@ docs: $(VENV)/.dev ## write the pages of docs that are made from code
 	@$(BIN)/python -m weft_app.config.reference docs
 	@$(BIN)/python -m weft.documents.schemas docs/schemas
 	@$(BIN)/python -m weft.documents.field_tables docs
+	@$(BIN)/python docs/site/log_events.py docs/logs.md
 
 dashboards: $(VENV)/.dev ## write the Grafana dashboards of deploy/observability from their code
 	@rm -rf deploy/observability/dashboards && cd deploy/observability && ../../$(BIN)/python -m boards dashboards

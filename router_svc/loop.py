@@ -477,6 +477,15 @@ class SchedulingLoop:
     def _decision_of(self, decision: RequestDecision, mailbox: Mailbox) -> placement.Decision | WeftError:
         match decision:
             case Placed():
+                request = mailbox.request
+                log.debug(
+                    "granted",
+                    request_id=request.request_id,
+                    trace_id=trace_id_of(request.traceparent) if request.traceparent else None,
+                    model=decision.candidate.model,
+                    runner=decision.candidate.runner,
+                    attempt=decision.attempt,
+                )
                 return self._deps.tickets.grant(decision, mailbox, self._mesh.view)
             case Waits():
                 return placement.WaitingInQueue(

@@ -95,6 +95,14 @@ class AuditLog:
         """Write down that the lease of a program is released for an operator. Raises SERVICE_UNAVAILABLE."""
         await self._write("lease.release_requested", requested_by, dict(lease))
 
+    async def log_level_changed(self, process: str, level: str, until: str, changed_by: str) -> None:
+        """Write down that the log level of a process was changed. Raises SERVICE_UNAVAILABLE.
+
+        While the log has room for operations alone, it is in the log of the process only.
+        """
+        if self._head.sequence < self._max_entries * SHARE_FOR_REFUSALS:
+            await self._write("log_level.changed", changed_by, {"process": process, "level": level, "until": until})
+
     async def close_window(self, *, at_once: bool = False) -> None:
         """Write the entries of counted refusals and cancellations, when their window has ended or `at_once`."""
         refusals = self._refusals.closed(self._clock.utc_now(), at_once=at_once)

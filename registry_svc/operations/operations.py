@@ -173,6 +173,12 @@ class Operations:
         self.audit.require_room(len(self._table))
         await self._writer.run(lambda: self.audit.release_requested(lease, requested_by))
 
+    async def record_log_level(self, process: str, level: str, until: str, changed_by: str) -> None:
+        """Write into the audit log that a log level was changed. Raises QUEUE_FULL and SERVICE_UNAVAILABLE."""
+        self._require_open()
+        self._require_turn()
+        await self._writer.run(lambda: self.audit.log_level_changed(process, level, until, changed_by))
+
     async def audit_page(self, after_sequence: int, size: int) -> tuple[list[AuditEntry], AuditHead]:
         """At most `size` entries after that one, oldest first, and the end of the log."""
         self._require_open()

@@ -4,7 +4,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import grpc
@@ -231,6 +231,18 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
                 to_actor(request.cancelled_by),
             )
             return operation_service_pb2.RecordCancellationResponse()
+
+    @override
+    async def RecordLogLevel(
+        self, request: operation_service_pb2.RecordLogLevelRequest, context: Context
+    ) -> operation_service_pb2.RecordLogLevelResponse:
+        async with answering(context):
+            until = (
+                request.end_time.ToDatetime(UTC).isoformat(timespec="seconds") if request.HasField("end_time") else ""
+            )
+            process, level = to_actor(request.process), require_token(request.level, "level", MAX_REQUEST_ID_CHARS)
+            await self._operations.record_log_level(process, level, until, to_actor(request.changed_by))
+            return operation_service_pb2.RecordLogLevelResponse()
 
     @override
     async def ListAuditEntries(

@@ -13,7 +13,13 @@ from runner_svc.chat.conversation import converse
 from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.instance import Instance
-from runner_svc.servicers.request_admission import RequestAdmission, call_info, log_failure, require_abilities
+from runner_svc.servicers.request_admission import (
+    RequestAdmission,
+    call_info,
+    log_attempt,
+    log_failure,
+    require_abilities,
+)
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.api.runner.v1 import model_call_service_pb2 as pb
@@ -98,11 +104,13 @@ class DataPlane:
             require_abilities(instance, permit.model, chat.payload)
             with self._desk.hold(permit, instance, request.options) as work:
                 answer = AnswerWriter(context.write, self._desk.started(permit), whole=call.whole)
+                log_attempt("attempt begun", call, permit.model)
                 try:
                     async with aclosing(converse(work, chat, self._chats[permit.model])) as frames:
                         async for frame in frames:
                             self._complete(frame, permit, instance, work)
                             await answer.put(frame)
+                    log_attempt("attempt ended", call, permit.model)
                 except WeftError as error:
                     log_failure(call, permit.model, error)
                     raise
@@ -166,7 +174,9 @@ class DataPlane:
         require_abilities(instance, permit.model, request.payload)
         with self._desk.hold(permit, instance, request.options, takes_slot=takes_slot) as work:
             try:
+                log_attempt("attempt begun", call, permit.model)
                 yield work
+                log_attempt("attempt ended", call, permit.model)
             except WeftError as error:
                 log_failure(call, permit.model, error)
                 raise

@@ -135,6 +135,11 @@ _QUOTING = frozenset({Reason.TOOL_CALL_INVALID, Reason.REPEATED_LINE_LOOP})
 """Errors whose messages quote model output, which must not be logged."""
 
 
+def log_attempt(event: str, call: CallInfo, model: str) -> None:
+    """Log the beginning or the end of an attempt, for who looks for one request."""
+    log.debug(event, request_id=call.request_id, trace_id=trace_id_of(call.traceparent), model=model)
+
+
 def log_failure(call: CallInfo, model: str, error: WeftError) -> None:
     """Log a failed attempt, in one line."""
     log.warning(

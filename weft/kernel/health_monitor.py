@@ -215,7 +215,9 @@ async def _looked(check: HealthCheck) -> Observation:
 def _log_change(before: Component, after: Component) -> None:
     if before.state is after.state:
         return
-    write = log.info if after.state is HealthState.OK else log.warning
+    # What has not worked yet is no news, unless it goes on.
+    is_news = after.state is HealthState.DOWN or before.state is not HealthState.STARTING
+    write = log.warning if is_news and after.state is not HealthState.OK else log.info
     write("health changed", check=after.name, state=after.state.value, reason=after.reason, message=after.message)
 
 

@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import TraceFlags, format_span_id, format_trace_id, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from weft.kernel.log_threshold import LogThreshold
 from weft.kernel.structured_log import structlog
 
 TRACEPARENT = "traceparent"
@@ -114,13 +115,15 @@ def configure_logging(
     exceptions = [] if pretty else [tracebacks]
     structlog.configure(
         processors=[
+            LogThreshold(level),
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *exceptions,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        # What is written may change while the process runs: see `LogThreshold`.
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", output)),
         cache_logger_on_first_use=True,
     )

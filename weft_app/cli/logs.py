@@ -2,6 +2,8 @@
 
 import sys
 import time
+from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -28,12 +30,13 @@ from weft_app.cli.mesh_logs import (
     print_logs,
 )
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, note, reporting
-from weft_app.cli.output import safe_text
+from weft_app.cli.output import json_line, safe_text, say
 from weft_app.cli.tasks import is_about_tasks, print_answer
 from weft_app.cli.wait import parse_duration
 from weft_app.compose.home import WeftHome
 
 MODEL_PREFIX = "model/"
+REQUEST_PREFIX = "request/"
 
 
 def logs(
@@ -41,7 +44,8 @@ def logs(
         list[str] | None,
         typer.Argument(
             metavar="NAME",
-            help="A model; gateway, router, registry or runner/NAME; or task/ID. Default: mesh, all of this mesh.",
+            help="A model; gateway, router, registry or runner/NAME; task/ID; request/ID, over all services and "
+            "engines. Default: mesh, all of this mesh.",
             autocompletion=complete_logged,
         ),
     ] = None,
@@ -68,11 +72,12 @@ def logs(
     ] = LinesFormat.TEXT,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Show the log of the mesh, a service or a runner, a model's engine's output, or a task's answer so far.
+    """Show the log of the mesh, a service, a runner or one request, a model's engine's output, or a task's answer.
 
     Logs of the mesh, of services and of runners are files of the home, also there when weft is stopped.
 
-    Example: weft logs -f, or for the last minutes of one service: weft logs gateway --since 10m
+    Example: weft logs -f, for the last minutes of one service weft logs gateway --since 10m, for one request
+    weft logs request/req-4279b8fd43b847a39a784f13
     """
     with reporting(interrupted=0):
         named = words or [MESH]
@@ -83,7 +88,19 @@ def logs(
             print_answer(named, home, follow=follow_on)
             return
         if len(named) != 1:
-            raise invalid_field("NAME", "name one model, service or runner, or one task as task/ID")
+            raise invalid_field(
+                "NAME", "name one model, service or runner, one task as task/ID or request as request/ID"
+            )
+        if named[0].startswith(REQUEST_PREFIX):
+            if request:
+                raise invalid_field("--request", "is the other spelling of request/ID; give one of them")
+            request = require_token(named[0].removeprefix(REQUEST_PREFIX), "request/ID", MAX_REQUEST_ID_CHARS)
+            wanted = replace(_filter_of(since, request, time.time()), in_text=True)
+            folder = LogFolder(WeftHome(home.expanduser().absolute()))
+            shown = print_logs(folder.everything(), wanted, output, lines=lines, follow=follow_on, says_none=False)
+            if not shown + _print_engine_lines(request, home, output):
+                note("there are no such lines")
+            return
         found = _resolved(named[0], home)
         if isinstance(found, Logs):
             print_logs(found, wanted, output, lines=lines, follow=follow_on)
@@ -142,6 +159,27 @@ def _resolved(name: str, home: Path) -> Logs | RunnerOfModel:
         if own is None:
             raise (folder.unknown(model) if folder.is_close(model) else error) from error
     return own
+
+
+def _print_engine_lines(request: str, home: Path, output: LinesFormat) -> int:
+    """Prints the last lines of engines that have the id of a request in them; returns how many. None without a mesh."""
+    count = 0
+    with suppress(WeftError), connect_registry(home=home) as registry:
+        for model in registry.names(ResourceKind.MODEL):
+            with suppress(WeftError), connect_runner_of(registry, model) as runner:
+                for response in runner.log_lines(MAX_LINES, follow=False):
+                    for line in response.lines:
+                        if request in line:
+                            count += 1
+                            say(_engine_line(model, line, output))
+    return count
+
+
+def _engine_line(model: str, line: str, output: LinesFormat) -> str:
+    """Returns a line that an engine printed; it has no time of its own."""
+    if output is LinesFormat.JSON:
+        return json_line({"event": line, "model": model, "component": "engine"})
+    return f"engine of {model}: {safe_text(line)}\n"
 
 
 def _print_output(runner: RunnerOfModel, model: str, lines: int, *, follow: bool) -> None:

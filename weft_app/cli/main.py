@@ -53,7 +53,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "status": CommandPlace(
         "weft_app.cli.status:status",
-        "Show whether a mesh runs on a home, since when, where, and which models it serves.",
+        "Show whether a mesh runs on a home, since when, where, how its processes are, and which models it serves.",
     ),
     "version": CommandPlace(
         "weft_app.cli.version:show_version",
@@ -157,7 +157,11 @@ COMMANDS: Mapping[str, CommandPlace] = {
     "keys": CommandPlace("weft_app.cli.keys:app", "Manage API keys: their scopes and tenants."),
     "logs": CommandPlace(
         "weft_app.cli.logs:logs",
-        "Show the log of the mesh, a service or a runner, a model's engine's output, or a task's answer so far.",
+        "Show the log of the mesh, a service, a runner or one request, a model's engine's output, or a task's answer.",
+    ),
+    "log-level": CommandPlace(
+        "weft_app.cli.log_level:log_level",
+        "Change the lowest level that a process of the mesh logs, for a time; then the configured one holds again.",
     ),
     "attach": CommandPlace(
         "weft_app.cli.attach:attach",
@@ -251,6 +255,7 @@ HELP_PANELS: Mapping[str, tuple[str, ...]] = {
         "usage",
         "sign",
         "approve",
+        "log-level",
     ),
     "Development": ("conformance",),
 }

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from operator import attrgetter
@@ -85,6 +85,8 @@ class Filter:
     """Id of a request, or of its trace."""
     service: str = ""
     """A service of the mesh, one of COMPONENTS, whose lines of `host.log` are shown."""
+    in_text: bool = False
+    """Whether plain lines with the id of the request in them are its lines, too."""
 
     def takes(self, entry: Entry) -> bool:
         """Whether a line is shown: never a blank one."""
@@ -93,9 +95,14 @@ class Filter:
         if self.since is not None and entry.time < self.since:
             return False
         fields = entry.fields or {}
-        if self.request and self.request not in (fields.get("request_id"), fields.get("trace_id")):
+        if self.request and not self._is_of_request(entry):
             return False
         return not self.service or entry.file != _HOST or self.service == _service_of(str(fields.get("component", "")))
+
+    def _is_of_request(self, entry: Entry) -> bool:
+        if entry.fields is None:
+            return self.in_text and self.request in entry.text
+        return self.request in (entry.fields.get("request_id"), entry.fields.get("trace_id"))
 
 
 def _service_of(component: str) -> str:
@@ -122,6 +129,12 @@ class LogFolder:
     def runners(self) -> tuple[str, ...]:
         """Returns the runners that have written here, whether they run or not."""
         return tuple(name.removeprefix(_FILE_PREFIX) for name in self._names() if name.startswith(_FILE_PREFIX))
+
+    def everything(self) -> Logs:
+        """Returns the logs of all services and runners. Raises NOT_FOUND where there are none."""
+        self.require(MESH)
+        runners = (f"{_FILE_PREFIX}{name}{suffix}" for name in self.runners() for suffix in (".log", ".out"))
+        return Logs(tuple(map(self._path, (_HOST, *(f"{name}.log" for name in COMPONENTS), *runners))))
 
     def names(self) -> tuple[str, ...]:
         """Returns all names that `find` knows."""
@@ -183,13 +196,20 @@ class LogFolder:
 
 
 def print_logs(
-    logs: Logs, wanted: Filter, output: LinesFormat, *, lines: int | None = None, follow: bool = False
-) -> None:
-    """Prints the last lines of logs, by time, and with `follow` every new one until Ctrl-C.
+    logs: Logs,
+    wanted: Filter,
+    output: LinesFormat,
+    *,
+    lines: int | None = None,
+    follow: bool = False,
+    says_none: bool = True,
+) -> int:
+    """Prints the last lines of logs, by time, and with `follow` every new one until Ctrl-C; returns how many there are.
 
-    `lines` None: DEFAULT_LINES, or with a filter all up to MAX_LINES; a note says how many are left out.
+    `lines` None: DEFAULT_LINES, or with a filter all up to MAX_LINES; a note says how many are left out. `says_none`:
+    a note says that there are none.
     """
-    wanted = Filter(since=wanted.since, request=wanted.request, service=logs.service)
+    wanted = replace(wanted, service=logs.service)
     is_filtered = wanted.since is not None or bool(wanted.request)
     most = lines if lines is not None else MAX_LINES if is_filtered else DEFAULT_LINES
     with ExitStack() as opened:
@@ -199,7 +219,7 @@ def print_logs(
             if is_filtered and lines is None and total > most:
                 note(f"{total - most} earlier lines are left out; narrow it with --since, or read {logs.files[0]}")
             say("".join(entry.shown(output) for entry in last))
-            if not total and not follow:
+            if says_none and not total and not follow:
                 note("there are no such lines" if is_filtered or logs.service else "there are no lines yet")
             while follow:
                 time.sleep(POLL_SECONDS)
@@ -208,6 +228,7 @@ def print_logs(
             if isinstance(error, BrokenPipeError):
                 raise
             raise _unreadable(logs.files[0].parent, error) from error
+    return total
 
 
 def _print_new(readers: Sequence["_Reader"], wanted: Filter, output: LinesFormat) -> None:

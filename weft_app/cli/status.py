@@ -12,8 +12,10 @@ from weft.client.resources import connect_registry
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ModelDocument
 from weft.kernel.errors import WeftError
+from weft.kernel.timestamps import datetime_of
 from weft_app.cli.options import DEFAULT_HOME, EXIT_NOT_FOUND, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import Column, page, print_page, table_block
+from weft_app.cli.process_calls import health_of, local_processes
 from weft_app.cli.templates import age
 from weft_app.compose.home import WeftHome
 
@@ -31,8 +33,17 @@ _FACTS = (
     Column("Services", lambda facts: _service_words(facts["services"]) if "services" in facts else None),
     Column("Config", lambda facts: ", ".join(facts["config"]) or "none" if "config" in facts else None),
     Column("Logs", lambda facts: facts["logs"]),
+    Column("Health", lambda facts: _health_words(facts["health"]) if "health" in facts else None),
     Column("Problem", lambda facts: facts.get("problem")),
 )
+_HEALTH = (
+    Column("PROCESS", lambda row: row["process"]),
+    Column("COMPONENT", lambda row: row["component"] or "-"),
+    Column("STATE", lambda row: row["state"]),
+    Column("SINCE", lambda row: age(datetime.fromisoformat(row["since"])) if row["since"] else "-"),
+    Column("REASON", lambda row: row["message"] or row["reason"] or "-"),
+)
+"""What is not well."""
 _MODELS = (
     Column("NAME", lambda model: model["name"]),
     Column("STATUS", lambda model: model["status"]),
@@ -41,7 +52,7 @@ _MODELS = (
 
 
 def status(output: PageOutputOption = OutputFormat.TABLE, home: HomeOption = DEFAULT_HOME) -> None:
-    """Show whether a mesh runs on a home, since when, where, and which models it serves.
+    """Show whether a mesh runs on a home, since when, where, how its processes are, and which models it serves.
 
     Services that `weft serve` runs on the home are a mesh too. Exit code 3 where none runs.
 
@@ -63,6 +74,7 @@ def _facts(home: WeftHome) -> dict[str, Any]:
     if (running := home.running()) is None:
         return facts
     facts["state"] = "running"
+    facts["health"] = [_health(name, address) for name, address in local_processes(home)]
     facts.update((name, running[name]) for name in ("startTime", "url", "grpc", "config") if name in running)
     return facts | _models(home)
 
@@ -109,6 +121,43 @@ def _models(home: WeftHome) -> dict[str, Any]:
     return {"models": [_model(each) for each in models]}
 
 
+def _health(process: str, address: str) -> dict[str, Any]:
+    """Returns the health of a process; one that does not answer is not well."""
+    try:
+        answer = health_of(address)
+    except WeftError as error:
+        return {"process": process, "status": "no_answer", "message": error.message, "components": []}
+    components = [
+        {
+            "name": each.name,
+            "state": each.state,
+            "reason": each.reason,
+            "message": each.message,
+            "since": datetime_of(each.since_time).isoformat(),
+        }
+        for each in answer.components
+    ]
+    return {"process": process, "status": answer.status, "message": "", "components": components}
+
+
+def _health_words(processes: list[dict[str, Any]]) -> str:
+    wrong = [f"{each['process']}: {each['status']}" for each in processes if each["status"] != "ok"]
+    return ", ".join(wrong) or "ok"
+
+
+def _unwell(processes: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
+    """Yields a row for each component that is not well, and for each process that does not answer."""
+    for process in processes:
+        name = process["process"]
+        if process["message"]:
+            row = {"component": "", "state": process["status"], "reason": "", "since": ""}
+            yield {"process": name, **row, "message": process["message"]}
+        for each in process["components"]:
+            if each["state"] != "ok":
+                values = {key: each[key] for key in ("state", "reason", "message", "since")}
+                yield {"process": name, "component": each["name"], **values}
+
+
 def _model(model: ModelDocument) -> dict[str, str]:
     runner = "" if model.observed is None else model.observed.runner
     return {"name": model.name, "status": model.state, "runner": runner}
@@ -116,4 +165,6 @@ def _model(model: ModelDocument) -> dict[str, str]:
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
     yield from page(_FACTS, facts)
+    if unwell := list(_unwell(facts.get("health", []))):
+        yield from table_block("Not well", _HEALTH, unwell)
     yield from table_block("Models", _MODELS, facts.get("models", ()))

@@ -32,6 +32,7 @@ from weft.kernel.service import Service, start_critical, stop_tasks
 from weft.kernel.timestamps import seconds_of
 from weft_app.compose.home import WeftHome
 from weft_app.compose.metrics import metrics_services, runner_page
+from weft_app.compose.process_service import ProcessService
 from weft_app.compose.security import channel_security, key_check, key_followers, new_host
 from weft_app.compose.served_models import runner_context, served_model
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
@@ -186,8 +187,10 @@ async def serve_central(config: WeftConfig, home: WeftHome, listen: str | None, 
         follower = CentralModelsFollower(runner, channel, SystemClock(), config.drain_seconds)
         page = None if config.metrics.listen is None else runner_page(config, runner, CENTRAL_RUNNER)
         figures = metrics_services(config, page, "runner")
-        companions = [follower, *key_followers(keys, registry, security), *figures]
+        companions: list[Service] = [follower, *key_followers(keys, registry, security), *figures]
         monitor = HealthMonitor(runner.health_checks, SystemClock(), config.health)
+        process = ProcessService(f"runner/{CENTRAL_RUNNER}", monitor, lambda: open_channel(registry, security))
+        companions.append(process)
         await serve_until_stopped(
             host, runner, config, lambda: announce(address), companions=companions, monitor=monitor
         )

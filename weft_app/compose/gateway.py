@@ -43,9 +43,11 @@ from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.settings import values_of
 from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
 from weft_app.compose.edge_certificate import with_edge_certificate
+from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
 from weft_app.compose.journal import journal_rules
 from weft_app.compose.metrics import metrics_page, metrics_services
+from weft_app.compose.process_service import ProcessService
 from weft_app.compose.security import KeyCheck, channel_security, key_check, keys_required
 from weft_app.compose.serving import Announce, registry_address, router_address
 from weft_app.compose.shutdown import CriticalTasks, stop_requested
@@ -171,6 +173,10 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     )
     figures = metrics_services(config, page, "gateway")
     service = build_gateway(with_edge_certificate(config, home), mesh)
+    # For its health, and for commands of this machine.
+    own = GrpcHost(guard=None if keys is None else keys.interceptor())
+    own.bind(home.address("gateway"))
+    process = ProcessService("gateway", monitor, lambda: open_channel(registry_address(config, home), security))
     with CriticalTasks(stop):
         # Closed in reverse order: callers get the drain, then the clients that serve them are closed.
         async with AsyncExitStack() as ends:
@@ -181,9 +187,9 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
                 ends.push_async_callback(keys.stop)
             ends.push_async_callback(fleet.stop)
             ends.push_async_callback(router_watch.stop)
-            ends.push_async_callback(monitor.stop)
             for each in figures:
                 ends.push_async_callback(each.stop, config.drain_seconds)
+            ends.push_async_callback(own.stop, config.drain_seconds)
             ends.push_async_callback(service.stop, config.drain_seconds)
             ends.push_async_callback(monitor.note_stopping)
             await fleet.start()
@@ -191,9 +197,9 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
             if keys is not None:
                 await keys.follow(registry)
             await service.start()
-            await monitor.start()
             for each in figures:
                 await each.start()
+            await own.start([process], monitor)
             settle_garbage_collector()
             announce(service.url)
             await stop.wait()

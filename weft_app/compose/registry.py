@@ -18,11 +18,13 @@ from registry_svc.config import (
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.health_monitor import HealthMonitor
+from weft.kernel.rpc import open_channel
 from weft.kernel.settings import values_of
 from weft.signing.tokens import read_shared_key
 from weft_app.compose.environment import KEY_PATH_VARIABLE, allow_cloud_fallback
 from weft_app.compose.home import WeftHome
 from weft_app.compose.metrics import metrics_services, page_if_served
+from weft_app.compose.process_service import ProcessService
 from weft_app.compose.security import channel_security, key_check, new_host
 from weft_app.compose.serving import Announce, serve_until_stopped
 from weft_app.config.config import WeftConfig
@@ -54,8 +56,11 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
         keys.use(lambda: service.key_ring)
     monitor = HealthMonitor(service.health_checks(config.health), SystemClock(), config.health)
     page = page_if_served(config)
-    figures = metrics_services(config, page, "registry")
-    await serve_until_stopped(host, service, config, lambda: announce(address), companions=figures, monitor=monitor)
+    companions = [
+        ProcessService("registry", monitor, lambda: open_channel(address, channel_security(config))),
+        *metrics_services(config, page, "registry"),
+    ]
+    await serve_until_stopped(host, service, config, lambda: announce(address), companions=companions, monitor=monitor)
 
 
 DEFAULT_KEY_PATH = Path("/etc/safebox/model-api.key")

@@ -12,11 +12,13 @@ from router_svc.policy.settings import RateLimitConfig, TenantRates
 from router_svc.settings import RelayLimits, RouterSettings
 from weft.kernel.clock import SystemClock
 from weft.kernel.health_monitor import HealthMonitor
+from weft.kernel.rpc import open_channel
 from weft.kernel.settings import values_of
 from weft_app.compose.environment import DEFAULT_RATES
 from weft_app.compose.home import WeftHome
 from weft_app.compose.journal import journal_rules
 from weft_app.compose.metrics import metrics_services, page_if_served
+from weft_app.compose.process_service import ProcessService
 from weft_app.compose.relay import relay_listeners
 from weft_app.compose.security import channel_security, key_check, key_followers, new_host
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
@@ -115,6 +117,7 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
     ]
     checks = [*service.health_checks(config.health), journal_check(database, companions, config.health)]
     monitor = HealthMonitor(checks, SystemClock(), config.health)
+    companions.append(ProcessService("router", monitor, lambda: open_channel(registry, channel_security(config))))
     try:
         await serve_until_stopped(
             host,

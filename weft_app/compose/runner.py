@@ -21,6 +21,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.health import HealthSource
 from weft.kernel.health_monitor import HealthMonitor
+from weft.kernel.rpc import open_channel
 from weft.kernel.service import Service
 from weft_app.compose.accelerators import host_observer
 from weft_app.compose.added_models import SectionAdder
@@ -31,6 +32,7 @@ from weft_app.compose.home import WeftHome
 from weft_app.compose.metrics import metrics_services, runner_page
 from weft_app.compose.model_sizer import size_by_memory
 from weft_app.compose.model_sources import ModelSources
+from weft_app.compose.process_service import ProcessService
 from weft_app.compose.published_agents import published_agents
 from weft_app.compose.runner_reload import RunnerReload
 from weft_app.compose.security import channel_security, key_check, key_followers, new_host
@@ -166,6 +168,8 @@ async def serve_runner(
         reloads = RunnerReload(service, section, build, lambda: pick_runner(configured_runners(reread()), section.name))
         companions.append(ConfigurationService(reloads.reload))
     monitor = HealthMonitor(service.health_checks, SystemClock(), config.health)
+    process = f"runner/{section.name}"
+    companions.append(ProcessService(process, monitor, lambda: open_channel(registry, built.security)))
     page = None
     if make_http_api is not None or config.metrics.listen is not None:
         page = runner_page(config, service, section.name)

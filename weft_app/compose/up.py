@@ -63,6 +63,7 @@ from weft_app.compose.home import WeftHome
 from weft_app.compose.machine import local_url, network_urls
 from weft_app.compose.mesh_runners import MeshRunners
 from weft_app.compose.metrics import add_runner_pages, metrics_page, metrics_services
+from weft_app.compose.process_service import ProcessService
 from weft_app.compose.registry import registry_config
 from weft_app.compose.relay import RelayEndpoint, relay_listeners
 from weft_app.compose.reload import MeshReload, ReloadedMesh
@@ -285,7 +286,9 @@ class UpHost:
             journal_check(database, [responses, *durable.in_order()], limits),
         ):
             self._monitor.add(check)
-        services = [registry, usage, router, responses, *durable.in_order(), *listeners, self.configuration]
+        process = ProcessService("mesh", self._monitor, lambda: open_channel(address))
+        stores = [registry, usage, router, responses, *durable.in_order()]
+        services = [*stores, *listeners, self.configuration, process]
         await host.start(services, self._monitor)
         self.relay = listeners[0].endpoint if listeners else None
         if database.notice:

@@ -235,7 +235,7 @@ def test_every_rpc_of_the_contract_has_a_rule_of_its_own_and_a_new_one_is_for_se
         "JoinTokenService/CheckJoinToken",
         "KeyService/WatchKeys", "LeaseService/ReleaseEarlierLives", "ModelCallService/GenerateImages",
         "ModelCallService/Rerank", "ModelCallService/Speak", "ModelCallService/Tokenize",
-        "ModelCallService/Transcribe", "OperationService/RecordCancellation",
+        "ModelCallService/Transcribe", "OperationService/RecordCancellation", "OperationService/RecordLogLevel",
         "PlacementService/Place", "RelayService/Attach",
         "RunnerService/AddModel", "RunnerService/FlushCache", "RunnerService/Load", "RunnerService/PullModel",
         "RunnerService/RemoveModel", "RunnerService/Unload", "RunnerService/Wake",

@@ -60,6 +60,9 @@ class ScriptedService(operation_service_pb2_grpc.OperationServiceServicer):
     async def RecordCancellation(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise AssertionError("nobody asks for this")
 
+    async def RecordLogLevel(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise AssertionError("nobody asks for this")
+
     async def GetGovernance(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise AssertionError("nobody asks for this")
 

@@ -443,6 +443,51 @@ class RecordCancellationResponse(google.protobuf.message.Message):
 global___RecordCancellationResponse = RecordCancellationResponse
 
 @typing.final
+class RecordLogLevelRequest(google.protobuf.message.Message):
+    """RecordLogLevelRequest is a log level that was changed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: builtins.int
+    LEVEL_FIELD_NUMBER: builtins.int
+    END_TIME_FIELD_NUMBER: builtins.int
+    CHANGED_BY_FIELD_NUMBER: builtins.int
+    process: builtins.str
+    """The process, such as "router" or "runner/local"; at most 256 characters."""
+    level: builtins.str
+    """The level that is logged from now on."""
+    changed_by: builtins.str
+    """Who changed it, such as "key:<id>"; at most 256 characters."""
+    @property
+    def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When the configured level holds again; absent: it does."""
+
+    def __init__(
+        self,
+        *,
+        process: builtins.str = ...,
+        level: builtins.str = ...,
+        end_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        changed_by: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["end_time", b"end_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["changed_by", b"changed_by", "end_time", b"end_time", "level", b"level", "process", b"process"]) -> None: ...
+
+global___RecordLogLevelRequest = RecordLogLevelRequest
+
+@typing.final
+class RecordLogLevelResponse(google.protobuf.message.Message):
+    """RecordLogLevelResponse says that it is written."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___RecordLogLevelResponse = RecordLogLevelResponse
+
+@typing.final
 class AuditEntry(google.protobuf.message.Message):
     """AuditEntry is one line of the audit log. `hash` is SHA-256 over the hash of the entry before it and the canonical form
     of this one, see docs/operations.md.
@@ -461,7 +506,9 @@ class AuditEntry(google.protobuf.message.Message):
     sequence: builtins.int
     """Counted from 1, without gaps."""
     event: builtins.str
-    """What happened, such as "operation.accepted", "operation.refused", "operation.succeeded", "request.cancelled"."""
+    """What happened, such as "operation.accepted", "operation.refused", "operation.succeeded", "request.cancelled",
+    "log_level.changed".
+    """
     actor: builtins.str
     """Who did it, in the caller's own words."""
     operation: builtins.str

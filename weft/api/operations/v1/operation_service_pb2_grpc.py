@@ -71,6 +71,11 @@ class OperationServiceStub(object):
                 request_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationResponse.FromString,
                 _registered_method=True)
+        self.RecordLogLevel = channel.unary_unary(
+                '/weft.api.operations.v1.OperationService/RecordLogLevel',
+                request_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordLogLevelRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordLogLevelResponse.FromString,
+                _registered_method=True)
         self.ListAuditEntries = channel.unary_unary(
                 '/weft.api.operations.v1.OperationService/ListAuditEntries',
                 request_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.ListAuditEntriesRequest.SerializeToString,
@@ -138,6 +143,13 @@ class OperationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RecordLogLevel(self, request, context):
+        """RecordLogLevel writes into the audit log that the log level of a process was changed. Called by that process.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAuditEntries(self, request, context):
         """ListAuditEntries returns the audit log, oldest first.
         """
@@ -182,6 +194,11 @@ def add_OperationServiceServicer_to_server(servicer, server):
                     servicer.RecordCancellation,
                     request_deserializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationRequest.FromString,
                     response_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationResponse.SerializeToString,
+            ),
+            'RecordLogLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordLogLevel,
+                    request_deserializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordLogLevelRequest.FromString,
+                    response_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordLogLevelResponse.SerializeToString,
             ),
             'ListAuditEntries': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAuditEntries,
@@ -380,6 +397,33 @@ class OperationService(object):
             '/weft.api.operations.v1.OperationService/RecordCancellation',
             weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationRequest.SerializeToString,
             weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordLogLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.operations.v1.OperationService/RecordLogLevel',
+            weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordLogLevelRequest.SerializeToString,
+            weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordLogLevelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -74,6 +74,12 @@ class OperationServiceStub:
     it. The first 20 in 10 minutes have an entry each, the others share one with their number by tenant.
     """
 
+    RecordLogLevel: grpc.UnaryUnaryMultiCallable[
+        weft.api.operations.v1.operation_service_pb2.RecordLogLevelRequest,
+        weft.api.operations.v1.operation_service_pb2.RecordLogLevelResponse,
+    ]
+    """RecordLogLevel writes into the audit log that the log level of a process was changed. Called by that process."""
+
     ListAuditEntries: grpc.UnaryUnaryMultiCallable[
         weft.api.operations.v1.operation_service_pb2.ListAuditEntriesRequest,
         weft.api.operations.v1.operation_service_pb2.ListAuditEntriesResponse,
@@ -135,6 +141,12 @@ class OperationServiceAsyncStub:
     """RecordCancellation writes into the audit log that somebody ended a request by its id. Called by the router that ended
     it. The first 20 in 10 minutes have an entry each, the others share one with their number by tenant.
     """
+
+    RecordLogLevel: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.operations.v1.operation_service_pb2.RecordLogLevelRequest,
+        weft.api.operations.v1.operation_service_pb2.RecordLogLevelResponse,
+    ]
+    """RecordLogLevel writes into the audit log that the log level of a process was changed. Called by that process."""
 
     ListAuditEntries: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.operations.v1.operation_service_pb2.ListAuditEntriesRequest,
@@ -211,6 +223,14 @@ class OperationServiceServicer(metaclass=abc.ABCMeta):
         """RecordCancellation writes into the audit log that somebody ended a request by its id. Called by the router that ended
         it. The first 20 in 10 minutes have an entry each, the others share one with their number by tenant.
         """
+
+    @abc.abstractmethod
+    def RecordLogLevel(
+        self,
+        request: weft.api.operations.v1.operation_service_pb2.RecordLogLevelRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.operations.v1.operation_service_pb2.RecordLogLevelResponse, collections.abc.Awaitable[weft.api.operations.v1.operation_service_pb2.RecordLogLevelResponse]]:
+        """RecordLogLevel writes into the audit log that the log level of a process was changed. Called by that process."""
 
     @abc.abstractmethod
     def ListAuditEntries(

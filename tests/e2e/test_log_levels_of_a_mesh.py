@@ -1,0 +1,104 @@
+"""`weft status`, `weft log-level` and `weft logs request/ID` on a real mesh."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    folder = tmp_path_factory.mktemp("levels")
+    with running_mesh(folder / "home", "--config", str(write_config(folder, fake_runner("a")))) as running:
+        yield running
+
+
+async def _weft(mesh: MeshProcess, *words: str) -> str:
+    code, out, error = await run_weft(*words, home=mesh.home)
+    assert code == 0, error
+    return out
+
+
+async def _chat(mesh: MeshProcess, request_id: str) -> None:
+    body = {"model": POOL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    headers = {"X-Request-Id": request_id}
+    async with (
+        aiohttp.ClientSession(mesh.url) as http,
+        http.post("/v1/chat/completions", json=body, headers=headers) as response,
+    ):
+        assert response.status == 200, await response.text()
+
+
+async def _lines(mesh: MeshProcess, request_id: str) -> list[tuple[str, str]]:
+    """Service and event of the lines of a request."""
+    out = await _weft(mesh, "logs", f"request/{request_id}", "-o", "json")
+    return [(line["service"], line["event"]) for line in map(json.loads, out.splitlines())]
+
+
+async def test_the_status_of_a_mesh_has_the_health_of_its_processes(mesh: MeshProcess) -> None:
+    async def is_well() -> bool:
+        return "Health:       ok" in await _weft(mesh, "status")
+
+    await eventually(is_well, 30.0, "the mesh is never well")
+    facts = json.loads(await _weft(mesh, "status", "-o", "json"))
+    assert [(each["process"], each["status"]) for each in facts["health"]] == [("mesh", "ok"), ("runner/a", "ok")]
+    names = [{component["name"] for component in each["components"]} for each in facts["health"]]
+    assert names == [{"event_loop", "store", "fleet_view", "journal"}, {"event_loop", "engines", "registry"}]
+
+
+async def test_a_level_changes_what_a_request_leaves_in_the_logs_and_is_audited(mesh: MeshProcess) -> None:
+    await _chat(mesh, "req-quiet")
+    assert await _lines(mesh, "req-quiet") == [("host", "request")], "the control: without it there is one line"
+    assert (await _weft(mesh, "log-level", "runner/a", "debug", "--for", "5m")).startswith("runner/a: info -> debug un")
+    assert (await _weft(mesh, "log-level", "gateway", "debug")).startswith("mesh: info -> debug until ")
+    await _chat(mesh, "req-loud")
+    assert sorted(await _lines(mesh, "req-loud")) == [
+        ("host", "granted"),
+        ("host", "request"),
+        ("runner-a", "attempt begun"),
+        ("runner-a", "attempt ended"),
+    ]
+    assert (await _weft(mesh, "log-level", "runner/a")).startswith("runner/a: debug until ")
+    assert await _weft(mesh, "log-level", "runner/a", "reset") == "runner/a: debug -> info\n"
+    assert await _weft(mesh, "log-level", "reset") == "mesh: debug -> info\n"
+    await _chat(mesh, "req-quiet-again")
+    assert await _lines(mesh, "req-quiet-again") == [("host", "request")]
+    entries = json.loads(await _weft(mesh, "audit", "list", "-o", "json"))["items"]
+    details = [json.loads(each["detail"]) if isinstance(each["detail"], str) else each["detail"] for each in entries]
+    found = [(each["process"], each["level"]) for each in details]
+    assert found == [("runner/a", "debug"), ("mesh", "debug"), ("runner/a", "info"), ("mesh", "info")]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("log-level", "loud"), "a level one of debug, info, warning, error, reset"),
+        (("log-level", "debug", "--for", "5h"), "at most 4 h"),
+        (("log-level", "runner/nobody", "debug"), "nobody"),
+        (("logs", "request/req-x", "--request", "req-y"), "--request"),
+        (("logs", "request/"), "request/ID"),
+    ],
+)
+async def test_wrong_words_are_refused_with_what_is_right(mesh: MeshProcess, words: tuple[str, ...], said: str) -> None:
+    code, _, error = await run_weft(*words, home=mesh.home)
+    assert code != 0
+    assert said in error
+
+
+async def test_a_request_of_which_there_are_no_lines_is_said_to_have_none(mesh: MeshProcess) -> None:
+    code, out, error = await run_weft("logs", "request/req-never", home=mesh.home)
+    assert (code, out) == (0, "")
+    assert "there are no such lines" in error
+
+
+async def test_what_a_killed_process_leaves_behind_is_said_not_to_answer(mesh: MeshProcess) -> None:
+    stale = Path(mesh.home) / "run" / "runner-gone.sock"
+    stale.touch()
+    try:
+        out = await _weft(mesh, "status")
+    finally:
+        stale.unlink()
+    assert "runner/gone: no_answer" in out

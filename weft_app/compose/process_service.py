@@ -1,0 +1,104 @@
+"""ProcessService over gRPC: the health of this process with reasons, and the level of its log."""
+
+from collections.abc import Callable
+from datetime import UTC
+from typing import Any
+
+import grpc
+from typing_extensions import override
+
+from weft.api.operations.v1 import (
+    operation_service_pb2,
+    operation_service_pb2_grpc,
+    process_service_pb2_grpc,
+)
+from weft.api.operations.v1 import process_service_pb2 as pb
+from weft.kernel.clock import SystemClock
+from weft.kernel.health import HealthSource
+from weft.kernel.log import get_logger
+from weft.kernel.log_level import CurrentLevel, LogLevel
+from weft.kernel.log_threshold import threshold_in_use
+from weft.kernel.rpc import answers
+from weft.kernel.rpc_auth import caller
+from weft.kernel.service import Service
+
+log = get_logger("weft.log_level")
+
+AUDIT_TIMEOUT_SECONDS = 2.0
+"""How long a change of the log level waits for its entry in the audit log."""
+
+
+class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
+    """Says how one process is, and changes the level of its log."""
+
+    service_names = (pb.DESCRIPTOR.services_by_name["ProcessService"].full_name,)
+
+    def __init__(self, process: str, health: HealthSource, open_registry: Callable[[], grpc.aio.Channel]) -> None:
+        """`process` is its name in the audit log; `open_registry` opens a channel to the registry, which keeps that."""
+        self._process = process
+        self._health = health
+        self._open_registry = open_registry
+        self._level = LogLevel(threshold_in_use(), SystemClock())
+
+    @override
+    def register(self, server: grpc.aio.Server) -> None:
+        add: Any = process_service_pb2_grpc.add_ProcessServiceServicer_to_server
+        add(self, server)
+
+    @override
+    async def start(self) -> None:
+        """Does nothing: it answers calls."""
+
+    @override
+    async def stop(self, grace_seconds: float) -> None:
+        """Uses the configured log level again."""
+        await self._level.stop()
+
+    @answers
+    async def GetHealth(  # noqa: N802 - the name of the rpc
+        self,
+        request: pb.GetHealthRequest,  # noqa: ARG002
+        context: Any,  # noqa: ARG002
+    ) -> pb.GetHealthResponse:
+        """See the contract."""
+        report, current = self._health.report, self._level.current
+        response = pb.GetHealthResponse(
+            status=report.status, live=report.is_live, ready=report.is_ready, log_level=current.level
+        )
+        if current.until is not None:
+            response.log_level_end_time.FromDatetime(current.until)
+        for each in self._health.component_documents():
+            added = response.components.add(**{name: each[name] for name in ("name", "state", "reason", "message")})
+            added.since_time.FromJsonString(each["since"])
+        return response
+
+    @answers
+    async def SetLogLevel(  # noqa: N802 - the name of the rpc
+        self,
+        request: pb.SetLogLevelRequest,
+        context: Any,  # noqa: ARG002
+    ) -> pb.SetLogLevelResponse:
+        """See the contract."""
+        before = self._level.current.level
+        seconds = request.duration.ToNanoseconds() / 1e9 if request.HasField("duration") else None
+        now = await self._level.change(request.level, seconds)
+        by = caller().name
+        until = None if now.until is None else now.until.astimezone(UTC).isoformat(timespec="seconds")
+        log.warning("log level changed", log_level=now.level, before=before, until=until, by=by)
+        await self._audit(now, by)
+        response = pb.SetLogLevelResponse(level=now.level, previous_level=before)
+        if now.until is not None:
+            response.end_time.FromDatetime(now.until)
+        return response
+
+    async def _audit(self, now: CurrentLevel, by: str) -> None:
+        """Writes a change into the audit log. The level of the log matters most while the registry does not answer."""
+        request = operation_service_pb2.RecordLogLevelRequest(process=self._process, level=now.level, changed_by=by)
+        if now.until is not None:
+            request.end_time.FromDatetime(now.until)
+        async with self._open_registry() as registry:
+            stub: Any = operation_service_pb2_grpc.OperationServiceStub(registry)
+            try:
+                await stub.RecordLogLevel(request, timeout=AUDIT_TIMEOUT_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                log.warning("log level not in the audit log", log_level=now.level, by=by, why=error.details())
