@@ -13,6 +13,7 @@ from gateway.errors import envelope, error_headers
 from gateway.request_facts import facts_of
 from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
+from weft.kernel.health import LIVEZ, READYZ, probe_answer
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.principal import Access, Resource, Role
 from weft.kernel.reasons import Reason
@@ -46,24 +47,23 @@ def component_fields(deps: InferenceDeps, request: Request) -> dict[str, object]
 
 async def get_livez(deps: InferenceDeps, request: Request) -> Response:
     """Answers 200 unless this process itself is stuck; nothing else counts."""
-    return _probe_answer(request, "ok" if deps.health.report.is_live else "stuck", deps.health.report.is_live)
+    return _probe_response(deps, request, LIVEZ)
 
 
 async def get_readyz(deps: InferenceDeps, request: Request) -> Response:
     """Answers 200 while this process should get requests, also a degraded one; else 503."""
-    return _probe_answer(request, deps.health.report.status, deps.health.report.is_ready)
+    return _probe_response(deps, request, READYZ)
 
 
-def _probe_answer(request: Request, status: str, is_well: bool) -> Response:
+def _probe_response(deps: InferenceDeps, request: Request, path: str) -> Response:
     facts = facts_of(request.scope)
     facts.surface = "health"
+    is_well, document = probe_answer(path, deps.health)
     if is_well:
-        return Response(encode_json({"status": status}), media_type="application/json")
-    facts.error = WeftError(Reason.SERVICE_UNAVAILABLE, f"the process is {_PROBE_WORDS.get(status, status)}")
-    return unhealthy_response({"status": status}, facts.error, facts.request_id)
-
-
-_PROBE_WORDS = {"not_ready": "not ready", "stuck": "stuck", "starting": "starting", "stopping": "stopping"}
+        return Response(encode_json(document), media_type="application/json")
+    words = str(document["status"]).replace("_", " ")
+    facts.error = WeftError(Reason.SERVICE_UNAVAILABLE, f"the process is {words}")
+    return unhealthy_response(document, facts.error, facts.request_id)
 
 
 async def get_metrics(deps: GatewayDeps, request: Request) -> Response:

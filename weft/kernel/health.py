@@ -217,6 +217,20 @@ class AlwaysHealthy(HealthSource):
         return []
 
 
+LIVEZ, READYZ, HEALTH = "/livez", "/readyz", "/health"
+
+
+def probe_answer(path: str, health: HealthSource) -> tuple[bool, dict[str, Any]]:
+    """Returns whether a probe succeeds, and its JSON: that of HEALTH has every component, of the others the status."""
+    report = health.report
+    if path == LIVEZ:
+        return report.is_live, {"status": "ok" if report.is_live else "stuck"}
+    if path == READYZ:
+        return report.is_ready, {"status": report.status}
+    document = {"status": report.status, "live": report.is_live, "ready": report.is_ready}
+    return report.is_ready, document | {"components": health.component_documents()}
+
+
 def component_document(component: Component, now: float, utc_now: datetime) -> dict[str, Any]:
     """Returns a component as JSON, with the time since which it is in its state."""
     since = utc_now - timedelta(seconds=max(0.0, now - component.since))

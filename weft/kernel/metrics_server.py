@@ -1,4 +1,4 @@
-"""The admin port of a service: `GET /metrics`, on a TCP address or a Unix socket, and nothing else."""
+"""The admin port of a service: `GET /metrics` and its probes, on a TCP address or a Unix socket, and nothing else."""
 
 import asyncio
 import errno
@@ -10,6 +10,7 @@ from aiohttp import web
 from typing_extensions import override
 
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.health import HEALTH, LIVEZ, READYZ, AlwaysHealthy, HealthSource, probe_answer
 from weft.kernel.log import get_logger
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.reasons import Reason
@@ -26,6 +27,7 @@ MAX_SCRAPES = 2
 UNIX_PREFIX = "unix:"
 _FIELD = "metrics.listen"
 _BACKLOG = 16
+_PATHS = ("/metrics", LIVEZ, READYZ, HEALTH)
 
 
 class MetricsServer(Service):
@@ -33,9 +35,10 @@ class MetricsServer(Service):
 
     service_names: Sequence[str] = ()
 
-    def __init__(self, page: MetricsPage, listen: str) -> None:
+    def __init__(self, page: MetricsPage, listen: str, health: HealthSource | None = None) -> None:
         """`listen` is `host:port`, or `unix:` and a path. Raises INVALID_ARGUMENT for another form."""
         self._page = page
+        self._health = health or AlwaysHealthy()
         self._path = Path(listen.removeprefix(UNIX_PREFIX)) if listen.startswith(UNIX_PREFIX) else None
         self._address = ("", 0) if self._path is not None else _host_and_port(listen)
         self._http: web.Server | None = None
@@ -92,10 +95,13 @@ class MetricsServer(Service):
             self._path.unlink(missing_ok=True)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path != "/metrics":
-            return web.Response(status=404, text="only /metrics is here\n")
+        if request.path not in _PATHS:
+            return web.Response(status=404, text=f"only {', '.join(_PATHS)} are here\n")
         if request.method not in {"GET", "HEAD"}:
             return web.Response(status=405, headers={"allow": "GET, HEAD"}, text="only GET and HEAD\n")
+        if request.path != _PATHS[0]:
+            is_well, document = probe_answer(request.path, self._health)
+            return web.json_response(document, status=200 if is_well else 503)
         if self._scrapes >= MAX_SCRAPES:
             return web.Response(status=503, headers={"retry-after": "1"}, text="too many scrapes at once\n")
         self._scrapes += 1

@@ -84,7 +84,10 @@ def _of_services(home: WeftHome) -> dict[str, Any]:
     served = {name: address for name, address in home.served().items() if is_reachable(address)}
     if not served:
         return {}
-    facts: dict[str, Any] = {"state": "running", "services": served}
+    # A gateway is served at a URL, and has its gRPC on a socket of the home.
+    places = {name: home.address(name) if name == "gateway" else address for name, address in served.items()}
+    health = [_health(name, address) for name, address in places.items()]
+    facts: dict[str, Any] = {"state": "running", "services": served, "health": health}
     if "gateway" in served:
         facts["url"] = served["gateway"]
     if "registry" not in served:

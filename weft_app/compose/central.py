@@ -185,10 +185,10 @@ async def serve_central(config: WeftConfig, home: WeftHome, listen: str | None, 
     )
     async with open_channel(registry, security) as channel:
         follower = CentralModelsFollower(runner, channel, SystemClock(), config.drain_seconds)
-        page = None if config.metrics.listen is None else runner_page(config, runner, CENTRAL_RUNNER)
-        figures = metrics_services(config, page, "runner")
-        companions: list[Service] = [follower, *key_followers(keys, registry, security), *figures]
         monitor = HealthMonitor(runner.health_checks, SystemClock(), config.health)
+        page = None if config.metrics.listen is None else runner_page(config, runner, CENTRAL_RUNNER)
+        figures = metrics_services(config, page, "runner", monitor)
+        companions: list[Service] = [follower, *key_followers(keys, registry, security), *figures]
         process = ProcessService(f"runner/{CENTRAL_RUNNER}", monitor, lambda: open_channel(registry, security))
         companions.append(process)
         await serve_until_stopped(

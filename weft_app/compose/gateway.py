@@ -171,7 +171,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
         health=monitor,
         metrics=page,
     )
-    figures = metrics_services(config, page, "gateway")
+    figures = metrics_services(config, page, "gateway", monitor)
     service = build_gateway(with_edge_certificate(config, home), mesh)
     # For its health, and for commands of this machine.
     own = GrpcHost(guard=None if keys is None else keys.interceptor())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from weft.kernel.clock import SystemClock
+from weft.kernel.health import HealthSource
 from weft.kernel.service import Service
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig
@@ -59,8 +60,13 @@ def add_runner_pages(page: "MetricsPage", home: WeftHome, runners: Callable[[], 
     page.before_scrape(refresh)
 
 
-def metrics_services(config: WeftConfig, page: "MetricsPage | None", service: str) -> tuple[Service, ...]:
-    """Returns what a process with a page runs: the samples of its event loop's delay, and its admin port if any."""
+def metrics_services(
+    config: WeftConfig, page: "MetricsPage | None", service: str, health: HealthSource
+) -> tuple[Service, ...]:
+    """Returns what a process with a page runs: the samples of its event loop's delay, and its admin port if any.
+
+    `health` is what the probes on that port answer.
+    """
     if page is None:
         return ()
     from weft.kernel.loop_delay import LoopDelay  # noqa: PLC0415
@@ -70,4 +76,4 @@ def metrics_services(config: WeftConfig, page: "MetricsPage | None", service: st
         return (delay,)
     from weft.kernel.metrics_server import MetricsServer  # noqa: PLC0415
 
-    return (delay, MetricsServer(page, config.metrics.listen))
+    return (delay, MetricsServer(page, config.metrics.listen, health))

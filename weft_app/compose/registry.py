@@ -58,7 +58,7 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
     page = page_if_served(config)
     companions = [
         ProcessService("registry", monitor, lambda: open_channel(address, channel_security(config))),
-        *metrics_services(config, page, "registry"),
+        *metrics_services(config, page, "registry", monitor),
     ]
     await serve_until_stopped(host, service, config, lambda: announce(address), companions=companions, monitor=monitor)
 

@@ -113,10 +113,10 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
         *durable_services(config, database, service).in_order(),
         *key_followers(keys, registry, channel_security(config)),
         *relay_listeners(config.relay, home, service.relay),
-        *metrics_services(config, page, "router"),
     ]
     checks = [*service.health_checks(config.health), journal_check(database, companions, config.health)]
     monitor = HealthMonitor(checks, SystemClock(), config.health)
+    companions += metrics_services(config, page, "router", monitor)
     companions.append(ProcessService("router", monitor, lambda: open_channel(registry, channel_security(config))))
     try:
         await serve_until_stopped(

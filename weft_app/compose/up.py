@@ -368,7 +368,7 @@ class UpHost:
             ),
             self._note_reload,
         )
-        for figures in metrics_services(self._config, self._page, "mesh"):
+        for figures in metrics_services(self._config, self._page, "mesh", self._monitor):
             self._stack.push_async_callback(figures.stop, 0.0)
             await figures.start()
         add_runner_pages(self._page, self._home, lambda: self._children.pids)

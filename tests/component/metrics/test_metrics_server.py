@@ -9,9 +9,12 @@ import aiohttp
 import pytest
 
 from weft.kernel.errors import WeftError
+from weft.kernel.health import HealthCheck, Observation, down
+from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.metrics_server import MAX_CONNECTIONS, MAX_SCRAPES, MetricsServer
 from weft.kernel.reasons import Reason
+from weft_testing.fake_clock import FakeClock
 
 
 @asynccontextmanager
@@ -41,6 +44,34 @@ async def test_it_serves_the_page_in_the_format_that_is_asked_for_and_nothing_el
             assert answer.status == 405
         async with http.get(server.url.replace("/metrics", "/")) as answer:
             assert answer.status == 404
+
+
+async def test_it_answers_probes_by_the_health_of_its_process() -> None:
+    monitor = HealthMonitor([HealthCheck(name="store", look=_full_disk)], FakeClock())
+    server = MetricsServer(MetricsPage(), "127.0.0.1:0", monitor)
+    await server.start()
+    await monitor.start()
+    try:
+        async with aiohttp.ClientSession() as http:
+            answers = {}
+            for path in ("/livez", "/readyz", "/health"):
+                async with http.get(server.url.replace("/metrics", path)) as answer:
+                    answers[path] = answer.status, await answer.json()
+    finally:
+        await monitor.stop()
+        await server.stop(0)
+    assert answers["/livez"] == (200, {"status": "ok"})
+    assert answers["/readyz"] == (503, {"status": "starting"})
+    status, document = answers["/health"]
+    assert (status, document["live"], document["ready"]) == (503, True, False)
+    assert [(each["name"], each["reason"]) for each in document["components"]] == [
+        ("event_loop", ""),
+        ("store", "store_not_writable"),
+    ]
+
+
+async def _full_disk() -> Observation:
+    return down("store_not_writable", "the database cannot be written (SQLITE_FULL)")
 
 
 async def test_it_serves_a_unix_socket_of_its_owner_and_takes_it_away(tmp_path: Path) -> None:
