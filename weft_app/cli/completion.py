@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 CALL_TIMEOUT_SECONDS = 0.25
 """Of each call; a completion makes at most five and must be there within a second even on a slow host."""
 MAX_OFFERED = 1000
+MODEL = "model"
 TASKS = "tasks"
 REQUESTS = "requests"
 LEASES = "leases"
-CANCELLED_KINDS = (REQUESTS, TASKS)
+CANCELLED_KINDS = (REQUESTS, TASKS, "batches", "operations")
 """Plurals of what `weft cancel` takes."""
 REMEMBERED = ("clients", REQUESTS, TASKS)
 """Plurals of what a router stores; their names are not completed, since they change constantly."""
@@ -80,6 +81,11 @@ def complete_with_tasks(ctx: typer.Context, incomplete: str) -> list[str]:
 def complete_cancelled_kind(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes the kinds of what can be cancelled."""
     return [] if ctx.params.get("words") else _offer(CANCELLED_KINDS, incomplete)
+
+
+def complete_restarted(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completes the word model, then names of models."""
+    return complete_model(ctx, incomplete) if ctx.params.get("model") else _offer([MODEL], incomplete)
 
 
 def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -110,7 +110,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "cancel": CommandPlace(
         "weft_app.cli.tasks:cancel",
-        "Cancel tasks or requests: one that waits never starts, one that runs is stopped with its engine.",
+        "Cancel requests, tasks, batches or operations: what waits never starts, what runs is stopped with its engine.",
     ),
     "batch": CommandPlace("weft_app.cli.batch:app", "Submit batches of requests, and fetch their answers."),
     "events": CommandPlace("weft_app.cli.events:events", "Show recent events, oldest first."),

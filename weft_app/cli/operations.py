@@ -1,27 +1,34 @@
 """`weft load`, `weft unload` and `weft flush`, and `weft operation` for what they have started."""
 
+import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from weft.api.operations.v1.operation_pb2 import Operation, OperationAction, OperationResult
+from weft.api.operations.v1.operation_pb2 import LoadModel, Operation, OperationAction, OperationResult
 from weft.api.operations.v1.operation_service_pb2 import ListOperationsResponse
+from weft.api.runner.v1.load_pb2 import LoadOptions
 from weft.client.operations import Operations, connect_operations, has_ended
+from weft.client.resources import connect_registry, connect_runner_of
 from weft.documents.codec import document_of, seconds_of, word_of
+from weft.documents.operation_actions import unload_action
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_request_id
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 from weft_app.cli import verbs
 from weft_app.cli.completion import complete_model
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note
-from weft_app.cli.output import Column, Listing, safe_text, say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, exit_code, note, reporting
+from weft_app.cli.output import Column, Listing, print_page, safe_text, say
 from weft_app.cli.progress import ProgressStyle, shown_progress
+from weft_app.cli.targets import selected, selector_of
 
 MAX_DETAIL_CHARS = 100
 DONE_SHARE = 100.0
@@ -52,6 +59,12 @@ TokenOption = Annotated[
 RequestIdOption = Annotated[
     str, typer.Option("--request-id", help="Idempotency id: the same id is never carried out twice.")
 ]
+
+
+SelectedModelsOption = Annotated[
+    str, typer.Option("--selector", "-l", metavar="SELECTOR", help="Models with such labels: tier=fast,team=a.")
+]
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 def carry_out(
@@ -85,22 +98,111 @@ load = verbs.command(
     Example: weft load qwen --ctx 8192 --watch
     """,
 )
-unload = verbs.command(
-    verbs.unload,
-    carry_out,
-    """Drain the requests of a model, then unload it; the next request loads it again.
+MAX_SELECTED = 100
+"""Most models that one selector unloads or flushes."""
 
-    Example: weft unload qwen
-    """,
-)
-flush = verbs.command(
-    verbs.flush,
-    carry_out,
-    """Drop cached prefixes. Running requests keep theirs until they end.
 
-    Example: weft flush --tenant acme
+_OF_ONE_MODEL = (("MODEL", "model"), ("--token", "token"), ("--request-id", "request_id"), ("--all", "everything"))
+"""Options that say what one operation is about, and their parameters."""
+
+
+def _selecting(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns a command about one model, its parameter `model`, that also takes the models of a selector, in turn."""
+    own = inspect.signature(command).parameters
+
+    def run(*, selector: str, **arguments: Any) -> None:
+        with reporting():
+            if not selector:
+                if arguments["model"] is None:
+                    raise invalid_field("MODEL", "name a model, or select some by their labels with -l")
+                command(**arguments)
+                return
+            for option, name in _OF_ONE_MODEL:
+                if arguments.get(name):
+                    raise invalid_field("--selector", f"goes without {option}")
+            _each_of(_selected_models(selector, arguments["home"]), lambda name: command(**arguments | {"model": name}))
+
+    model = own["model"]
+    if model.default is inspect.Parameter.empty:
+        kind, argument = get_args(model.annotation)
+        model = model.replace(annotation=Annotated[kind | None, argument], default=None, kind=_KEYWORD)
+    parameters = [model if name == "model" else each.replace(kind=_KEYWORD) for name, each in own.items()]
+    parameters.append(inspect.Parameter("selector", _KEYWORD, default="", annotation=SelectedModelsOption))
+    run.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__doc__ = command.__doc__
+    return run
+
+
+def _selected_models(selector: str, home: Path) -> list[str]:
+    """Returns the models with such labels. Raises INVALID_ARGUMENT for too many."""
+    wanted = selector_of(selector, ResourceKind.MODEL)
+    with connect_registry(home=home) as registry:
+        found = [document.name for document in selected(registry.documents(ResourceKind.MODEL), wanted)]
+    if len(found) > MAX_SELECTED:
+        raise invalid_field("--selector", f"selects {len(found)} models; at most {MAX_SELECTED} are changed at once")
+    if not found:
+        note("no models have such labels")
+    return found
+
+
+def _each_of(names: Sequence[str], act: Callable[[str], None]) -> None:
+    """Does something for each model; a failure of one, whose command has printed it, does not stop the others."""
+    codes = []
+    for name in names:
+        try:
+            act(name)
+        except typer.Exit as ended:
+            codes.append(ended.exit_code)
+    if any(codes):
+        raise typer.Exit(next(code for code in codes if code))
+
+
+unload = _selecting(
+    verbs.command(
+        verbs.unload,
+        carry_out,
+        """Drain the requests of a model, then unload it; the next request loads it again.
+
+    With -l the models that have such labels, one after the other.
+
+    Example: weft unload qwen, or weft unload -l team=a
     """,
+    )
 )
+flush = _selecting(
+    verbs.command(
+        verbs.flush,
+        carry_out,
+        """Drop cached prefixes. Running requests keep theirs until they end.
+
+    With -l those of the models that have such labels, one after the other.
+
+    Example: weft flush --tenant acme, or weft flush -l team=a
+    """,
+    )
+)
+
+
+def restart_model(name: str, home: Path) -> None:
+    """Unloads a model and loads it with the options of its last load. Two operations, each in the audit log."""
+    options = _load_options(name, home)
+    is_shown = sys.stderr.isatty()
+    with connect_operations(home=home) as operations:
+        follow(operations, operations.create(unload_action(name)), shown=is_shown)
+        action = OperationAction(load_model=LoadModel(model=name, options=options))
+        try:
+            loaded = follow(operations, operations.create(action), shown=is_shown)
+        except WeftError as error:
+            message = f"{name} was unloaded, and did not load again: {error.message}; the next request tries it again"
+            raise WeftError(error.reason, message) from error
+    say(f"{outcome_text(loaded)}\n")
+
+
+def _load_options(name: str, home: Path) -> LoadOptions:
+    """Returns the options with which a model is loaded. Raises MODEL_NOT_FOUND, and NO_RUNNER_AVAILABLE without one."""
+    with connect_registry(home=home) as registry, connect_runner_of(registry, name) as runner:
+        return runner.load_options()
 
 
 def read_token(place: str) -> str:
@@ -306,10 +408,31 @@ def cancel_operation(name: NameArgument, home: HomeOption = DEFAULT_HOME) -> Non
 
     Example: weft operation cancel op-3f2a
     """
+    cancel_operations([name], OutputFormat.TABLE, home)
+
+
+def cancel_operations(names: Sequence[str], output: OutputFormat, home: Path) -> None:
+    """Cancels operations, and prints the state of each when it has ended. A failure of one does not stop the others."""
+    failures: list[WeftError] = []
     with connect_operations(home=home) as operations:
-        last = operations.cancel(name)
-        if not has_ended(last):
-            for last in operations.watch(name):
-                if has_ended(last):
-                    break
-        say(f"{last.name} {word_of(last, 'state')}\n")
+        for name in names:
+            try:
+                last = _cancelled(operations, name)
+            except WeftError as error:
+                failures.append(error)
+                note(error.message)
+            else:
+                line = f"{last.name} {word_of(last, 'state')}\n"
+                print_page(output, partial(str, line), partial(document_of, last))
+    if failures:
+        raise typer.Exit(exit_code(failures[0]))
+
+
+def _cancelled(operations: Operations, name: str) -> Operation:
+    """Cancels an operation and returns it when it has ended."""
+    last = operations.cancel(name)
+    if not has_ended(last):
+        for last in operations.watch(name):
+            if has_ended(last):
+                break
+    return last

@@ -1,15 +1,18 @@
-"""`weft restart`: the mesh of a home stops, and starts again as it was started."""
+"""`weft restart`: the mesh of a home stops, and starts again as it was started; or one model does."""
 
 import os
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
+from weft_app.cli.completion import complete_restarted
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, note
 from weft_app.cli.output import say
 from weft_app.cli.wait import parse_duration
@@ -19,7 +22,15 @@ POLL_SECONDS = 0.1
 
 
 def restart(
-    model: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[model NAME]",
+            help="A model instead of the mesh, as model NAME or model/NAME.",
+            show_default=False,
+            autocompletion=complete_restarted,
+        ),
+    ] = None,
     *,
     home: HomeOption = DEFAULT_HOME,
     timeout: Annotated[
@@ -30,13 +41,17 @@ def restart(
 
     It keeps its command line, environment, terminal and process id. Exit code 5 where it does not serve in time.
 
-    Example: weft restart --timeout 5m
+    A model is unloaded when its running requests have ended, and loaded again with the options of its last load;
+    requests that arrive meanwhile wait in the queue. As after weft load it stays loaded then, unless that had a
+    --keep-alive.
+
+    Example: weft restart --timeout 5m, or weft restart model qwen
     """
     if model:
-        name = model[-1]
-        raise invalid_field(
-            "MODEL", f"weft restart is for a mesh; one model alone: weft unload {name}, weft load {name}"
-        )
+        from weft_app.cli.operations import restart_model  # noqa: PLC0415 - it brings rich with it
+
+        restart_model(_model_in(model), home)
+        return
     seconds = parse_duration(timeout)
     folder = WeftHome(home.expanduser().absolute())
     process, running = folder.owner(), folder.running()
@@ -52,6 +67,16 @@ def restart(
     note(f"the mesh on {folder.root} finishes its requests, and starts again")
     url = _await_start(folder, process, before, seconds, timeout)
     say(f"the mesh on {folder.root} serves again at {url}\n")
+
+
+def _model_in(words: Sequence[str]) -> str:
+    """Returns the model that `model NAME` or `model/NAME` names. Raises INVALID_ARGUMENT."""
+    kind, slash, name = words[0].partition("/")
+    names = [name, *words[1:]] if slash else list(words[1:])
+    if kind.lower() not in ("model", "models") or len(names) != 1:
+        name = words[-1][:64]
+        raise invalid_field("MODEL", f"weft restart is for a mesh; one model alone: weft restart model {name}")
+    return require_name(names[0], "NAME")
 
 
 def _await_start(home: WeftHome, process: int, before: tuple[object, int], seconds: float, timeout: str) -> str:

@@ -24,6 +24,9 @@ TASK_WORDS = frozenset({"task", "tasks", "inference-task", "inference-tasks"})
 """Names of what a router stores, which are no kinds of resources."""
 SECRET_WORDS = frozenset({"secret", "secrets"})
 """Names of what the registry keeps, and which is never declared."""
+BATCH_WORDS = frozenset({"batch", "batches"})
+OPERATION_WORDS = frozenset({"operation", "operations"})
+"""Names of what is cancelled, and not listed by `weft get`."""
 LEASE_WORDS = frozenset({"lease", "leases"})
 """Names of the leases of accelerator memory."""
 LABELLED = frozenset({ResourceKind.MODEL, ResourceKind.AGENT})

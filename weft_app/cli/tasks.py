@@ -34,7 +34,7 @@ from weft_app.cli.options import (
 )
 from weft_app.cli.output import Column, Listing, page, print_page, safe_text, say
 from weft_app.cli.record_watch import RecordWatch
-from weft_app.cli.targets import REQUEST_WORDS, TASK_WORDS
+from weft_app.cli.targets import BATCH_WORDS, OPERATION_WORDS, REQUEST_WORDS, TASK_WORDS
 from weft_app.cli.templates import filled, shortened
 
 MAX_SHOWN = 1_000
@@ -340,8 +340,8 @@ def cancel(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="KIND ID...",
-            help="task or request, and ids; or task/ID... (an id of a request may contain slashes)",
+            metavar="[KIND] ID...",
+            help="Ids of requests, tasks, batches or operations; a kind before them where the id does not show it.",
             autocompletion=complete_cancelled_kind,
         ),
     ],
@@ -349,38 +349,66 @@ def cancel(
     output: PageOutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Cancel tasks or requests: one that waits never starts, one that runs is stopped with its engine.
+    """Cancel requests, tasks, batches or operations: what waits never starts, what runs is stopped with its engine.
 
-    A request's caller gets the error `cancelled`; a request that has ended stays as it is, and how it ended is printed.
+    Over which API a request came does not matter, nor whether it is for a model or an agent. Its caller gets the error
+    `cancelled`; one that has ended stays as it is, and how it ended is printed.
 
-    Example: weft cancel request req-5f0c1a
+    Example: weft cancel req-5f0c1a, or weft cancel op-3f2a, or weft cancel request my-own-id
     """
-    kind, slash, _ = words[0].partition("/")
-    prefix = words[0].partition("-")[0]
-    if kind.lower() in REQUEST_WORDS:
-        cancel_requests(words, tenant, output, home)
-    elif is_about_tasks(words):
-        cancel_tasks(words, home, output)
-    elif prefix == "req" and not slash:
-        cancel_requests(["request", *words], tenant, output, home)
-    elif prefix == "task" and not slash:
-        cancel_tasks(["task", *words], home, output)
+    kind, ids = _cancelled_kind(words)
+    if kind != REQUEST and tenant:
+        raise invalid_field("--tenant", "goes with requests")
+    if kind == REQUEST:
+        cancel_requests(ids, tenant, output, home)
+    elif kind == TASK:
+        cancel_tasks([TASK, *ids], home, output)
+    elif kind == BATCH:
+        from weft_app.cli.batch import cancel_batches  # noqa: PLC0415 - it brings the HTTP client with it
+
+        cancel_batches(ids, output, home)
     else:
-        command = _CANCELLED_BY.get(prefix, "`weft operation cancel ID`, `weft batch cancel ID`")
-        raise invalid_field("KIND", f"must be task or request, as in `weft cancel request ID`; for others: {command}")
+        from weft_app.cli.operations import cancel_operations  # noqa: PLC0415 - it brings rich with it
+
+        cancel_operations(ids, output, home)
 
 
-_CANCELLED_BY: Mapping[str, str] = MappingProxyType(
-    {"op": "`weft operation cancel ID`", "batch": "`weft batch cancel ID`"}
+REQUEST, TASK, BATCH, OPERATION = "request", "task", "batch", "operation"
+_KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(REQUEST_WORDS, REQUEST),
+        **dict.fromkeys(TASK_WORDS, TASK),
+        **dict.fromkeys(BATCH_WORDS, BATCH),
+        **dict.fromkeys(OPERATION_WORDS, OPERATION),
+    }
 )
-"""What cancels that whose ids begin so."""
+_KIND_OF_PREFIX: Mapping[str, str] = MappingProxyType({"req": REQUEST, "task": TASK, "batch": BATCH, "op": OPERATION})
+"""The kind of ids that begin so, as the mesh makes them."""
 
 
-def cancel_requests(words: Sequence[str], tenant: str, output: OutputFormat, home: Path) -> None:
+def _cancelled_kind(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the kind and the ids that `KIND ID...`, `KIND/ID...` or `ID...` name. Raises INVALID_ARGUMENT."""
+    first, slash, _ = words[0].partition("/")
+    if kind := _KINDS.get(first.lower()):
+        ids = [word.partition("/")[2] for word in words] if slash else list(words[1:])
+        if slash and any(_KINDS.get(word.partition("/")[0].lower()) != kind for word in words):
+            raise invalid_field("ID", f"write {kind}/ID for each, or {kind} once before the ids")
+    else:
+        found = {_KIND_OF_PREFIX.get(word.partition("-")[0], "") for word in words}
+        kind, ids = "".join(found) if len(found) == 1 else "", list(words)
+    if not kind:
+        raise invalid_field(
+            "KIND", "must be request, task, batch or operation, as in `weft cancel request ID`: the id does not show it"
+        )
+    if not ids or not all(ids):
+        raise invalid_field(
+            "ID", f"name what is to be cancelled, as {kind} ID or {kind}/ID; `weft get {kind}s` lists them"
+        )
+    return kind, ids
+
+
+def cancel_requests(ids: Sequence[str], tenant: str, output: OutputFormat, home: Path) -> None:
     """Cancels requests by their ids and prints how each ended. A failure of one does not stop the others."""
-    ids = [word.partition("/")[2] for word in words] if "/" in words[0] else list(words[1:])
-    if not ids:
-        raise invalid_field("ID", "name a request, as request ID or request/ID; `weft get requests` lists them")
     failures: list[WeftError] = []
     with connect_requests(home=home) as requests:
         for each in ids:

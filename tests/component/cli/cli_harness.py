@@ -40,7 +40,7 @@ from weft.api.registry.v1 import (
     event_pb2 as registry_event_pb2,
 )
 from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc
-from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
+from weft.api.runner.v1 import load_pb2, runner_service_pb2, runner_service_pb2_grpc
 from weft.documents.mesh_state import MeshState, pool_message, pool_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -386,6 +386,7 @@ class _Runner(runner_service_pb2_grpc.RunnerServiceServicer):
             process_id=4711,
             restart_count=2,
             last_restart_reason="it died",
+            load_options=load_pb2.LoadOptions(quantization="q8_0", pin=True),
             log_lines=[f"asked for {asked_for}", "\x1b[31mred\x1b[0m"][: request.log_line_count],
         )
         return runner_service_pb2.DescribeResponse(instances=[instance])

@@ -234,6 +234,8 @@ def test_a_batch_without_failures_has_no_lines_of_errors(script: GatewayScript) 
 def test_cancelling_says_what_was_answered_before(script: GatewayScript) -> None:
     script.states = [document("cancelling", 1)]
     assert script.run("cancel", ID).stdout == f"{ID}: cancelling, 1/3 answered\n"
+    found = CliRunner().invoke(app, ["cancel", ID], env={"WEFT_HOME": str(script.home)})
+    assert found.stdout == f"{ID}: cancelling, 1/3 answered\n"
 
 
 def test_a_home_without_a_mesh_says_how_to_start_one(tmp_path: Path) -> None:

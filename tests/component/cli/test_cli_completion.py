@@ -53,7 +53,7 @@ def _offered(home: Path, line: str) -> list[str]:
         ("weft wait ", ["models", "agents", "runners", "pools", "routes", "aliases", "tasks"]),
         ("weft describe ta", ["tasks"]),
         ("weft delete task ", []),
-        ("weft cancel ", ["requests", "tasks"]),
+        ("weft cancel ", ["requests", "tasks", "batches", "operations"]),
         ("weft cancel tasks ", []),
         ("weft batch r", ["results"]),
         ("weft get req", ["requests"]),

@@ -195,6 +195,14 @@ def test_a_cancel_waits_until_nothing_goes_on(registry: ScriptedRegistry) -> Non
     assert registry.cancelled[0].name == "operations/op-1"
 
 
+@pytest.mark.parametrize("words", [("op-1",), ("operation", "op-1"), ("operation/op-1",), ("operations", "op-1")])
+def test_an_operation_is_cancelled_like_anything_else(registry: ScriptedRegistry, words: tuple[str, ...]) -> None:
+    registry.told = [an_operation("RUNNING"), an_operation("CANCELLED")]
+    found = registry.run("cancel", *words)
+    assert (found.exit_code, found.stdout) == (0, "operations/op-1 cancelled\n")
+    assert [each.name for each in registry.cancelled] == ["operations/op-1"]
+
+
 def test_a_whole_audit_log_is_said_to_be_whole(registry: ScriptedRegistry, tmp_path: Path) -> None:
     registry.audit = audit_entries(3)
     head = registry.run("audit", "head").stdout

@@ -340,4 +340,6 @@ def test_an_unknown_request_does_not_stop_the_cancellation_of_the_others(mesh: M
     assert "request/req-1 cancelled by local" in done.output
     assert "weft get requests" in done.output
     assert mesh.run("cancel", "request").exit_code == 2
-    assert "must be task or request" in mesh.run("cancel", "model", "m").output
+    assert "must be request, task, batch or operation" in mesh.run("cancel", "model", "m").output
+    assert "must be request, task, batch or operation" in mesh.run("cancel", "req-1", "task-1").output
+    assert "--tenant: goes with requests" in mesh.run("cancel", "task-1", "--tenant", "acme").output

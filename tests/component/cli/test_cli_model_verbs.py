@@ -1,0 +1,116 @@
+"""`weft restart model`, and `-l` of `weft unload` and `weft flush`, against a scripted mesh with operations."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_harness import ScriptedMesh, scripted_mesh
+from cli_samples import some_model
+from operations_script import ScriptedOperations, ScriptedRegistry, an_operation
+
+from weft.api.operations.v1 import operation_service_pb2_grpc
+from weft.api.registry.v1 import runner_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> ScriptedRegistry:
+    return ScriptedRegistry(tmp_path / "home", told=[an_operation("SUCCEEDED")])
+
+
+@pytest.fixture
+def mesh(tmp_path: Path, script: ScriptedRegistry) -> Iterator[ScriptedMesh]:
+    servicer = ScriptedOperations(script)  # type: ignore[abstract]  # only what the CLI calls
+    add = operation_service_pb2_grpc.add_OperationServiceServicer_to_server
+    with scripted_mesh(tmp_path / "home", add=lambda server: add(servicer, server)) as mesh:
+        for name in ("qwen", "llama", "other"):
+            model = some_model(name, name)
+            model.runner = "r1"
+            if name == "other":
+                model.manifest.tags.labels["team"] = "b"
+            mesh.add(model)
+        mesh.add(runner_pb2.Runner(name="r1", address=_address(mesh), status=runner_pb2.Runner.STATUS_ACTIVE))
+        yield mesh
+
+
+def _address(mesh: ScriptedMesh) -> str:
+    return str(json.loads((mesh.home / "run" / "up.json").read_text())["grpc"])
+
+
+def _done(script: ScriptedRegistry) -> list[str]:
+    """What was asked for, in order."""
+    actions = [request.action for request in script.created]
+    return [
+        f"{action.WhichOneof('kind')} {getattr(action, str(action.WhichOneof('kind'))).model}" for action in actions
+    ]
+
+
+@pytest.mark.parametrize("words", [("model", "qwen"), ("model/qwen",)])
+def test_a_model_is_unloaded_and_loaded_again_with_the_options_of_its_last_load(
+    mesh: ScriptedMesh, script: ScriptedRegistry, words: tuple[str, ...]
+) -> None:
+    done = mesh.run("restart", *words)
+    assert done.exit_code == 0, done.stderr
+    assert _done(script) == ["unload_model qwen", "load_model qwen"]
+    options = script.created[1].action.load_model.options
+    assert (options.quantization, options.pin) == ("q8_0", True)
+
+
+def test_a_restart_of_what_is_no_model_begins_nothing(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
+    unknown, bare = mesh.run("restart", "model", "qwem"), mesh.run("restart", "qwen")
+    assert (unknown.exit_code, bare.exit_code) == (3, 2)
+    assert "qwen" in unknown.stderr
+    assert "weft restart model qwen" in bare.stderr
+    assert script.created == []
+
+
+def test_a_model_that_does_not_unload_is_not_loaded(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
+    script.refusal = WeftError(Reason.UNSUPPORTED_OPERATION, "weft did not start it")
+    done = mesh.run("restart", "model", "qwen")
+    assert done.exit_code == 1
+    assert "weft did not start it" in done.stderr
+    assert script.created == []
+
+
+def test_the_models_of_a_selector_are_unloaded_in_turn(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
+    done = mesh.run("unload", "-l", "team=a")
+    assert done.exit_code == 0, done.stderr
+    assert sorted(_done(script)) == ["unload_model llama", "unload_model qwen"]
+
+
+def test_prefixes_of_the_models_of_a_selector_are_flushed(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
+    done = mesh.run("flush", "-l", "team=b")
+    assert done.exit_code == 0, done.stderr
+    assert _done(script) == ["flush_cache other"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("unload",),
+        ("unload", "qwen", "-l", "team=a"),
+        ("unload", "-l", "team=a", "--request-id", "mine"),
+        ("flush", "--all", "-l", "team=a"),
+        ("unload", "-l", "team="),
+    ],
+)
+def test_a_selector_goes_without_what_is_about_one_model(
+    mesh: ScriptedMesh, script: ScriptedRegistry, words: tuple[str, ...]
+) -> None:
+    assert mesh.run(*words).exit_code == 2
+    assert script.created == []
+
+
+def test_a_selector_that_selects_nothing_says_so(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
+    done = mesh.run("unload", "-l", "team=none")
+    assert (done.exit_code, script.created) == (0, [])
+    assert "no models have such labels" in done.stderr
+
+
+def test_a_refusal_of_one_model_does_not_stop_the_others(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
+    script.refusal = WeftError(Reason.NO_RUNNER_AVAILABLE, "its runner is away")
+    done = mesh.run("unload", "-l", "team=a")
+    assert done.exit_code == 1
+    assert done.stderr.count("its runner is away") == 2
