@@ -15,6 +15,8 @@ from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, r
 from test_tasks_mesh import batch_file, client_of
 
 from weft.client import connect_async
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 
 CHAT = "/v1/chat/completions"
 ENDLESS: dict[str, Any] = {"answer_tokens": 0, "tokens_per_second": 20}
@@ -217,19 +219,38 @@ async def test_the_openai_client_raises_for_a_cancelled_request(mesh: MeshProces
     assert (raised.value.status_code, raised.value.code) == (499, "cancelled")
 
 
+async def _running(http: aiohttp.ClientSession) -> str:
+    """The id of the one request that runs."""
+    async with asyncio.timeout(30):
+        while True:
+            async with http.get("/v1/requests") as answer:
+                found = [each["requestId"] for each in (await answer.json())["items"] if each["state"] == "running"]
+            if len(found) == 1:
+                return str(found[0])
+            await asyncio.sleep(0.02)
+
+
 async def test_a_request_over_grpc_is_ended_by_its_id_alone(mesh: MeshProcess) -> None:
-    async with connect_async(home=mesh.home) as client, await mesh.backend("a") as backend:
-        asking = asyncio.create_task(anext(client.chat(POOL, "hi", request_id="req-grpc"), None))
+    async def ask() -> None:
+        async with connect_async(home=mesh.home) as client:
+            async for _ in client.chat(POOL, "hi", max_tokens=4000):
+                pass
+
+    async with aiohttp.ClientSession(mesh.url) as http, await mesh.backend("a") as backend:
+        asking = asyncio.create_task(ask())
         await backend.wait_for_state(lambda state: state.active_requests == 1)
-        await asking
-        code, out, err = await run_weft("cancel", "req-grpc", home=mesh.home)
-        assert (code, out) == (0, "request/req-grpc cancelled by local\n"), err
+        request_id = await _running(http)
+        code, out, err = await run_weft("cancel", request_id, home=mesh.home)
+        assert (code, out) == (0, f"request/{request_id} cancelled by local\n"), err
+        with pytest.raises(WeftError, match="cancelled by local") as ended:
+            await asking
+        assert ended.value.reason is Reason.CANCELLED
         await backend.wait_for_state(lambda state: state.active_requests == 0)
 
 
 async def test_the_run_of_an_agent_is_ended_with_its_engine(mesh: MeshProcess, tmp_path: Path) -> None:
     agent = tmp_path / "agent.yaml"
-    agent.write_text(f"kind: agent\nname: writer\nmodel: {POOL}\nsystemPrompt: Write on.\n")
+    agent.write_text("kind: agent\nname: writer\nmodel: m-a\nsystemPrompt: Write on.\n")
     assert (await run_weft("apply", "-f", str(agent), home=mesh.home))[0] == 0
     body = {"model": "agent/writer", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4000}
     async with aiohttp.ClientSession(mesh.url) as http, await mesh.backend("a") as backend:
@@ -256,7 +277,9 @@ async def test_a_batch_is_ended_with_the_requests_of_its_lines(mesh: MeshProcess
 
 
 async def test_a_load_is_ended_with_the_process_that_it_began(tmp_path: Path) -> None:
-    config = write_config(tmp_path, fake_runner("a", load_seconds=60.0, start_asleep=True))
+    runner = fake_runner("a", load_seconds=60.0)
+    runner["models"][0]["start_asleep"] = True
+    config = write_config(tmp_path, runner)
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
         _, shown, _ = await run_weft("get", "models", "-o", "json", home=mesh.home)
         model = json.loads(shown)["items"][0]["name"]
