@@ -1,19 +1,21 @@
 """Parts of documents that do not follow from one field of a message, and rules that concern several fields.
 
-Each is a small function in a table by the message's full name.
+Each is a small function in a table by the message's full name: commands that show one kind import no other messages.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from weft.api.operations.v1 import operation_pb2
-from weft.api.registry.v1 import key_service_pb2, wake_pb2
-from weft.api.router.v1 import task_pb2
-from weft.api.runner.v1 import load_pb2
 from weft.kernel.field_rules import enum_words
+
+if TYPE_CHECKING:
+    from weft.api.operations.v1 import operation_pb2
+    from weft.api.registry.v1 import key_service_pb2, wake_pb2
+    from weft.api.router.v1 import task_pb2
+    from weft.api.runner.v1 import load_pb2
 
 CONTEXT_TOKENS = "context_tokens"
 MIN_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS = 16, 16_777_216
@@ -38,14 +40,14 @@ class Computed:
     """Fields of the message that it may leave out."""
 
 
-def _load_options(_: load_pb2.LoadOptions, document: dict[str, Any]) -> None:
+def _load_options(_: "load_pb2.LoadOptions", document: dict[str, Any]) -> None:
     """Writes the context as a field of its own: every engine has it."""
     context = document["parameters"].pop(CONTEXT_TOKENS, None)
     if context is not None:
         document["contextTokens"] = context
 
 
-def _load_parameter(parameter: load_pb2.LoadParameter, document: dict[str, Any]) -> None:
+def _load_parameter(parameter: "load_pb2.LoadParameter", document: dict[str, Any]) -> None:
     kind = "word" if parameter.words else "flag" if parameter.flag else "integer" if parameter.integer else "number"
     document["type"] = kind
 
@@ -61,7 +63,7 @@ _RESULT_FIELDS: Mapping[str | None, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def _operation(operation: operation_pb2.Operation, document: dict[str, Any]) -> None:
+def _operation(operation: "operation_pb2.Operation", document: dict[str, Any]) -> None:
     """Leaves out of the result what an action of this kind has not."""
     kind, result = operation.action.WhichOneof("kind"), document.get("result")
     if result is None:
@@ -72,17 +74,16 @@ def _operation(operation: operation_pb2.Operation, document: dict[str, Any]) -> 
     document["result"] = {name: result[name] for name in shown if name in result}
 
 
-def _task(task: task_pb2.Task, document: dict[str, Any]) -> None:
+def _task(task: "task_pb2.Task", document: dict[str, Any]) -> None:
     if not task.batch:
         document.pop("line")
     document["attempts"] = []
 
 
-def _task_attempt(attempt: task_pb2.TaskAttempt, document: dict[str, Any]) -> None:
+def _task_attempt(attempt: "task_pb2.TaskAttempt", document: dict[str, Any]) -> None:
     if attempt.reason:
-        error = task_pb2.TaskError(reason=attempt.reason, message=attempt.message)
-        words = enum_words(task_pb2.TaskError.DESCRIPTOR.fields_by_name["reason"].enum_type)
-        document["error"] = {"reason": words.get(error.reason, "unknown"), "message": error.message}
+        words = enum_words(attempt.DESCRIPTOR.fields_by_name["reason"].enum_type)
+        document["error"] = {"reason": words.get(attempt.reason, "unknown"), "message": attempt.message}
 
 
 def _as_it_is(_: Any, __: dict[str, Any]) -> None:
@@ -128,9 +129,9 @@ _RESULT_NAMES = frozenset(name for names in _RESULT_FIELDS.values() for name in 
 COMPUTED: Mapping[str, Computed] = MappingProxyType(
     {
         # Its state depends on the time, so `key_state` is added by the caller.
-        key_service_pb2.Key.DESCRIPTOR.full_name: Computed(_as_it_is, {"state": _KEY_STATE}, required=("state",)),
+        "weft.api.registry.v1.Key": Computed(_as_it_is, {"state": _KEY_STATE}, required=("state",)),
         # As narrow as `operation_actions.LoadSettings`: the registry takes more from those who call it themselves.
-        load_pb2.LoadOptions.DESCRIPTOR.full_name: Computed(
+        "weft.api.runner.v1.LoadOptions": Computed(
             _load_options,
             {
                 "contextTokens": _nullable(_CONTEXT),
@@ -139,19 +140,17 @@ COMPUTED: Mapping[str, Computed] = MappingProxyType(
                 "parameters": _PARAMETERS,
             },
         ),
-        load_pb2.LoadParameter.DESCRIPTOR.full_name: Computed(
-            _load_parameter, {"type": _PARAMETER_TYPE}, required=("type",)
-        ),
-        operation_pb2.Operation.DESCRIPTOR.full_name: Computed(_operation),
-        operation_pb2.OperationResult.DESCRIPTOR.full_name: Computed(_as_it_is, left_out=_RESULT_NAMES),
-        task_pb2.Task.DESCRIPTOR.full_name: Computed(_task, {"attempts": _ATTEMPTS}, left_out=frozenset({"line"})),
-        task_pb2.TaskAttempt.DESCRIPTOR.full_name: Computed(_task_attempt, {"error": _nullable(_ERROR)}),
+        "weft.api.runner.v1.LoadParameter": Computed(_load_parameter, {"type": _PARAMETER_TYPE}, required=("type",)),
+        "weft.api.operations.v1.Operation": Computed(_operation),
+        "weft.api.operations.v1.OperationResult": Computed(_as_it_is, left_out=_RESULT_NAMES),
+        "weft.api.router.v1.Task": Computed(_task, {"attempts": _ATTEMPTS}, left_out=frozenset({"line"})),
+        "weft.api.router.v1.TaskAttempt": Computed(_task_attempt, {"error": _nullable(_ERROR)}),
     }
 )
 """What is different in documents, by the full name of the message."""
 
 
-def key_state(key: key_service_pb2.Key, now: datetime) -> str:
+def key_state(key: "key_service_pb2.Key", now: datetime) -> str:
     """Returns whether an API key is good, expired or revoked at `now`."""
     if key.HasField("revoke_time"):
         return "revoked"
@@ -159,9 +158,9 @@ def key_state(key: key_service_pb2.Key, now: datetime) -> str:
     return "expired" if is_over else "good"
 
 
-def _wake(wake: wake_pb2.Wake) -> str:
+def _wake(wake: "wake_pb2.Wake") -> str:
     return "" if wake.by_runner or wake.HasField("by_mesh") else "needs byRunner: true, or a recipe in byMesh"
 
 
-CHECKS: Mapping[str, Callable[[Any], str]] = MappingProxyType({wake_pb2.Wake.DESCRIPTOR.full_name: _wake})
+CHECKS: Mapping[str, Callable[[Any], str]] = MappingProxyType({"weft.api.registry.v1.Wake": _wake})
 """Rules that concern several fields, by the full name of the message: what is wrong, or empty."""

@@ -60,9 +60,12 @@ def _plain_one(value: Any, kind: type, info: ParameterInfo) -> Any:
         return next((each for each in kind if value in (each, each.value)), _UNKNOWN)
     if kind is Path:
         return Path(value) if _is_usual_path(value, info) else _UNKNOWN
-    if kind in _SCALARS and type(value) is kind and info.min is None and info.max is None:
-        return value
-    return _UNKNOWN
+    return value if kind in _SCALARS and type(value) is kind and _is_within(value, info) else _UNKNOWN
+
+
+def _is_within(value: Any, info: ParameterInfo) -> bool:
+    """Whether a number, such as a default, is within the bounds of its option."""
+    return (info.min is None or value >= info.min) and (info.max is None or value <= info.max)
 
 
 def _is_usual_path(value: Any, info: ParameterInfo) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.main import get_command
 
-from weft_app.cli.plain_values import without_conversion
+from weft_app.cli.plain_values import _is_within, without_conversion
 
 
 class Colour(StrEnum):
@@ -39,6 +39,8 @@ def _made(found: dict[str, Any]) -> Any:
     return get_command(app)
 
 
+LARGE = {"pydantic", "rich", "yaml", "structlog", "msgspec", "uvloop"}
+"""Libraries that take longer to import than most commands take."""
 CALLS = [
     (),
     ("a", "b"),
@@ -78,6 +80,30 @@ def test_a_command_gives_what_it_gives_with_the_conversion_of_typer(
     assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.parametrize(
+    "line", ["weft chat ", "weft load ", "weft describe model ", "weft wait model ", "weft cancel "]
+)
+def test_a_completion_imports_none_of_the_large_libraries(line: str, tmp_path: Path) -> None:
+    heavy = {*LARGE, "weft_app.compose", "weft.api.router.v1.task_pb2"} - (
+        {"yaml", "rich"} if "load" in line else set()
+    )
+    program = (
+        "import sys\n"
+        "from weft_app.cli.main import app\n"
+        "try: app(prog_name='weft')\n"
+        f"except SystemExit: print(*({heavy!r} & set(sys.modules)), file=sys.stderr)"
+    )
+    completing = {"_WEFT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()))}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **completing, "WEFT_HOME": str(tmp_path / "none")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.strip() == ""
+
+
 @pytest.mark.parametrize("words", [("ps",), ("get", "models", "-o", "json"), ("describe", "x"), ("explain", "x")])
 def test_a_command_imports_none_of_the_large_libraries_that_it_does_not_use(
     words: tuple[str, ...], tmp_path: Path
@@ -86,7 +112,7 @@ def test_a_command_imports_none_of_the_large_libraries_that_it_does_not_use(
         "import sys\n"
         "from weft_app.cli.main import app\n"
         "try: app()\n"
-        "except SystemExit: print(*({'pydantic', 'rich', 'yaml', 'structlog', 'msgspec', 'uvloop'} & set(sys.modules)))"
+        f"except SystemExit: print(*({LARGE!r} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, *words],
@@ -97,3 +123,10 @@ def test_a_command_imports_none_of_the_large_libraries_that_it_does_not_use(
     )
     assert "weft up --home" in done.stderr
     assert done.stdout == "\n"
+
+
+def test_a_default_within_the_bounds_of_its_option_needs_no_conversion_and_one_beyond_them_does() -> None:
+    class Bounds:
+        min, max = 1, 64
+
+    assert [_is_within(value, Bounds()) for value in (1, 64, 0, 65)] == [True, True, False, False]  # type: ignore[arg-type]  # all that is read of it
