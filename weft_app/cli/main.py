@@ -109,7 +109,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "Wait for a condition of a resource, or for the end of a task. Exit code 5 on timeout.",
     ),
     "cancel": CommandPlace(
-        "weft_app.cli.tasks:cancel",
+        "weft_app.cli.cancel:cancel",
         "Cancel requests, tasks, batches or operations: what waits never starts, what runs is stopped with its engine.",
     ),
     "batch": CommandPlace("weft_app.cli.batch:app", "Submit batches of requests, and fetch their answers."),

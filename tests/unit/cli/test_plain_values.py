@@ -80,13 +80,9 @@ def test_a_command_gives_what_it_gives_with_the_conversion_of_typer(
     assert outcomes[0] == outcomes[1]
 
 
-@pytest.mark.parametrize(
-    "line", ["weft chat ", "weft load ", "weft describe model ", "weft wait model ", "weft cancel "]
-)
+@pytest.mark.parametrize("line", ["weft chat ", "weft describe model ", "weft wait model ", "weft cancel "])
 def test_a_completion_imports_none_of_the_large_libraries(line: str, tmp_path: Path) -> None:
-    heavy = {*LARGE, "weft_app.compose", "weft.api.router.v1.task_pb2"} - (
-        {"yaml", "rich"} if "load" in line else set()
-    )
+    heavy = {*LARGE, "weft_app.compose"}
     program = (
         "import sys\n"
         "from weft_app.cli.main import app\n"

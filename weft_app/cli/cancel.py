@@ -1,0 +1,117 @@
+"""`weft cancel`: requests, tasks, batches and operations, by their ids."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
+
+import typer
+
+from weft.api.router.v1.request_pb2 import RequestRecord
+from weft.client.requests import connect_requests
+from weft.documents.codec import document_of, word_of
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
+from weft_app.cli.completion import complete_cancelled_kind
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption, exit_code, note
+from weft_app.cli.output import print_page, safe_text
+from weft_app.cli.targets import BATCH_WORDS, OPERATION_WORDS, REQUEST_WORDS, TASK_WORDS
+
+
+def cancel(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[KIND] ID...",
+            help="Ids of requests, tasks, batches or operations; a kind before them where the id does not show it.",
+            autocompletion=complete_cancelled_kind,
+        ),
+    ],
+    tenant: Annotated[str, typer.Option(help="Only requests of this tenant: two may use one id.")] = "",
+    output: PageOutputOption = OutputFormat.TABLE,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Cancel requests, tasks, batches or operations: what waits never starts, what runs is stopped with its engine.
+
+    Over which API a request came does not matter, nor whether it is for a model or an agent. Its caller gets the error
+    `cancelled`; one that has ended stays as it is, and how it ended is printed.
+
+    Example: weft cancel req-5f0c1a, or weft cancel op-3f2a, or weft cancel request my-own-id
+    """
+    kind, ids = _cancelled_kind(words)
+    if kind != REQUEST and tenant:
+        raise invalid_field("--tenant", "goes with requests")
+    if kind == REQUEST:
+        cancel_requests(ids, tenant, output, home)
+    elif kind == TASK:
+        from weft_app.cli.tasks import cancel_tasks  # noqa: PLC0415 - each kind imports its own
+
+        cancel_tasks([TASK, *ids], home, output)
+    elif kind == BATCH:
+        from weft_app.cli.batch import cancel_batches  # noqa: PLC0415 - as above
+
+        cancel_batches(ids, output, home)
+    else:
+        from weft_app.cli.operations import cancel_operations  # noqa: PLC0415 - as above
+
+        cancel_operations(ids, output, home)
+
+
+REQUEST, TASK, BATCH, OPERATION = "request", "task", "batch", "operation"
+_KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(REQUEST_WORDS, REQUEST),
+        **dict.fromkeys(TASK_WORDS, TASK),
+        **dict.fromkeys(BATCH_WORDS, BATCH),
+        **dict.fromkeys(OPERATION_WORDS, OPERATION),
+    }
+)
+_KIND_OF_PREFIX: Mapping[str, str] = MappingProxyType({"req": REQUEST, "task": TASK, "batch": BATCH, "op": OPERATION})
+"""The kind of ids that begin so, as the mesh makes them."""
+
+
+def _cancelled_kind(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the kind and the ids that `KIND ID...`, `KIND/ID...` or `ID...` name. Raises INVALID_ARGUMENT."""
+    first, slash, _ = words[0].partition("/")
+    if kind := _KINDS.get(first.lower()):
+        ids = [word.partition("/")[2] for word in words] if slash else list(words[1:])
+        if slash and any(_KINDS.get(word.partition("/")[0].lower()) != kind for word in words):
+            raise invalid_field("ID", f"write {kind}/ID for each, or {kind} once before the ids")
+    else:
+        found = {_KIND_OF_PREFIX.get(word.partition("-")[0], "") for word in words}
+        kind, ids = "".join(found) if len(found) == 1 else "", list(words)
+    if not kind:
+        raise invalid_field(
+            "KIND", "must be request, task, batch or operation, as in `weft cancel request ID`: the id does not show it"
+        )
+    if not ids or not all(ids):
+        raise invalid_field(
+            "ID", f"name what is to be cancelled, as {kind} ID or {kind}/ID; `weft get {kind}s` lists them"
+        )
+    return kind, ids
+
+
+def cancel_requests(ids: Sequence[str], tenant: str, output: OutputFormat, home: Path) -> None:
+    """Cancels requests by their ids and prints how each ended. A failure of one does not stop the others."""
+    failures: list[WeftError] = []
+    with connect_requests(home=home) as requests:
+        for each in ids:
+            try:
+                ended = requests.cancel(require_token(each, "ID", MAX_REQUEST_ID_CHARS), tenant)
+            except WeftError as error:
+                failures.append(error)
+                note(f"error: request/{safe_text(each)}: {error.message}")
+            else:
+                line = f"request/{each} {_ended_words(ended)}\n"
+                print_page(output, partial(str, line), partial(document_of, ended))
+    if failures:
+        raise typer.Exit(exit_code(failures[0]))
+
+
+def _ended_words(request: RequestRecord) -> str:
+    if request.state != RequestRecord.STATE_ENDED:
+        return "is cancelled, and its caller has not read the end yet"
+    if request.cancelled_by:
+        return f"cancelled by {request.cancelled_by}"
+    return f"had already ended: {word_of(request, 'reason')}" if request.reason else "had already completed"
