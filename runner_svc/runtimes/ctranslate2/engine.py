@@ -33,6 +33,11 @@ MAX_JSON_BYTES = 64 * 1024 * 1024
 """Maximum size of a JSON file of a model; tokenizers of large vocabularies have 30 MB."""
 RELOAD_SHARE = 20
 """Factor on the time of a load: so long lies between two loads that only drop kept prompts."""
+UNLOAD_SECONDS = 2.0
+"""The library unloads nothing while a thread of it works, which goes on for some ms after the last token is here: how
+long to ask it again ..."""
+UNLOAD_POLL_SECONDS = 0.01
+"""... and how often."""
 _SAMPLING = frozenset({"temperature", "top_k", "top_p", "repetition_penalty", "no_repeat_ngram_size"})
 _BEAMS = frozenset({"beam_size", "length_penalty", "patience"})
 
@@ -259,7 +264,11 @@ class CTranslate2Engine:
 
     def _unload(self) -> None:
         self._prefixes.forget()
+        deadline = time.monotonic() + UNLOAD_SECONDS
         self._generator.unload_model()
+        while self._generator.model_is_loaded and time.monotonic() < deadline:
+            time.sleep(UNLOAD_POLL_SECONDS)
+            self._generator.unload_model()
         if self._generator.model_is_loaded:
             raise RefusedError("BACKEND_NOT_READY", "the engine is at work; its memory cannot be freed now")
         self._prefixes.reloaded()

@@ -257,6 +257,12 @@ async def test_a_model_sleeps_in_its_process_and_wakes_there(model: Path) -> Non
             assert (await watch).reason is Reason.SERVER_DIED, "a death after the wake is noticed"
 
 
+async def test_an_unload_that_the_library_refuses_at_the_end_of_an_answer_is_repeated(model: Path) -> None:
+    async with _running(model, {"refused_unloads": 3}, sleeps_in_place=True) as (backend, _):
+        assert await reply(backend, chat())
+        assert await backend.sleep()
+
+
 async def test_a_sleeping_engine_is_started_anew_for_other_options_or_after_its_death(model: Path) -> None:
     async with _running(model, sleeps_in_place=True) as (backend, _):
         first = backend.process_id
@@ -277,7 +283,7 @@ async def test_a_sleeping_engine_is_started_anew_for_other_options_or_after_its_
 async def test_an_engine_that_cannot_sleep_in_place_is_to_be_ended(model: Path) -> None:
     async with _running(model) as (backend, _):
         assert not await backend.sleep(), "it is not configured so"
-    async with _running(model, {"stays_loaded": True}, sleeps_in_place=True) as (backend, _):
+    async with _running(model, {"refused_unloads": 1_000_000}, sleeps_in_place=True) as (backend, _):
         assert not await backend.sleep(), "the library has not freed its memory"
     backend = _backend(model, sleeps_in_place=True)
     assert not await backend.sleep(), "it does not run"

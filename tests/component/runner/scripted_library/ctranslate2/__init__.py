@@ -38,10 +38,12 @@ class Generator:
         misbehave_at_load(SWITCHES)
         sys.stderr.write(f"loaded on {device} as {compute_type}, {inter_threads} at once\n")
         self.model_is_loaded = True
+        self._refusals = 0
         self._states: set[tuple[str, ...]] = set()
 
     def unload_model(self) -> None:
-        self.model_is_loaded = bool(SWITCHES.get("stays_loaded"))
+        self._refusals += 1
+        self.model_is_loaded = self._refusals <= int(SWITCHES.get("refused_unloads", 0))
         self._states.clear()
         sys.stderr.write("unloaded\n")
 
