@@ -1,7 +1,7 @@
 """The ASGI application of a gateway, with the middleware for request ids, authentication and errors."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -111,8 +111,6 @@ class GatewayPorts:
     """Request records; None: there are none."""
     router: RouterSource | None = None
     """Whether a router is reachable; None: it runs in this process."""
-    released_tasks: Callable[[], Mapping[str, int]] | None = None
-    """Finished tasks that the router of this process released, by bound; None: it is in another process."""
     journal: JournalPolicy | None = None
     """Which requests are durable tasks by setting; None: those that the mesh's settings and models name."""
     media: MediaSource | None = None
@@ -134,8 +132,6 @@ def create_app(
 ) -> EndpointApp:
     """Returns the application of one gateway. Its only state is its metrics."""
     deps = gateway_deps(config, ports, watches=watches, metrics=metrics, clock=clock)
-    if ports.released_tasks is not None:
-        deps.metrics.count_released(ports.released_tasks)
     return app_over(deps, ports, finishing or FinishingJobs(config.batches.max_finishing))
 
 

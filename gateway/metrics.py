@@ -1,10 +1,6 @@
 """Prometheus metrics of the gateway. No label comes from a caller: models are names the fleet knows, or `unknown`."""
 
-from collections.abc import Callable, Iterator, Mapping
-
 from prometheus_client import Gauge
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from gateway.request_facts import UNKNOWN_MODEL, RequestFacts
 from weft.api.common.v1 import usage_pb2
@@ -14,24 +10,6 @@ from weft.kernel.metrics import MetricsPage, exemplar_of
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _COMPLETED = "completed"
-
-
-class _ReleasedTasks(Collector):
-    """The counter of released tasks, read from the router."""
-
-    def __init__(self, released: Callable[[], Mapping[str, int]]) -> None:
-        self._released = released
-
-    def collect(self) -> Iterator[Metric]:
-        """See Collector."""
-        family = CounterMetricFamily(
-            "weft_router_tasks_released",
-            "Finished tasks deleted before router.tasks.keep_seconds, by bound: count, tenant_bytes or bytes.",
-            labels=("bound",),
-        )
-        for bound, count in self._released().items():
-            family.add_metric((bound,), count)
-        yield family
 
 
 class GatewayMetrics:
@@ -63,10 +41,6 @@ class GatewayMetrics:
             ("model", "kind"),
         )
         self._streams = Gauge("weft_gateway_active_streams", "Streams being answered.", registry=page.registry)
-
-    def count_released(self, released: Callable[[], Mapping[str, int]]) -> None:
-        """Show how many finished tasks a router in this process has released before their time, by bound."""
-        self.page.register(_ReleasedTasks(released))
 
     def model_label(self, name: str, view: FleetView) -> str:
         """Returns `name` if the fleet knows it, otherwise `unknown`."""

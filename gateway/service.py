@@ -45,8 +45,6 @@ class GatewayService:
         self._finishing = FinishingJobs(config.batches.max_finishing)
         self._running = RunningResponses(config.max_running_responses)
         self._deps = gateway_deps(config, ports, watches=self._watches, metrics=metrics, clock=clock)
-        if ports.released_tasks is not None:
-            metrics.count_released(ports.released_tasks)
         self._app: ASGIApp = app_over(self._deps, ports, self._finishing, self._running)
         self._server = AppServer(
             self._serve, exposure=config.exposure(), limits=config.connections, on_refused=metrics.refused

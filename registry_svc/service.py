@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from registry_svc.config import RegistryConfig
+from registry_svc.figures import RegistryFigures
 from registry_svc.keys.api_keys import ApiKeys
 from registry_svc.keys.join_tokens import JoinTokens
 from registry_svc.keys.key_store import SqlKeyStore
@@ -214,6 +215,21 @@ class RegistryService:
     def reconfigure(self, config: RegistryConfig) -> None:
         """Use the aliases of another configuration from now on; every other setting stays as it is."""
         self._core.reconfigure(config.aliases)
+
+    def figures(self) -> RegistryFigures | None:
+        """Returns the state that metrics show; None: it does not run."""
+        if not self.ledger.is_running:
+            return None
+        core = self._core
+        active = sum(state.pulse.active for state in core.mesh)
+        return RegistryFigures(
+            hosts=self.ledger.hosts(),
+            active_sessions=active,
+            inactive_sessions=len(core.mesh) - active,
+            revision=core.revision,
+            watchers=core.watchers.watchers,
+            evictions=self.ledger.evictions,
+        )
 
     async def until_central_models(self) -> None:
         """Returns once there is a central model, or a secret for one."""

@@ -258,6 +258,15 @@ class SchedulingLoop:
         """Number of requests that hold a slot."""
         return self._scheduler.running
 
+    @property
+    def active_tenants(self) -> int:
+        """Number of tenants with requests that wait or run."""
+        return self._scheduler.active_tenants
+
+    def fair_share(self, tenant: str) -> float | None:
+        """Return a tenant's account of fair share, in tokens by its weight; None: it has none."""
+        return self._scheduler.fair_share(tenant)
+
     def queues(self) -> list[placement.PoolQueue]:
         """Return the queue lengths of all pools and routes, in order of their names."""
         return [

@@ -5,7 +5,7 @@ No label comes from a caller: models are names that the mesh knows, or `unknown`
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
@@ -17,7 +17,7 @@ from weft.dispatch.agents import TargetLabels
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import PlacementRequest
 from weft.kernel.metric_limits import MetricLimits
-from weft.kernel.metrics import MetricsPage, add_bounded
+from weft.kernel.metrics import MetricsPage, add_bounded, span_family
 from weft.kernel.reasons import Reason
 
 WAIT_SECONDS = (0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -144,16 +144,14 @@ class _StateCollector(Collector):
     def __init__(self, state: RouterState, limits: MetricLimits) -> None:
         self._state = state
         self._most = limits.max_single_series
+        self._tenants = limits.tenants
 
     @override
     def collect(self) -> Iterator[Metric]:
         yield from self._queues()
         yield from self._memory()
-        counts = self._state.tracing.counts
-        spans = CounterMetricFamily("weft_spans", "Spans by what became of them.", labels=("end",))
-        for end, count in (("exported", counts.exported), ("dropped", counts.dropped), ("failed", counts.failed)):
-            spans.add_metric((end,), count)
-        yield spans
+        yield span_family(self._state.tracing.counts)
+        yield from self._mesh()
 
     def _queues(self) -> Iterator[Metric]:
         waiting = GaugeMetricFamily("weft_router_waiting", "Requests that wait, by pool or route.", labels=("pool",))
@@ -164,6 +162,34 @@ class _StateCollector(Collector):
         add_bounded(most, (((queue.pool,), queue.max_waiting) for queue in queues), self._most)
         add_bounded(running, (((queue.pool,), queue.running) for queue in queues), self._most)
         yield from (waiting, most, running)
+
+    def _mesh(self) -> Iterator[Metric]:
+        """Returns how current the view of the mesh is, and what tenants were served."""
+        yield GaugeMetricFamily(
+            "weft_router_view_revision",
+            "Number of the last change of the mesh that the router knows.",
+            value=self._state.view_revision(),
+        )
+        lag = GaugeMetricFamily(
+            "weft_router_watch_lag_seconds", "For how long the watch of the registry has been lost; 0 while it is open."
+        )
+        seconds = self._state.watch_lag_seconds()
+        if seconds is not None:
+            lag.add_metric((), seconds)
+        yield lag
+        shares = GaugeMetricFamily(
+            "weft_router_fair_share_tokens",
+            "Account of fair share of a tenant: tokens served, divided by its weight. Only tenants of metrics.tenants.",
+            labels=("tenant",),
+        )
+        for tenant in self._tenants:
+            account = self._state.fair_share(tenant)
+            if account is not None:
+                shares.add_metric((tenant,), account)
+        yield shares
+        yield GaugeMetricFamily(
+            "weft_router_active_tenants", "Tenants with requests that wait or run.", value=self._state.active_tenants()
+        )
 
     def _memory(self) -> Iterator[Metric]:
         total = GaugeMetricFamily("weft_memory_total_bytes", "Accelerator memory that may be leased.", labels=("host",))

@@ -24,6 +24,12 @@ class RouterState:
     memory_age_seconds: Callable[[], float | None]
     """How old the memory of the hosts is; None: never read."""
     tracing: Tracing = NO_TRACING
+    view_revision: Callable[[], int] = lambda: 0
+    watch_lag_seconds: Callable[[], float | None] = lambda: None
+    """For how long the watch of the registry has been lost; None: it has not begun."""
+    fair_share: Callable[[str], float | None] = lambda _: None
+    """A tenant's account of fair share, in tokens by its weight; None: it has none."""
+    active_tenants: Callable[[], int] = lambda: 0
 
 
 class SchedulingObserver(Protocol):

@@ -108,6 +108,10 @@ class RouterService(Service):
                 hosts=lambda: {} if self._memory is None else self._memory.hosts,
                 memory_age_seconds=lambda: None if self._memory is None else self._memory.age_seconds,
                 tracing=tracing,
+                view_revision=lambda: self._view.revision,
+                watch_lag_seconds=lambda: None if self._fleet is None else self._fleet.lost_seconds,
+                fair_share=self._loop.fair_share,
+                active_tenants=lambda: self._loop.active_tenants,
             )
         )
         self._requests = LocalRequests(records.requests, records.clients, clock, self._loop, self._audit_cancellation)

@@ -1,7 +1,7 @@
 """The VRAM ledger: grants, renews and ends leases of accelerator memory."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from registry_svc.config import LedgerConfig
@@ -248,6 +248,16 @@ class Ledger:
         names = self._table.host_names() if not only else [only]
         found = [self._view.host(name) for name in names]
         return [host for host in found if host is not None]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is between start and stop."""
+        return bool(self._tasks)
+
+    @property
+    def evictions(self) -> Mapping[str, int]:
+        """How often runners were asked to give a model's memory up since the start, by their answer."""
+        return {answer.name.lower(): count for answer, count in self._evictor.answers.items()}
 
     def unowned_models(self) -> list[UnownedModel]:
         """The models that hold a lease and that their runner does not publish any more."""

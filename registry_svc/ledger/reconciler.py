@@ -62,6 +62,8 @@ class Evictor:
         self._clock = clock
         self._wake = wake
         self._attempts: dict[str, EvictionAttempt] = {}
+        self.answers = dict.fromkeys(EvictionAnswer, 0)
+        """How often runners gave each answer, since the start."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def attempts(self) -> Mapping[str, EvictionAttempt]:
@@ -118,6 +120,7 @@ class Evictor:
 
     def _record(self, request: EvictionRequest, answer: EvictionAnswer) -> None:
         self._tasks.pop(request.lease_id, None)
+        self.answers[answer] += 1
         attempt = self._attempts.get(request.lease_id)
         if attempt is not None:
             state = EvictionState.GIVEN_UP if answer is EvictionAnswer.GIVEN_UP else EvictionState.REFUSED

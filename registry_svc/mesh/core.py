@@ -135,6 +135,11 @@ class RegistryCore:
         )
         return snapshot, self.watchers.subscribe()
 
+    @property
+    def revision(self) -> int:
+        """The number of the last change that was published."""
+        return self._revision
+
     def publish(self, changes: Iterable[registry_service_pb2.Change], drafts: Iterable[EventDraft] = ()) -> None:
         """Publish changes and events to the watchers."""
         batch: list[registry_service_pb2.WatchResponse] = []

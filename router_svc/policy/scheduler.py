@@ -83,6 +83,15 @@ class Scheduler:
         """Whether callers wait, or a wake is under way; durable requests are not urgent."""
         return bool(self._queues.callers_waiting or self._loads.wakes.under_way)
 
+    @property
+    def active_tenants(self) -> int:
+        """Number of tenants with requests that wait or run."""
+        return len(self._queues.shares.active)
+
+    def fair_share(self, tenant: str) -> float | None:
+        """Return a tenant's account in tokens by its weight; None: it has none."""
+        return self._queues.shares.known_account(tenant)
+
     def queues(self) -> list[QueueLength]:
         """Return the lengths of the queues of all pools and routes, in order of their names."""
         return queue_lengths(self._index, self._queues, self._limits)

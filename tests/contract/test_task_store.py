@@ -226,6 +226,19 @@ async def test_open_tasks_are_counted_by_tenant(kept: TaskStore) -> None:
     assert await kept.open_counts() == {"ann": 1, "bob": 1}
 
 
+async def test_tasks_are_counted_by_state_with_the_time_of_the_oldest_open_one(kept: TaskStore) -> None:
+    await kept.submit(a_row("task-1"))
+    await begun(kept, "task-2")
+    await kept.submit(a_row("task-3", lane=LANE._replace(tenant="bob")))
+    await kept.cancel("ann", "task-1", NOW)
+    found = await kept.state_counts()
+    submitted = (await kept.get("bob", "task-3") or task_pb2.Task()).create_time.ToSeconds()
+    pending, running = found[task_pb2.TASK_STATE_PENDING], found[task_pb2.TASK_STATE_RUNNING]
+    assert (pending.count, int(pending.oldest_at or 0)) == (1, submitted)
+    assert (running.count, found[task_pb2.TASK_STATE_CANCELLED].count) == (1, 1)
+    assert found[task_pb2.TASK_STATE_COMPLETED].count == 0
+
+
 # -- ends from outside
 
 

@@ -20,7 +20,7 @@ class MetricLimits:
     idle_seconds: Annotated[float, Gt(0), Le(1e6)] = 3600.0
     """How long a label set must have been unused to make room for a new one."""
     tenants: Annotated[tuple[TenantName, ...], MaxLen(1000), PUBLIC] = ()
-    """Tenants whose accounts of fair share are shown by name. Default: none; all are in the sum `_other`."""
+    """Tenants whose accounts of fair share are shown by name. Default: no tenant is a label."""
     max_engine_series: Annotated[int, Ge(0), Le(100_000), PUBLIC] = 2000
     """Series of one engine's own metrics that its runner passes on; 0: none. Families beyond them are left out, and
     counted."""

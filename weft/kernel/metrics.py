@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.passed_on_metrics import merged
-from weft.kernel.tracing import TraceContext
+from weft.kernel.tracing import SpanCounts, TraceContext, Tracing
 
 OTHER = "_other"
 """The label of what is beyond a bound. No model, tenant or host can have this name."""
@@ -158,6 +158,25 @@ class MetricsPage(Collector):
             await prepare()
         encode, content_type = choose_encoder(accept)
         return RenderedPage(encode(self), content_type)
+
+
+def span_family(counts: SpanCounts) -> Metric:
+    """Returns the counter of spans by what became of them."""
+    family = CounterMetricFamily("weft_spans", "Spans by what became of them.", labels=("end",))
+    for end, count in (("exported", counts.exported), ("dropped", counts.dropped), ("failed", counts.failed)):
+        family.add_metric((end,), count)
+    return family
+
+
+class SpanMetrics(Collector):
+    """The counter of the spans of a process."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        yield span_family(self._tracing.counts)
 
 
 def add_bounded(

@@ -1,7 +1,6 @@
 """Configuration and serving of a gateway."""
 
 import os
-from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -46,7 +45,7 @@ from weft_app.compose.edge_certificate import with_edge_certificate
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
 from weft_app.compose.journal import journal_rules
-from weft_app.compose.metrics import metrics_page, metrics_services
+from weft_app.compose.metrics import add_span_counts, metrics_page, metrics_services
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.security import KeyCheck, channel_security, key_check, keys_required
 from weft_app.compose.serving import Announce, registry_address, router_address
@@ -85,8 +84,6 @@ class MeshClients:
     clock: Clock
     router: RouterSource | None = None
     """Watches whether a router answers; None: the router is in this very process."""
-    released_tasks: Callable[[], Mapping[str, int]] | None = None
-    """See GatewayPorts."""
     names: FleetSource | None = None
     """The mesh with the models that are still expected; None: `fleet`."""
     tracing: Tracing = NO_TRACING
@@ -121,7 +118,6 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
         api_keys=KeysClient(mesh.registry, timeout_seconds=timeout),
         secrets=SecretsClient(mesh.registry, timeout_seconds=timeout),
         router=mesh.router,
-        released_tasks=mesh.released_tasks,
         journal=JournalPolicy(mesh.names or mesh.fleet, journal_rules(config.router)),
         tracing=mesh.tracing,
         health=mesh.health,
@@ -152,6 +148,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
         service=ServiceName.GATEWAY,
     )
     page = metrics_page(config)
+    add_span_counts(page, tracing)
     mesh = MeshClients(
         dispatcher=dispatcher,
         fleet=fleet,

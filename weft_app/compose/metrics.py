@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from weft.kernel.clock import SystemClock
 from weft.kernel.health import HealthSource
 from weft.kernel.service import Service
+from weft.kernel.tracing import Tracing
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig
 
@@ -32,6 +33,13 @@ def metrics_page(config: WeftConfig) -> "MetricsPage":
 def page_if_served(config: WeftConfig) -> "MetricsPage | None":
     """Returns the page of a process whose only way to it is the admin port; None: it has none."""
     return None if config.metrics.listen is None else metrics_page(config)
+
+
+def add_span_counts(page: "MetricsPage", tracing: Tracing) -> None:
+    """Adds the counts of the spans of a process that has no router, which has them itself."""
+    from weft.kernel.metrics import SpanMetrics  # noqa: PLC0415
+
+    page.register(SpanMetrics(tracing))
 
 
 def runner_page(config: WeftConfig, runner: "RunnerService", name: str) -> "MetricsPage":

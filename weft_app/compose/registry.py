@@ -56,6 +56,10 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
         keys.use(lambda: service.key_ring)
     monitor = HealthMonitor(service.health_checks(config.health), SystemClock(), config.health)
     page = page_if_served(config)
+    if page is not None:
+        from registry_svc.metrics import RegistryMetrics  # noqa: PLC0415 - only where there is a page
+
+        RegistryMetrics(service, page)
     companions = [
         ProcessService("registry", monitor, lambda: open_channel(address, channel_security(config))),
         *metrics_services(config, page, "registry", monitor),

@@ -108,9 +108,14 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
         router_config(config, registry, address), tracing=tracing, observer=_observer(page)
     )
     database = router_database(config, home)
+    durable = durable_services(config, database, service)
+    if page is not None:
+        from router_svc.durable.metrics import TaskMetrics  # noqa: PLC0415 - only where there is a page
+
+        TaskMetrics(page, lambda: durable.tasks.states, lambda: durable.tasks.released, durable.tasks.utc_now)
     companions: list[Service] = [
         response_service(config, database),
-        *durable_services(config, database, service).in_order(),
+        *durable.in_order(),
         *key_followers(keys, registry, channel_security(config)),
         *relay_listeners(config.relay, home, service.relay),
     ]

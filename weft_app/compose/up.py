@@ -14,7 +14,9 @@ import grpc
 
 import registry_svc.service
 import router_svc.service
+from registry_svc.metrics import RegistryMetrics
 from registry_svc.service import RegistryService
+from router_svc.durable.metrics import TaskMetrics
 from router_svc.durable.tasks.service import TaskService
 from router_svc.metrics import RouterMetrics
 from router_svc.service import RouterService
@@ -274,9 +276,11 @@ class UpHost:
         if keys is not None:
             keys.use(lambda: registry.key_ring)
         self._stack.push_async_callback(host.stop, self._config.drain_seconds)
+        RegistryMetrics(registry, self._page)
         database = router_database(self._config, self._home)
         responses, durable = response_service(self._config, database), durable_services(self._config, database, router)
         usage = usage_service(self._config, database, router)
+        TaskMetrics(self._page, lambda: durable.tasks.states, lambda: durable.tasks.released, durable.tasks.utc_now)
         listeners = relay_listeners(self._config.relay, self._home, router.relay)
         # The other services go on from what they know while the registry cannot write.
         limits = self._config.health
@@ -343,7 +347,6 @@ class UpHost:
             keys=keys,
             clock=self._clock,
             names=router,
-            released_tasks=lambda: side.engine.released,
             tracing=self._tracing,
             health=self._monitor,
             metrics=self._page,

@@ -14,7 +14,7 @@ from router_svc.durable.sweeper import Sweeper
 from router_svc.durable.tasks.failpoints import Failpoints, NoFailpoints
 from router_svc.durable.tasks.local_tasks import LocalTasks
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import DatabaseClock, OpenableTaskStore
+from router_svc.durable.tasks.store_port import DatabaseClock, OpenableTaskStore, StateCount
 from router_svc.durable.tasks.sweeper import OpenTaskCounts, TaskSweeps
 from router_svc.durable.tasks.task_call import CallMaker, DispatchedCalls
 from router_svc.durable.tasks.task_engine import TaskEngine
@@ -29,7 +29,7 @@ from weft.dispatch.agents import KnownNames, name_asked_for
 from weft.dispatch.aliases import name_asked_model
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.placement import PlacementPort
-from weft.durable.tasks import TaskPort
+from weft.durable.tasks import TaskPort, state_name
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, new_id, require_token
@@ -206,6 +206,15 @@ class TaskService(Service):
     def released(self) -> Mapping[str, int]:
         """How many finished tasks were released before their time since the start, by the bound that demanded it."""
         return {bound.value: count for bound, count in self._sweeps.released.items()}
+
+    @property
+    def states(self) -> Mapping[str, StateCount]:
+        """The tasks by state, as of the last sweep."""
+        return {state_name(state).lower(): count for state, count in self._sweeps.states.items()}
+
+    def utc_now(self) -> float:
+        """The time by which tasks are stored, UTC seconds since the epoch."""
+        return self._database_clock.now()
 
     async def names_waited_for(self) -> frozenset[str]:
         """Returns the requested model names of pending tasks. Raises SERVICE_UNAVAILABLE."""

@@ -113,6 +113,12 @@ OPEN_COUNTS = [
     select(tasks.c.tenant, func.count().label("number")).where(condition).group_by(tasks.c.tenant)
     for condition in (IS_PENDING, IS_RUNNING)
 ]
+OPEN_STATES = [
+    select(func.count().label("number"), func.min(tasks.c.created_at).label("oldest_at")).where(condition)
+    for condition in (IS_PENDING, IS_RUNNING)
+]
+"""How many tasks are pending and running, in this order, and since when."""
+ENDED_STATES = select(tasks.c.state, func.count().label("number")).where(IS_TERMINAL).group_by(tasks.c.state)
 DATABASE_TIME = select(func.date_part("epoch", func.clock_timestamp()).label("now"))
 
 

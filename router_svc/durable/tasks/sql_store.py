@@ -19,6 +19,7 @@ from router_svc.durable.tasks.store_port import (
     ManyChanged,
     NewChunk,
     PendingTask,
+    StateCount,
     StoreEvent,
     TaskChanged,
     TaskOutcome,
@@ -52,6 +53,9 @@ _OUTCOMES: "Mapping[int, receipt_pb2.Outcome.ValueType]" = {
 _BY_OWNER = task_error(Reason.CANCELLED, "it was cancelled")
 
 Done = TypeVar("Done")
+
+
+_STATES = tuple(number for number in task_pb2.TaskState.values() if number)
 
 
 class SqlTaskReads(TaskReads):
@@ -160,6 +164,18 @@ class SqlTaskReads(TaskReads):
     async def kept_counts(self) -> Mapping[str, KeptTasks]:
         found = await self._database.rows(sql_statements.KEPT_COUNTS)
         return {row.tenant: KeptTasks(count=row.number, size=int(row.size)) for row in found}
+
+    @override
+    async def state_counts(self) -> Mapping["task_pb2.TaskState.ValueType", StateCount]:
+        async with self._database.reading() as connection:
+            counts: dict[task_pb2.TaskState.ValueType, StateCount] = dict.fromkeys(_STATES, StateCount(0))
+            states = (task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_RUNNING)
+            for state, statement in zip(states, sql_statements.OPEN_STATES, strict=True):
+                row = (await connection.execute(statement)).one()
+                counts[state] = StateCount(row.number, row.oldest_at)
+            for row in await connection.execute(sql_statements.ENDED_STATES):
+                counts[row.state] = StateCount(row.number)
+            return counts
 
     @override
     async def open_counts(self) -> Mapping[str, int]:

@@ -142,6 +142,15 @@ class ExpiredLease:
     """PENDING again, or FAILED if it was the last attempt."""
 
 
+@dataclass(frozen=True, slots=True)
+class StateCount:
+    """The tasks in one state."""
+
+    count: int
+    oldest_at: float | None = None
+    """When the oldest one was submitted, UTC seconds since the epoch; None: none is open."""
+
+
 class TaskReads(Protocol):
     """Reads of tasks, their claims and their answers."""
 
@@ -188,6 +197,10 @@ class TaskReads(Protocol):
 
     async def kept_counts(self) -> Mapping[str, KeptTasks]:
         """Returns how many finished tasks there are and how long they are, by tenant."""
+        ...
+
+    async def state_counts(self) -> Mapping["task_pb2.TaskState.ValueType", StateCount]:
+        """Returns how many tasks there are in each state but STAGED, by the state's number."""
         ...
 
     async def open_counts(self) -> Mapping[str, int]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.store_port import ManyChanged, TaskChanged, TaskReads
+from router_svc.durable.tasks.store_port import ManyChanged, StateCount, TaskChanged, TaskReads
 from router_svc.durable.tasks.task_run import TaskDeps
 from router_svc.policy.task_release import KeepBounds, Release, ReleaseBound, releases
 from weft.api.router.v1 import task_pb2
@@ -83,6 +83,8 @@ class TaskSweeps:
         self._database_clock = deps.database_clock
         self._limits = deps.limits
         self._released = dict.fromkeys(ReleaseBound, 0)
+        self.states: Mapping[task_pb2.TaskState.ValueType, StateCount] = {}
+        """The tasks by state, as of the last sweep."""
 
     async def sweep(self) -> None:
         """Sweeps once. Raises SERVICE_UNAVAILABLE."""
@@ -91,6 +93,7 @@ class TaskSweeps:
         await self._purge_ended()
         await self._release()
         await self._counts.count()
+        self.states = await self._store.state_counts()
 
     @property
     def released(self) -> Mapping[ReleaseBound, int]:

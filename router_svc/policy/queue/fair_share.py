@@ -145,6 +145,11 @@ class FairShare:
             account.served = max(account.served, self._ceiling - self._max_lag)
         return account.served
 
+    def known_account(self, tenant: str) -> float | None:
+        """Return the account of a tenant, active or not, without a change; None: it has none, or it was forgotten."""
+        account = self.active.get(tenant) or self._idle.get(tenant)
+        return None if account is None else account.served - account.credit
+
     def weight(self, tenant: str) -> float:
         """Return the weight of an active tenant."""
         return self.active[tenant].weight

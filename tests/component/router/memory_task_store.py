@@ -14,6 +14,7 @@ from router_svc.durable.tasks.store_port import (
     Lane,
     NewChunk,
     PendingTask,
+    StateCount,
     StoreEvent,
     TaskOutcome,
     TaskRow,
@@ -355,6 +356,11 @@ class MemoryTaskStore:
             count, size = count + 1, size + len(each.row.spec)
             del self.kept[each.row.id]
         return KeptTasks(count=count, size=size)
+
+    async def state_counts(self) -> Mapping["task_pb2.TaskState.ValueType", StateCount]:
+        self._look()
+        states = Counter(kept.task().state for kept in self.kept.values())
+        return {state: StateCount(count) for state, count in states.items()}
 
     async def open_counts(self) -> Mapping[str, int]:
         self._look()

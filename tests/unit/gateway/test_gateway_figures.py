@@ -3,10 +3,8 @@
 import json
 
 import pytest
-from prometheus_client import generate_latest
 
 from gateway.errors import FIGURES, envelope, retry_headers
-from gateway.metrics import GatewayMetrics
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -66,13 +64,3 @@ def test_the_request_id_stands_beside_the_error_where_it_is_known() -> None:
     error = WeftError(Reason.QUEUE_FULL, "x")
     assert json.loads(envelope(error, "req-1"))["request_id"] == "req-1"
     assert set(json.loads(envelope(error))) == {"error"}
-
-
-def test_released_tasks_of_a_router_in_this_process_are_counted_by_bound() -> None:
-    released = {"count": 2, "bytes": 0}
-    metrics = GatewayMetrics()
-    metrics.count_released(lambda: released)
-    assert b'weft_router_tasks_released_total{bound="count"} 2.0' in generate_latest(metrics.page)
-    released["bytes"] = 5
-    assert b'weft_router_tasks_released_total{bound="bytes"} 5.0' in generate_latest(metrics.page)
-    assert b"weft_router_tasks_released" not in generate_latest(GatewayMetrics().page)

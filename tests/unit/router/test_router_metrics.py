@@ -12,6 +12,8 @@ from router_svc.policy.endpoints.candidates import HostMemory, MemoryHolder
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView, ModelView
 from weft.dispatch.placement import PlacementRequest, PoolQueue
+from weft.kernel.metric_limits import MetricLimits
+from weft.kernel.metrics import MetricsPage
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.tracing import NO_TRACING
@@ -121,3 +123,26 @@ def test_queues_and_memory_are_as_they_are_at_the_scrape() -> None:
     assert found["weft_router_memory_age_seconds{}"] == 1.5
     queues.clear()
     assert "weft_router_waiting{pool=chat}" not in _samples(metrics)
+
+
+def test_tenants_have_a_label_where_they_are_configured_and_nowhere_else() -> None:
+    metrics = RouterMetrics(MetricsPage(MetricLimits(tenants=("team-a", "idle"))))
+    accounts = {"team-a": 120.0, "secret-tenant": 7.0}
+    metrics.show(
+        RouterState(
+            queues=list,
+            hosts=dict,
+            memory_age_seconds=lambda: None,
+            view_revision=lambda: 9,
+            watch_lag_seconds=lambda: 2.5,
+            fair_share=accounts.get,
+            active_tenants=lambda: 2,
+        )
+    )
+    found = _samples(metrics)
+    assert {name: value for name, value in found.items() if "fair_share" in name} == {
+        "weft_router_fair_share_tokens{tenant=team-a}": 120.0
+    }
+    assert found["weft_router_active_tenants{}"] == 2
+    assert found["weft_router_view_revision{}"] == 9
+    assert found["weft_router_watch_lag_seconds{}"] == 2.5

@@ -1,0 +1,62 @@
+"""The metrics of a registry."""
+
+from prometheus_client import generate_latest
+
+from registry_svc.figures import RegistryFigures
+from registry_svc.metrics import RegistryMetrics
+from weft.api.registry.v1 import lease_pb2
+from weft.api.registry.v1 import lease_service_pb2 as pb
+from weft.kernel.metrics import MetricsPage
+
+
+class Registry:
+    """A registry with these figures; None: it does not run."""
+
+    def __init__(self, figures: RegistryFigures | None) -> None:
+        self._figures = figures
+
+    def figures(self) -> RegistryFigures | None:
+        return self._figures
+
+
+def _lines(figures: RegistryFigures | None) -> list[str]:
+    page = MetricsPage()
+    RegistryMetrics(Registry(figures), page)
+    return [line for line in generate_latest(page).decode().splitlines() if not line.startswith("#")]
+
+
+def test_the_ledger_is_shown_by_device_and_unknown_figures_are_left_out() -> None:
+    seen = lease_pb2.Device(index=0, total_bytes=100, used_bytes=60)
+    host = pb.HostMemory(host="box", waiting_count=2)
+    host.devices.add(device=seen, booked_bytes=50, foreign_bytes=10, free_bytes=30, margin_bytes=10)
+    host.devices.add(device=lease_pb2.Device(index=1, total_bytes=100), booked_bytes=0, free_bytes=90, margin_bytes=10)
+    host.leases.add(state=lease_pb2.Lease.STATE_HELD)
+    host.leases.add(state=lease_pb2.Lease.STATE_HELD)
+    host.leases.add(state=lease_pb2.Lease.STATE_ORPHANED)
+    figures = RegistryFigures(
+        hosts=[host], active_sessions=3, inactive_sessions=1, revision=42, watchers=2, evictions={"given_up": 5}
+    )
+    lines = _lines(figures)
+    devices = [line.partition("weft_ledger_device_bytes")[2] for line in lines if "weft_ledger_device_bytes" in line]
+    assert devices == [
+        '{device="0",host="box",kind="total"} 100.0',
+        '{device="0",host="box",kind="reserved"} 50.0',
+        '{device="0",host="box",kind="seen"} 60.0',
+        '{device="0",host="box",kind="foreign"} 10.0',
+        '{device="0",host="box",kind="free"} 30.0',
+        '{device="1",host="box",kind="total"} 100.0',
+        '{device="1",host="box",kind="reserved"} 0.0',
+        '{device="1",host="box",kind="free"} 90.0',
+    ]
+    assert 'weft_leases{host="box",state="held"} 2.0' in lines
+    assert 'weft_leases{host="box",state="orphaned"} 1.0' in lines
+    assert 'weft_waiting_leases{host="box"} 2.0' in lines
+    assert 'weft_sessions{state="active"} 3.0' in lines
+    assert 'weft_sessions{state="inactive"} 1.0' in lines
+    assert 'weft_evictions_total{answer="given_up"} 5.0' in lines
+    assert "weft_registry_revision 42.0" in lines
+    assert "weft_registry_watchers 2.0" in lines
+
+
+def test_a_registry_that_does_not_run_shows_nothing() -> None:
+    assert _lines(None) == []
