@@ -14,8 +14,8 @@ TenantName = Annotated[str, MinLen(1), MaxLen(128)]
 class MetricLimits:
     """Bounds of what `/metrics` shows."""
 
-    max_label_sets: Annotated[int, Ge(1), Le(100_000)] = 200
-    """Label sets of one histogram, such as its models; counters and gauges have ten times as many. What comes beyond
+    max_label_sets: Annotated[int, Ge(1), Le(100_000)] = 100
+    """Label sets of one histogram, such as its models; counters and gauges have twenty times as many. What comes beyond
     them is counted with `_other` in place of its model. A label set that was not used for `idle_seconds` makes room."""
     idle_seconds: Annotated[float, Gt(0), Le(1e6)] = 3600.0
     """How long a label set must have been unused to make room for a new one."""
@@ -28,4 +28,4 @@ class MetricLimits:
     @property
     def max_single_series(self) -> int:
         """Label sets of one counter or gauge, which has one series for each; a histogram has some twenty."""
-        return 10 * self.max_label_sets
+        return 20 * self.max_label_sets

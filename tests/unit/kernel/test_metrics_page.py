@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import pytest
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -199,3 +200,20 @@ async def test_the_delay_of_the_event_loop_is_by_how_much_its_timers_are_late() 
     assert found["weft_event_loop_delay_seconds_bucket", "0.025,router"] == 0
     assert found["weft_event_loop_delay_seconds_bucket", "0.05,router"] == 100
     assert len(idle) == 1
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+async def test_a_page_says_what_the_library_would_say(accept: str) -> None:
+    page = _page(3)
+    ends = page.counter("ends", "How requests ended.", ("model", "reason"))
+    waits = page.histogram("waits_seconds", "Waits.", ("model",), (0.005, 1.0, 2.5))
+    ends.of("m", 'a "quoted" back\\slash\nline').inc()
+    ends.of("m", "b").inc(2_500_000.5)
+    sampled = exemplar_of(TraceContext(0xAB, 1, is_sampled=True))
+    for seconds in (0.0, 0.005, 0.3, 2.5, 1e9):
+        waits.of("m").observe(seconds, sampled if seconds == 0.3 else None)
+    encode, _ = choose_encoder(accept)
+    assert sorted((await page.render(accept)).body.splitlines()) == sorted(encode(page).splitlines())
+    # What is kept of a histogram is no longer shown once it has changed.
+    waits.of("m").observe(0.3)
+    assert sorted((await page.render(accept)).body.splitlines()) == sorted(encode(page).splitlines())
