@@ -29,6 +29,7 @@ from router_svc.policy.decisions import (
 )
 from router_svc.policy.endpoints.candidates import HostMemory
 from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.estimates import estimate_error
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
@@ -83,6 +84,8 @@ class Mailbox:
     _on_cancelled: placement.OnCancelled | None = None
     wait_kind: WaitKind | None = None
     """What the request waited for last; None: it has not waited."""
+    estimate: tuple[float, float] | None = None
+    """Time and seconds of the first wait that the request was shown; None: it was shown none, or it has been placed."""
 
     def cancel(self, error: WeftError) -> None:
         """Deliver a cancellation, also while the caller reads no decisions. The first one counts."""
@@ -446,15 +449,28 @@ class SchedulingLoop:
             mailbox.put(self._decision_of(decision, mailbox))
 
     def _note_wait(self, decision: RequestDecision, mailbox: Mailbox) -> None:
+        if isinstance(decision, Placed):
+            self._note_estimate(mailbox)
+            return
         if isinstance(decision, Waits):
             kind = decision.kind
         elif isinstance(decision, Loads):
             kind = WaitKind.LOAD
         else:
             return
+        if mailbox.estimate is None and decision.eta_seconds is not None:
+            mailbox.estimate = (self._clock.monotonic(), decision.eta_seconds)
         if kind is not mailbox.wait_kind:
             mailbox.wait_kind = kind
             self._deps.observer.note_wait(mailbox.request, kind, self._mesh.view)
+
+    def _note_estimate(self, mailbox: Mailbox) -> None:
+        """Compare the first wait that a placed request was shown with the one that it had since."""
+        if mailbox.estimate is not None:
+            shown_at, seconds = mailbox.estimate
+            error = estimate_error(seconds, self._clock.monotonic() - shown_at)
+            mailbox.estimate = None
+            self._deps.observer.note_estimate(mailbox.request, error, self._mesh.view)
 
     def _undo(self, decision: Decision) -> None:
         """Undo a decision that could not be carried out.

@@ -23,6 +23,9 @@ from weft.kernel.reasons import Reason
 WAIT_SECONDS = (0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Buckets of waits: from a slot that is free to the load of a large model."""
 
+ERROR_SHARES = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0)
+"""Buckets of the errors of estimates, as shares of the wait."""
+
 PROGRAM = "program"
 """The holder of leases that are not a model's: programs choose their own names."""
 
@@ -79,6 +82,13 @@ class RouterMetrics(SchedulingObserver):
             WAIT_SECONDS,
         )
 
+        self._estimate_error = page.histogram(
+            "weft_router_wait_estimate_error_ratio",
+            "Error of the first wait that a request was shown, as a share of the wait.",
+            ("model",),
+            ERROR_SHARES,
+        )
+
     @override
     def show(self, state: RouterState) -> None:
         """Shows the state of a router with each scrape."""
@@ -96,6 +106,11 @@ class RouterMetrics(SchedulingObserver):
     def note_wait(self, request: PlacementRequest, kind: WaitKind, view: FleetView) -> None:
         """Counts a wait."""
         self._waits.of(self._targets.label(request.model, view), kind.value).inc()
+
+    @override
+    def note_estimate(self, request: PlacementRequest, error: float, view: FleetView) -> None:
+        """Counts an estimate."""
+        self._estimate_error.of(self._targets.label(request.model, view)).observe(error)
 
     @override
     def note_wake(self, model: str) -> None:

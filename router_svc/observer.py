@@ -47,6 +47,10 @@ class SchedulingObserver(Protocol):
         """A request that waits, or that waits for something else now."""
         ...
 
+    def note_estimate(self, request: PlacementRequest, error: float, view: FleetView) -> None:
+        """A request that was shown a wait and has been placed: the error of the first one; see `estimate_error`."""
+        ...
+
     def note_wake(self, model: str) -> None:
         """A wake or a load that waiting requests caused."""
         ...
@@ -83,6 +87,10 @@ class NoObserver(SchedulingObserver):
 
     @override
     def note_wait(self, request: PlacementRequest, kind: WaitKind, view: FleetView) -> None:
+        pass
+
+    @override
+    def note_estimate(self, request: PlacementRequest, error: float, view: FleetView) -> None:
         pass
 
     @override

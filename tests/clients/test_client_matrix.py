@@ -38,7 +38,8 @@ def environments(request: pytest.FixtureRequest) -> Iterator[EnvironmentFactory]
     """Installs what the selected tests need, ahead of them and two at a time."""
     factory = EnvironmentFactory()
     for item in request.session.items:
-        if isinstance(item, pytest.Function) and isinstance(client := item.callspec.params.get("client"), Client):
+        called = getattr(item, "callspec", None)
+        if called is not None and isinstance(client := called.params.get("client"), Client):
             factory.prepare(client.name)
             if client.in_browser:
                 factory.prepare(BROWSER)

@@ -27,6 +27,41 @@ _MEMORY = Section(
     ),
 )
 
+_LEDGER = Section(
+    "Ledger of devices",
+    (
+        Panel(
+            title="Reserved, seen and foreign",
+            about="Memory that leases reserve, that anything uses, and that is used without a lease, by device.",
+            unit=Unit.BYTES,
+            queries=(
+                Query(
+                    'sum by (host, device, kind) (weft_ledger_device_bytes{kind=~"reserved|seen|foreign"})',
+                    "{{host}} {{device}} {{kind}}",
+                ),
+            ),
+        ),
+        Panel(
+            title="Leases",
+            about="Leases by state, and waits for memory. Orphaned: the holder is gone, its memory not free yet.",
+            unit=Unit.NUMBER,
+            queries=(
+                Query("sum by (host, state) (weft_leases)", "{{host}} {{state}}"),
+                Query("sum by (host) (weft_waiting_leases)", "{{host}} waiting"),
+            ),
+        ),
+        Panel(
+            title="Sessions and the watch",
+            about="Runners with a session, and how long the router has not heard of the registry.",
+            unit=Unit.NUMBER,
+            queries=(
+                Query("sum by (state) (weft_sessions)", "{{state}} runners"),
+                Query("max by (instance) (weft_router_watch_lag_seconds)", "{{instance}} lag in s"),
+            ),
+        ),
+    ),
+)
+
 _WORK = Section(
     "Work",
     (
@@ -125,5 +160,5 @@ RUNNERS = Board(
     uid="weft-runners",
     title="weft / Runners and memory",
     about="What runs where, and what it takes.",
-    sections=(_MEMORY, _WORK, _CACHES, _PROCESSES),
+    sections=(_MEMORY, _LEDGER, _WORK, _CACHES, _PROCESSES),
 )

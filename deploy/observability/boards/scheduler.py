@@ -98,9 +98,57 @@ _DECISIONS = Section(
     ),
 )
 
+_FAIRNESS = Section(
+    "Fairness and tasks",
+    (
+        Panel(
+            title="Fair share",
+            about="Tokens served to each tenant of metrics.tenants, divided by its weight.",
+            unit=Unit.NUMBER,
+            queries=(Query("sum by (tenant) (weft_router_fair_share_tokens)", "{{tenant}}"),),
+        ),
+        Panel(
+            title="Durable tasks",
+            about="Tasks by state, as counted by the last sweep.",
+            unit=Unit.NUMBER,
+            view=View.AREAS,
+            queries=(Query('sum by (state) (weft_tasks{state=~"pending|running"})', "{{state}}"),),
+        ),
+        Panel(
+            title="Oldest task",
+            about="Age of the oldest pending and running task, from its submission.",
+            unit=Unit.SECONDS,
+            queries=(Query("max by (state) (weft_oldest_task_age_seconds)", "{{state}}"),),
+        ),
+    ),
+)
+
+_ESTIMATES = Section(
+    "Shown waits",
+    (
+        Panel(
+            title="Error of shown waits",
+            about="The first wait that a request was shown against the one it had, as a share of the latter.",
+            unit=Unit.SHARE,
+            width=12,
+            queries=tuple(
+                Query(quantile(share, "weft_router_wait_estimate_error_ratio"), name)
+                for share, name in ((0.5, "p50"), (0.95, "p95"))
+            ),
+        ),
+        Panel(
+            title="Swaps of the registry",
+            about="Models that a runner was asked to unload for another one, by its answer.",
+            unit=Unit.NUMBER,
+            width=12,
+            queries=(Query(f"sum by (answer) (increase(weft_evictions_total[{RATE}]))", "{{answer}}"),),
+        ),
+    ),
+)
+
 SCHEDULER = Board(
     uid="weft-scheduler",
     title="weft / Scheduler",
     about="Who waits for what, and what the scheduler decided.",
-    sections=(_QUEUES, _WAITS, _DECISIONS),
+    sections=(_QUEUES, _WAITS, _DECISIONS, _FAIRNESS, _ESTIMATES),
 )

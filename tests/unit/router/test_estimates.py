@@ -12,6 +12,7 @@ from router_svc.policy.estimates import (
     MAX_MEASURED_SECONDS,
     Averages,
     Estimates,
+    estimate_error,
     wait_seconds,
 )
 from weft.kernel.request import Operation
@@ -114,3 +115,12 @@ def test_the_wait_for_a_slot_grows_with_who_is_ahead_and_shrinks_with_the_slots(
     assert wait_seconds(3, 1, 4.0) == 14.0
     assert wait_seconds(3, 7, 4.0) == 2.0
     assert wait_seconds(3, 0, 4.0) is None
+
+
+@pytest.mark.parametrize(
+    ("estimated", "waited", "error"), [(10.0, 10.0, 0.0), (5.0, 10.0, 0.5), (30.0, 10.0, 2.0), (1.0, 0.2, 0.8)]
+)
+def test_an_estimate_is_compared_with_its_wait_of_a_second_at_least(
+    estimated: float, waited: float, error: float
+) -> None:
+    assert estimate_error(estimated, waited) == pytest.approx(error)

@@ -146,3 +146,11 @@ def test_tenants_have_a_label_where_they_are_configured_and_nowhere_else() -> No
     assert found["weft_router_active_tenants{}"] == 2
     assert found["weft_router_view_revision{}"] == 9
     assert found["weft_router_watch_lag_seconds{}"] == 2.5
+
+
+def test_a_shown_wait_is_counted_by_its_error() -> None:
+    metrics = RouterMetrics()
+    metrics.note_estimate(_request(), 0.4, VIEW)
+    found = _samples(metrics)
+    assert found["weft_router_wait_estimate_error_ratio_bucket{le=0.25,model=chat}"] == 0
+    assert found["weft_router_wait_estimate_error_ratio_bucket{le=0.5,model=chat}"] == 1
