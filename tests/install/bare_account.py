@@ -81,7 +81,7 @@ class BareAccount:
         """Runs pipx or uvx, which a user has from elsewhere, on this account."""
         return self.run(TOOLS / name, *arguments, rc=rc)
 
-    def weft(self, *arguments: str, rc: int = 0) -> str:
+    def weft(self, *arguments: str | Path, rc: int = 0) -> str:
         """Runs the installed weft, as PATH finds it."""
         found = shutil.which("weft", path=self.environment["PATH"])
         assert found is not None, "weft is not on PATH"

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 from bare_account import TOOLS, BareAccount
 from distributions import Built, build
+from kit.listing_server import WORDS, listing_server
 from wheel_contents import differences, without
 
 from weft import __version__
 from weft_app.compose.demo import DEMO_MODEL
 
+OLLAMA_PORT = 11434
+"""Where Ollama listens, and weft looks for it."""
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.install, pytest.mark.timeout(300)]
 
@@ -118,6 +121,19 @@ def test_an_interrupted_first_start_is_clean_and_keeps_what_was_loaded(installed
     # The next start goes on there: tests/component/runner/test_model_pull.py.
     (partial,) = (path for path in (home / "models" / "partial").iterdir() if not path.suffix)
     assert partial.stat().st_size > 0
+
+
+def test_two_commands_after_pipx_are_a_chat_on_a_server_that_runs_already(
+    installed: BareAccount, tmp_path: Path
+) -> None:
+    home = ("--home", tmp_path / "found")
+    with listing_server("qwen3:0.6b", port=OLLAMA_PORT):
+        printed = installed.weft("up", "-d", "--discover=yes", "--port", "0", *home)
+        try:
+            assert "qwen3:0.6b" in printed
+            assert "".join(WORDS) in installed.weft("chat", "qwen3:0.6b", "Say hello", *home)
+        finally:
+            installed.weft("down", *home)
 
 
 def test_pipx_installs_what_serves_a_chat_and_uninstalls_all_but_its_home(installed: BareAccount) -> None:

@@ -75,10 +75,10 @@ def _handler(server: ListingServer) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def listing_server(*models: str, is_ollama: bool = True) -> Iterator[ListingServer]:
-    """Serves on a free port until the end of the block."""
+def listing_server(*models: str, is_ollama: bool = True, port: int = 0) -> Iterator[ListingServer]:
+    """Serves until the end of the block; `port` 0: on any free one."""
     server = ListingServer(*models, is_ollama=is_ollama)
-    http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(server))
+    http = ThreadingHTTPServer(("127.0.0.1", port), _handler(server))
     http.daemon_threads = True
     server.port = http.server_address[1]
     thread = threading.Thread(target=http.serve_forever, daemon=True, kwargs={"poll_interval": 0.05})
