@@ -7,6 +7,7 @@ paths and in the shapes of bodies.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -27,6 +28,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.principal import LOCAL
 from weft.kernel.reasons import Reason
+from weft.kernel.telemetry import TRACEPARENT
 
 OPERATION_PREFIX = "operations/"
 MAX_AUTHORIZATION_CHARS = 16 * 1024
@@ -49,8 +51,8 @@ class OperationsPort(Protocol):
     DEADLINE_EXCEEDED when it does not answer in time.
     """
 
-    async def create(self, request: pb.CreateOperationRequest) -> operation_pb2.Operation:
-        """Creates an operation, or returns the existing one of the same request id."""
+    async def create(self, request: pb.CreateOperationRequest, traceparent: str = "") -> operation_pb2.Operation:
+        """Creates an operation below the span of `traceparent`, or returns the existing one of the same request id."""
         ...
 
     async def get(self, name: str) -> operation_pb2.Operation:
@@ -99,8 +101,11 @@ class OperationsClient(OperationsPort):
         self._calls = RegistryCalls(callers_field, timeout_seconds=timeout_seconds)
 
     @override
-    async def create(self, request: pb.CreateOperationRequest) -> operation_pb2.Operation:
-        return await self._operation(self._operations.CreateOperation, request)
+    async def create(self, request: pb.CreateOperationRequest, traceparent: str = "") -> operation_pb2.Operation:
+        method = self._operations.CreateOperation
+        if traceparent:
+            method = partial(method, metadata=((TRACEPARENT, traceparent),))
+        return await self._operation(method, request)
 
     @override
     async def get(self, name: str) -> operation_pb2.Operation:

@@ -66,6 +66,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.principal import KeyRing
 from weft.kernel.rpc import ChannelPool
 from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.tracing import NO_TRACING, Tracing
 from weft.sql.write_check import write_check
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ _SERVICE_NAMES = tuple(
 class RegistryService:
     """See weft.kernel.service.Service. Calls outside of start and stop are answered with SHUTTING_DOWN."""
 
-    def __init__(self, core: RegistryCore, transactions: RegistryDatabase) -> None:
+    def __init__(self, core: RegistryCore, transactions: RegistryDatabase, tracing: Tracing = NO_TRACING) -> None:
         """`transactions`: of the database that the core's store is on."""
         config = core.config
         self._database = transactions
@@ -154,7 +155,7 @@ class RegistryService:
         """The VRAM ledger."""
         self._retirements = Retirements(core, self.ledger.lease_count)
         gate = build_gate(config.governance, core.clock)
-        self._operations = OperationService(core, transactions, calls, gate, config.operations)
+        self._operations = OperationService(core, transactions, calls, gate, config.operations, tracing)
         self._unowned = UnownedModels(core, calls, self.ledger.unowned_models)
         of_runners = (self._expiry.sweep, self._retirements.sweep, self._unowned.sweep)
         sweeps = (*of_runners, self._keys.sweep, self._tokens.sweep)
@@ -267,7 +268,7 @@ class RegistryService:
         await self.ledger.stop(grace_seconds)
 
 
-def build(config: RegistryConfig, *, clock: Clock | None = None) -> RegistryService:
+def build(config: RegistryConfig, *, clock: Clock | None = None, tracing: Tracing = NO_TRACING) -> RegistryService:
     """A registry on its database, not yet started; `clock` defaults to the machine's."""
     store = SqlStore(config.database_url)
-    return RegistryService(RegistryCore(store, clock or SystemClock(), config), store)
+    return RegistryService(RegistryCore(store, clock or SystemClock(), config), store, tracing)

@@ -43,7 +43,7 @@ from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import CALLER_BANDS, Operation, Priority, Skill
 from weft.kernel.rpc import answering
 from weft.kernel.service import stop_tasks
-from weft.kernel.telemetry import TRACEPARENT, valid_traceparent
+from weft.kernel.telemetry import carried_traceparent
 
 if TYPE_CHECKING:
     from router_svc.loop import Mailbox
@@ -135,7 +135,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             first = await context.read()
             if not isinstance(first, pb.PlaceRequest) or first.WhichOneof("kind") != "open":
                 raise invalid_field("open", "must be the first message of a placement")
-            wanted = _request_from_proto(first.open, _traceparent(context))
+            wanted = _request_from_proto(first.open, carried_traceparent(context.invocation_metadata()))
             self._require_unjournaled(wanted)
             async with self._placement.place(wanted) as place:
                 reading = asyncio.create_task(self._read_reports(context, place))
@@ -273,11 +273,6 @@ def _described(message: pb.PlaceOpen) -> _Described:
         prefix_digests=tuple(message.prefix_digests),
         client_id=require_token(message.client_id, "open.client_id", MAX_CLIENT_CHARS) if message.client_id else "",
     )
-
-
-def _traceparent(context: PlaceContext) -> str:
-    carried = next((value for key, value in context.invocation_metadata() or () if key == TRACEPARENT), "")
-    return valid_traceparent(str(carried)) or ""
 
 
 def _decision_to_proto(decision: Decision) -> pb.PlaceResponse:

@@ -13,7 +13,7 @@ from gateway.answers.answer_builder import encode_json
 from gateway.answers.stream import EventStream
 from gateway.answers.unary import json_response
 from gateway.deps import GatewayDeps
-from gateway.intake.headers import tenant_of
+from gateway.intake.headers import stated_traceparent, tenant_of
 from gateway.intake.query import Query, begin_change, begin_read
 from gateway.operations import OPERATION_PREFIX, OperationsPort, idempotency_key, requester
 from gateway.request_facts import facts_of, headers_of
@@ -77,7 +77,7 @@ async def create_operation(
         requested_by=_requester(request),
         authorization=authorization,
     )
-    operation = await ports.operations.create(wanted)
+    operation = await ports.operations.create(wanted, stated_traceparent(request.scope))
     log.info("operation asked for", request_id=facts_of(request.scope).request_id, operation=operation.name)
     response = json_response(document_of(operation), 202)
     response.headers["location"] = f"/v1/admin/{operation.name}"

@@ -36,7 +36,7 @@ from weft.kernel.names import (
 from weft.kernel.principal import LOCAL, MAY_LEAVE, USE_MODELS
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TEXT_OPERATIONS, CacheMode, Handling, Operation, Priority
-from weft.kernel.telemetry import TRACEPARENT, traceparent_of
+from weft.kernel.telemetry import TRACEPARENT, new_traceparent, valid_traceparent
 from weft.kernel.units import keep_alive_seconds
 
 _PRIORITIES = {b"high": Priority.HIGH, b"normal": Priority.NORMAL, b"low": Priority.LOW}
@@ -153,7 +153,7 @@ def request_context(
         model=model,
         asked_model=asked.alias,
         operation=operation,
-        traceparent=_traceparent(scope),
+        traceparent=stated_traceparent(scope) or new_traceparent(),
         priority=Priority.NORMAL if priority is None else priority,
         names_priority=priority is not None,
         allow_remote=bool(params.allow_remote),
@@ -245,13 +245,13 @@ def timeout_seconds(headers: Headers, config: GatewayConfig) -> float:
     return seconds
 
 
-def _traceparent(scope: Scope) -> str:
+def stated_traceparent(scope: Scope) -> str:
+    """Returns the span that what a request causes belongs to: its own, else its caller's; empty: there is none."""
     trace = facts_of(scope).trace
     if trace is not None:
         return trace.traceparent
-    headers = headers_of(scope)
-    given = headers.get(TRACEPARENT.encode())
-    return traceparent_of({} if given is None else {TRACEPARENT: given.decode("latin-1")})
+    given = headers_of(scope).get(TRACEPARENT.encode())
+    return "" if given is None else valid_traceparent(given.decode("latin-1")) or ""
 
 
 def journal_of(

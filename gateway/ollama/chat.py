@@ -8,7 +8,7 @@ from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.unary import JsonAnswer, UnaryAnswer
 from gateway.errors import OLLAMA_JSON
 from gateway.intake.body import read_model
-from gateway.intake.headers import require_local_caller
+from gateway.intake.headers import require_local_caller, stated_traceparent
 from gateway.ollama.answers import JSON_LINES, OllamaAnswer, OllamaStream, Shape, text_json, timestamp
 from gateway.ollama.deps import SURFACE, OllamaDeps
 from gateway.ollama.names import mesh_name
@@ -107,8 +107,10 @@ def _changed_load(deps: OllamaDeps, request: Request, params: GeneratingRequest,
     if params.is_streamed:
         body, media_type = body + b"\n", JSON_LINES
 
+    traceparent = stated_traceparent(request.scope)
+
     async def produce() -> JsonAnswer:
-        begun = await create_operation(operations, wanted)
+        begun = await create_operation(operations, wanted, traceparent)
         ended = await ended_operation(operations, begun, gateway.config.request_timeout_seconds)
         require_success(ended)
         return JsonAnswer(body, [], media_type)
@@ -117,10 +119,12 @@ def _changed_load(deps: OllamaDeps, request: Request, params: GeneratingRequest,
     return UnaryAnswer(produce, cut_off_seconds=gateway.config.request_timeout_seconds + slack)
 
 
-async def create_operation(operations: OperationsPort, wanted: pb.CreateOperationRequest) -> operation_pb2.Operation:
+async def create_operation(
+    operations: OperationsPort, wanted: pb.CreateOperationRequest, traceparent: str
+) -> operation_pb2.Operation:
     """Creates an operation. Raises the registry's refusal, which names the field as Ollama's API does."""
     try:
-        return await operations.create(wanted)
+        return await operations.create(wanted, traceparent)
     except WeftError as error:
         if error.metadata.get("field") in _NAMES_OF_MODEL:
             error.metadata["field"] = "model"

@@ -17,6 +17,7 @@ from gateway.answers.stream import EventStream, SseWriter
 from gateway.answers.unary import JsonAnswer, UnaryAnswer
 from gateway.deps import GatewayDeps
 from gateway.errors import OLLAMA_JSON, ClientGoneError, Dialect, envelope
+from gateway.intake.headers import stated_traceparent
 from gateway.ollama.answers import JSON_LINES
 from gateway.ollama.chat import create_operation, require_success
 from gateway.ollama.deps import SURFACE, OllamaDeps
@@ -61,7 +62,7 @@ async def pull_model(deps: OllamaDeps, request: Request) -> Response:
             raise invalid_field("model", _NOT_A_SOURCE)
         if reaches_anywhere(asked_source(source, "model")):
             facts_of(request.scope).principal.require(ANY_SOURCE)
-    pull = _Pull(operations, source, requester(request, "http:ollama"))
+    pull = _Pull(operations, source, requester(request, "http:ollama"), stated_traceparent(request.scope))
     if params.stream is False:
         return _WholePull(pull, deps.gateway)
     return _PullStream(pull, deps.gateway)
@@ -76,8 +77,9 @@ def _listed_source(name: str, sources: Mapping[str, str]) -> str | None:
 class _Pull:
     """One pull as an operation."""
 
-    def __init__(self, operations: OperationsPort, source: str, requested_by: str) -> None:
+    def __init__(self, operations: OperationsPort, source: str, requested_by: str, traceparent: str) -> None:
         self._operations = operations
+        self._traceparent = traceparent
         self._requested_by = requested_by
         self._wanted = pb.CreateOperationRequest(
             request_id=new_id("op"), action=pull_action(source), requested_by=requested_by
@@ -87,7 +89,7 @@ class _Pull:
 
     async def states(self) -> AsyncGenerator[operation_pb2.Operation]:
         """Yields the operation after every change until it has succeeded. Raises the reason of one that has not."""
-        begun = await create_operation(self._operations, self._wanted)
+        begun = await create_operation(self._operations, self._wanted, self._traceparent)
         self._name = begun.name
         last = begun
         async with aclosing(self._operations.watch(begun.name)) as states:

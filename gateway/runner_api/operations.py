@@ -17,7 +17,7 @@ from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import json_response
 from gateway.errors import DetailedError, EdgeError
 from gateway.http.disconnect import WhileConnected
-from gateway.intake.headers import timeout_seconds
+from gateway.intake.headers import stated_traceparent, timeout_seconds
 from gateway.intake.json_guard import Model
 from gateway.intake.query import begin_change, begin_read
 from gateway.operations import (
@@ -394,7 +394,7 @@ async def _create(
         authorization=_authorization(body),
     )
     try:
-        return await deps.operations.create(wanted)
+        return await deps.operations.create(wanted, stated_traceparent(request.scope))
     except WeftError as error:
         if error.reason is Reason.OPERATION_REFUSED:
             # Only the audit log has the reason.

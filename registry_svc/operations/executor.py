@@ -9,6 +9,7 @@ from registry_svc.operations.actions import action_summary
 from registry_svc.operations.audit_log import AuditLog
 from registry_svc.operations.job import Job, JobCancelled, JobDeps, JobReport
 from registry_svc.operations.live_operations import LiveOperation, OperationTable
+from registry_svc.operations.operation_spans import OperationSpans
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.policy.lifecycle import (
     Ending,
@@ -60,8 +61,10 @@ class Executor:
         table: OperationTable,
         writer: SingleWriter,
         settings: OperationSettings,
+        spans: OperationSpans,
     ) -> None:
         self._deps = deps
+        self._spans = spans
         self._clock = deps.clock
         self._store = store
         self._audit = audit
@@ -100,6 +103,7 @@ class Executor:
         if operation.ended:
             live.progress = OperationProgress()
             self._table.remove(live)
+            self._spans.ended(operation, live.trace)
         live.publish()
 
     async def _run(self, live: LiveOperation) -> None:
@@ -144,8 +148,7 @@ class Executor:
         try:
             await asyncio.wait({working, expiring, asking}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done() and asking.done():
-                live.progress = replace(live.progress, stage="cancelling", ends_at=None)
-                live.publish()
+                self._show(live, replace(live.progress, stage="cancelling", ends_at=None))
                 job.request_cancel()
                 await asyncio.wait({working, expiring}, return_when=asyncio.FIRST_COMPLETED)
             in_time = working.done()
@@ -228,6 +231,12 @@ class Executor:
         """Take a step that no audit entry is about. Raises SERVICE_UNAVAILABLE."""
         await self._writer.run(lambda: self.change(live, step))
 
+    def _show(self, live: LiveOperation, progress: OperationProgress) -> None:
+        live.progress = progress
+        if live.trace is not None:
+            live.trace.note(progress.stage, self._clock.utc_now())
+        live.publish()
+
     def _report(self, live: LiveOperation) -> JobReport:
         """Return what records the reports of a job in the table of operations."""
 
@@ -236,8 +245,7 @@ class Executor:
                 return
             share = progress.share if progress.share is not None and 0.0 <= progress.share <= 1.0 else None
             stage = "cancelling" if live.cancel_requested.is_set() else _cleaned(progress.stage)[:MAX_STAGE_CHARS]
-            live.progress = replace(progress, stage=stage, detail=_cleaned(progress.detail), share=share)
-            live.publish()
+            self._show(live, replace(progress, stage=stage, detail=_cleaned(progress.detail), share=share))
 
         def begun(models: Sequence[str]) -> Awaitable[None]:
             partial = operation_pb2.OperationResult(models=models).SerializeToString(deterministic=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from registry_svc.operations.operation_spans import OperationTrace
 from registry_svc.operations.policy.lifecycle import NO_PROGRESS, GovernedOperation, OperationProgress
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import WeftError
@@ -82,6 +83,8 @@ class LiveOperation:
     resumed: bool = False
     """Whether it was accepted by an earlier process of the registry."""
     cancel_requested: asyncio.Event = field(default_factory=asyncio.Event)
+    trace: OperationTrace | None = None
+    """None: tracing is off."""
     task: asyncio.Task[None] | None = None
     """The task that carries it out; None: it waits."""
     watchers: set[OperationWatcher] = field(default_factory=set)

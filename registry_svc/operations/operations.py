@@ -12,6 +12,7 @@ from registry_svc.operations.executor import Executor
 from registry_svc.operations.governance import Admission, Gatekeeper
 from registry_svc.operations.job import JobDeps
 from registry_svc.operations.live_operations import LiveOperation, OperationTable, OperationView, OperationWatcher
+from registry_svc.operations.operation_spans import OperationSpans
 from registry_svc.operations.operation_store import (
     NewOperation,
     NonceUsed,
@@ -47,6 +48,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.tracing import NO_TRACING, Tracing
 
 log = get_logger("weft.registry.operations")
 
@@ -65,7 +67,12 @@ class Operations:
     """All operations of one registry, from `start` to `stop`; outside of that everything is SHUTTING_DOWN."""
 
     def __init__(
-        self, store: OperationStore, deps: JobDeps, gatekeeper: Gatekeeper, settings: OperationSettings
+        self,
+        store: OperationStore,
+        deps: JobDeps,
+        gatekeeper: Gatekeeper,
+        settings: OperationSettings,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         self._store = store
         self._deps = deps
@@ -75,7 +82,8 @@ class Operations:
         self._table = OperationTable()
         self._writer = SingleWriter()
         self.audit = AuditLog(store, deps.clock, settings.max_audit_entries)
-        self._executor = Executor(deps, store, self.audit, self._table, self._writer, settings)
+        self._spans = OperationSpans(tracing)
+        self._executor = Executor(deps, store, self.audit, self._table, self._writer, settings, self._spans)
         self._open = False
         self._may_expire = True
         """Whether the store may hold operations or nonces that expire; housekeeping leaves an empty store alone."""
@@ -107,15 +115,16 @@ class Operations:
             log.warning("the count of refusals was lost")
         self.audit.tell_head()
 
-    async def create(self, request: CreateOperationRequest) -> tuple[OperationView, bool]:
+    async def create(self, request: CreateOperationRequest, traceparent: str = "") -> tuple[OperationView, bool]:
         """Accept an operation; returns it, and whether an earlier call with the same request id created it.
 
+        `traceparent` is the valid one of its caller; empty: it has none.
         Raises ALREADY_EXISTS, OPERATION_REFUSED, TOO_MANY_RESOURCES, QUEUE_FULL and SERVICE_UNAVAILABLE, and what
         `require_known` raises. Once begun it is completed even if the caller is gone by then.
         """
         self._require_open()
         self._require_turn()
-        return await self._writer.run(lambda: self._accept(request))
+        return await self._writer.run(lambda: self._accept(request, traceparent))
 
     async def get(self, operation_id: str) -> OperationView:
         """One operation; raises NOT_FOUND."""
@@ -204,7 +213,7 @@ class Operations:
         expired = await self._store.delete_expired(ended_before=ended_before, now=now)
         self._may_expire = expired.is_any_left
 
-    async def _accept(self, request: CreateOperationRequest) -> tuple[OperationView, bool]:
+    async def _accept(self, request: CreateOperationRequest, traceparent: str) -> tuple[OperationView, bool]:
         self._require_open()
         live = self._table.of_request(request.request_id)
         earlier = live.operation if live is not None else await self._store.of_request(request.request_id)
@@ -220,7 +229,7 @@ class Operations:
         match await self._store.save_new(self._new(request, admission)):
             case Saved(operation, head):
                 self.audit.moved(head)
-                live = self._take(operation, resumed=False)
+                live = self._take(operation, resumed=False, traceparent=traceparent)
                 view = live.view
                 self._executor.pump()
                 return view, False
@@ -293,10 +302,14 @@ class Operations:
             self._executor.pump()
         return OperationView(operation=earlier) if live is None else live.view
 
-    def _take(self, operation: GovernedOperation, *, resumed: bool) -> LiveOperation:
+    def _take(self, operation: GovernedOperation, *, resumed: bool, traceparent: str = "") -> LiveOperation:
         action = operation_pb2.OperationAction.FromString(operation.action)
         live = LiveOperation(
-            operation=operation, action=action, subjects=subjects_of(action, self._deps.directory), resumed=resumed
+            operation=operation,
+            action=action,
+            subjects=subjects_of(action, self._deps.directory),
+            resumed=resumed,
+            trace=self._spans.begin(operation.id, traceparent),
         )
         if operation.cancel_requested:
             live.cancel_requested.set()
@@ -440,6 +453,7 @@ class OperationService:
         calls: RunnerCalls,
         gatekeeper: Gatekeeper,
         settings: OperationSettings,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         directory = MeshRunnerDirectory(core)
         deps = JobDeps(
@@ -449,7 +463,7 @@ class OperationService:
             times=LoadTimes(),
             presence=RunnerPresence(directory, core.clock),
         )
-        self.operations = Operations(OperationStore(transactions), deps, gatekeeper, settings)
+        self.operations = Operations(OperationStore(transactions), deps, gatekeeper, settings, tracing)
         self.unloader = OperationUnloader(self.operations)
         """Unloads models that are deleted."""
         self._housekeeper = Housekeeper(self.operations, core.clock, settings.audit_head_interval_seconds)

@@ -31,6 +31,7 @@ from weft.kernel.names import (
 )
 from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
+from weft.kernel.telemetry import carried_traceparent
 from weft.kernel.timestamps import duration_of
 
 MAX_AUTHORIZATION_CHARS = 16 * 1024
@@ -163,7 +164,7 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
             for needed in needed_access(wanted.action):
                 caller().require(needed)
             require_operable(caller(), wanted.action)
-            view, existed = await self._operations.create(wanted)
+            view, existed = await self._operations.create(wanted, carried_traceparent(context.invocation_metadata()))
             return operation_service_pb2.CreateOperationResponse(operation=self._message(view), existed=existed)
 
     @override

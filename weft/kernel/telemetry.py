@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TextIO, cast
@@ -168,6 +168,12 @@ def new_traceparent() -> str:
 def trace_id_of(traceparent: str) -> str:
     """The trace id inside a traceparent, for log lines."""
     return traceparent.split("-", 2)[1]
+
+
+def carried_traceparent(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """The valid traceparent in the metadata of a call; empty: it has none."""
+    found = next((value for key, value in metadata or () if key == TRACEPARENT), "")
+    return valid_traceparent(str(found)) or ""
 
 
 def traceparent_of(metadata: Mapping[str, str]) -> str:

@@ -31,6 +31,7 @@ class ServiceName(StrEnum):
     GATEWAY = "weft-gateway"
     ROUTER = "weft-router"
     RUNNER = "weft-runner"
+    REGISTRY = "weft-registry"
 
 
 class SpanName(StrEnum):
@@ -41,6 +42,8 @@ class SpanName(StrEnum):
     ATTEMPT = "weft.attempt"
     GENERATE = "weft.generate"
     TASK = "weft.task"
+    OPERATION = "weft.operation"
+    STAGE = "weft.operation.stage"
 
 
 class SpanKind(Enum):
@@ -80,6 +83,9 @@ class Attribute(StrEnum):
     TIME_IN_INFERENCE = "gen_ai.latency.time_in_model_inference"
     REQUEST_ID = "weft.request.id"
     TASK_ID = "weft.task.id"
+    OPERATION_ID = "weft.operation.id"
+    ACTION = "weft.operation.action"
+    STAGE = "weft.operation.stage"
     TENANT = "weft.tenant"
     CALLER = "weft.caller"
     PRIORITY = "weft.priority"
@@ -177,8 +183,12 @@ class Sampling:
             trace_id = random.getrandbits(_TRACE_BITS) or 1
             return TraceContext(trace_id, new_span_id(), self.chooses(trace_id)), None
         parent = TraceContext.parse(found)
+        return self.below(parent, new_span_id()), parent
+
+    def below(self, parent: TraceContext, span_id: int) -> TraceContext:
+        """Returns the context of a new span below one of a caller."""
         is_sampled = parent.is_sampled if self.follows_parent else self.chooses(parent.trace_id)
-        return TraceContext(parent.trace_id, new_span_id(), is_sampled), parent
+        return TraceContext(parent.trace_id, span_id, is_sampled)
 
     def records(self, context: TraceContext, *, has_failed: bool, seconds: float) -> bool:
         """Whether the spans of work that has ended are recorded."""

@@ -23,10 +23,11 @@ from weft.kernel.settings import values_of
 from weft.signing.tokens import read_shared_key
 from weft_app.compose.environment import KEY_PATH_VARIABLE, allow_cloud_fallback
 from weft_app.compose.home import WeftHome
-from weft_app.compose.metrics import metrics_services, page_if_served
+from weft_app.compose.metrics import add_span_counts, metrics_services, page_if_served
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.security import channel_security, key_check, new_host
 from weft_app.compose.serving import Announce, serve_until_stopped
+from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
 
 
@@ -51,7 +52,8 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
     keys = key_check(config, SystemClock())
     host = new_host(config, "registry", keys)
     address = host.bind(listen or home.address("registry"))
-    service = registry_svc.service.build(registry_config(config, home))
+    tracing = tracing_of(os.environ)
+    service = registry_svc.service.build(registry_config(config, home), tracing=tracing)
     if keys is not None:
         keys.use(lambda: service.key_ring)
     monitor = HealthMonitor(service.health_checks(config.health), SystemClock(), config.health)
@@ -60,11 +62,17 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
         from registry_svc.metrics import RegistryMetrics  # noqa: PLC0415 - only where there is a page
 
         RegistryMetrics(service, page)
+        add_span_counts(page, tracing)
     companions = [
         ProcessService("registry", monitor, lambda: open_channel(address, channel_security(config))),
         *metrics_services(config, page, "registry", monitor),
     ]
-    await serve_until_stopped(host, service, config, lambda: announce(address), companions=companions, monitor=monitor)
+    try:
+        await serve_until_stopped(
+            host, service, config, lambda: announce(address), companions=companions, monitor=monitor
+        )
+    finally:
+        await close_tracing(tracing)
 
 
 DEFAULT_KEY_PATH = Path("/etc/safebox/model-api.key")

@@ -272,7 +272,9 @@ class UpHost:
         router = router_svc.service.build(config, tracing=self._tracing, observer=RouterMetrics(self._page))
         router.expect(expected_mesh(self._runners))
         self._on_ready.append(router.expect_no_more)
-        registry = self._registry = registry_svc.service.build(registry_config(self._config, self._home))
+        registry = self._registry = registry_svc.service.build(
+            registry_config(self._config, self._home), tracing=self._tracing
+        )
         if keys is not None:
             keys.use(lambda: registry.key_ring)
         self._stack.push_async_callback(host.stop, self._config.drain_seconds)

@@ -36,10 +36,13 @@ class ScriptedOperations:
     failure: WeftError | None = None
     watch_states: tuple[str, ...] = ("RUNNING", "SUCCEEDED")
     created: list[pb.CreateOperationRequest] = field(default_factory=list)
+    traceparents: list[str] = field(default_factory=list)
+    """Of what was created, in order."""
     asked: list[tuple[object, ...]] = field(default_factory=list)
 
-    async def create(self, request: pb.CreateOperationRequest) -> operation_pb2.Operation:
+    async def create(self, request: pb.CreateOperationRequest, traceparent: str = "") -> operation_pb2.Operation:
         self._fail()
+        self.traceparents.append(traceparent)
         self.created.append(request)
         return an_operation(action=request.action)
 

@@ -89,7 +89,8 @@ class ScriptedOperations:
     cancelled: list[str] = field(default_factory=list)
     cancelled_by: list[str] = field(default_factory=list)
 
-    async def create(self, request: operation_service_pb2.CreateOperationRequest) -> Operation:
+    async def create(self, request: operation_service_pb2.CreateOperationRequest, traceparent: str = "") -> Operation:
+        del traceparent
         self.asked.append(request)
         if self.failure is not None:
             raise self.failure

@@ -137,3 +137,11 @@ async def test_a_lease_is_released_in_the_name_of_whoever_asks() -> None:
     assert operations.asked == [("release_lease", "lease-1", "http:acme")]
     assert foreign.status == 403
     assert "weft unload qwen" in refused["error"]["message"]
+
+
+async def test_an_operation_belongs_to_the_trace_of_the_request_that_asks_for_it() -> None:
+    operations, span = ScriptedOperations(), "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with serving(admin=admin_ports(operations)) as gateway:
+        for headers in ({"traceparent": span}, {"traceparent": "nonsense"}, {}):
+            await gateway.request("POST", "/v1/admin/models/tiny/unload", b"{}", headers=headers)
+    assert operations.traceparents == [span, "", ""]

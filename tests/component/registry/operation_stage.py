@@ -22,6 +22,7 @@ from weft.api.operations.v1.operation_service_pb2 import AuditEntry, CreateOpera
 from weft.api.runner.v1 import added_model_pb2, load_pb2, runner_service_pb2
 from weft.api.runner.v1.model_store_pb2 import PullProgress, StoredModel
 from weft.kernel.errors import WeftError
+from weft.kernel.tracing import NO_TRACING, Tracing
 from weft_testing.fake_clock import FakeClock
 
 WAIT_LIMIT_SECONDS = 20.0
@@ -252,6 +253,7 @@ class Stage:
     directory: FakeDirectory = field(default_factory=FakeDirectory)
     gatekeeper: Gatekeeper = field(default_factory=OpenGate)
     settings: OperationSettings = field(default_factory=OperationSettings)
+    tracing: Tracing = NO_TRACING
     operations: Operations = field(init=False)
     _asked: int = 0
 
@@ -264,7 +266,7 @@ class Stage:
             times=LoadTimes(),
             presence=RunnerPresence(self.directory, self.clock),
         )
-        self.operations = Operations(self.store, tools, self.gatekeeper, self.settings)
+        self.operations = Operations(self.store, tools, self.gatekeeper, self.settings, self.tracing)
         await self.operations.start()
 
     async def restart(self) -> None:
@@ -339,12 +341,17 @@ class Stage:
 
 @asynccontextmanager
 async def running_stage(
-    gatekeeper: Gatekeeper | None = None, url: str = "sqlite+aiosqlite://", **settings: float
+    gatekeeper: Gatekeeper | None = None,
+    url: str = "sqlite+aiosqlite://",
+    tracing: Tracing = NO_TRACING,
+    **settings: float,
 ) -> AsyncIterator[Stage]:
     database = SqlStore(url)
     await database.open()
     chosen = OperationSettings(**settings)  # type: ignore[arg-type]
-    stage = Stage(database, OperationStore(database), gatekeeper=gatekeeper or OpenGate(), settings=chosen)
+    stage = Stage(
+        database, OperationStore(database), gatekeeper=gatekeeper or OpenGate(), settings=chosen, tracing=tracing
+    )
     await stage.start()
     try:
         yield stage

@@ -1,0 +1,169 @@
+"""The spans of an operation, from its acceptance to its end.
+
+    POST /v1/admin/models/...        its caller's span, which has long ended
+      weft.operation                 the operation: what, of which model, on which runner, how it ended
+        weft.queue                   until it began
+        weft.operation.stage         one for each stage that its runner named, such as "waiting for memory"
+
+Stages are known to the process that carried them out: an operation that goes on after a restart of the registry has
+those since then, and is in a trace of its own.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
+from weft.api.operations.v1 import operation_pb2
+from weft.kernel.reasons import Reason
+from weft.kernel.tracing import (
+    NO_TRACING,
+    Attribute,
+    AttributeValue,
+    Sampling,
+    ServiceName,
+    Span,
+    SpanName,
+    TraceContext,
+    Tracing,
+    new_span_id,
+    span_id_of,
+    trace_id_from,
+)
+
+MAX_STAGES = 32
+"""Stages of an operation that are recorded; what follows counts to the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What an operation was at, from a moment on."""
+
+    name: str
+    began: datetime
+
+
+@dataclass(slots=True)
+class OperationTrace:
+    """The place of an operation in a trace, and its stages so far."""
+
+    context: TraceContext
+    caller: TraceContext | None
+    """The span that it was asked for in; None: its caller stated none."""
+    stages: list[Stage] = field(default_factory=list)
+
+    def note(self, stage: str, now: datetime) -> None:
+        """Records that the operation is at a stage."""
+        is_new = not self.stages or self.stages[-1].name != stage
+        if stage and is_new and len(self.stages) < MAX_STAGES:
+            self.stages.append(Stage(stage, now))
+
+
+class OperationSpans:
+    """Begins the traces of operations, and records their spans."""
+
+    def __init__(self, tracing: Tracing = NO_TRACING) -> None:
+        self._tracing = tracing
+
+    def begin(self, operation_id: str, traceparent: str = "") -> OperationTrace | None:
+        """Returns the trace of an operation; None: tracing is off. `traceparent` is valid, or empty."""
+        sampling = self._tracing.sampling
+        if sampling is None:
+            return None
+        if traceparent:
+            caller = TraceContext.parse(traceparent)
+            return OperationTrace(sampling.below(caller, span_id_of(operation_id)), caller)
+        trace_id = trace_id_from(operation_id)
+        return OperationTrace(TraceContext(trace_id, span_id_of(operation_id), sampling.chooses(trace_id)), None)
+
+    def ended(self, operation: GovernedOperation, trace: OperationTrace | None) -> None:
+        """Records the spans of an operation that has ended, if its trace is recorded."""
+        sampling = self._tracing.sampling
+        if sampling is not None and trace is not None and _is_recorded(operation, trace.context, sampling):
+            self._tracing.record(operation_spans(operation, trace))
+
+
+def _is_recorded(operation: GovernedOperation, context: TraceContext, sampling: Sampling) -> bool:
+    has_failed = operation.state is OperationState.FAILED
+    return sampling.records(context, has_failed=has_failed, seconds=_seconds(operation))
+
+
+def _seconds(operation: GovernedOperation) -> float:
+    assert operation.ended_at is not None, "it has ended"
+    return (operation.ended_at - operation.created_at).total_seconds()
+
+
+def operation_spans(operation: GovernedOperation, trace: OperationTrace) -> list[Span]:
+    """Returns the spans of an operation that has ended."""
+    created, ended = operation.created_at, operation.ended_at
+    assert ended is not None, "it has ended"
+    whole = Span(
+        name=SpanName.OPERATION,
+        service=ServiceName.REGISTRY,
+        context=trace.context,
+        parent_id=None if trace.caller is None else trace.caller.span_id,
+        start=_nanoseconds(created),
+        end=_nanoseconds(ended),
+        attributes=_attributes(operation),
+        error=_error(operation.reason),
+    )
+    queue = _part(trace, SpanName.QUEUE, created, operation.started_at or ended, {})
+    stages = []
+    for number, stage in enumerate(trace.stages, 1):
+        end = trace.stages[number].began if number < len(trace.stages) else ended
+        stages.append(_part(trace, SpanName.STAGE, stage.began, end, {Attribute.STAGE: stage.name}))
+    return [whole, queue, *stages]
+
+
+def _part(
+    trace: OperationTrace, name: SpanName, began: datetime, ended: datetime, attributes: dict[str, AttributeValue]
+) -> Span:
+    above = trace.context
+    return Span(
+        name=name,
+        service=ServiceName.REGISTRY,
+        context=above.child(new_span_id()),
+        parent_id=above.span_id,
+        start=_nanoseconds(began),
+        end=_nanoseconds(ended),
+        attributes=attributes,
+    )
+
+
+def _attributes(operation: GovernedOperation) -> dict[str, AttributeValue]:
+    action = operation_pb2.OperationAction.FromString(operation.action)
+    kind = action.WhichOneof("kind") or ""
+    named = {
+        Attribute.OPERATION_ID: operation.id,
+        Attribute.REQUEST_ID: operation.request_id,
+        Attribute.ACTION: kind.partition("_")[0],
+        Attribute.REQUEST_MODEL: _model(action, operation),
+        Attribute.RUNNER: operation.runner,
+        Attribute.CALLER: operation.requested_by,
+        Attribute.OUTCOME: operation.state.name.lower(),
+    }
+    return {name: text for name, text in named.items() if text}
+
+
+def _model(action: operation_pb2.OperationAction, operation: GovernedOperation) -> str:
+    """Returns the model by its name in the mesh, also of one that was loaded by its source."""
+    match action.WhichOneof("kind"):
+        case "load_model":
+            if not action.load_model.model and operation.state is OperationState.SUCCEEDED:
+                return operation_pb2.OperationResult.FromString(operation.result).added.name
+            return action.load_model.model
+        case "unload_model":
+            return action.unload_model.model
+        case "remove_model":
+            return action.remove_model.model
+        case "flush_cache":
+            return action.flush_cache.model
+        case _:
+            return ""
+
+
+def _error(reason: Reason) -> str:
+    return "" if reason is Reason.UNSPECIFIED else reason.name.lower()
+
+
+def _nanoseconds(moment: datetime) -> int:
+    return int(moment.timestamp() * 1e6) * 1_000

@@ -1,0 +1,201 @@
+"""The spans of operations, as a collector gets them."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from operation_stage import Stage, load, loaded, running_stage, said, unload
+
+from registry_svc.operations.operation_spans import MAX_STAGES
+from registry_svc.operations.policy.lifecycle import OperationState
+from registry_svc.operations.servicer import OperationServicer
+from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import new_server, open_channel
+from weft.kernel.span_export import SpanExport
+from weft.kernel.tracing import Sampling, TraceContext
+from weft_testing.otlp_receiver import OtlpReceiver, ReceivedSpan, running_receiver
+
+CALLER = TraceContext(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, True)
+UNSAMPLED = TraceContext(CALLER.trace_id, CALLER.span_id, False)
+NO_SHARE = Sampling(ratio=0.0, slow_seconds=300.0)
+
+
+@contextmanager
+def collected(sampling: Sampling) -> Iterator[tuple[OtlpReceiver, SpanExport]]:
+    with running_receiver() as receiver:
+        exporter = OTLPSpanExporter(endpoint=f"{receiver.url}/v1/traces")
+        export = SpanExport(exporter, sampling, max_queued=512)
+        try:
+            yield receiver, export
+        finally:
+            export.close()
+
+
+@asynccontextmanager
+async def traced(sampling: Sampling = NO_SHARE) -> AsyncIterator[tuple[Stage, "Spans"]]:
+    with collected(sampling) as (receiver, export):
+        async with running_stage(tracing=export) as stage:
+            yield stage, Spans(receiver, export)
+
+
+class Spans:
+    """What the collector has once everything was sent."""
+
+    def __init__(self, receiver: OtlpReceiver, export: SpanExport) -> None:
+        self._receiver = receiver
+        self._export = export
+
+    def all(self) -> list[ReceivedSpan]:
+        self._export.flush()
+        return self._receiver.spans
+
+    def of(self, operation_id: str) -> ReceivedSpan:
+        (found,) = [span for span in self.all() if span.attributes.get("weft.operation.id") == operation_id]
+        return found
+
+    def below(self, span: ReceivedSpan) -> list[ReceivedSpan]:
+        return [each for each in self.all() if each.parent_id == span.span_id]
+
+
+async def created(stage: Stage, traceparent: str = "") -> str:
+    view, _ = await stage.operations.create(stage.asked(load()), traceparent)
+    return view.operation.id
+
+
+async def ended_after(stage: Stage, operation_id: str, seconds: float) -> None:
+    """A load that succeeds `seconds` after its runner said that it loads."""
+    await stage.until_stage(operation_id, "asking the runner")
+    stage.calls.answer("m1", said("loading"))
+    await stage.until_stage(operation_id, "loading")
+    await stage.clock.advance(seconds)
+    stage.calls.answer("m1", loaded())
+    await stage.end(operation_id)
+
+
+async def test_a_load_is_below_the_span_of_its_caller_and_its_stages_have_the_times_that_they_had() -> None:
+    async with traced() as (stage, spans):
+        operation_id = await created(stage, CALLER.traceparent)
+        await stage.until_stage(operation_id, "asking the runner")
+        await stage.clock.advance(2.0)
+        stage.calls.answer("m1", said("waiting for memory"), said("waiting for memory", 0.5))
+        await stage.until_stage(operation_id, "waiting for memory")
+        await stage.clock.advance(5.0)
+        stage.calls.answer("m1", said("loading"))
+        await stage.until_stage(operation_id, "loading")
+        await stage.clock.advance(11.0)
+        stage.calls.answer("m1", loaded())
+        await stage.end(operation_id)
+
+        span = spans.of(operation_id)
+        assert (span.name, span.service, span.is_error) == ("weft.operation", "weft-registry", False)
+        assert (span.trace_id, span.parent_id) == (f"{CALLER.trace_id:032x}", f"{CALLER.span_id:016x}")
+        assert (span.end - span.start) / 1e9 == pytest.approx(18.0)
+        assert {name: value for name, value in span.attributes.items() if name != "weft.operation.id"} == {
+            "weft.request.id": "request-1",
+            "weft.operation.action": "load",
+            "gen_ai.request.model": "m1",
+            "weft.runner": "r1",
+            "weft.caller": "alice",
+            "weft.outcome": "succeeded",
+        }
+        parts = [
+            (each.name, each.attributes.get("weft.operation.stage"), round((each.end - each.start) / 1e9))
+            for each in spans.below(span)
+        ]
+        assert parts == [
+            ("weft.queue", None, 0),
+            ("weft.operation.stage", "asking the runner", 2),
+            ("weft.operation.stage", "waiting for memory", 5),
+            ("weft.operation.stage", "loading", 11),
+        ]
+
+
+async def test_a_failure_is_recorded_whatever_the_share_and_a_quick_success_is_not() -> None:
+    async with traced() as (stage, spans):
+        stage.calls.answer("m1", loaded())
+        fine = await created(stage, UNSAMPLED.traceparent)
+        await stage.end(fine)
+        stage.calls.answer("m1", WeftError(Reason.INSUFFICIENT_MEMORY, "no room"))
+        failed = await created(stage, UNSAMPLED.traceparent)
+        await stage.end(failed)
+        span = spans.of(failed)
+        assert span.is_error
+        assert (span.attributes["error.type"], span.attributes["weft.outcome"]) == ("insufficient_memory", "failed")
+        assert [each for each in spans.all() if each.attributes.get("weft.operation.id") == fine] == []
+
+
+@pytest.mark.parametrize(("seconds", "recorded"), [(299.0, False), (301.0, True)])
+async def test_a_slow_operation_is_recorded(seconds: float, recorded: bool) -> None:
+    async with traced() as (stage, spans):
+        await ended_after(stage, await created(stage), seconds)
+        assert bool(spans.all()) is recorded
+
+
+async def test_one_that_is_cancelled_before_its_turn_waited_until_its_end() -> None:
+    async with traced(Sampling(ratio=1.0)) as (stage, spans):
+        first = await created(stage)
+        view, _ = await stage.operations.create(stage.asked(unload()))
+        await stage.clock.advance(3.0)
+        await stage.operations.cancel(view.operation.id, "bob")
+        stage.calls.answer("m1", loaded())
+        await stage.end(first)
+        span = spans.of(view.operation.id)
+        (queue,) = spans.below(span)
+        assert (span.attributes["error.type"], span.attributes["weft.outcome"]) == ("cancelled", "cancelled")
+        assert (queue.name, queue.start, queue.end) == ("weft.queue", span.start, span.end)
+        assert (span.end - span.start) / 1e9 == pytest.approx(3.0)
+
+
+async def test_one_that_goes_on_after_a_restart_begins_a_trace_of_its_own() -> None:
+    async with traced(Sampling(ratio=1.0)) as (stage, spans):
+        operation_id = await created(stage, CALLER.traceparent)
+        await stage.until_stage(operation_id, "asking the runner")
+        await stage.clock.advance(4.0)
+        await stage.restart()
+        stage.calls.answer("m1", loaded())
+        assert (await stage.end(operation_id)).operation.state is OperationState.SUCCEEDED
+        span = spans.of(operation_id)
+        assert span.parent_id == ""
+        assert span.trace_id != f"{CALLER.trace_id:032x}"
+        assert (span.end - span.start) / 1e9 == pytest.approx(4.0)
+
+
+async def test_a_runner_that_names_stage_after_stage_makes_a_bounded_number_of_spans() -> None:
+    async with traced(Sampling(ratio=1.0)) as (stage, spans):
+        stage.calls.answer("m1", *(said(f"stage {number}") for number in range(MAX_STAGES + 5)), loaded())
+        operation_id = await created(stage)
+        await stage.end(operation_id)
+        named = [each for each in spans.below(spans.of(operation_id)) if each.name == "weft.operation.stage"]
+        assert len(named) == MAX_STAGES
+
+
+async def test_a_caller_states_its_span_in_the_metadata_of_its_call(tmp_path: Path) -> None:
+    async with traced() as (stage, spans):
+        server, address = new_server(), f"unix:{tmp_path}/registry.sock"
+        servicer = OperationServicer(stage.operations, stage.clock)
+        operation_service_pb2_grpc.add_OperationServiceServicer_to_server(servicer, server)
+        server.add_insecure_port(address)
+        await server.start()
+        try:
+            async with open_channel(address) as channel:
+                stub = operation_service_pb2_grpc.OperationServiceStub(channel)
+                stage.calls.answer("m1", loaded())
+                answer = await stub.CreateOperation(  # type: ignore[misc]  # asynchronous on such a channel
+                    stage.asked(load()), metadata=(("traceparent", CALLER.traceparent),)
+                )
+                stage.calls.answer("m2", loaded())
+                wrong = await stub.CreateOperation(  # type: ignore[misc]
+                    stage.asked(load("m2")), metadata=(("traceparent", "nonsense"),)
+                )
+            ids = [each.operation.name.removeprefix("operations/") for each in (answer, wrong)]
+            for operation_id in ids:
+                await stage.end(operation_id)
+        finally:
+            await server.stop(None)
+        assert isinstance(answer, operation_service_pb2.CreateOperationResponse)
+        assert spans.of(ids[0]).parent_id == f"{CALLER.span_id:016x}"
+        assert [each for each in spans.all() if each.attributes.get("weft.operation.id") == ids[1]] == []
