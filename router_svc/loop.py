@@ -35,6 +35,7 @@ from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.usage import UsageRecorder
+from router_svc.wake_spans import WakeSpans
 from weft.api.common.v1 import receipt_pb2
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch import placement
@@ -46,6 +47,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import trace_id_of
+from weft.kernel.tracing import NO_TRACING, Tracing
 
 log = get_logger("weft.router")
 
@@ -231,6 +233,8 @@ class LoopDeps:
     tickets: TicketIssuer
     records: RouterRecords
     observer: SchedulingObserver = field(default_factory=NoObserver)
+    tracing: Tracing = NO_TRACING
+    """Where the spans of wakes go."""
     on_waiting: Callable[[], None] = _ignore_waiting
     """Called repeatedly while callers wait: the state that they wait for should be polled more often."""
 
@@ -243,6 +247,7 @@ class SchedulingLoop:
         self._settings = settings
         self._clock = clock
         self._deps = deps
+        self._wake_spans = WakeSpans(deps.tracing, clock)
         self._mesh = MeshDiff()
         self._newest: FleetView | None = None
         self._mailboxes: dict[int, Mailbox] = {}
@@ -385,6 +390,7 @@ class SchedulingLoop:
         """Report the end of a wake to the scheduler."""
         if not self._closed:
             error, now = end.error, self._clock.monotonic()
+            self._wake_spans.ended(model, error, self._mesh.view)
             if error is not None:
                 self._deps.observer.note_failed_wake(model, error.reason)
             failure = None if error is None else WakeFailure(reason=error.reason, message=error.message)
@@ -440,6 +446,8 @@ class SchedulingLoop:
         if isinstance(decision, Wakes):
             if not self._closed:
                 self._deps.observer.note_wake(decision.model)
+                caused_by = None if decision.request is None else self._mailboxes.get(decision.request)
+                self._wake_spans.begin(decision, "" if caused_by is None else caused_by.request.traceparent)
                 self._deps.waker.begin(decision, partial(self.wake_finished, decision.model))
         elif isinstance(decision, StopsWaking):
             self._deps.waker.give_up(decision.model)

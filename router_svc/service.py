@@ -98,6 +98,7 @@ class RouterService(Service):
                 tickets=TicketIssuer(self._mesh_clock, lifetime_seconds=config.ticket_lifetime_seconds),
                 records=records,
                 observer=observer,
+                tracing=tracing,
                 on_waiting=self._hurry_memory,
             ),
         )

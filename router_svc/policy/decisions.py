@@ -96,6 +96,8 @@ class Wakes:
     """Priority class of the request for which it is woken."""
     why: str = field(default="", compare=False)
     """The reason, as text for explanations; empty: none given."""
+    request: int | None = field(default=None, compare=False)
+    """Key of the request for which it is woken; None: there is none any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

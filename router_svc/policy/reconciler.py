@@ -107,9 +107,12 @@ class Reconciler:
     def begin(self, start: LoadStart, now: float) -> list[Decision]:
         """Begin a wake. One with evictions has priority over all other loads of its host."""
         candidate = start.candidate
-        priority = Priority.SYSTEM if start.evicts else self._loads.priority_for(candidate)
+        first, request = self._loads.first_for(candidate)
+        priority = Priority.SYSTEM if start.evicts else first
         doubted = self._cluster.is_doubted(candidate)
-        wakes = self._loads.wakes.begin(candidate, now, doubted=doubted, priority=priority, why=start.why)
+        wakes = self._loads.wakes.begin(
+            candidate, now, doubted=doubted, priority=priority, why=start.why, request=request
+        )
         return [wakes, *self._refresh(candidate.model, now)]
 
     def succeed(self, model: str, now: float, *, self_reported: bool) -> list[Decision]:

@@ -42,6 +42,7 @@ class SpanName(StrEnum):
     ATTEMPT = "weft.attempt"
     GENERATE = "weft.generate"
     TASK = "weft.task"
+    WAKE = "weft.wake"
     OPERATION = "weft.operation"
     STAGE = "weft.operation.stage"
 
@@ -95,6 +96,7 @@ class Attribute(StrEnum):
     ATTEMPT = "weft.attempt"
     LEFT_PREMISES = "weft.left_premises"
     WAIT_REASON = "weft.wait.reason"
+    WAKE_REASON = "weft.wake.reason"
     LOAD_STAGE = "weft.load.stage"
     CANCELLED_BY = "weft.cancelled_by"
     DEVICE_TIME = "weft.gpu.time_seconds"
@@ -144,6 +146,11 @@ class Span:
     """Spans of other work that led to it."""
 
 
+def new_trace_id() -> int:
+    """Returns a random trace id."""
+    return random.getrandbits(_TRACE_BITS) or 1
+
+
 def new_span_id() -> int:
     """Returns a random span id."""
     return random.getrandbits(_SPAN_BITS) or 1
@@ -180,7 +187,7 @@ class Sampling:
         """Returns the context of a new span, and the caller's from its `traceparent` header, if that is valid."""
         found = valid_traceparent(header)
         if found is None:
-            trace_id = random.getrandbits(_TRACE_BITS) or 1
+            trace_id = new_trace_id()
             return TraceContext(trace_id, new_span_id(), self.chooses(trace_id)), None
         parent = TraceContext.parse(found)
         return self.below(parent, new_span_id()), parent

@@ -261,10 +261,14 @@ class LoadCoordinator:
         )
         return {each.model for each in named if each is not None and each.readiness is Readiness.LOADING}
 
-    def priority_for(self, candidate: Candidate) -> Priority:
-        """Return the highest priority class of the requests for which a candidate is woken."""
-        firsts = (each.head() for each, capacity in self._demanding.items() if candidate in capacity.asleep)
-        return min((first[0] for first in firsts if first is not None), default=Priority.NORMAL)
+    def first_for(self, candidate: Candidate) -> tuple[Priority, int | None]:
+        """Return the first of the requests for which a candidate is woken, by priority class and key."""
+        heads = (each.head() for each, capacity in self._demanding.items() if candidate in capacity.asleep)
+        firsts = [(priority, head.place) for priority, head in filter(None, heads)]
+        if not firsts:
+            return Priority.NORMAL, None
+        priority, (_, _, key) = min(firsts)
+        return priority, key
 
     def _worth_loading(self, capacity: Capacity, now: float) -> tuple[Candidate, ...]:
         """Return the sleeping members worth a load.

@@ -88,8 +88,9 @@ class WakeTracker:
         doubted: bool = False,
         priority: Priority = Priority.NORMAL,
         why: str = "",
+        request: int | None = None,
     ) -> Wakes:
-        """Begin a wake; none of the model may be under way. `doubted`, `priority`, `why`: see `Wakes`."""
+        """Begin a wake; none of the model may be under way. `doubted`, `priority`, `why`, `request`: see `Wakes`."""
         assert candidate.model not in self._under_way, "a model is woken once at a time"
         self._under_way[candidate.model] = _Wake(candidate=candidate, started_at=now)
         return Wakes(
@@ -99,6 +100,7 @@ class WakeTracker:
             doubted=doubted,
             priority=priority,
             why=why,
+            request=request,
         )
 
     def note_woken(self, model: str, now: float) -> None:

@@ -1,11 +1,11 @@
 """The spans of operations, as a collector gets them."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from kit.traces import Collected, collected
 from operation_stage import Stage, load, loaded, running_stage, said, unload
 
 from registry_svc.operations.operation_spans import MAX_STAGES
@@ -15,50 +15,24 @@ from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server, open_channel
-from weft.kernel.span_export import SpanExport
 from weft.kernel.tracing import Sampling, TraceContext
-from weft_testing.otlp_receiver import OtlpReceiver, ReceivedSpan, running_receiver
+from weft_testing.otlp_receiver import ReceivedSpan
 
 CALLER = TraceContext(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, True)
 UNSAMPLED = TraceContext(CALLER.trace_id, CALLER.span_id, False)
 NO_SHARE = Sampling(ratio=0.0, slow_seconds=300.0)
 
 
-@contextmanager
-def collected(sampling: Sampling) -> Iterator[tuple[OtlpReceiver, SpanExport]]:
-    with running_receiver() as receiver:
-        exporter = OTLPSpanExporter(endpoint=f"{receiver.url}/v1/traces")
-        export = SpanExport(exporter, sampling, max_queued=512)
-        try:
-            yield receiver, export
-        finally:
-            export.close()
-
-
 @asynccontextmanager
-async def traced(sampling: Sampling = NO_SHARE) -> AsyncIterator[tuple[Stage, "Spans"]]:
-    with collected(sampling) as (receiver, export):
-        async with running_stage(tracing=export) as stage:
-            yield stage, Spans(receiver, export)
+async def traced(sampling: Sampling = NO_SHARE) -> AsyncIterator[tuple[Stage, Collected]]:
+    with collected(sampling) as spans:
+        async with running_stage(tracing=spans.tracing) as stage:
+            yield stage, spans
 
 
-class Spans:
-    """What the collector has once everything was sent."""
-
-    def __init__(self, receiver: OtlpReceiver, export: SpanExport) -> None:
-        self._receiver = receiver
-        self._export = export
-
-    def all(self) -> list[ReceivedSpan]:
-        self._export.flush()
-        return self._receiver.spans
-
-    def of(self, operation_id: str) -> ReceivedSpan:
-        (found,) = [span for span in self.all() if span.attributes.get("weft.operation.id") == operation_id]
-        return found
-
-    def below(self, span: ReceivedSpan) -> list[ReceivedSpan]:
-        return [each for each in self.all() if each.parent_id == span.span_id]
+def span_of(spans: Collected, operation_id: str) -> ReceivedSpan:
+    (found,) = [span for span in spans.all() if span.attributes.get("weft.operation.id") == operation_id]
+    return found
 
 
 async def created(stage: Stage, traceparent: str = "") -> str:
@@ -90,7 +64,7 @@ async def test_a_load_is_below_the_span_of_its_caller_and_its_stages_have_the_ti
         stage.calls.answer("m1", loaded())
         await stage.end(operation_id)
 
-        span = spans.of(operation_id)
+        span = span_of(spans, operation_id)
         assert (span.name, span.service, span.is_error) == ("weft.operation", "weft-registry", False)
         assert (span.trace_id, span.parent_id) == (f"{CALLER.trace_id:032x}", f"{CALLER.span_id:016x}")
         assert (span.end - span.start) / 1e9 == pytest.approx(18.0)
@@ -122,7 +96,7 @@ async def test_a_failure_is_recorded_whatever_the_share_and_a_quick_success_is_n
         stage.calls.answer("m1", WeftError(Reason.INSUFFICIENT_MEMORY, "no room"))
         failed = await created(stage, UNSAMPLED.traceparent)
         await stage.end(failed)
-        span = spans.of(failed)
+        span = span_of(spans, failed)
         assert span.is_error
         assert (span.attributes["error.type"], span.attributes["weft.outcome"]) == ("insufficient_memory", "failed")
         assert [each for each in spans.all() if each.attributes.get("weft.operation.id") == fine] == []
@@ -143,7 +117,7 @@ async def test_one_that_is_cancelled_before_its_turn_waited_until_its_end() -> N
         await stage.operations.cancel(view.operation.id, "bob")
         stage.calls.answer("m1", loaded())
         await stage.end(first)
-        span = spans.of(view.operation.id)
+        span = span_of(spans, view.operation.id)
         (queue,) = spans.below(span)
         assert (span.attributes["error.type"], span.attributes["weft.outcome"]) == ("cancelled", "cancelled")
         assert (queue.name, queue.start, queue.end) == ("weft.queue", span.start, span.end)
@@ -158,7 +132,7 @@ async def test_one_that_goes_on_after_a_restart_begins_a_trace_of_its_own() -> N
         await stage.restart()
         stage.calls.answer("m1", loaded())
         assert (await stage.end(operation_id)).operation.state is OperationState.SUCCEEDED
-        span = spans.of(operation_id)
+        span = span_of(spans, operation_id)
         assert span.parent_id == ""
         assert span.trace_id != f"{CALLER.trace_id:032x}"
         assert (span.end - span.start) / 1e9 == pytest.approx(4.0)
@@ -169,7 +143,7 @@ async def test_a_runner_that_names_stage_after_stage_makes_a_bounded_number_of_s
         stage.calls.answer("m1", *(said(f"stage {number}") for number in range(MAX_STAGES + 5)), loaded())
         operation_id = await created(stage)
         await stage.end(operation_id)
-        named = [each for each in spans.below(spans.of(operation_id)) if each.name == "weft.operation.stage"]
+        named = [each for each in spans.below(span_of(spans, operation_id)) if each.name == "weft.operation.stage"]
         assert len(named) == MAX_STAGES
 
 
@@ -197,5 +171,5 @@ async def test_a_caller_states_its_span_in_the_metadata_of_its_call(tmp_path: Pa
         finally:
             await server.stop(None)
         assert isinstance(answer, operation_service_pb2.CreateOperationResponse)
-        assert spans.of(ids[0]).parent_id == f"{CALLER.span_id:016x}"
+        assert span_of(spans, ids[0]).parent_id == f"{CALLER.span_id:016x}"
         assert [each for each in spans.all() if each.attributes.get("weft.operation.id") == ids[1]] == []

@@ -23,6 +23,7 @@ from weft.dispatch.placement import Decision, Grant, Placement, PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, answering, new_server
+from weft.kernel.tracing import NO_TRACING, Tracing
 from weft_testing.fake_clock import FakeClock
 
 NOTICE_SECONDS = 10.0
@@ -85,14 +86,15 @@ class RecordedRecipes:
 class WakingMesh:
     """One sleeping model on one runner, and the router's half that wakes it."""
 
-    def __init__(self, runner: WakingRunner, allowed_recipes: frozenset[str]) -> None:
+    def __init__(self, runner: WakingRunner, allowed_recipes: frozenset[str], tracing: Tracing = NO_TRACING) -> None:
         self.runner = runner
         self.clock = FakeClock()
         self.recipes = RecordedRecipes()
         self._channels = ChannelPool()
         self.waker = Waker(self.recipes, self._channels, self.clock, allowed_recipes)
         tickets = TicketIssuer(self.clock, lifetime_seconds=30.0)
-        parts = LoopDeps(waker=self.waker, tickets=tickets, records=RouterRecords.empty(self.clock))
+        records = RouterRecords.empty(self.clock)
+        parts = LoopDeps(waker=self.waker, tickets=tickets, records=records, tracing=tracing)
         self.loop = SchedulingLoop(SchedulerLimits(), Settings(), self.clock, parts)
         self._view = FleetView(
             1,
@@ -140,19 +142,29 @@ class WakingMesh:
             await asyncio.sleep(0.005)
         raise AssertionError("a wake is still under way after 10 s")
 
-    def place(self, request_id: str = "r") -> Placement:
-        request = PlacementRequest(request_id=request_id, tenant="default", model=MODEL, operation=Operation.CHAT)
+    def place(self, request_id: str = "r", traceparent: str = "") -> Placement:
+        request = PlacementRequest(
+            request_id=request_id,
+            tenant="default",
+            model=MODEL,
+            operation=Operation.CHAT,
+            traceparent=traceparent,
+        )
         return LocalPlacement(self.loop).place(request)
 
 
 @asynccontextmanager
 async def waking_mesh(
-    tmp_path: Path, *, plan: Wake = BY_RUNNER, allowed_recipes: frozenset[str] = frozenset({"wake_on_lan", "http"})
+    tmp_path: Path,
+    *,
+    plan: Wake = BY_RUNNER,
+    allowed_recipes: frozenset[str] = frozenset({"wake_on_lan", "http"}),
+    tracing: Tracing = NO_TRACING,
 ) -> AsyncIterator[WakingMesh]:
     """A mesh whose only model sleeps."""
     async with AsyncExitStack() as stack:
         runner = await stack.enter_async_context(waking_runner(tmp_path / "runner.sock"))
-        mesh = WakingMesh(runner, allowed_recipes)
+        mesh = WakingMesh(runner, allowed_recipes, tracing)
         stack.push_async_callback(mesh.close)
         mesh.show(InstanceState.PHASE_HIBERNATING, model={"wake": plan})
         yield mesh
