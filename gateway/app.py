@@ -213,7 +213,7 @@ def bare_app(title: str, deps: InferenceDeps, groups: Sequence[EndpointGroup[Any
         clock=deps.clock,
         gate=deps.gate,
         fleet=deps.fleet,
-        spans=ServerSpans(deps.tracing, deps.clock),
+        spans=ServerSpans(deps.tracing, deps.clock, deps.service),
     )
     return EndpointApp(layer, title=title, version=version("weft"), schemas=published_schemas(groups))
 

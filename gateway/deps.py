@@ -25,7 +25,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.health import AlwaysHealthy, HealthSource
 from weft.kernel.request import Operation
-from weft.kernel.tracing import NO_TRACING, Tracing
+from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
 
 
 def _ignore_limited(model_label: str, tenant: str) -> None:
@@ -53,6 +53,8 @@ class InferenceDeps:
     """Which requests are durable tasks by setting; None: none is."""
     tracing: Tracing = NO_TRACING
     """Where the spans of requests go."""
+    service: ServiceName = ServiceName.GATEWAY
+    """The service of these spans."""
     health: HealthSource = AlwaysHealthy()  # noqa: RUF009 - it has no state
     """The health of this process."""
     on_limited: Callable[[str, str], None] = _ignore_limited

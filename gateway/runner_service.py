@@ -19,6 +19,7 @@ from weft.dispatch.call import LayeredDispatcher
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.metrics import MetricsPage
+from weft.kernel.tracing import ServiceName
 
 
 def build(
@@ -47,6 +48,8 @@ def build(
         clock=ticking,
         gate=gate_of(ports.keys, ticking),
         rate_limits=None if limits is None else TenantRateLimits(limits, ticking),
+        tracing=ports.tracing,
+        service=ServiceName.RUNNER,
         health=ports.health,
         on_limited=runner_metrics.limited,
     )

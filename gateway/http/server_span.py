@@ -15,7 +15,9 @@ _PROBES = frozenset({"health", "metrics"})
 class ServerSpans:
     """Begins the trace of each HTTP request, and records its span if the trace is recorded."""
 
-    def __init__(self, tracing: Tracing, clock: Clock) -> None:
+    def __init__(self, tracing: Tracing, clock: Clock, service: ServiceName = ServiceName.GATEWAY) -> None:
+        """`service` is the one that answers."""
+        self._service = service
         self._tracing = tracing
         self._clock = clock
 
@@ -50,7 +52,7 @@ class ServerSpans:
         now = self._clock.utc_now().timestamp() - (self._clock.monotonic() - ended)
         span = Span(
             name=f"{scope['method']} {route}".rstrip(),
-            service=ServiceName.GATEWAY,
+            service=self._service,
             context=context,
             parent_id=None if facts.caller_span is None else facts.caller_span.span_id,
             start=int((now - seconds) * 1e9),

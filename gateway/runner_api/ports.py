@@ -15,6 +15,7 @@ from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.gpu.snapshot import DeviceSnapshot
 from weft.kernel.health import AlwaysHealthy, HealthSource
+from weft.kernel.tracing import NO_TRACING, Tracing
 
 
 class RunnerStage(Enum):
@@ -169,3 +170,5 @@ class RunnerApiPorts:
     """The valid API keys; None: callers need none."""
     health: HealthSource = AlwaysHealthy()  # noqa: RUF009 - it has no state
     """The health of the process."""
+    tracing: Tracing = NO_TRACING
+    """Where the spans of requests go."""

@@ -16,6 +16,7 @@ from mesh_process import COLD_WEFT, MeshProcess, eventually, fake_runner, run_we
 from weft.api.operations.v1 import operation_pb2
 from weft.signing.tokens import make_op_token
 from weft_testing.free_port import free_port
+from weft_testing.otlp_receiver import running_receiver
 
 SECONDS = 30.0
 LIGHT = {"registry": {"report_interval_seconds": 0.2}}
@@ -112,6 +113,31 @@ async def test_it_tells_what_it_can_do_and_answers(tmp_path: Path) -> None:
         assert {model["id"] for model in models["data"]} == {"pool"}
         status, answer, _ = await runner.chat(model="m-b")
         assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_requests_to_it_and_the_operations_that_they_ask_for_are_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    wanted = {"POST /v1/chat/completions", "chat m-a", "weft.generate", "POST /v1/cache/flush", "weft.operation"}
+    with running_receiver() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        with one_runner(tmp_path) as runner:
+            await runner.until_serving()
+            assert (await runner.chat("a secret", traceparent=f"00-{trace}-{caller}-01"))[0] == 200
+            flush = await runner.ask("POST", "/v1/cache/flush", {"scope": "all"}, traceparent=f"00-{trace}-{caller}-01")
+            assert flush[0] in {200, 202}, flush
+            await asyncio.to_thread(collector.wait_for, lambda spans: wanted <= {span.name for span in spans})
+    spans = collector.of_trace(trace)
+    assert wanted <= spans.keys()
+    edge, chat, operation = spans["POST /v1/chat/completions"], spans["chat m-a"], spans["weft.operation"]
+    assert (edge.kind, edge.service, edge.parent_id) == ("SPAN_KIND_SERVER", "weft-runner", caller)
+    assert (chat.service, chat.parent_id) == ("weft-runner", edge.span_id)
+    assert (operation.service, operation.parent_id) == ("weft-registry", spans["POST /v1/cache/flush"].span_id)
+    assert operation.attributes["weft.operation.action"] == "flush"
+    assert "a secret" not in repr(collector.spans)
 
 
 async def test_it_starts_without_a_registry_and_says_that_it_is_starting(tmp_path: Path) -> None:

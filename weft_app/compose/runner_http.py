@@ -3,6 +3,7 @@
 Only the `weft serve runner` command imports it, and only for a runner with an HTTP API: others need no web stack.
 """
 
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -32,12 +33,15 @@ from weft.kernel.model_source import SourceScheme
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service
+from weft.kernel.tracing import ServiceName
 from weft_app.compose.accelerators import host_observer
 from weft_app.compose.environment import RunnerEnvironment
 from weft_app.compose.gateway import gateway_config
 from weft_app.compose.journal import journal_rules
+from weft_app.compose.metrics import add_span_counts
 from weft_app.compose.router import router_config
 from weft_app.compose.security import channel_security, key_check
+from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
 
 
@@ -179,7 +183,10 @@ class RunnerHttp(Service):
         self._channels = ChannelPool(security=security)
         self._registry = open_channel(plan.registry_address, security)
         router = replace(router_config(plan.config, plan.registry_address), only_runner=plan.section.name, relay=None)
-        self._router = router_svc.service.build(router)
+        self._tracing = tracing_of(os.environ)
+        self._router = router_svc.service.build(router, tracing=self._tracing)
+        if page is not None:
+            add_span_counts(page, self._tracing)
         self._keys = key_check(plan.config, clock)
         local = LocalRunner(
             runner,
@@ -193,7 +200,14 @@ class RunnerHttp(Service):
             api,
             RunnerApiPorts(
                 runner=local,
-                dispatcher=Dispatcher(self._router.placement, self._channels, clock=clock, fleet=self._router),
+                dispatcher=Dispatcher(
+                    self._router.placement,
+                    self._channels,
+                    clock=clock,
+                    fleet=self._router,
+                    tracing=self._tracing,
+                    service=ServiceName.RUNNER,
+                ),
                 fleet=self._router,
                 queue=self._router,
                 operations=OperationsClient(
@@ -201,6 +215,7 @@ class RunnerHttp(Service):
                 ),
                 keys=self._keys,
                 health=health,
+                tracing=self._tracing,
             ),
             metrics=page,
             clock=clock,
@@ -230,6 +245,7 @@ class RunnerHttp(Service):
             await self._keys.stop()
         await self._channels.close()
         await self._registry.close(grace=None)
+        await close_tracing(self._tracing)
 
 
 def runner_api_config(plan: RunnerHttpPlan) -> RunnerApiConfig:
