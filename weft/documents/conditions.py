@@ -124,7 +124,7 @@ def _awake(model: Model) -> Condition:
     if model.status == Model.STATUS_HIBERNATING:
         return _holds("Awake", False, "Hibernating", _ASLEEP)
     if model.status == Model.STATUS_ACTIVE:
-        return _holds("Awake", True, "Awake", "it does not sleep")
+        return _holds("Awake", True, "Awake", "it is awake")
     return Condition(type="Awake", status="Unknown", reason="NoRunner", message="nobody is there who could tell")
 
 
