@@ -298,7 +298,7 @@ def test_get_clients_shows_how_they_ask(mesh: Mesh) -> None:
         ["batch", "yes", "low", "1", "0", "0", "150", "-"],
         ["editor", "no", "normal", "1", "0", "1", "0", "-"],
     ]
-    assert [row.split()[-2:] for row in rows] == [["drafts", "qwen=1"], ["-", "qwen=1"]]
+    assert [row.split()[-4:] for row in rows] == [["drafts", "qwen=1", "?", "?"], ["-", "qwen=1", "?", "?"]]
     assert mesh.run("get", "clients", "editor", "-o", "name").stdout == "editor\n"
     assert mesh.run("get", "clients", "nobody").exit_code == 3
 

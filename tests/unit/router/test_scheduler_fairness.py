@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from scheduler_harness import Mesh, arrival, candidate, placed, plain, rejected, scheduler
 
-from router_svc.policy.decisions import Served, Waits
+from router_svc.policy.decisions import Served, WaitKind, Waits
 from router_svc.policy.settings import PoolSettings, Settings, TenantSettings
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -123,7 +123,7 @@ def test_a_tenant_at_its_cap_waits_with_a_status_that_says_so_and_blocks_no_othe
     mesh = scheduler(candidate(slots=4), settings=settings)
     assert [len(placed(mesh.submit(arrival(key, tenant="acme"), 0.0))) for key in (1, 2, 3)] == [1, 1, 0]
     word = plain(mesh.submit(arrival(4, tenant="acme"), 0.0))
-    assert word == [Waits(key=4, position=2, reason="tenant acme has 2 of 2 requests running")]
+    assert word == [Waits(key=4, position=2, kind=WaitKind.TENANT, reason="tenant acme has 2 of 2 requests running")]
     assert placed(mesh.submit(arrival(5, tenant="other"), 0.0)) == {5: "a"}
     assert placed(mesh.finish(1, 1.0)) == {3: "a"}
 
@@ -140,7 +140,7 @@ def test_requests_of_a_pool_at_its_cap_wait_with_a_status_that_says_so() -> None
     mesh = scheduler(candidate(slots=4), settings=Settings(pools={"m": PoolSettings(max_in_flight=1)}))
     mesh.submit(arrival(1), 0.0)
     word = plain(mesh.submit(arrival(2), 0.0))
-    assert word == [Waits(key=2, position=1, reason="pool m has 1 of 1 requests running")]
+    assert word == [Waits(key=2, position=1, kind=WaitKind.POOL, reason="pool m has 1 of 1 requests running")]
     assert placed(mesh.finish(1, 1.0)) == {2: "a"}
 
 
