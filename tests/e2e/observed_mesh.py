@@ -144,7 +144,10 @@ async def _cut_off(http: aiohttp.ClientSession, mesh: MeshProcess) -> None:
 
 
 async def _fill_the_queue(http: aiohttp.ClientSession, mesh: MeshProcess) -> None:
-    """Both slots are held, two requests wait, and the next one is refused."""
+    """Both slots are held, two requests wait, and the next one is refused. Who waits is shown for how long."""
+    for _ in range(2):
+        # How quick the models are is known from these.
+        assert (await _ask(http, mesh, POOL))[0] == 200
     for name in ("a", "b"):
         async with await mesh.backend(name) as backend:
             await backend.set_behaviour(prefill_held=True)
