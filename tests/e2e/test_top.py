@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pty
+import select
 import signal
 import struct
 import subprocess
@@ -25,6 +26,8 @@ from mesh_process import (
 
 CHAT = {"model": POOL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
 READ_BYTES = 65_536
+SHOWN_SECONDS = 30.0
+"""The longest silence of a page that is awaited."""
 
 
 class Terminal:
@@ -48,9 +51,11 @@ class Terminal:
         fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     async def until(self, text: str) -> None:
-        """Reads until a text has been shown since the last call."""
+        """Reads until a text has been shown since the last call; AssertionError with what was shown instead."""
         while text not in self.shown:
-            self.shown += (await asyncio.to_thread(os.read, self.ours, READ_BYTES)).decode()
+            ready, _, _ = await asyncio.to_thread(select.select, [self.ours], [], [], SHOWN_SECONDS)
+            assert ready, f"{text!r} is not shown (exit code {self.process.poll()}): {self.shown[-2000:]!r}"
+            self.shown += os.read(self.ours, READ_BYTES).decode(errors="replace")
         self.shown = ""
 
     async def ended(self) -> int:
