@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -251,9 +251,10 @@ class TopScreen:
         """Shows the page until q, or Ctrl-C. Raises SERVICE_UNAVAILABLE once the mesh is gone."""
         from rich.live import Live  # noqa: PLC0415 - as above
 
+        self._fit()
         with _keys_at_once(), Live(console=self._console, screen=True, auto_refresh=False) as live:
             live.update(self._render(), refresh=True)
-            read_at, size = time.monotonic(), self._console.size
+            read_at = time.monotonic()
             while (key := _key(KEY_SECONDS)) not in QUIT_KEYS:
                 pressed = self._press(key)
                 waited = time.monotonic() - read_at
@@ -262,9 +263,20 @@ class TopScreen:
                     self._source.changed.clear()
                     self._document, read_at = self._source.document(), time.monotonic()
                     pressed = True
-                if pressed or self._console.size != size:
-                    size = self._console.size
+                if self._fit() or pressed:
                     live.update(self._render(), refresh=True)
+
+    def _fit(self) -> bool:
+        """Takes the size of the terminal, and returns whether it has changed.
+
+        The console alone would keep to COLUMNS and LINES, where those are exported.
+        """
+        with suppress(OSError, ValueError):
+            columns, rows = os.get_terminal_size(sys.stdout.fileno())
+            if columns and rows and (columns, rows) != tuple(self._console.size):
+                self._console.size = (columns, rows)
+                return True
+        return False
 
     def _press(self, key: str) -> bool:
         """Returns whether a key changes the page."""

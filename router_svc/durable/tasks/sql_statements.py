@@ -247,6 +247,7 @@ CLAIM_TASK = (
     .returning(tasks.c.attempt)
 )
 BEGIN_ATTEMPT = insert(task_attempts)
+LAST_ATTEMPT_END = select(func.max(task_attempts.c.ended_at)).where(task_attempts.c.task_id == THE_ID)
 RENEW_CLAIMS = (
     update(tasks)
     .where(IS_RUNNING, tasks.c.owner == THE_OWNER)

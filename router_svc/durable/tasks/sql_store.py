@@ -274,7 +274,10 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
             if taken is None:
                 return None
             claim = Claim(task_id, owner, taken.attempt)
-            await connection.execute(sql_statements.BEGIN_ATTEMPT, sql_rows.attempt_values(claim, now))
+            # A router that slept since it read the clock begins after the attempt that ended meanwhile.
+            ended = (await connection.execute(sql_statements.LAST_ATTEMPT_END, {"the_id": task_id})).scalar()
+            began = now if ended is None else max(now, ended)
+            await connection.execute(sql_statements.BEGIN_ATTEMPT, sql_rows.attempt_values(claim, began))
             return claim
 
         return await self._write(take, _changes_of(task_id))

@@ -88,7 +88,11 @@ def _content(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
-def test_a_quantization_and_its_projector_are_pulled_and_found_again(pulls: Pulls) -> None:
+def test_a_quantization_and_its_projector_are_pulled_and_found_again(
+    pulls: Pulls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Otherwise a quick pull shows its end alone.
+    monkeypatch.setattr("runner_svc.model_store.pull.PROGRESS_SECONDS", 1e-9)
     model = pulls.pull()
     assert _content(model.path) == WEIGHTS
     assert Path(model.path).name == "tiny-Q4_K_M.gguf"
