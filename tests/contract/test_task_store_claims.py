@@ -64,6 +64,17 @@ async def test_a_task_is_claimed_once_and_its_attempt_is_on_record(kept: TaskSto
     ]
 
 
+async def test_a_router_that_slept_since_it_read_the_clock_begins_after_the_end_of_the_attempt_before(
+    kept: TaskStore,
+) -> None:
+    claim = await begun(kept, "task-1")
+    await reverted(kept, claim, now=NOW + 5, ready_at=NOW)
+    await claimed(kept, "task-1", "r2", NOW + 1)
+    details = await kept.details("ann", "task-1")
+    assert details is not None
+    assert details.attempts[1].claim_time == details.attempts[0].end_time
+
+
 async def test_nobody_claims_what_pauses_or_has_expired_or_is_not_there(kept: TaskStore) -> None:
     claim = await begun(kept, "task-1")
     await reverted(kept, claim, ready_at=NOW + 2)
