@@ -137,7 +137,7 @@ class UsageRecorder:
         self._rows: dict[int, HourRows] = {}
 
     def keep(self, max_rows_per_hour: int) -> None:
-        """Counts from now on; without it nothing is counted, as nobody would write it."""
+        """Starts counting. Until then nothing is counted, because no writer stores it."""
         self._max_rows = max_rows_per_hour
 
     def note_refused(self, request: PlacementRequest, view: FleetView) -> None:

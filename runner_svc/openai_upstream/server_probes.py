@@ -1,4 +1,4 @@
-"""One probe per server that runs already: all models of the server, and whoever follows its list, share the result."""
+"""Probes of attached servers: one per server, whose result its models and the reader of its model list share."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -340,7 +340,7 @@ def release_lease(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Release the lease of a program, such as that of a `weft lease acquire` which nobody needs any more.
+    """Release the memory lease of a program, such as a forgotten `weft lease acquire`.
 
     The program is told that its lease is lost: `weft lease acquire` ends its command, SIGTERM first. The memory is
     reserved until it is observed to be free. The lease of a model is not released: use weft unload.
