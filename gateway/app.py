@@ -38,6 +38,7 @@ from gateway.endpoints import (
     SETTINGS,
     TASKS,
     USAGE,
+    WORKBENCH,
     published_schemas,
 )
 from gateway.errors import (
@@ -65,6 +66,8 @@ from gateway.routing import EndpointApp, EndpointGroup
 from gateway.tasks.handlers import TaskDeps
 from gateway.tasks.task_apis import task_apis_of
 from gateway.visible_names import with_visible_names
+from gateway.workbench.page_files import PageFiles
+from gateway.workbench.serving import WorkbenchDeps
 from weft.dispatch.call import LayeredDispatcher, RequestDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.remote_router import RequestSource, RouterSource
@@ -200,6 +203,7 @@ def app_over(
     if tasks is not None:
         app.add_group(TASKS, TaskDeps(gateway=deps, tasks=tasks, task_apis=task_apis_of(deps)))
     _add_files_and_batches(app, deps, ports, finishing)
+    app.add_group(WORKBENCH, WorkbenchDeps(gateway=deps, files=PageFiles()))
     app.add_group(DOCUMENT, app)
     return app
 

@@ -339,6 +339,14 @@ class CorsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkbenchConfig:
+    """The workbench, the web page at `/ui`."""
+
+    enabled: Annotated[bool, PUBLIC] = True
+    """Whether it is served. Without keys it is served to this machine only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
     """The HTTP gateway."""
 
@@ -400,6 +408,8 @@ class GatewaySettings:
     """Limits of one connection."""
     media: MediaConfig = field(default_factory=MediaConfig)
     """Images and recordings in requests."""
+    workbench: WorkbenchConfig = field(default_factory=WorkbenchConfig)
+    """The web page at `/ui`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

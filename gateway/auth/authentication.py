@@ -23,6 +23,8 @@ _NO_KEY = "-"
 """Stands for credentials of another kind; it is no valid key."""
 
 
+_ANY_PATH = "{path:path}"
+"""Ends the path of an endpoint that answers every path below it."""
 _READS = ("GET", "HEAD")
 _ROLES = {"POST": Role.CREATE, "PUT": Role.EDIT, "PATCH": Role.EDIT, "DELETE": Role.EDIT}
 
@@ -40,14 +42,17 @@ class AccessRules:
         """By the fixed beginning of a path, then by method."""
         self._actions: dict[tuple[str, str, str], Access] = {}
         """By the fixed beginning of a path with a parameter, method and last segment, such as `cancel`."""
-        open_paths = set()
+        open_paths, open_folders = set(), set()
         for method, path, access in rows:
-            if access is None:
+            if access is None and path.endswith(_ANY_PATH):
+                open_folders.add(path.removesuffix(_ANY_PATH))
+            elif access is None:
                 open_paths.add(path)
             else:
                 self._add(method, path, access)
         self.open_paths = frozenset(open_paths)
         """Paths that need no key: health probes have none."""
+        self._open_folders = tuple(open_folders)
         for rule in self._rules.values():
             _complete(rule)
 
@@ -63,7 +68,7 @@ class AccessRules:
 
     def is_open(self, path: str) -> bool:
         """Whether the path is answered without a key."""
-        return path in self.open_paths
+        return path in self.open_paths or path.startswith(self._open_folders)
 
     def access_of(self, method: str, path: str) -> Access | None:
         """Returns the access that a request requires, by its longest known path prefix; None: no such endpoint."""
@@ -109,6 +114,11 @@ class KeyRingSource(Protocol):
 class Gate(Protocol):
     """Admits requests."""
 
+    @property
+    def needs_keys(self) -> bool:
+        """Whether callers need API keys."""
+        ...
+
     def admit(self, scope: Scope) -> Principal:
         """Returns the caller.
 
@@ -121,9 +131,15 @@ class Gate(Protocol):
         """Whether a caller of an open path has this access, too."""
         ...
 
+    def identify(self, scope: Scope) -> Principal | None:
+        """Returns the caller of an open path; None: it has no key. Raises as `admit` for a key that is not valid."""
+        ...
+
 
 class OpenGate(Gate):
     """Admits every request as local: for loopback without keys."""
+
+    needs_keys = False
 
     @override
     def admit(self, scope: Scope) -> Principal:
@@ -133,9 +149,15 @@ class OpenGate(Gate):
     def allows(self, scope: Scope, access: Access) -> bool:
         return True
 
+    @override
+    def identify(self, scope: Scope) -> Principal | None:
+        return LOCAL
+
 
 class KeyGate(Gate):
     """Admits requests that have a valid key whose scopes allow the endpoint."""
+
+    needs_keys = True
 
     def __init__(self, keys: KeyRingSource, rules: AccessRules, clock: Clock) -> None:
         self._keys = keys
@@ -147,17 +169,24 @@ class KeyGate(Gate):
         path: str = scope["path"]
         if self._rules.is_open(path):
             return LOCAL
-        presented = _presented(scope)
-        if presented is not None and not self._keys.is_ready:
-            raise WeftError(
-                Reason.SERVICE_UNAVAILABLE, "the gateway has not loaded the API keys yet", retry_after_seconds=1
-            )
-        principal = authenticate(self._keys.ring, presented, self._clock.utc_now())
+        principal = self._authenticated(_presented(scope))
         access = self._rules.access_of(scope["method"], path)
         if access is not None:
             # Whether it suffices that the scope is limited to names, the endpoint says: see `gateway.routing`.
             principal.require_some(access)
         return principal
+
+    def _authenticated(self, presented: str | None) -> Principal:
+        if presented is not None and not self._keys.is_ready:
+            raise WeftError(
+                Reason.SERVICE_UNAVAILABLE, "the gateway has not loaded the API keys yet", retry_after_seconds=1
+            )
+        return authenticate(self._keys.ring, presented, self._clock.utc_now())
+
+    @override
+    def identify(self, scope: Scope) -> Principal | None:
+        presented = _presented(scope)
+        return None if presented is None else self._authenticated(presented)
 
     @override
     def allows(self, scope: Scope, access: Access) -> bool:

@@ -88,15 +88,22 @@ def require_local_caller(scope: Scope) -> None:
     """
     if facts_of(scope).principal is not LOCAL:
         return
+    require_own_machine(scope, "resources are changed from this machine only: the Host must be a loopback name")
     raw = scope["headers"]
-    host = next((value for name, value in raw if name == b"host"), b"").decode("latin-1").lower()
-    if _host_name(f"//{host}") not in _LOOPBACK_NAMES:
-        raise WeftError(
-            Reason.PERMISSION_DENIED, "resources are changed from this machine only: the Host must be a loopback name"
-        )
+    host = _host_of(scope)
     own = {f"http://{host}", f"https://{host}"}
     if any(value.decode("latin-1").lower() not in own for name, value in raw if name == b"origin"):
         raise WeftError(Reason.PERMISSION_DENIED, "pages of another origin may not change anything here")
+
+
+def require_own_machine(scope: Scope, message: str) -> None:
+    """Raises PERMISSION_DENIED with the message unless the Host is a loopback name."""
+    if _host_name(f"//{_host_of(scope)}") not in _LOOPBACK_NAMES:
+        raise WeftError(Reason.PERMISSION_DENIED, message)
+
+
+def _host_of(scope: Scope) -> str:
+    return next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1").lower()
 
 
 def _require_own_host(host: bytes, config: GatewayConfig) -> None:

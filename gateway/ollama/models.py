@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import json_response
@@ -24,6 +24,7 @@ from gateway.ollama.names import mesh_name
 from gateway.ollama.schema import OllamaShowRequest
 from gateway.openai.models import asked_entry, model_list, not_available, visible_entry, visible_list
 from gateway.request_facts import facts_of
+from gateway.workbench.serving import PAGE
 from weft.api.registry.v1 import model_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.agents import name_asked_for
@@ -105,8 +106,10 @@ async def get_version(_deps: OllamaDeps, request: Request) -> Response:
 
 
 async def get_root(_deps: OllamaDeps, request: Request) -> Response:
-    """Says that weft is running, in one line of text; needs no key."""
+    """Says that weft is running, in one line of text; redirects browsers to the workbench. Needs no key."""
     facts_of(request.scope).surface = SURFACE
+    if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+        return RedirectResponse(PAGE, status_code=303, headers={"vary": "accept"})
     return PlainTextResponse(_RUNNING)
 
 

@@ -1,0 +1,1 @@
+"""The workbench: the web page of a gateway at `/ui`, its files and what serves them."""

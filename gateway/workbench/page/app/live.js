@@ -1,0 +1,153 @@
+// The state of the mesh, live: one stream of /api/v1/watch for all that the shown page looks at.
+import { signal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
+import { ApiError, events } from "./api.js";
+
+/**
+ * Documents of one kind by name. `items` changes in place, at most once per frame; the object around it is new then.
+ * @typedef {{items: Map<string, any>, isComplete: boolean, problem: string}} Collection
+ */
+
+/** Whether the stream is open: "connecting", "live" or "away". */
+export const connection = signal("connecting");
+/** Why it is away. */
+export const awayBecause = signal("");
+
+const RETRY_MILLISECONDS = [250, 500, 1000, 2000, 5000];
+/** Events are not state: only the newest of them are kept. */
+const MAX_EVENTS = 1000;
+
+/** @type {Map<string, import("@preact/signals").Signal<Collection>>} */
+const collections = new Map();
+/** How many shown components look at each kind. @type {Map<string, number>} */
+const wanted = new Map();
+/** The kinds of the stream that is open. */
+let openKinds = "";
+/** @type {AbortController | null} */
+let stream = null;
+let isScheduled = false;
+
+/** The live documents of one kind. @param {string} kind */
+export function collection(kind) {
+  let found = collections.get(kind);
+  if (!found) collections.set(kind, (found = signal({ items: new Map(), isComplete: false, problem: "" })));
+  return found;
+}
+
+/** Watches kinds for as long as the component is shown. @param {string[]} kinds */
+export function useLive(...kinds) {
+  const names = kinds.join(",");
+  useEffect(() => {
+    for (const kind of kinds) wanted.set(kind, (wanted.get(kind) ?? 0) + 1);
+    schedule();
+    return () => {
+      for (const kind of kinds) wanted.set(kind, (wanted.get(kind) ?? 1) - 1);
+      schedule();
+    };
+  }, [names]);
+}
+
+/** Opens the stream anew, as after another key was entered. */
+export function restart() {
+  openKinds = "";
+  schedule();
+}
+
+/** Opens the stream for what is wanted now; once for all components of a page. */
+function schedule() {
+  if (isScheduled) return;
+  isScheduled = true;
+  setTimeout(() => {
+    isScheduled = false;
+    const kinds = [...wanted].filter(([, count]) => count > 0).map(([kind]) => kind);
+    const names = kinds.sort().join(",");
+    if (names === openKinds) return;
+    openKinds = names;
+    stream?.abort();
+    stream = null;
+    if (names) void follow(kinds, (stream = new AbortController()).signal);
+  }, 20);
+}
+
+/** Reads the stream until it is aborted; begins anew after every end. @param {string[]} kinds @param {AbortSignal} signal */
+async function follow(kinds, signal) {
+  for (let failures = 0; !signal.aborted; failures += 1) {
+    const updates = new Updates(kinds);
+    connection.value = "connecting";
+    try {
+      for await (const { data, comment } of events("GET", "/api/v1/watch", { query: { kinds: kinds.join(",") }, signal })) {
+        failures = 0;
+        if (connection.value !== "live") connection.value = "live";
+        if (data) updates.take(JSON.parse(data));
+        else if (comment) continue;
+      }
+      awayBecause.value = "the stream ended";
+    } catch (error) {
+      if (signal.aborted) return;
+      awayBecause.value = error instanceof Error ? error.message : String(error);
+      if (error instanceof ApiError && (error.status === 401 || error.status === 403)) {
+        connection.value = "away";
+        for (const kind of kinds) collection(kind).value = { ...collection(kind).value, problem: error.message };
+        return;
+      }
+    } finally {
+      updates.stop();
+    }
+    connection.value = "away";
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MILLISECONDS[Math.min(failures, RETRY_MILLISECONDS.length - 1)]));
+  }
+}
+
+/** Changes that a stream brought, shown once per frame: a snapshot has thousands of them. */
+class Updates {
+  /** @param {string[]} kinds */
+  constructor(kinds) {
+    /** What each kind becomes: a new map during a snapshot, so that what is gone is gone. @type {Map<string, Map<string, any>>} */
+    this.maps = new Map(kinds.map((kind) => [kind, new Map()]));
+    /** @type {Set<string>} */
+    this.synced = new Set();
+    /** @type {Map<string, string>} */
+    this.problems = new Map();
+    /** @type {Set<string>} */
+    this.changed = new Set();
+    this.frame = 0;
+  }
+
+  /** @param {{kind: string, change: string, name?: string, object?: any, message?: string, error?: any}} update */
+  take({ kind, change, name = "", object, message = "", error }) {
+    if (error) throw new ApiError(0, error);
+    const map = this.maps.get(kind);
+    if (!map) return;
+    if (change === "put") {
+      map.set(name, object);
+      if (kind === "event" && map.size > MAX_EVENTS) map.delete(map.keys().next().value ?? "");
+    } else if (change === "delete") map.delete(name);
+    else if (change === "reset") {
+      this.maps.set(kind, new Map());
+      this.synced.delete(kind);
+      this.problems.delete(kind);
+    } else if (change === "synced") this.synced.add(kind);
+    else if (change === "unavailable") this.problems.set(kind, message || "not available");
+    this.changed.add(kind);
+    // A hidden tab draws no frames.
+    if (!this.frame) this.frame = document.hidden ? setTimeout(() => this.show(), 200) : requestAnimationFrame(() => this.show());
+  }
+
+  show() {
+    this.frame = 0;
+    for (const kind of this.changed) {
+      const isComplete = this.synced.has(kind);
+      const problem = this.problems.get(kind) ?? "";
+      const target = collection(kind);
+      // What is known stays until the new snapshot is whole.
+      if (!isComplete && target.value.isComplete) target.value = { ...target.value, problem };
+      else target.value = { items: /** @type {Map<string, any>} */ (this.maps.get(kind)), isComplete, problem };
+    }
+    this.changed.clear();
+  }
+
+  stop() {
+    cancelAnimationFrame(this.frame);
+    clearTimeout(this.frame);
+  }
+}

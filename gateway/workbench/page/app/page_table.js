@@ -1,0 +1,15 @@
+// All pages: their path, title, group in the navigation, the right that they need, and their module.
+
+/** @typedef {{path: string, title: string, group: string, needs: string, load: () => Promise<{Page: any}>}} PageEntry */
+
+/** @type {PageEntry[]} */
+export const PAGES = [
+  { path: "", title: "Overview", group: "Use", needs: "models:view", load: () => import("./pages/overview.js") },
+];
+
+/** The page of a path, and what is left of the path: the name of what it shows. @param {string} path */
+export function pageOf(path) {
+  const [first, ...rest] = path.split("/");
+  const entry = PAGES.find((page) => page.path === first);
+  return entry && { entry, name: rest.join("/") };
+}

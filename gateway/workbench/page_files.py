@@ -1,0 +1,95 @@
+"""The files of the workbench's page, as they are sent: hashed, compressed, with their content security policy.
+
+The files in `page/` are what runs: nothing is built. Every file but `index.html` is under `/ui/<version>/`, where the
+version is the digest of all files, so that browsers may keep it for ever; `index.html` names that folder.
+"""
+
+import base64
+import gzip
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+FOLDER = Path(__file__).parent / "page"
+INDEX = "index.html"
+ASSETS = "/ui/assets/"
+"""How `index.html` names the folder of the other files."""
+VERSION_CHARS = 16
+MIN_COMPRESSED_BYTES = 512
+"""Files below it are not smaller in one network packet."""
+TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".LICENSE": "text/plain; charset=utf-8",
+}
+"""Content types by suffix; other files are not part of the page."""
+_INLINE_SCRIPT = re.compile(r"<script type=\"importmap\">(.*?)</script>", re.DOTALL)
+_POLICY = (
+    "default-src 'none'; script-src 'self' {hashes}; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
+    "media-src 'self' data: blob:; font-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """One file as it is sent."""
+
+    body: bytes
+    compressed: bytes | None
+    """By gzip; None: it is too small to be worth it."""
+    content_type: str
+
+
+class PageFiles:
+    """All files of the page, read once, at the first request for one of them."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self._folder = folder
+
+    @cached_property
+    def _sources(self) -> dict[str, bytes]:
+        paths = sorted(path for path in self._folder.rglob("*") if path.is_file() and path.suffix in TYPES)
+        return {path.relative_to(self._folder).as_posix(): path.read_bytes() for path in paths}
+
+    @cached_property
+    def version(self) -> str:
+        """Digest of all files."""
+        digest = hashlib.sha256()
+        for name, body in self._sources.items():
+            digest.update(f"{name}\0{len(body)}\0".encode())
+            digest.update(body)
+        return digest.hexdigest()[:VERSION_CHARS]
+
+    @cached_property
+    def assets(self) -> dict[str, PageFile]:
+        """All files but `index.html`, by their path below the folder of the version."""
+        return {name: _page_file(name, body) for name, body in self._sources.items() if name != INDEX}
+
+    @cached_property
+    def index(self) -> PageFile:
+        """The page itself, which names the other files by their version."""
+        return _page_file(INDEX, self._index_text.encode())
+
+    @cached_property
+    def policy(self) -> str:
+        """The Content-Security-Policy: the own files, and by its digest the one inline script, the import map."""
+        digests = (hashlib.sha256(text.encode()).digest() for text in _INLINE_SCRIPT.findall(self._index_text))
+        hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+        return _POLICY.format(hashes=hashes)
+
+    @cached_property
+    def _index_text(self) -> str:
+        return self._sources[INDEX].decode().replace(ASSETS, f"/ui/{self.version}/")
+
+
+def _page_file(name: str, body: bytes) -> PageFile:
+    # Without the time of the compression, which would change the bytes.
+    compressed = gzip.compress(body, mtime=0) if len(body) >= MIN_COMPRESSED_BYTES else None
+    return PageFile(body, compressed, TYPES[PurePosixPath(name).suffix])

@@ -1,0 +1,103 @@
+"""`GET /ui`: the page of the workbench and its files; `GET /api/v1/caller`: what the key of the page may do."""
+
+import asyncio
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from gateway.answers.answer_builder import encode_json
+from gateway.deps import GatewayDeps
+from gateway.intake.headers import require_own_machine
+from gateway.request_facts import facts_of
+from gateway.workbench.page_files import PageFile, PageFiles
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+SURFACE = "workbench"
+PAGE = "/ui/"
+_FOR_EVER = "public, max-age=31536000, immutable"
+_ASK_AGAIN = "no-cache"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkbenchDeps:
+    """Collaborators of the workbench's endpoints."""
+
+    gateway: GatewayDeps
+    files: PageFiles
+
+
+async def redirect_to_page(_deps: WorkbenchDeps, request: Request) -> Response:
+    """Redirects `/ui` to `/ui/`."""
+    facts_of(request.scope).surface = SURFACE
+    return RedirectResponse(PAGE, status_code=308)
+
+
+async def get_page(deps: WorkbenchDeps, request: Request) -> Response:
+    """Returns the workbench's page, or one of its files below the folder of their version; needs no key.
+
+    The page is there for every path that has no file: it draws what the path names.
+    """
+    facts_of(request.scope).surface = SURFACE
+    _require_enabled(deps, request)
+    files = deps.files
+    # The first request reads and compresses all files, which takes about 0.1 s.
+    assets = await asyncio.to_thread(lambda: files.assets)
+    folder, _, name = request.path_params["path"].partition("/")
+    if folder == files.version and name in assets:
+        return _response(assets[name], request, {"cache-control": _FOR_EVER})
+    if name.rpartition("/")[2].count("."):
+        raise WeftError(Reason.NOT_FOUND, "the page has no such file; reload it, it may be of another version")
+    return _index_response(files, request)
+
+
+async def get_caller(deps: WorkbenchDeps, request: Request) -> Response:
+    """Returns who the caller is and what it may do: tenant and scopes of its key, and whether callers need a key.
+
+    Without a key it says that one is needed; a wrong key is refused.
+    """
+    facts_of(request.scope).surface = SURFACE
+    gate = deps.gateway.gate
+    principal = gate.identify(request.scope)
+    fields: dict[str, object] = {
+        "kind": "Caller",
+        "keysRequired": gate.needs_keys,
+        "authenticated": principal is not None,
+        "version": version("weft"),
+    }
+    if principal is not None:
+        fields |= {"name": principal.name, "tenant": principal.tenant, "scopes": sorted(map(str, principal.access))}
+    return Response(encode_json(fields), media_type="application/json", headers={"cache-control": "no-store"})
+
+
+def _require_enabled(deps: WorkbenchDeps, request: Request) -> None:
+    """Raises NOT_FOUND where the page is switched off, PERMISSION_DENIED where anyone on the network could use it."""
+    if not deps.gateway.config.workbench.enabled:
+        raise WeftError(Reason.NOT_FOUND, "the workbench is switched off (`gateway.workbench.enabled`)")
+    if not deps.gateway.gate.needs_keys:
+        require_own_machine(request.scope, "the workbench needs keys beyond this machine (auth.required: true)")
+
+
+def _index_response(files: PageFiles, request: Request) -> Response:
+    headers = {
+        "cache-control": _ASK_AGAIN,
+        "etag": f'"{files.version}"',
+        "content-security-policy": files.policy,
+        "cross-origin-opener-policy": "same-origin",
+        "referrer-policy": "no-referrer",
+        "permissions-policy": "camera=(), geolocation=(), microphone=(self)",
+    }
+    if request.headers.get("if-none-match") == headers["etag"]:
+        return Response(status_code=304, headers=headers)
+    return _response(files.index, request, headers)
+
+
+def _response(file: PageFile, request: Request, headers: dict[str, str]) -> Response:
+    body = file.body
+    headers = {**headers, "x-content-type-options": "nosniff", "vary": "accept-encoding"}
+    if file.compressed is not None and "gzip" in request.headers.get("accept-encoding", ""):
+        body = file.compressed
+        headers["content-encoding"] = "gzip"
+    return Response(body, headers={**headers, "content-type": file.content_type})

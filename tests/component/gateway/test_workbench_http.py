@@ -1,0 +1,105 @@
+"""The workbench over HTTP: who gets the page, with which headers, and what the page learns about its caller."""
+
+import gzip
+import json
+
+from gateway_script import serving
+from test_gateway_keys import Keys, bearer, ring_of, verifier
+
+from gateway.config import GatewayConfig, WorkbenchConfig
+from gateway.workbench.page_files import PageFiles
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml"}
+VERSION = PageFiles().version
+
+
+async def test_a_browser_is_led_from_the_root_to_the_page() -> None:
+    async with serving() as gateway:
+        root = await gateway.request("GET", "/", headers=BROWSER)
+        short = await gateway.request("GET", "/ui")
+        page = await gateway.request("GET", "/ui/")
+    assert (root.status, root.headers["location"]) == (303, "/ui/")
+    assert (short.status, short.headers["location"]) == (308, "/ui/")
+    assert page.status == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert b'<div id="app">' in page.body
+
+
+async def test_the_page_allows_its_own_files_alone_and_no_frame_around_it() -> None:
+    async with serving() as gateway:
+        page = await gateway.request("GET", "/ui/chat")
+    policy = page.headers["content-security-policy"]
+    for wanted in ("default-src 'none'", "frame-ancestors 'none'", "require-trusted-types-for 'script'"):
+        assert wanted in policy
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert page.headers["cache-control"] == "no-cache"
+
+
+async def test_files_are_kept_for_ever_under_their_version_and_the_page_is_asked_for_again() -> None:
+    async with serving() as gateway:
+        file = await gateway.request("GET", f"/ui/{VERSION}/app/main.js")
+        page = await gateway.request("GET", "/ui/")
+        again = await gateway.request("GET", "/ui/", headers={"If-None-Match": page.headers["etag"]})
+        other = await gateway.request("GET", "/ui/0123456789abcdef/app/main.js")
+    assert "immutable" in file.headers["cache-control"]
+    assert file.headers["content-type"].startswith("text/javascript")
+    assert (again.status, again.body) == (304, b"")
+    assert other.status == 404
+    assert "reload" in json.loads(other.body)["error"]["message"]
+
+
+async def test_files_are_compressed_for_browsers_that_take_it() -> None:
+    async with serving() as gateway:
+        plain = await gateway.request("GET", f"/ui/{VERSION}/style.css")
+        small = await gateway.request("GET", f"/ui/{VERSION}/style.css", headers={"Accept-Encoding": "gzip, br"})
+    assert small.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(small.body) == plain.body
+    assert len(small.body) < len(plain.body) / 2
+
+
+async def test_files_outside_of_the_page_are_not_served() -> None:
+    async with serving() as gateway:
+        for path in ("../page_files.py", "%2e%2e/page_files.py", "/etc/passwd.txt"):
+            answer = await gateway.request("GET", f"/ui/{VERSION}/{path}")
+            assert answer.status == 404, path
+
+
+async def test_without_keys_the_page_is_for_this_machine_only() -> None:
+    config = GatewayConfig(port=0, allowed_hosts=frozenset({"box.lan"}))
+    async with serving(config=config) as gateway:
+        answer = await gateway.request("GET", "/ui/", headers={"Host": "box.lan"})
+    assert answer.status == 403
+    assert "auth.required" in json.loads(answer.body)["error"]["message"]
+
+
+async def test_with_keys_the_page_needs_none_itself_and_is_for_every_host() -> None:
+    config = GatewayConfig(port=0, allowed_hosts=frozenset({"box.lan"}))
+    async with serving(config=config, keys=Keys()) as gateway:
+        answer = await gateway.request("GET", "/ui/", headers={"Host": "box.lan"})
+    assert answer.status == 200
+
+
+async def test_a_page_that_is_switched_off_is_not_there() -> None:
+    async with serving(config=GatewayConfig(port=0, workbench=WorkbenchConfig(enabled=False))) as gateway:
+        answer = await gateway.request("GET", "/ui/")
+    assert answer.status == 404
+    assert "gateway.workbench.enabled" in json.loads(answer.body)["error"]["message"]
+
+
+async def test_the_page_learns_whether_a_key_is_needed_and_what_a_key_may_do() -> None:
+    key = verifier("abcdefghijk1", "models/team-*:edit", "inference:create")
+    async with serving(keys=Keys(ring_of(key))) as gateway:
+        without = json.loads((await gateway.request("GET", "/api/v1/caller")).body)
+        found = json.loads((await gateway.request("GET", "/api/v1/caller", headers=bearer())).body)
+        wrong = await gateway.request("GET", "/api/v1/caller", headers=bearer(secret="6" * 64))
+    assert (without["keysRequired"], without["authenticated"]) == (True, False)
+    assert "scopes" not in without
+    assert (found["authenticated"], found["tenant"]) == (True, "ann")
+    assert found["scopes"] == ["inference:create", "inference:view", "models/team-*:edit", "models/team-*:view"]
+    assert wrong.status == 401
+
+
+async def test_where_no_key_is_needed_the_caller_is_local_and_may_do_everything() -> None:
+    async with serving() as gateway:
+        found = json.loads((await gateway.request("GET", "/api/v1/caller")).body)
+    assert (found["keysRequired"], found["authenticated"], found["name"]) == (False, True, "local")

@@ -1,0 +1,115 @@
+"""The files of the workbench's page: whole, as vendored, small before the first use, and named by their content."""
+
+import gzip
+import json
+import re
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from gateway.workbench.page_files import ASSETS, FOLDER, TYPES, PageFiles
+
+MAX_FIRST_BYTES = 60_000
+"""What a browser loads before the page can be used first, compressed."""
+MAX_MODULE_LINES = 400
+ENTRY = "app/main.js"
+_IMPORT = re.compile(r"""(?:^|;)\s*(?:import|export)\s*(?:[\w$*{},\s]*?\bfrom\s*)?["']([^"']+)["']""", re.MULTILINE)
+_LATER = re.compile(r"""\bimport\(["']([^"']+)["']\)""")
+
+
+def import_map() -> dict[str, str]:
+    text = (FOLDER / "index.html").read_text()
+    found = re.search(r'<script type="importmap">(.*?)</script>', text, re.DOTALL)
+    assert found
+    return {name: path.removeprefix(ASSETS) for name, path in json.loads(found[1])["imports"].items()}
+
+
+def imports(module: str, pattern: re.Pattern[str] = _IMPORT) -> set[str]:
+    """What a module imports, as paths below the page's folder."""
+    names = pattern.findall(re.sub(r"^\s*//.*$", "", (FOLDER / module).read_text(), flags=re.MULTILINE))
+    known = import_map()
+    base = PurePosixPath(module).parent
+    return {known[name] if name in known else _below(base, name) for name in names}
+
+
+def _below(base: PurePosixPath, name: str) -> str:
+    assert name.startswith("."), f"{base} imports {name}, which the import map lacks"
+    return (FOLDER / base / name).resolve().relative_to(FOLDER.resolve()).as_posix()
+
+
+def loaded_with(module: str) -> set[str]:
+    """A module and all that it imports, and they import."""
+    found: set[str] = set()
+    new = {module}
+    while new:
+        found |= new
+        new = {each for one in new for each in imports(one)} - found
+    return found
+
+
+def test_every_import_of_every_module_is_there() -> None:
+    for path in (FOLDER / "app").rglob("*.js"):
+        module = path.relative_to(FOLDER).as_posix()
+        missing = [name for name in imports(module) | imports(module, _LATER) if not (FOLDER / name).is_file()]
+        assert not missing, f"{module} imports {missing}"
+
+
+def test_the_page_asks_at_once_for_all_that_its_first_module_imports() -> None:
+    text = (FOLDER / "index.html").read_text()
+    preloaded = {path.removeprefix(ASSETS) for path in re.findall(r'rel="modulepreload" href="([^"]+)"', text)}
+    assert preloaded | {ENTRY} == loaded_with(ENTRY)
+
+
+def test_what_is_loaded_before_the_first_use_is_small() -> None:
+    first = {"index.html", "style.css"} | loaded_with(ENTRY) | loaded_with("app/pages/overview.js")
+    sizes = {name: len(gzip.compress((FOLDER / name).read_bytes())) for name in first}
+    assert sum(sizes.values()) <= MAX_FIRST_BYTES, sizes
+
+
+def test_vendored_modules_are_as_they_were_vendored() -> None:
+    folder = FOLDER / "vendor"
+    entries = json.loads((folder / "vendor.json").read_text())
+    pins = json.loads((FOLDER.parents[2] / "requirements" / "workbench" / "package.json").read_text())["dependencies"]
+    for entry in entries:
+        assert sha256((folder / entry["file"]).read_bytes()).hexdigest() == entry["sha256"], entry["file"]
+        assert (folder / entry["licenceFile"]).is_file()
+        assert pins.get(entry["package"], entry["version"]) == entry["version"]
+    known = {entry["file"] for entry in entries} | {entry["licenceFile"] for entry in entries} | {"vendor.json"}
+    assert known == {path.name for path in folder.iterdir()}
+
+
+def test_every_file_of_the_page_is_served() -> None:
+    left_out = [path for path in FOLDER.rglob("*") if path.is_file() and path.suffix not in TYPES]
+    assert not left_out
+
+
+def test_no_module_is_longer_than_a_person_reads() -> None:
+    long = {
+        path.name: lines
+        for path in (FOLDER / "app").rglob("*.js")
+        if (lines := path.read_text().count("\n")) > MAX_MODULE_LINES
+    }
+    assert not long
+
+
+@pytest.mark.parametrize("word", ["innerHTML", "outerHTML", "insertAdjacentHTML", "dangerouslySetInnerHTML", "eval("])
+def test_no_module_makes_elements_or_code_of_text(word: str) -> None:
+    assert not [path.name for path in (FOLDER / "app").rglob("*.js") if word in path.read_text()]
+
+
+def test_another_content_is_another_version(tmp_path: Path) -> None:
+    versions = set()
+    for text in ("one", "two"):
+        (tmp_path / "index.html").write_text(f'<script type="module" src="{ASSETS}a.js"></script>')
+        (tmp_path / "a.js").write_text(text)
+        files = PageFiles(tmp_path)
+        versions.add(files.version)
+        assert f"/ui/{files.version}/a.js".encode() in files.index.body
+    assert len(versions) == 2
+
+
+def test_the_import_map_is_allowed_by_its_digest_and_no_other_inline_script() -> None:
+    policy = PageFiles().policy
+    assert policy.count("'sha256-") == 1
+    assert "'unsafe" not in policy
