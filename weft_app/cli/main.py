@@ -63,6 +63,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "weft_app.cli.demo:demo",
         "Start a mesh in a temporary home, stream one chat through its HTTP API, stop it.",
     ),
+    "ui": CommandPlace("weft_app.cli.ui:ui", "Open the workbench, the web page of the mesh, and print its address."),
     "chat": CommandPlace(
         "weft_app.cli.chat:chat",
         "Chat with a model, pool, agent or route. The answer goes to stdout, everything else to stderr.",
@@ -222,6 +223,7 @@ HELP_PANELS: Mapping[str, tuple[str, ...]] = {
         "reload",
         "status",
         "demo",
+        "ui",
         "chat",
         "launch",
         "doctor",

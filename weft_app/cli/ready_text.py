@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from weft_app.cli.background import STOP_LINE
 from weft_app.cli.first_access import FirstAccess
+from weft_app.cli.ui import PAGE
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import CONFIG_NAME
 
@@ -44,6 +45,8 @@ def _facts(host: "UpHost", home: WeftHome, access: FirstAccess) -> Iterator[str]
     yield _fact("base URL", f"{host.url}/v1")
     if host.network_urls:
         yield _fact("network", *(f"{url}/v1" for url in host.network_urls[:MAX_NETWORK_URLS]))
+    if host.has_workbench:
+        yield _fact("workbench", f"{host.url}{PAGE}")
     if host.authority is not None:
         yield _fact("TLS", f"own certificate; clients trust {host.authority.file}", host.authority.fingerprint)
     yield _fact("config", config_words(host.config_files))

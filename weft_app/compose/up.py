@@ -197,6 +197,11 @@ class UpHost:
         return keys_required(self._config)
 
     @property
+    def has_workbench(self) -> bool:
+        """Whether the gateway serves the workbench, its web page."""
+        return self._config.gateway.workbench.enabled
+
+    @property
     def is_insecure(self) -> bool:
         """Whether other machines reach it by plain HTTP, and no proxy in front speaks TLS."""
         gateway = self._config.gateway

@@ -20,3 +20,11 @@ def test_lost_work_is_said_on_the_terminal(notice: str, tmp_path: Path) -> None:
     shown = ready_text(host, home, FirstAccess())
     assert ("WARNING" in shown) is bool(notice)
     assert notice in shown
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_the_workbench_is_named_where_it_is_served(is_enabled: bool, tmp_path: Path) -> None:
+    home = WeftHome(tmp_path)
+    source = ConfigurationSource()
+    host = UpHost(source, source.of_document({"gateway": {"workbench": {"enabled": is_enabled}}}, ()), home)
+    assert ("/ui/" in ready_text(host, home, FirstAccess())) is is_enabled
