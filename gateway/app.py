@@ -38,6 +38,7 @@ from gateway.endpoints import (
     SETTINGS,
     TASKS,
     USAGE,
+    WATCH,
     WORKBENCH,
     published_schemas,
 )
@@ -66,6 +67,8 @@ from gateway.routing import EndpointApp, EndpointGroup
 from gateway.tasks.handlers import TaskDeps
 from gateway.tasks.task_apis import task_apis_of
 from gateway.visible_names import with_visible_names
+from gateway.watch.handlers import watch_deps
+from gateway.watch.source import WatchSource
 from gateway.workbench.page_files import PageFiles
 from gateway.workbench.serving import WorkbenchDeps
 from weft.dispatch.call import LayeredDispatcher, RequestDispatcher
@@ -118,6 +121,8 @@ class GatewayPorts:
     """Which requests are durable tasks by setting; None: those that the mesh's settings and models name."""
     media: MediaSource | None = None
     """Fetches media by address; None: as the configuration allows."""
+    watched: Sequence[WatchSource] = ()
+    """The kinds that `/api/v1/watch` can stream."""
     tracing: Tracing = NO_TRACING
     """Where the spans of requests go."""
     health: HealthSource = AlwaysHealthy()  # noqa: RUF009 - it has no state
@@ -199,6 +204,7 @@ def app_over(
     app.add_group(RESPONSES, responses_of(deps, ports.responses, tasks, running))
     for own in (RESOURCES, SETTINGS, HEALTH):
         app.add_group(own, deps)
+    app.add_group(WATCH, watch_deps(deps, ports.watched))
     _add_management(app, deps, ports)
     if tasks is not None:
         app.add_group(TASKS, TaskDeps(gateway=deps, tasks=tasks, task_apis=task_apis_of(deps)))

@@ -367,7 +367,11 @@ class GatewaySettings:
     registry_timeout_seconds: Seconds = 10.0
     """How long one call of `/api/v1` to the registry may take."""
     max_event_watches: Annotated[int, Ge(1), Le(10_000)] = 64
-    """Streams of `/api/v1/events` at once."""
+    """Streams of `/api/v1/watch` and `/api/v1/events` at once."""
+    max_watch_names: Annotated[int, Ge(16), Le(1_000_000)] = 4096
+    """Changes that wait for one reader of `/api/v1/watch`, one for each name: the newest. A source of more waits."""
+    watch_interval_seconds: Seconds = 0.1
+    """Shortest time between two writes of one stream of `/api/v1/watch`; changes of a name meanwhile are one."""
     max_running_responses: Annotated[int, Ge(1), Le(100_000)] = 2048
     """Streams of `/v1/responses` at once, which can be retrieved by id meanwhile; one more is refused."""
     keep_responses: Annotated[KeepResponses, PUBLIC] = KeepResponses.BY_DEFAULT

@@ -102,6 +102,8 @@ from gateway.runner_api.operations import UnloadBody as RunnerUnloadBody
 from gateway.runner_api.state import RunnerApiDeps
 from gateway.tasks import handlers as tasks
 from gateway.tasks.handlers import NewTaskBody, TaskDeps, TaskList, TaskObject
+from gateway.watch import handlers as watching
+from gateway.watch.handlers import WatchDeps
 from gateway.workbench.serving import WorkbenchDeps, get_caller, get_page, redirect_to_page
 from weft.api.gateway.v1 import admin_model_pb2
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
@@ -332,6 +334,19 @@ RESOURCES: EndpointGroup[GatewayDeps] = EndpointGroup(
             VIEW_TELEMETRY,
             resources.get_events,
             answers(record_schema(ListEventsResponse), query=resources.EVENT_PARAMETERS),
+        ),
+    ),
+)
+WATCH: EndpointGroup[WatchDeps] = EndpointGroup(
+    tag="resources",
+    endpoints=(
+        # What a key needs follows from the kinds of the request.
+        _get(
+            f"{_API}/watch",
+            None,
+            watching.watch,
+            answers_events(query=watching.PARAMETERS),
+            needs_key=True,
         ),
     ),
 )
@@ -665,6 +680,7 @@ GATEWAY_GROUPS: tuple[EndpointGroup[Any], ...] = (
     OLLAMA,
     RESPONSES,
     RESOURCES,
+    WATCH,
     SETTINGS,
     HEALTH,
     ADMIN,
@@ -694,9 +710,13 @@ def published_schemas(groups: Iterable[EndpointGroup[Any]]) -> tuple[Schema, ...
 
 
 ACCESS_RULES = AccessRules(
-    (method, endpoint.path, endpoint.access)
-    for endpoint in endpoints_of((*GATEWAY_GROUPS, *RUNNER_GROUPS))
-    for method in endpoint.methods
+    (
+        (method, endpoint.path, endpoint.access)
+        for endpoint in endpoints_of((*GATEWAY_GROUPS, *RUNNER_GROUPS))
+        for method in endpoint.methods
+        if not endpoint.needs_key
+    ),
+    keyed_paths=(endpoint.path for endpoint in endpoints_of((*GATEWAY_GROUPS, *RUNNER_GROUPS)) if endpoint.needs_key),
 )
 
 
@@ -707,7 +727,9 @@ def docs_table() -> str:
     for groups, server in task_apis:
         for endpoint in endpoints_of(groups):
             method = "GET, HEAD" if endpoint.with_head else endpoint.method
-            access = "none" if endpoint.access is None else str(endpoint.access)
+            access = f"`{endpoint.access or 'none'}`"
+            if endpoint.needs_key:
+                access = "those of its kinds"
             servers.setdefault((endpoint.path.replace(":path}", "}"), method, access), []).append(server)
-    rows = [f"| `{method} {path}` | `{access}` | {', '.join(of)} |" for (path, method, access), of in servers.items()]
+    rows = [f"| `{method} {path}` | {access} | {', '.join(of)} |" for (path, method, access), of in servers.items()]
     return "\n".join(("| endpoint | a key needs | served by |", "|---|---|---|", *rows)) + "\n"

@@ -172,7 +172,7 @@ def fails_as(error: str) -> OperationDoc:
     return OperationDoc({"responses": {"default": _failure(error)}})
 
 
-def answers_events(*, path: str, query: tuple[str, ...] = ()) -> OperationDoc:
+def answers_events(*, path: str = "", query: tuple[str, ...] = ()) -> OperationDoc:
     """Returns the doc of an endpoint that answers with server-sent events."""
     return _with_parameters({"200": EVENTS, "default": _failure()}, path, query)
 

@@ -63,6 +63,14 @@ class RegistryPort(Protocol):
         """Returns the newest events, oldest first."""
         ...
 
+    def watch(self) -> AsyncGenerator[registry_service_pb2.WatchResponse]:
+        """Yields a snapshot of all resources, then every change, until it is closed. Raises WATCH_LAGGED, too."""
+        ...
+
+    def follow_events(self, past: int) -> AsyncGenerator[event_pb2.Event | None]:
+        """Yields the newest `past` events, oldest first, then None, then every new one until it is closed."""
+        ...
+
     def watch_events(self, wanted: registry_service_pb2.WatchEventsRequest) -> AsyncGenerator[event_pb2.Event]:
         """Yields new events until it is closed."""
         ...

@@ -54,6 +54,8 @@ class Endpoint(Generic[DepsT]):
     by_name: bool = False
     """Whether a scope that is limited to names suffices: then the handler checks the names that a request is about, or
     leaves out of the answer what the caller may not see."""
+    needs_key: bool = False
+    """Whether any valid key suffices, with `access` None: the handler requires the scopes that its request needs."""
     in_schema: bool = True
     """Whether it is in the OpenAPI document."""
 

@@ -36,8 +36,11 @@ class AccessRules:
     a rule.
     """
 
-    def __init__(self, rows: Iterable[tuple[str, str, Access | None]]) -> None:
-        """`rows`: method, path and access of each endpoint; None: callers need no key. Raises ValueError."""
+    def __init__(self, rows: Iterable[tuple[str, str, Access | None]], keyed_paths: Iterable[str] = ()) -> None:
+        """`rows`: method, path and access of each endpoint; None: callers need no key. Raises ValueError.
+
+        `keyed_paths`: those whose endpoint checks the scopes itself; callers need a valid key.
+        """
         self._rules: dict[str, dict[str, Access]] = {}
         """By the fixed beginning of a path, then by method."""
         self._actions: dict[tuple[str, str, str], Access] = {}
@@ -53,6 +56,8 @@ class AccessRules:
         self.open_paths = frozenset(open_paths)
         """Paths that need no key: health probes have none."""
         self._open_folders = tuple(open_folders)
+        self.keyed_paths = frozenset(keyed_paths)
+        """Paths that need a valid key with whatever scopes: which, follows from the request."""
         for rule in self._rules.values():
             _complete(rule)
 

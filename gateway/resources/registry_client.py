@@ -1,5 +1,6 @@
 """The registry over gRPC, as `gateway.ports.RegistryPort`: translates documents to messages and back."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -56,6 +57,17 @@ class RegistryCalls:
             return await method(request, timeout=timeout_seconds)
         except grpc.aio.AioRpcError as error:
             raise self._error(error, timeout_seconds) from error
+
+    async def opened(self, call: Any) -> None:
+        """Returns once the other side has accepted a stream. Raises as `call`."""
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await call.initial_metadata()
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error, self._timeout_seconds) from error
+        except TimeoutError:
+            message = f"the registry did not answer within {self._timeout_seconds:g} seconds"
+            raise WeftError(Reason.DEADLINE_EXCEEDED, message) from None
 
     async def follow(self, call: Any) -> AsyncGenerator[Any]:
         """Yields the messages of a stream. The call ends with the iterator. Raises as `call`."""
@@ -134,6 +146,33 @@ class RegistryClient(RegistryPort):
     ) -> registry_service_pb2.ListEventsResponse:
         found: registry_service_pb2.ListEventsResponse = await self._calls.call(self._resources.ListEvents, wanted)
         return found
+
+    @override
+    async def watch(self) -> AsyncGenerator[registry_service_pb2.WatchResponse]:
+        call = self._resources.Watch(registry_service_pb2.WatchRequest())
+        async with aclosing(self._calls.follow(call)) as responses:
+            async for response in responses:
+                yield response
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
+
+    @override
+    async def follow_events(self, past: int) -> AsyncGenerator[event_pb2.Event | None]:
+        call = self._resources.WatchEvents(registry_service_pb2.WatchEventsRequest())
+        try:
+            # Its headers say that it listens: no event falls between the list and the watch.
+            await self._calls.opened(call)
+            last = 0
+            for event in (await self.list_events(registry_service_pb2.ListEventsRequest(limit=past))).events:
+                last = event.sequence
+                yield event
+            yield None
+            async with aclosing(self._calls.follow(call)) as responses:
+                async for response in responses:
+                    if response.event.sequence > last:
+                        yield response.event
+        finally:
+            call.cancel()
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
 
     @override
     async def watch_events(self, wanted: registry_service_pb2.WatchEventsRequest) -> AsyncGenerator[event_pb2.Event]:

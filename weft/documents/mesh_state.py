@@ -43,6 +43,19 @@ class MeshState:
         yield from ((ResourceKind.ROUTE, name) for name in self.routes)
         yield from ((ResourceKind.ALIAS, name) for name in self.aliases)
 
+    def __contains__(self, key: Key) -> bool:
+        """Whether there is a resource of this kind and name."""
+        return key[1] in self._known(key[0])
+
+    def names(self, kind: ResourceKind) -> list[str]:
+        """Returns the names of one kind, sorted."""
+        return sorted(self._known(kind))
+
+    def _known(self, kind: ResourceKind) -> Mapping[str, Any]:
+        if kind is ResourceKind.POOL:
+            return self._of_pool
+        return self.models if kind is ResourceKind.MODEL else self._named(kind)
+
     def document(self, key: Key) -> AnyDocument | None:
         """Returns the current document of a resource, by its name or its id; None: it does not exist."""
         kind, name = key[0], self._name_of(*key)
@@ -69,8 +82,7 @@ class MeshState:
 
     def documents(self, kind: ResourceKind) -> list[AnyDocument]:
         """Returns the resources of one kind, by name."""
-        names = sorted(name for found, name in self.keys() if found is kind)
-        documents = (self.document((kind, name)) for name in names)
+        documents = (self.document((kind, name)) for name in self.names(kind))
         return [document for document in documents if document is not None]
 
     def _replace(self, snapshot: registry_service_pb2.Snapshot) -> None:

@@ -21,6 +21,8 @@ from gateway.config import (
 from gateway.operations import OperationsClient
 from gateway.resources.registry_client import RegistryClient
 from gateway.service import GatewayService
+from gateway.watch.events import EventSource
+from gateway.watch.resources import resource_sources
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource, FleetWatcher
 from weft.dispatch.fleet_health import fleet_check, router_check
@@ -103,10 +105,12 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
         instances=RunnerDescriptions(mesh.fleet, mesh.channels, mesh.clock),
         queues=mesh.queues,
     )
+    registry = RegistryClient(mesh.registry, mesh.fleet, timeout_seconds=timeout)
     ports = GatewayPorts(
         dispatcher=mesh.dispatcher,
         fleet=mesh.fleet,
-        registry=RegistryClient(mesh.registry, mesh.fleet, timeout_seconds=timeout),
+        registry=registry,
+        watched=(*resource_sources(registry), EventSource(registry)),
         admin=admin,
         keys=mesh.keys,
         requests=mesh.requests,

@@ -20,6 +20,7 @@ from gateway.config import GatewayConfig
 from gateway.media import MediaSource
 from gateway.ports import RegistryPort
 from gateway.service import GatewayService, build
+from gateway.watch.source import WatchSource
 from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, sampling_pb2, usage_pb2
 from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.call import Call, RequestDispatcher
@@ -296,6 +297,7 @@ async def serving(
     usage_source: UsageSource | None = None,
     router: RouterSource | None = None,
     health: HealthSource | None = None,
+    watched: Sequence[WatchSource] = (),
 ) -> AsyncIterator[RunningGateway]:
     """A running gateway and an SDK client that does not retry."""
     script = dispatcher or ScriptedDispatcher()
@@ -316,6 +318,7 @@ async def serving(
         usage=usage_source,
         router=router,
         health=health or AlwaysHealthy(),
+        watched=watched,
     )
     service = build(config or GatewayConfig(port=0), ports)
     await service.start()

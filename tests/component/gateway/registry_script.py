@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -10,7 +11,12 @@ from weft.api.registry.v1 import journal_pb2, resource_kind_pb2
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.event_pb2 import Event, EventReason
 from weft.api.registry.v1.pool_pb2 import Pool
-from weft.api.registry.v1.registry_service_pb2 import ListEventsRequest, ListEventsResponse, WatchEventsRequest
+from weft.api.registry.v1.registry_service_pb2 import (
+    ListEventsRequest,
+    ListEventsResponse,
+    WatchEventsRequest,
+    WatchResponse,
+)
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, ModelDocument, kind_number, to_declaration
@@ -60,7 +66,15 @@ class ScriptedRegistry:
 
     documents: list[AnyDocument] = field(default_factory=some_resources)
     events: list[Event] = field(default_factory=lambda: [event(1), event(2)])
-    watch: list[Step] = field(default_factory=list)
+    watch_steps: list[Step] = field(default_factory=list)
+    """What a watch of events does."""
+    resources: list[WatchResponse | Exception | asyncio.Event] = field(default_factory=list)
+    """What the first watch of resources does."""
+    resources_again: list[WatchResponse | Exception | asyncio.Event] = field(default_factory=list)
+    """What every later watch of resources does."""
+    watches: int = 0
+    """Watches of resources that were opened."""
+    watches_closed: int = 0
     allow_cloud_fallback: bool = True
     journal: journal_pb2.JournalMode.ValueType = journal_pb2.JOURNAL_MODE_UNSPECIFIED
     failure: WeftError | None = None
@@ -96,10 +110,32 @@ class ScriptedRegistry:
         self._note("events", wanted)
         return ListEventsResponse(events=self.events)
 
+    async def watch(self) -> AsyncGenerator[WatchResponse]:
+        self._note("watch resources")
+        self.watches += 1
+        try:
+            for step in self.resources if self.watches == 1 else self.resources_again:
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                elif isinstance(step, Exception):
+                    raise step
+                else:
+                    yield step
+        finally:
+            self.watches_closed += 1
+
+    async def follow_events(self, past: int) -> AsyncGenerator[Event | None]:
+        for event in self.events[-past:]:
+            yield event
+        yield None
+        async with aclosing(self.watch_events(WatchEventsRequest())) as coming:
+            async for event in coming:
+                yield event
+
     async def watch_events(self, wanted: WatchEventsRequest) -> AsyncGenerator[Event]:
         self._note("watch", wanted)
         try:
-            for step in self.watch:
+            for step in self.watch_steps:
                 if isinstance(step, asyncio.Event):
                     await step.wait()
                 elif isinstance(step, Exception):

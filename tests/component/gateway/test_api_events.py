@@ -71,7 +71,7 @@ async def test_a_wrong_query_is_named(query: str, param: str) -> None:
 
 async def test_a_watch_sends_each_event_as_it_happens_and_comments_between() -> None:
     gate = asyncio.Event()
-    registry = ScriptedRegistry(watch=[event(1), gate, event(2), asyncio.Event()])
+    registry = ScriptedRegistry(watch_steps=[event(1), gate, event(2), asyncio.Event()])
     async with serving(registry=registry, config=QUICK) as gateway, gateway.connection() as (reader, writer):
         writer.write(request_for(f"{WATCH}&kind=model&name=tiny"))
         top = await reader.readuntil(b"\r\n\r\n")
@@ -87,7 +87,7 @@ async def test_a_watch_sends_each_event_as_it_happens_and_comments_between() -> 
 
 
 async def test_a_caller_that_leaves_ends_the_watch() -> None:
-    registry = ScriptedRegistry(watch=[event(1), asyncio.Event()])
+    registry = ScriptedRegistry(watch_steps=[event(1), asyncio.Event()])
     async with serving(registry=registry) as gateway:
         async with gateway.connection() as (reader, writer):
             writer.write(request_for(WATCH))
@@ -108,7 +108,7 @@ async def test_a_refusal_before_the_first_event_is_a_status() -> None:
     [(WeftError(Reason.WATCH_LAGGED, "read faster"), "watch_lagged"), (ZeroDivisionError("a bug"), "internal")],
 )
 async def test_a_failure_after_an_event_is_the_last_event(failure: Exception, code: str) -> None:
-    async with serving(registry=ScriptedRegistry(watch=[event(1), failure])) as gateway:
+    async with serving(registry=ScriptedRegistry(watch_steps=[event(1), failure])) as gateway:
         response = await gateway.request("GET", WATCH)
     assert response.status == 200
     last = response.body.decode().strip().split("\n\n")[-1]
@@ -121,7 +121,7 @@ async def open_watch(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 
 
 async def test_one_watch_too_many_is_429_until_another_ends() -> None:
-    registry = ScriptedRegistry(watch=[event(1), asyncio.Event()])
+    registry = ScriptedRegistry(watch_steps=[event(1), asyncio.Event()])
     config = GatewayConfig(port=0, max_event_watches=1)
     async with serving(registry=registry, config=config) as gateway:
         async with gateway.connection() as (reader, writer):
@@ -136,7 +136,7 @@ async def test_one_watch_too_many_is_429_until_another_ends() -> None:
 
 
 async def test_a_watch_does_not_hold_up_the_gateways_end() -> None:
-    registry = ScriptedRegistry(watch=[event(1), asyncio.Event()])
+    registry = ScriptedRegistry(watch_steps=[event(1), asyncio.Event()])
     async with serving(registry=registry) as gateway, gateway.connection() as (reader, writer):
         await open_watch(reader, writer)
         async with asyncio.timeout(30):

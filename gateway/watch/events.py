@@ -1,0 +1,37 @@
+"""Events of resources as a source of a watch."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+
+from typing_extensions import override
+
+from gateway.answers.answer_builder import encode_json
+from gateway.ports import RegistryPort
+from gateway.watch.source import Change, WatchCaller, WatchSource, put, synced
+from weft.api.registry.v1.event_pb2 import Event
+from weft.documents.codec import document_of
+from weft.kernel.principal import Access, Resource, Role
+
+PAST_EVENTS = 100
+
+
+class EventSource(WatchSource):
+    """The newest events, then every new one; the name of one is its sequence, and none is ever deleted."""
+
+    kind = "event"
+    access = Access(Resource.TELEMETRY, Role.VIEW)
+    by_name = False
+
+    def __init__(self, registry: RegistryPort) -> None:
+        self._registry = registry
+
+    @override
+    async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
+        async with aclosing(self._registry.follow_events(PAST_EVENTS)) as events:
+            async for event in events:
+                yield synced() if event is None else put(str(event.sequence), partial(_encoded, event))
+
+
+def _encoded(event: Event) -> bytes:
+    return encode_json(document_of(event))

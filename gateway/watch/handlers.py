@@ -1,0 +1,80 @@
+"""GET /api/v1/watch: changes of the wanted kinds as one stream of server-sent events."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.answers.stream import EventStream
+from gateway.deps import GatewayDeps
+from gateway.intake.headers import tenant_of
+from gateway.intake.query import begin_read
+from gateway.request_facts import facts_of
+from gateway.watch.source import WatchCaller, WatchSource
+from gateway.watch.stream import WatchLimits, WatchStream
+from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.principal import Principal
+from weft.kernel.reasons import Reason
+
+SURFACE = "api"
+PARAMETERS = ("kinds",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchDeps:
+    """Collaborators of the watch."""
+
+    gateway: GatewayDeps
+    sources: Mapping[str, WatchSource]
+    """By the word of their kind."""
+
+
+def watch_deps(gateway: GatewayDeps, sources: Sequence[WatchSource]) -> WatchDeps:
+    """Returns the collaborators of the watch over these sources."""
+    return WatchDeps(gateway=gateway, sources={source.kind: source for source in sources})
+
+
+async def watch(deps: WatchDeps, request: Request) -> Response:
+    """Streams what there is of the kinds, then every change, as server-sent events.
+
+    `kinds`: words with commas between them; without it, every kind that the caller may see.
+    """
+    query = begin_read(request, SURFACE, PARAMETERS)
+    caller = WatchCaller(principal=facts_of(request.scope).principal, tenant=tenant_of(request.scope))
+    if "kinds" in query:
+        sources = _wanted(deps, query.text("kinds"), caller.principal)
+    else:
+        sources = [source for source in deps.sources.values() if _refusal(caller.principal, source) is None]
+    if not sources:
+        raise WeftError(Reason.PERMISSION_DENIED, "the key may see none of the kinds of things")
+    config = deps.gateway.config
+    limits = WatchLimits(max_names=config.max_watch_names, interval_seconds=config.watch_interval_seconds)
+    return EventStream(deps.gateway, WatchStream(sources, caller, limits, deps.gateway.clock).writes())
+
+
+def _wanted(deps: WatchDeps, text: str, principal: Principal) -> list[WatchSource]:
+    """Returns the sources of kinds. Raises INVALID_ARGUMENT for an unknown kind, PERMISSION_DENIED naming the kind."""
+    words = list(dict.fromkeys(text.split(",")))
+    for word in words:
+        if word not in deps.sources:
+            known = ", ".join(sorted(deps.sources))
+            raise invalid_field("kinds", f"'{word[:32]}' is no kind; there are {known}, with commas between them")
+    found = [deps.sources[word] for word in words]
+    for source in found:
+        refusal = _refusal(principal, source)
+        if refusal is not None:
+            raise FieldError("kinds", f"{source.kind}: {refusal.message}", refusal.reason)
+    return found
+
+
+def _refusal(principal: Principal, source: WatchSource) -> WeftError | None:
+    """Returns why a caller may not see a kind; None: it may see it, or some of it."""
+    try:
+        if source.by_name:
+            principal.require_some(source.access)
+        else:
+            principal.require(source.access)
+    except WeftError as error:
+        return error
+    return None

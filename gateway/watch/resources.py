@@ -1,0 +1,206 @@
+"""Models, agents, runners, pools, routes and aliases as sources of a watch, over one watch of the registry.
+
+All streams of a gateway share that watch, and the JSON of each resource: it is open while one of them reads.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+
+from typing_extensions import override
+
+from gateway.answers.answer_builder import encode_json
+from gateway.errors import internal_error
+from gateway.ports import RegistryPort
+from gateway.watch.source import Change, WatchCaller, WatchSource, delete, put, synced
+from weft.documents.mesh_state import Key, MeshState
+from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import PoolDocument, plain, pool_document
+from weft.documents.rights import visible_pool
+from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
+from weft.kernel.principal import VIEW_MODELS, Access, Principal, Resource, Role
+from weft.kernel.reasons import Reason
+from weft.kernel.service import start_task, stop_tasks
+
+MAX_CHANGED_NAMES = 65_536
+"""Names that may have changed since a stream last read them; with more it begins again."""
+
+log = get_logger("weft.gateway")
+
+
+class _Subscriber:
+    """The names of one kind that changed since they were last taken."""
+
+    def __init__(self, kind: ResourceKind) -> None:
+        self.kind = kind
+        self._changed: dict[str, None] = {}
+        self._is_ready = asyncio.Event()
+        self._error: WeftError | None = None
+
+    def note(self, names: Iterable[str]) -> None:
+        """Notes that names may have changed."""
+        self._changed.update(dict.fromkeys(names))
+        if len(self._changed) > MAX_CHANGED_NAMES:
+            self._changed.clear()
+            self.end(WeftError(Reason.WATCH_LAGGED, f"more than {MAX_CHANGED_NAMES} names changed unread"))
+        self._is_ready.set()
+
+    def end(self, error: WeftError) -> None:
+        """Raises `error` in the reader."""
+        self._error = self._error or error
+        self._is_ready.set()
+
+    async def taken(self) -> list[str]:
+        """Returns the changed names once there are any, or once the snapshot is there. Raises what ended it."""
+        await self._is_ready.wait()
+        if self._error is not None:
+            raise self._error
+        self._is_ready.clear()
+        names = sorted(self._changed)
+        self._changed.clear()
+        return names
+
+
+class _Mirror:
+    """The mesh as one watch of the registry shows it, until that watch ends."""
+
+    def __init__(self, registry: RegistryPort) -> None:
+        self._registry = registry
+        self.state = MeshState()
+        self._encoded: dict[Key, bytes] = {}
+        self._is_known = False
+        """Whether the snapshot has arrived."""
+        self._subscribers: dict[_Subscriber, None] = {}
+        self.ended = False
+        self._task = start_task(self._follow(), name="watch-mirror")
+
+    def join(self, subscriber: _Subscriber) -> None:
+        """Notes every name to a new subscriber now, or with the snapshot; then those that change."""
+        self._subscribers[subscriber] = None
+        if self._is_known:
+            subscriber.note(self.state.names(subscriber.kind))
+
+    def leave(self, subscriber: _Subscriber) -> bool:
+        """Removes a subscriber; returns whether it was the last."""
+        self._subscribers.pop(subscriber, None)
+        return not self._subscribers
+
+    async def stop(self) -> None:
+        """Ends the watch of the registry."""
+        self.ended = True
+        await stop_tasks([self._task])
+
+    def encoded(self, key: Key) -> bytes | None:
+        """Returns the JSON of a resource as its list has it; None: it does not exist."""
+        found = self._encoded.get(key)
+        if found is None:
+            document = self.state.document(key)
+            if document is None:
+                return None
+            found = self._encoded[key] = encode_json(plain(document))
+        return found
+
+    def encoded_for(self, principal: Principal, key: Key) -> bytes | None:
+        """Returns the JSON of a resource for a caller; a pool without the members that it may not see."""
+        if key[0] is not ResourceKind.POOL or principal.may(VIEW_MODELS):
+            return self.encoded(key)
+        document = self.state.document(key)
+        if not isinstance(document, PoolDocument) or document.observed is None:
+            return None
+        return encode_json(plain(pool_document(visible_pool(principal, document.observed))))
+
+    async def _follow(self) -> None:
+        try:
+            async with aclosing(self._registry.watch()) as responses:
+                async for response in responses:
+                    self._note(self.state.fold(response))
+            error = WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch")
+        except WeftError as failure:
+            error = failure
+        except Exception:
+            log.exception("watch of resources failed unexpectedly")
+            error = internal_error()
+        self.ended = True
+        for subscriber in self._subscribers:
+            subscriber.end(error)
+
+    def _note(self, changed: Iterable[Key]) -> None:
+        by_kind: dict[ResourceKind, list[str]] = {}
+        for key in changed:
+            self._encoded.pop(key, None)
+            by_kind.setdefault(key[0], []).append(key[1])
+        is_snapshot, self._is_known = not self._is_known, True
+        for subscriber in self._subscribers:
+            if is_snapshot or subscriber.kind in by_kind:
+                subscriber.note(by_kind.get(subscriber.kind, ()))
+
+
+class ResourceFeed:
+    """The resources of the mesh for all streams of one gateway."""
+
+    def __init__(self, registry: RegistryPort) -> None:
+        self._registry = registry
+        self._mirror: _Mirror | None = None
+
+    @asynccontextmanager
+    async def joined(self, subscriber: _Subscriber) -> AsyncGenerator[_Mirror]:
+        """Keeps the registry's watch open, and notes its changes to the subscriber."""
+        mirror = self._mirror
+        if mirror is None or mirror.ended:
+            mirror = self._mirror = _Mirror(self._registry)
+        mirror.join(subscriber)
+        try:
+            yield mirror
+        finally:
+            if mirror.leave(subscriber):
+                if self._mirror is mirror:
+                    self._mirror = None
+                await mirror.stop()
+
+
+class ResourceSource(WatchSource):
+    """The resources of one kind."""
+
+    def __init__(self, kind: ResourceKind, feed: ResourceFeed) -> None:
+        self._kind = kind
+        self._feed = feed
+
+    @property
+    @override
+    def kind(self) -> str:
+        return self._kind.value
+
+    @property
+    @override
+    def access(self) -> Access:
+        return Access(Resource.RUNNERS, Role.VIEW) if self._kind is ResourceKind.RUNNER else VIEW_MODELS
+
+    @property
+    @override
+    def by_name(self) -> bool:
+        return self._kind is not ResourceKind.RUNNER
+
+    @override
+    async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
+        subscriber, is_synced = _Subscriber(self._kind), False
+        async with self._feed.joined(subscriber) as mirror:
+            while True:
+                for name in await subscriber.taken():
+                    if self.by_name and not caller.principal.may_name(VIEW_MODELS, name):
+                        continue
+                    key = (self._kind, name)
+                    if key in mirror.state:
+                        yield put(name, partial(mirror.encoded_for, caller.principal, key))
+                    elif is_synced:
+                        yield delete(name)
+                if not is_synced:
+                    is_synced = True
+                    yield synced()
+
+
+def resource_sources(registry: RegistryPort) -> list[WatchSource]:
+    """Returns a source for each kind of resource, over one watch of the registry."""
+    feed = ResourceFeed(registry)
+    return [ResourceSource(kind, feed) for kind in ResourceKind]

@@ -1,0 +1,122 @@
+"""One stream of changes of several kinds: it reads every source, survives their outages, and writes what is new."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from gateway.answers.answer_builder import encode_json
+from gateway.errors import internal_error
+from gateway.watch.buffer import CoalescingBuffer
+from gateway.watch.source import Change, ChangeType, WatchCaller, WatchSource
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
+from weft.kernel.service import start_task, stop_tasks
+
+FIRST_RETRY_SECONDS = 0.25
+MAX_RETRY_SECONDS = 5.0
+_WRITE_BYTES = 64 * 1024
+"""About the most that one write has; the rest waits for the next, and is merged meanwhile."""
+
+log = get_logger("weft.gateway")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchLimits:
+    """Bounds of one stream."""
+
+    max_names: int
+    """Names that wait for the reader; a source waits while there are more."""
+    interval_seconds: float
+    """Shortest time between two writes, in which changes of one name become one."""
+
+
+class WatchStream:
+    """The changes of some kinds for one caller."""
+
+    def __init__(self, sources: Sequence[WatchSource], caller: WatchCaller, limits: WatchLimits, clock: Clock) -> None:
+        self._sources = sources
+        self._caller = caller
+        self._limits = limits
+        self._clock = clock
+        self._buffer = CoalescingBuffer(limits.max_names)
+        self._filled, self._has_room = asyncio.Event(), asyncio.Event()
+
+    async def writes(self) -> AsyncGenerator[bytes]:
+        """Yields complete server-sent events, several at once where several wait; it ends with its reader."""
+        pumps = [start_task(self._pump(source), name=f"watch-{source.kind}") for source in self._sources]
+        try:
+            while True:
+                self._filled.clear()
+                data = self._taken()
+                if data:
+                    yield data
+                if self._buffer:
+                    # A long snapshot leaves turns to others.
+                    await asyncio.sleep(0)
+                    continue
+                if data:
+                    await self._clock.sleep(self._limits.interval_seconds)
+                else:
+                    await self._filled.wait()
+        finally:
+            await stop_tasks(pumps)
+
+    def _taken(self) -> bytes:
+        """Returns the oldest changes, about one write of them."""
+        events: list[bytes] = []
+        size = 0
+        while size < _WRITE_BYTES and (found := self._buffer.take()) is not None:
+            event = _event(*found)
+            events.append(event)
+            size += len(event)
+        self._has_room.set()
+        return b"".join(events)
+
+    async def _pump(self, source: WatchSource) -> None:
+        """Passes on what a source yields; reads it again for as long as the stream lasts."""
+        pause, is_away, is_stale = FIRST_RETRY_SECONDS, False, False
+        while True:
+            try:
+                async with aclosing(source.changes(self._caller)) as changes:
+                    async for change in changes:
+                        if is_stale:
+                            await self._offer(source.kind, Change(type=ChangeType.RESET))
+                            is_stale = is_away = False
+                        if change.type is ChangeType.SYNCED:
+                            pause = FIRST_RETRY_SECONDS
+                        await self._offer(source.kind, change)
+                failure = WeftError(Reason.SERVICE_UNAVAILABLE, "the source ended")
+            except WeftError as error:
+                failure = error
+            except Exception:
+                log.exception("source of a watch failed unexpectedly, read again", kind=source.kind)
+                failure = internal_error()
+            # One that was read too slowly is there, and is read again from the beginning.
+            if not is_away and failure.reason is not Reason.WATCH_LAGGED:
+                is_away = True
+                await self._offer(source.kind, Change(type=ChangeType.UNAVAILABLE, message=failure.message))
+            is_stale = True
+            await self._clock.sleep(pause)
+            pause = min(2 * pause, MAX_RETRY_SECONDS)
+
+    async def _offer(self, kind: str, change: Change) -> None:
+        while not self._buffer.offer(kind, change):
+            self._has_room.clear()
+            await self._has_room.wait()
+        self._filled.set()
+
+
+def _event(kind: str, change: Change) -> bytes:
+    """Returns a change as a server-sent event; empty where its thing is gone by now."""
+    facts: dict[str, object] = {"kind": kind, "change": change.type.value}
+    if change.name:
+        facts["name"] = change.name
+    if change.message:
+        facts["message"] = change.message
+    if change.type is not ChangeType.PUT:
+        return b"data: %b\n\n" % encode_json(facts)
+    encoded = change.encode()
+    return b"" if encoded is None else b'data: %b,"object":%b}\n\n' % (encode_json(facts)[:-1], encoded)

@@ -1,0 +1,244 @@
+"""GET /api/v1/watch: kinds, rights, outages of a source, slow readers and the limit of streams."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+
+import pytest
+from gateway_script import serving
+from typing_extensions import override
+from watch_script import QUICK, WATCH, ScriptedSource, brief, thing, watching
+
+from gateway.config import GatewayConfig
+from gateway.watch.source import Change, WatchCaller, delete, synced
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import (
+    VIEW_MODELS,
+    Access,
+    KeyRing,
+    KeyVerifier,
+    Resource,
+    Role,
+    key_digest,
+    key_text,
+    parse_scopes,
+)
+from weft.kernel.reasons import Reason
+
+VIEW_RUNNERS = Access(Resource.RUNNERS, Role.VIEW)
+PEPPER, SECRET = b"p" * 32, "7" * 64
+
+
+class Ring:
+    """A key per set of scopes."""
+
+    is_ready = True
+
+    def __init__(self) -> None:
+        scopes = {
+            "models000000": ("models:view",),
+            "team00000000": ("models/team-*:view",),
+            "asker0000000": ("inference:create",),
+        }
+        self.ring = KeyRing(
+            pepper=PEPPER,
+            keys={
+                key_id: KeyVerifier(
+                    key_id=key_id, tenant="ann", access=parse_scopes(given, "s"), digest=key_digest(PEPPER, SECRET)
+                )
+                for key_id, given in scopes.items()
+            },
+        )
+
+
+def bearer(key_id: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key_text(key_id, SECRET)}"}
+
+
+def models(*steps: Change | Exception | asyncio.Event) -> ScriptedSource:
+    return ScriptedSource("model", [list(steps)], by_name=True)
+
+
+def runners(*steps: Change | Exception | asyncio.Event) -> ScriptedSource:
+    return ScriptedSource("runner", [list(steps)], access=VIEW_RUNNERS)
+
+
+async def test_each_kind_is_sent_whole_then_synced_then_as_it_changes() -> None:
+    gate = asyncio.Event()
+    sources = [models(thing("tiny", size=1), synced(), gate, delete("tiny")), runners(thing("titan"), synced())]
+    async with serving(config=QUICK, watched=sources) as gateway, watching(gateway, "model,runner") as stream:
+        assert "text/event-stream" in stream.head
+        found = [await stream.next() for _ in range(4)]
+        gate.set()
+        found.append(await stream.next())
+    assert [brief(each) for each in found if each["kind"] == "runner"] == [
+        ("runner", "put", "titan"),
+        ("runner", "synced"),
+    ]
+    assert [each for each in found if each["kind"] == "model"] == [
+        {"kind": "model", "change": "put", "name": "tiny", "object": {"name": "tiny", "size": 1}},
+        {"kind": "model", "change": "synced"},
+        {"kind": "model", "change": "delete", "name": "tiny"},
+    ]
+
+
+async def test_a_kind_is_sent_once_however_often_it_is_named() -> None:
+    source = models(synced())
+    async with serving(config=QUICK, watched=[source]) as gateway, watching(gateway, "model,model") as stream:
+        assert brief(await stream.next()) == ("model", "synced")
+    assert len(source.callers) == 1
+
+
+@pytest.mark.parametrize("kinds", ["demon", "", "model,", "model, runner", "Model"])
+async def test_an_unknown_kind_is_refused_with_those_that_there_are(kinds: str) -> None:
+    async with serving(watched=[models(), runners()]) as gateway:
+        response = await gateway.request("GET", f"{WATCH}?kinds={kinds.replace(' ', '%20')}")
+    error = json.loads(response.body)["error"]
+    assert (response.status, error["code"], error["param"]) == (400, "invalid_argument", "kinds")
+    assert "model, runner" in error["message"]
+
+
+async def test_comments_are_sent_while_nothing_changes() -> None:
+    async with serving(config=QUICK, watched=[models(synced())]) as gateway, watching(gateway, "model") as stream:
+        await stream.next()
+        await stream.reader.readuntil(b": keepalive\n\n")
+
+
+async def test_a_kind_that_the_key_may_not_see_is_403_that_names_it() -> None:
+    async with serving(watched=[models(), runners()], keys=Ring()) as gateway:
+        refused = await gateway.request("GET", f"{WATCH}?kinds=model,runner", headers=bearer("models000000"))
+        keyless = await gateway.request("GET", f"{WATCH}?kinds=model")
+        nothing = await gateway.request("GET", WATCH, headers=bearer("asker0000000"))
+    error = json.loads(refused.body)["error"]
+    assert (refused.status, error["code"], error["param"]) == (403, "permission_denied", "kinds")
+    assert error["message"] == "kinds: runner: the key lacks the scope runners:view"
+    assert (keyless.status, nothing.status) == (401, 403)
+
+
+async def test_without_kinds_the_stream_has_those_that_the_key_may_see() -> None:
+    sources = [models(synced()), runners(synced())]
+    async with serving(config=QUICK, watched=sources, keys=Ring()) as gateway:
+        async with watching(gateway, headers=bearer("models000000")) as stream:
+            assert brief(await stream.next()) == ("model", "synced")
+        async with watching(gateway, headers=bearer("team00000000")) as stream:
+            assert brief(await stream.next()) == ("model", "synced")
+    assert sources[1].callers == []
+    assert [caller.tenant for caller in sources[0].callers] == ["ann", "ann"]
+
+
+async def test_a_scope_that_is_limited_to_names_suffices_only_where_the_source_filters_by_name() -> None:
+    whole = ScriptedSource("figures", [[synced()]], access=VIEW_MODELS)
+    async with serving(config=QUICK, watched=[models(synced()), whole], keys=Ring()) as gateway:
+        refused = await gateway.request("GET", f"{WATCH}?kinds=figures", headers=bearer("team00000000"))
+        async with watching(gateway, "model", bearer("team00000000")) as stream:
+            assert brief(await stream.next()) == ("model", "synced")
+    assert refused.status == 403
+
+
+async def test_a_source_that_goes_away_is_unavailable_until_it_is_sent_again_and_the_others_go_on() -> None:
+    gone = WeftError(Reason.SERVICE_UNAVAILABLE, "the router cannot be reached")
+    away, go_on = asyncio.Event(), asyncio.Event()
+    requests = ScriptedSource("request", [[thing("r1"), synced(), away, gone], [gone], [thing("r2"), synced()]])
+    other = models(synced(), go_on, thing("tiny"))
+    sources = [requests, other]
+    async with serving(config=QUICK, watched=sources) as gateway, watching(gateway, "request,model") as stream:
+        await stream.until("request", "synced")
+        away.set()
+        lost = (await stream.until("request", "unavailable"))[-1]
+        go_on.set()
+        assert brief((await stream.until("model", "put"))[-1]) == ("model", "put", "tiny")
+        found = await stream.until("request", "synced")
+    assert lost == {"kind": "request", "change": "unavailable", "message": "the router cannot be reached"}
+    assert [brief(each) for each in found] == [("request", "reset"), ("request", "put", "r2"), ("request", "synced")]
+    assert len(requests.callers) == 3
+
+
+async def test_a_source_that_was_read_too_slowly_is_sent_again_without_being_called_away() -> None:
+    lagged = WeftError(Reason.WATCH_LAGGED, "watch again")
+    source = ScriptedSource("model", [[thing("a"), synced(), lagged], [thing("b"), synced()]])
+    async with serving(config=QUICK, watched=[source]) as gateway, watching(gateway, "model") as stream:
+        await stream.until("model", "synced")
+        found = await stream.until("model", "synced")
+    assert [brief(each) for each in found] == [("model", "reset"), ("model", "put", "b"), ("model", "synced")]
+
+
+async def test_a_source_with_a_bug_or_an_end_is_read_again() -> None:
+    source = ScriptedSource("model", [[synced(), ZeroDivisionError("a bug")], [synced()]])
+    async with serving(config=QUICK, watched=[source]) as gateway, watching(gateway, "model") as stream:
+        found = await stream.until("model", "reset")
+    assert [each["change"] for each in found] == ["synced", "unavailable", "reset"]
+    assert "a bug" not in found[1]["message"]
+
+
+async def test_a_reader_that_stops_for_a_while_gets_the_newest_state_of_each_name() -> None:
+    rounds, names = 200, [f"m{each:02}" for each in range(40)]
+    steps = [thing(name, round=each, filler="x" * 2000) for each in range(rounds) for name in names]
+    done = asyncio.Event()
+
+    class Told(ScriptedSource):
+        """Yields to the event loop after each round, so that the stream can write between."""
+
+        @override
+        async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
+            yield synced()
+            for place, step in enumerate(steps):
+                yield step
+                if place % len(names) == 0:
+                    await asyncio.sleep(0)
+            yield thing("last")
+            done.set()
+            await asyncio.Event().wait()
+
+    async with serving(config=QUICK, watched=[Told("model", [])]) as gateway, watching(gateway, "model") as stream:
+        await stream.next()
+        async with asyncio.timeout(60):
+            # The source never waits for this reader, which reads nothing until all has happened.
+            await done.wait()
+            newest, count = dict[str, int](), 0
+            while (change := await stream.next())["name"] != "last":
+                newest[change["name"]] = change["object"]["round"]
+                count += 1
+            # The place of `last` may be before names that wait: those are read, too.
+            while len(newest) < len(names) or set(newest.values()) != {rounds - 1}:
+                change = await stream.next()
+                newest[change["name"]] = change["object"]["round"]
+                count += 1
+    assert count < rounds * len(names) / 2
+
+
+async def test_a_source_of_more_names_than_may_wait_is_read_no_faster_than_its_reader() -> None:
+    config = GatewayConfig(port=0, max_watch_names=16, watch_interval_seconds=0.001)
+    source = models(*(thing(f"m{each}") for each in range(1000)), synced())
+    async with serving(config=config, watched=[source]) as gateway, watching(gateway, "model") as stream:
+        found = await stream.until("model", "synced")
+    assert [each["name"] for each in found[:-1]] == [f"m{each}" for each in range(1000)]
+
+
+async def test_a_caller_that_leaves_ends_the_reading_of_its_sources() -> None:
+    source = models(synced())
+    async with serving(config=QUICK, watched=[source]) as gateway:
+        async with watching(gateway, "model") as stream:
+            await stream.next()
+        await source.was_closed.wait()
+
+
+async def test_streams_of_changes_count_as_streams_of_events() -> None:
+    source = models(synced())
+    config = GatewayConfig(port=0, max_event_watches=1)
+    async with serving(config=config, watched=[source]) as gateway:
+        async with watching(gateway, "model") as stream:
+            await stream.next()
+            refused = await gateway.request("GET", WATCH)
+        await source.was_closed.wait()
+        async with watching(gateway, "model") as stream:
+            await stream.next()
+    assert refused.status == 429
+    assert refused.headers["retry-after"]
+
+
+async def test_a_stream_does_not_hold_up_the_gateways_end() -> None:
+    async with serving(config=QUICK, watched=[models(synced())]) as gateway, watching(gateway, "model") as stream:
+        await stream.next()
+        async with asyncio.timeout(30):
+            await gateway.service.stop(grace_seconds=3600)
+        assert (await stream.next())["error"]["code"] == "shutting_down"
