@@ -19,6 +19,7 @@ from gateway.admin.operations import (
     REQUEST_LIST_PARAMETERS,
     AdminDeps,
     cancel_request,
+    get_figures,
     get_request,
     list_clients,
     list_requests,
@@ -109,7 +110,7 @@ from weft.api.gateway.v1 import admin_model_pb2
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.api.registry.v1 import key_service_pb2, lease_pb2, secret_service_pb2
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
-from weft.api.router.v1 import request_service_pb2, usage_service_pb2
+from weft.api.router.v1 import figures_pb2, request_service_pb2, usage_service_pb2
 from weft.api.router.v1.request_pb2 import RequestRecord
 from weft.dispatch.remote_router import RequestSource
 from weft.documents.json_schema import record_schema
@@ -131,6 +132,7 @@ _EDIT_OPERATIONS = Access(Resource.OPERATIONS, Role.EDIT)
 
 _OPERATION_SCHEMA = record_schema(operation_pb2.Operation)
 _REQUEST_SCHEMA, _REQUEST_LIST = record_schema(RequestRecord), record_schema(request_service_pb2.ListRequestsResponse)
+_FIGURES = record_schema(figures_pb2.Figures)
 _CLIENT_LIST = record_schema(request_service_pb2.ListClientsResponse)
 
 Handler = Callable[[DepsT, Request], Awaitable[Response]]
@@ -566,6 +568,7 @@ REQUESTS: EndpointGroup[RequestSource] = EndpointGroup(
             list_clients,
             answers(_CLIENT_LIST),
         ),
+        _get(f"{_ADMIN}/figures", VIEW_TELEMETRY, get_figures, answers(_FIGURES)),
     ),
 )
 _USAGE = record_schema(usage_service_pb2.ListUsageResponse)

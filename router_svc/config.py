@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from router_svc.client_registry import ClientsConfig
+from router_svc.policy.change_buffer import WatchLimits
+from router_svc.policy.figures import FigureLimits
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.request_log import RequestLogLimits
@@ -35,6 +37,8 @@ class RouterConfig:
     clients: ClientsConfig = field(default_factory=ClientsConfig)
     rate_limits: RateLimitConfig = field(default_factory=RateLimitConfig)
     request_log: RequestLogLimits = field(default_factory=RequestLogLimits)
+    figures: FigureLimits = field(default_factory=FigureLimits)
+    watches: WatchLimits = field(default_factory=WatchLimits)
     ticket_lifetime_seconds: float = TICKET_LIFETIME_SECONDS
     default_timeout_seconds: float = 600.0
     """Deadline of a public gRPC call without one."""

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
+from router_svc.figures import FiguresRecorder
 from router_svc.fleet_view import MeshDiff
 from router_svc.observer import NoObserver, SchedulingObserver
 from router_svc.policy.arrival import Arrival, Needs, context_class
@@ -30,6 +31,7 @@ from router_svc.policy.decisions import (
 from router_svc.policy.endpoints.candidates import HostMemory
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.estimates import estimate_error
+from router_svc.policy.figures import FigureLimits
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
@@ -202,11 +204,12 @@ class WakeStarter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterRecords:
-    """Records of one router: its requests and its clients."""
+    """Records of one router: its requests, its clients, and what it counts."""
 
     requests: RequestLog
     clients: ClientRegistry
     usage: UsageRecorder
+    figures: FiguresRecorder
 
     @staticmethod
     def empty(
@@ -215,10 +218,16 @@ class RouterRecords:
         clients: ClientsConfig | None = None,
         rate_limits: RateLimitConfig | None = None,
         request_log: RequestLogLimits | None = None,
+        figures: FigureLimits | None = None,
     ) -> "RouterRecords":
         """Return the empty records of a router that has just started."""
         registry = ClientRegistry(clients or ClientsConfig(), rate_limits or RateLimitConfig(), clock)
-        return RouterRecords(requests=RequestLog(request_log), clients=registry, usage=UsageRecorder(clock))
+        return RouterRecords(
+            requests=RequestLog(request_log),
+            clients=registry,
+            usage=UsageRecorder(clock),
+            figures=FiguresRecorder(clock, figures),
+        )
 
 
 def _ignore_waiting() -> None:
@@ -359,6 +368,7 @@ class SchedulingLoop:
             was_placed=mailbox.was_placed,
             is_closing=self._closed,
         )
+        self._deps.records.figures.note_end(mailbox.request, reason, receipt, self._mesh.view, now)
         self._deps.observer.note_end(mailbox.request, reason, receipt, self._mesh.view)
         failure = None if reason is Reason.UNSPECIFIED else reason
         self._deliver(self._scheduler.finish(key, now, _served(receipt), failure))
@@ -415,6 +425,7 @@ class SchedulingLoop:
             records.requests.note_refusal(key, error, now)
             self._deps.observer.note_refusal(request, error.reason, self._mesh.view)
             records.usage.note_refused(request, self._mesh.view)
+            records.figures.note_refused(request, self._mesh.view, now)
             raise
 
     def _take_view(self) -> None:
@@ -432,7 +443,9 @@ class SchedulingLoop:
             self._deliver(self._scheduler.apply(change, self._clock.monotonic()))
 
     def _deliver(self, decisions: Sequence[Decision]) -> None:
-        self._deps.records.requests.note_decisions(decisions, self._clock.monotonic())
+        records, now = self._deps.records, self._clock.monotonic()
+        records.requests.note_decisions(decisions, now)
+        records.figures.note_load(self._scheduler.waiting, self._scheduler.running, now)
         for decision in decisions:
             try:
                 self._carry_out(decision)

@@ -49,8 +49,10 @@ class MemoryWatch:
         clock: Clock,
         on_change: Callable[[Mapping[str, HostMemory]], None],
         note_mesh_time: Callable[[datetime], None] = lambda _: None,
+        note_devices: Callable[[Iterable[lease_service_pb2.HostMemory]], None] = lambda _: None,
     ) -> None:
-        """`note_mesh_time` gets the time of the mesh with each poll."""
+        """`note_mesh_time` gets the time of the mesh with each poll, `note_devices` the hosts of the ledger."""
+        self._note_devices = note_devices
         self._note_mesh_time = note_mesh_time
         self._stub = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(registry))
         self._clock = clock
@@ -112,6 +114,7 @@ class MemoryWatch:
         if response.HasField("mesh_time"):
             one_way = timedelta(seconds=(self._clock.monotonic() - began) / 2)
             self._note_mesh_time(response.mesh_time.ToDatetime(tzinfo=UTC) + one_way)
+        self._note_devices(response.hosts)
         hosts: dict[str, HostMemory] = {}
         for number, memory in enumerate(response.hosts[:MAX_HOSTS]):
             hosts[memory.host] = host_memory_of(memory)

@@ -9,12 +9,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 
 import msgspec
 from google.protobuf.duration_pb2 import Duration
+from typing_extensions import override
 
 from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, StopsWaking, Waits, Wakes
 from router_svc.policy.endpoints.choice import MAX_CONSIDERED, Considered
+from router_svc.request_watch import RequestWatch, WatchedLog
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.placement import PlacementRequest
@@ -196,7 +199,7 @@ class RequestLogLimits:
     stored."""
 
 
-class RequestLog:
+class RequestLog(WatchedLog):
     """Called from the router's event loop alone. Unknown keys are ignored; it never raises."""
 
     def __init__(self, limits: RequestLogLimits | None = None) -> None:
@@ -210,6 +213,7 @@ class RequestLog:
         """Keys by id; the last arrived one of several with one id."""
         self._newest_of_tenant: dict[tuple[str, str], int] = {}
         """Keys by tenant and id: no tenant hides another tenant's request by using its id."""
+        self._watches: list[RequestWatch] = []
 
     @property
     def under_way_count(self) -> int:
@@ -224,8 +228,10 @@ class RequestLog:
     def note_arrival(self, key: int, request: PlacementRequest, now: float, wall: datetime) -> None:
         """Record an arrived request; `wall`: the wall-clock time of `now`."""
         if len(self._under_way) < self._limits.max_under_way:
-            self._under_way[key] = RequestEntry(key, request, now, wall)
+            entry = self._under_way[key] = RequestEntry(key, request, now, wall)
             self._newest[request.request_id] = self._newest_of_tenant[request.tenant, request.request_id] = key
+            if self._watches:
+                self._mark(entry)
 
     def note_decisions(self, decisions: Iterable[Decision], now: float) -> None:
         """Record the decisions of one step.
@@ -252,6 +258,8 @@ class RequestLog:
         if entry is not None:
             entry.status = Retry(attempt, reason)
             self._add(entry, entry.status, now)
+            if self._watches:
+                self._mark(entry)
 
     def note_refusal(self, key: int, error: WeftError, now: float) -> None:
         """Record a refusal before the scheduler."""
@@ -279,6 +287,8 @@ class RequestLog:
         if ended is not None and receipt is not None and ended.receipt is None:
             ended.receipt = self._bounded(receipt).SerializeToString()
             ended.reason = ended.reason or reason_of(receipt.reason)
+            if self._watches:
+                self._mark(ended)
 
     def find(self, request_id: str, now: float, tenant: str = "") -> RequestEntry | EndedRequest | None:
         """Return the newest request of this id of the tenant; of any tenant if empty."""
@@ -299,6 +309,44 @@ class RequestLog:
         found = [each for each in reversed(self._ended.values()) if tenant in ("", each.tenant) and is_wanted(each)]
         return found[:limit], len(found)
 
+    @override
+    def keys(self, tenant: str, ended_limit: int, now: float) -> list[int]:
+        under_way, _ = self.under_way(len(self._under_way), tenant)
+        self._forget_old(now)
+        ended = (each.key for each in reversed(self._ended.values()) if tenant in ("", each.tenant))
+        return [*(entry.key for entry in under_way), *islice(ended, ended_limit)]
+
+    def newest(self, key: int) -> RequestEntry | EndedRequest | None:
+        """Return a request by its key; None: it is not remembered, or its tenant used its id for a later one."""
+        entry = self._under_way.get(key) or self._ended.get(key)
+        if entry is None or self._newest_of_tenant.get((entry.tenant, entry.request_id)) != key:
+            return None
+        return entry
+
+    @override
+    def attach(self, watch: RequestWatch) -> None:
+        self._watches.append(watch)
+
+    @override
+    def detach(self, watch: RequestWatch) -> None:
+        if watch in self._watches:
+            self._watches.remove(watch)
+
+    @property
+    def watch_count(self) -> int:
+        """Number of watches."""
+        return len(self._watches)
+
+    def close(self) -> None:
+        """End all watches with SHUTTING_DOWN."""
+        for watch in self._watches:
+            watch.end(WeftError(Reason.SHUTTING_DOWN, "the router is shutting down; watch again"))
+
+    def _mark(self, entry: RequestEntry | EndedRequest, *, only_figures: bool = False) -> None:
+        """Mark a request as changed in every watch; called where there is one."""
+        for watch in self._watches:
+            watch.note(entry.key, entry.tenant, only_figures=only_figures)
+
     def _note(self, decision: Waits | Loads | Placed | Rejects, now: float) -> None:
         entry = self._under_way.get(decision.key)
         if entry is None:
@@ -307,9 +355,12 @@ class RequestLog:
             self._add(entry, decision, now)
             self._end(entry, decision.reason, decision.message, now)
             return
-        if not _repeats(entry.status, decision):
+        is_repeated = _repeats(entry.status, decision)
+        if not is_repeated:
             self._add(entry, decision, now)
         entry.status = decision
+        if self._watches:
+            self._mark(entry, only_figures=is_repeated)
 
     def _note_wakes(self, wakes: Wakes, now: float) -> None:
         self._wakes[wakes.model] = LoadStart(wakes, now)
@@ -354,6 +405,8 @@ class RequestLog:
             cancelled_by=entry.cancelled_by,
             asked_model=entry.asked_model,
         )
+        if self._watches:
+            self._mark(entry)
         if len(self._ended) > self._limits.max_ended:
             self._forget_oldest()
         self._forget_old(now)

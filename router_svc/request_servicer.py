@@ -1,7 +1,8 @@
 """RequestService over the router's own log, and the same for readers in this process."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -9,15 +10,19 @@ import grpc
 from typing_extensions import override
 
 from router_svc.client_registry import ClientRegistry
+from router_svc.figures import FiguresRecorder
 from router_svc.loop import MAX_NAMED_TENANTS
+from router_svc.policy.change_buffer import WatchLimits
 from router_svc.policy.decisions import Loads, Placed, Waits
 from router_svc.request_log import EndedRequest, RequestEntry, RequestLog, add_decisions, set_seconds
-from weft.api.router.v1 import request_pb2, request_service_pb2_grpc, task_pb2
+from router_svc.request_watch import RequestWatch
+from weft.api.router.v1 import figures_pb2, request_pb2, request_service_pb2_grpc, task_pb2
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.dispatch.placement import MAX_CANCELLER_CHARS
 from weft.dispatch.remote_router import (
     CANCEL_WAIT_SECONDS,
     DEFAULT_LISTED,
+    MAX_ENDED_WATCHED,
     MAX_LISTED,
     UNDER_WAY,
     ListedRequests,
@@ -27,7 +32,7 @@ from weft.dispatch.remote_router import (
     not_remembered,
 )
 from weft.kernel.clock import Clock
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 from weft.kernel.reasons import Reason
@@ -139,8 +144,14 @@ class LocalRequests(RequestSource):
         clock: Clock,
         loop: RequestCanceller,
         audit: CancellationAudit = _not_audited,
+        *,
+        figures: FiguresRecorder | None = None,
+        watches: WatchLimits | None = None,
     ) -> None:
         self._log = log
+        self._figures = figures or FiguresRecorder(clock)
+        self._watches = watches or WatchLimits()
+        self._figure_watches = 0
         self._audit = audit
         self._clients = clients
         self._clock = clock
@@ -172,6 +183,49 @@ class LocalRequests(RequestSource):
             found = self._log.ended(min(limit, MAX_LISTED), self._clock.monotonic(), tenant, _HAS_OUTCOME[selection])
         entries, total = found
         return ListedRequests(requests=[request_record(entry, with_decisions=False) for entry in entries], total=total)
+
+    @override
+    async def watch(self, tenant: str = "", ended_limit: int = 0) -> AsyncGenerator[pb.WatchRequestsResponse]:
+        self._require_room()
+        ended = min(ended_limit, MAX_ENDED_WATCHED)
+        with RequestWatch(self._log, tenant, ended, self._watches, self._clock) as watch:
+            was_synced = False
+            while True:
+                keys, is_synced = await watch.take()
+                found = (entry for key in keys if (entry := self._log.newest(key)) is not None)
+                records = [request_record(entry, with_decisions=False) for entry in found]
+                if records or is_synced != was_synced:
+                    yield pb.WatchRequestsResponse(requests=records, synced=is_synced and not was_synced)
+                was_synced = is_synced
+                # A snapshot is ready at once, and other requests must not wait for all of it.
+                await asyncio.sleep(0)
+
+    @override
+    async def figures(self) -> figures_pb2.Figures:
+        return self._figures.figures()
+
+    @override
+    async def watch_figures(self) -> AsyncGenerator[figures_pb2.Figures]:
+        self._require_room()
+        self._figure_watches += 1
+        try:
+            async with aclosing(self._figures.watch()) as steps:
+                async for figures in steps:
+                    yield figures
+        finally:
+            self._figure_watches -= 1
+
+    def close(self) -> None:
+        """End all watches with SHUTTING_DOWN."""
+        self._log.close()
+        self._figures.close()
+
+    def _require_room(self) -> None:
+        if self._log.watch_count + self._figure_watches >= self._watches.max_watches:
+            raise WeftError(
+                Reason.RATE_LIMIT_EXCEEDED,
+                f"more than {self._watches.max_watches} watches of requests and figures; close one, or poll",
+            )
 
     @override
     async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
@@ -277,6 +331,20 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
         found = await self._requests.requests(request.limit or DEFAULT_LISTED, tenant, request.selection)
         return pb.ListRequestsResponse(requests=found.requests, total_count=found.total)
 
+    # Coroutines that write end their watches the moment the call is cancelled; generators would wait for the garbage
+    # collector. grpc.aio takes both, the generated types know only the latter.
+    @override
+    @answers
+    async def WatchRequests(  # type: ignore[override]
+        self, request: pb.WatchRequestsRequest, context: Context
+    ) -> None:
+        if request.ended_limit < 0:
+            raise invalid_field("ended_limit", "must not be negative")
+        tenant = _tenant_of(request.tenant)
+        async with aclosing(self._requests.watch(tenant, request.ended_limit)) as responses:
+            async for response in responses:
+                await context.write(response)
+
     @override
     @answers
     async def CancelRequest(self, request: pb.CancelRequestRequest, context: Context) -> pb.CancelRequestResponse:
@@ -296,6 +364,20 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
         context: Context,
     ) -> pb.ListClientsResponse:
         return pb.ListClientsResponse(clients=await self._requests.clients())
+
+    @override
+    @answers
+    async def GetFigures(self, request: pb.GetFiguresRequest, context: Context) -> pb.GetFiguresResponse:
+        return pb.GetFiguresResponse(figures=await self._requests.figures())
+
+    @override
+    @answers
+    async def WatchFigures(  # type: ignore[override]  # see WatchRequests
+        self, request: pb.WatchFiguresRequest, context: Context
+    ) -> None:
+        async with aclosing(self._requests.watch_figures()) as steps:
+            async for figures in steps:
+                await context.write(pb.WatchFiguresResponse(figures=figures))
 
 
 def _tenant_of(claimed: str) -> str:

@@ -87,7 +87,11 @@ class RouterService(Service):
         run_wake_recipe = partial(run_recipe, environment=config.wake_environment)
         self._waker = Waker(run_wake_recipe, self._channels, clock, config.wake_recipes)
         records = self._records = RouterRecords.empty(
-            clock, clients=config.clients, rate_limits=config.rate_limits, request_log=config.request_log
+            clock,
+            clients=config.clients,
+            rate_limits=config.rate_limits,
+            request_log=config.request_log,
+            figures=config.figures,
         )
         self._loop = SchedulingLoop(
             config.limits,
@@ -115,7 +119,15 @@ class RouterService(Service):
                 active_tenants=lambda: self._loop.active_tenants,
             )
         )
-        self._requests = LocalRequests(records.requests, records.clients, clock, self._loop, self._audit_cancellation)
+        self._requests = LocalRequests(
+            records.requests,
+            records.clients,
+            clock,
+            self._loop,
+            self._audit_cancellation,
+            figures=records.figures,
+            watches=config.watches,
+        )
         self._memory: MemoryWatch | None = None
         self._relay = None if config.relay is None else Relay(config.relay, self._mesh_clock)
         self._registry: grpc.aio.Channel | None = None
@@ -239,12 +251,19 @@ class RouterService(Service):
         self._fleet = FleetWatcher(self._registry, self._clock, include_ticket_keys=True)
         self._fleet.subscribe(self._update_view)
         await self._fleet.start()
-        self._memory = MemoryWatch(self._registry, self._clock, self._loop.update_memory, self._mesh_clock.set)
+        self._memory = MemoryWatch(
+            self._registry,
+            self._clock,
+            self._loop.update_memory,
+            self._mesh_clock.set,
+            self._records.figures.note_devices,
+        )
         await self._memory.start()
 
     async def stop(self, grace_seconds: float) -> None:  # noqa: ARG002 - granted streams do not depend on the router
         """Stops the router. Waiting requests are refused, and placed elsewhere by their dispatchers."""
         self._loop.close()
+        self._requests.close()
         await self._waker.stop()
         if self._memory is not None:
             await self._memory.stop()

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le, MaxLen
 
 from router_svc.durable.limits import BatchLimits, ResponseLimits, TaskSettings, UsageSettings
+from router_svc.policy.change_buffer import WatchLimits
+from router_svc.policy.figures import FigureLimits
 from router_svc.policy.limits import QueueLimits, SchedulingLimits
 from router_svc.policy.settings import ClientName, ClientProfile, Settings, TenantRates
 from weft.kernel.settings import PUBLIC, SECRET, Seconds
@@ -51,6 +53,10 @@ class RouterSettings(QueueLimits, Settings):
     """Files and batches."""
     usage: UsageSettings = field(default_factory=UsageSettings)
     """Usage of tenants, keys and models."""
+    figures: FigureLimits = field(default_factory=FigureLimits)
+    """Figures of the last hour: see `weft figures`."""
+    watches: WatchLimits = field(default_factory=WatchLimits)
+    """Watches of requests and of figures."""
     rate_limits: Annotated[TenantRates | None, PUBLIC] = None
     """How much tenants may ask for. Default: the environment's TENANT_RATE_LIMIT_<tenant> and DEFAULT_RATE_LIMIT where
     ENABLE_MULTI_TENANT=true, else as `multi_tenant` sets."""

@@ -1,4 +1,4 @@
-"""Operations and the audit log (/v1/admin/operations, /v1/admin/audit), request records (/v1/requests, /v1/clients)."""
+"""Operations, the audit log and figures (/v1/admin), request records (/v1/requests, /v1/clients)."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -194,3 +194,9 @@ async def list_clients(requests: RequestSource, request: Request) -> Response:
     """Lists recently seen clients: their request patterns, and the pauses imposed on them."""
     begin_change(request, REQUESTS_SURFACE)
     return json_response(document_of(ListClientsResponse(clients=await requests.clients())))
+
+
+async def get_figures(requests: RequestSource, request: Request) -> Response:
+    """Returns what was counted in the last hour in steps: requests, tokens, times, waits and devices of all tenants."""
+    begin_read(request, SURFACE)
+    return json_response(document_of(await requests.figures()))

@@ -6,10 +6,13 @@ with connect_requests() as requests:
     print(requests.get("req_1f3a"))
 """
 
-from weft.api.router.v1 import request_pb2, request_service_pb2, request_service_pb2_grpc
+from collections.abc import Iterator
+
+from weft.api.router.v1 import figures_pb2, request_pb2, request_service_pb2, request_service_pb2_grpc
 from weft.client._channel import MeshServiceClient
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.field_rules import enum_words
+from weft.kernel.reasons import Reason
 
 pb = request_service_pb2
 _OUTCOMES = {word: number for number, word in enum_words(pb.RequestSelection.DESCRIPTOR).items()}
@@ -44,6 +47,15 @@ class Requests(MeshServiceClient):
         found: pb.ListRequestsResponse = self._call(self._stub.ListRequests, wanted)
         return found
 
+    def watch(self, tenant: str = "", ended_limit: int = 0) -> Iterator[pb.WatchRequestsResponse]:
+        """Yields the requests under way and the last ended ones, then each that changes, of the tenant; empty: of any.
+
+        Raises WATCH_LAGGED or SERVICE_UNAVAILABLE when it ends.
+        """
+        call = self._stub.WatchRequests(pb.WatchRequestsRequest(tenant=tenant, ended_limit=ended_limit))
+        yield from self._stream(call)
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, f"the mesh at {self._target} ended the watch")
+
     def cancel(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
         """Cancels a running request of the tenant (empty: of any); returns it as it ended.
 
@@ -56,6 +68,11 @@ class Requests(MeshServiceClient):
     def clients(self) -> pb.ListClientsResponse:
         """Returns recent clients, by id."""
         found: pb.ListClientsResponse = self._call(self._stub.ListClients, pb.ListClientsRequest())
+        return found
+
+    def figures(self) -> figures_pb2.Figures:
+        """Returns what was counted in the last hour, of all tenants."""
+        found: figures_pb2.Figures = self._call(self._stub.GetFigures, pb.GetFiguresRequest()).figures
         return found
 
 

@@ -1,7 +1,7 @@
 """The router over gRPC: placements, one bidirectional Place stream per request; health checks; request records."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import (
+    figures_pb2,
     placement_service_pb2,
     placement_service_pb2_grpc,
     request_pb2,
@@ -298,6 +299,8 @@ CANCEL_WAIT_SECONDS = 5.0
 DEFAULT_LISTED = 100
 MAX_LISTED = 1_000
 """Requests in one list."""
+MAX_ENDED_WATCHED = 10_000
+"""Ended requests that a watch begins with at most."""
 Selection: TypeAlias = request_service_pb2.RequestSelection.ValueType
 UNDER_WAY = request_service_pb2.REQUEST_SELECTION_UNSPECIFIED
 
@@ -325,6 +328,15 @@ class RequestSource(Protocol):
         """Requests of one tenant (empty: of all), by default unfinished ones; at most MAX_LISTED."""
         ...
 
+    def watch(
+        self, tenant: str = "", ended_limit: int = 0
+    ) -> AsyncGenerator[request_service_pb2.WatchRequestsResponse]:
+        """Yields the requests of one tenant (empty: of all) and the last ended ones, then each that changes.
+
+        Raises WATCH_LAGGED for a watcher that reads too slowly, and SHUTTING_DOWN.
+        """
+        ...
+
     async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
         """Cancels the running requests of the tenant (empty: of any) with this id; returns the newest as it ended.
 
@@ -334,6 +346,14 @@ class RequestSource(Protocol):
 
     async def clients(self) -> Sequence[request_pb2.ClientRecord]:
         """Recent clients, by id."""
+        ...
+
+    async def figures(self) -> figures_pb2.Figures:
+        """What was counted in the last hour, of all tenants."""
+        ...
+
+    def watch_figures(self) -> AsyncGenerator[figures_pb2.Figures]:
+        """Yields the same, then the figures of each step that has ended. Raises SHUTTING_DOWN."""
         ...
 
 
@@ -363,6 +383,20 @@ class RemoteRequests(RequestSource):
         return ListedRequests(requests=response.requests, total=response.total_count)
 
     @override
+    async def watch(
+        self, tenant: str = "", ended_limit: int = 0
+    ) -> AsyncGenerator[request_service_pb2.WatchRequestsResponse]:
+        wanted = request_service_pb2.WatchRequestsRequest(tenant=tenant, ended_limit=ended_limit)
+        call = self._stub.WatchRequests(wanted)
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+        finally:
+            call.cancel()
+
+    @override
     async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
         wanted = request_service_pb2.CancelRequestRequest(
             request_id=request_id, tenant=tenant, requested_by=cancelled_by
@@ -381,6 +415,25 @@ class RemoteRequests(RequestSource):
             ).clients
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+
+    @override
+    async def figures(self) -> figures_pb2.Figures:
+        wanted = request_service_pb2.GetFiguresRequest()
+        try:
+            return (await self._stub.GetFigures(wanted, timeout=REQUESTS_TIMEOUT_SECONDS)).figures
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+
+    @override
+    async def watch_figures(self) -> AsyncGenerator[figures_pb2.Figures]:
+        call = self._stub.WatchFigures(request_service_pb2.WatchFiguresRequest())
+        try:
+            async for response in call:
+                yield response.figures
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+        finally:
+            call.cancel()
 
 
 def not_remembered(request_id: str) -> WeftError:

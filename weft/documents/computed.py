@@ -3,6 +3,7 @@
 Each is a small function in a table by the message's full name: commands that show one kind import no other messages.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from weft.kernel.field_rules import enum_words
 if TYPE_CHECKING:
     from weft.api.operations.v1 import operation_pb2
     from weft.api.registry.v1 import key_service_pb2, wake_pb2
-    from weft.api.router.v1 import task_pb2
+    from weft.api.router.v1 import figures_pb2, task_pb2
     from weft.api.runner.v1 import load_pb2
 
 CONTEXT_TOKENS = "context_tokens"
@@ -94,6 +95,21 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [schema, {"type": "null"}], "default": None}
 
 
+def _percentiles(_: "figures_pb2.Percentiles", document: dict[str, Any]) -> None:
+    for name in ("p50", "p95"):
+        document[name] = _with_gaps(document[name])
+
+
+def _device_figures(_: "figures_pb2.DeviceFigures", document: dict[str, Any]) -> None:
+    for name in ("usedBytes", "utilization"):
+        document[name] = _with_gaps(document[name])
+
+
+def _with_gaps(figures: list[float]) -> list[float | None]:
+    """Returns figures with None for what is not known, which JSON has no number for."""
+    return [None if math.isnan(figure) else figure for figure in figures]
+
+
 _CONTEXT = {
     "type": "integer",
     "minimum": MIN_CONTEXT_TOKENS,
@@ -116,6 +132,7 @@ _KEY_STATE = {
     "enum": ["good", "expired", "revoked"],
     "description": "Whether it is valid now.",
 }
+_WITH_GAPS = {"items": {"type": ["number", "null"]}}
 _ATTEMPTS = {"type": "array", "default": [], "description": "Every attempt in order, where one task was asked for."}
 _ERROR = {
     "type": "object",
@@ -144,6 +161,10 @@ COMPUTED: Mapping[str, Computed] = MappingProxyType(
         "weft.api.operations.v1.Operation": Computed(_operation),
         "weft.api.operations.v1.OperationResult": Computed(_as_it_is, left_out=_RESULT_NAMES),
         "weft.api.router.v1.Task": Computed(_task, {"attempts": _ATTEMPTS}, left_out=frozenset({"line"})),
+        "weft.api.router.v1.Percentiles": Computed(_percentiles, {"p50": _WITH_GAPS, "p95": _WITH_GAPS}),
+        "weft.api.router.v1.DeviceFigures": Computed(
+            _device_figures, {"usedBytes": _WITH_GAPS, "utilization": _WITH_GAPS}
+        ),
         "weft.api.router.v1.TaskAttempt": Computed(_task_attempt, {"error": _nullable(_ERROR)}),
     }
 )

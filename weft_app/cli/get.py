@@ -1,12 +1,14 @@
 """`weft get`: tables and documents of resources, requests, clients and tasks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from weft.api.common.v1.error_reason_pb2 import ERROR_REASON_CANCELLED, ERROR_REASON_UNSPECIFIED
 from weft.api.router.v1.request_pb2 import RequestRecord
 from weft.api.router.v1.request_service_pb2 import ListClientsResponse, ListRequestsResponse
 from weft.client.requests import Requests, connect_requests
@@ -32,6 +34,7 @@ from weft_app.cli.options import (
 )
 from weft_app.cli.output import TEXTS, Column, Listing, say
 from weft_app.cli.record_watch import RecordWatch
+from weft_app.cli.request_watch import follow_requests, watch_ended, watch_named, watch_under_way
 from weft_app.cli.resource_watch import ResourceWatch
 from weft_app.cli.secrets import is_about_secrets, show_secrets
 from weft_app.cli.targets import (
@@ -153,8 +156,7 @@ def show_requests(
             return _requests(requests, names, *states) if is_requests else _clients(requests, names)
 
     if watch:
-        listing = _CLIENTS if not is_requests else _ENDED if states else _REQUESTS
-        RecordWatch(listing, output, lambda: _records(read())).run()
+        _watch_requests(home, output, lambda: _records(read()), states, is_named=bool(names), is_requests=is_requests)
         return
     found = read()
     if isinstance(found, ListClientsResponse):
@@ -164,6 +166,40 @@ def show_requests(
     left = found.total_count - len(found.requests)
     if left > 0 and output in TEXTS:
         say(f"and {left} more\n")
+
+
+def _watch_requests(
+    home: Path,
+    output: ResourceFormat,
+    read: Callable[[], Sequence[Any]],
+    states: Sequence[str],
+    *,
+    is_named: bool,
+    is_requests: bool,
+) -> None:
+    if not is_requests:
+        RecordWatch(_CLIENTS, output, read).run()
+    elif states:
+        # Read first: an unknown state is refused there. What ends between the two is in the snapshot of the watch.
+        first = read()
+        watch_ended(_ENDED, output, first, follow_requests(home, MAX_SHOWN), partial(_has_outcome, states[0]))
+    elif is_named:
+        watch_named(_REQUESTS, output, read, follow_requests(home))
+    else:
+        watch_under_way(_REQUESTS, output, follow_requests(home))
+
+
+def _has_outcome(state: str, request: RequestRecord) -> bool:
+    """Whether an ended request is one of a state of `ListRequests`."""
+    match state:
+        case "completed":
+            return request.reason == ERROR_REASON_UNSPECIFIED
+        case "cancelled":
+            return request.reason == ERROR_REASON_CANCELLED
+        case "failed":
+            return request.reason not in (ERROR_REASON_UNSPECIFIED, ERROR_REASON_CANCELLED)
+        case _:
+            return True
 
 
 def _records(found: ListRequestsResponse | ListClientsResponse) -> Sequence[Any]:
@@ -230,8 +266,8 @@ def get(
     One kind, several (models,runners or model/qwen runner/box), or all of them, each with its own table. The kind can
     be left out where one kind alone has the name.
 
-    With --watch, each that changes is printed again until Ctrl-C: resources as the mesh reports them, all others as
-    they are read once a second.
+    With --watch, each that changes is printed again until Ctrl-C: resources and requests as the mesh reports them, all
+    others as they are read once a second.
 
     Examples: weft get models -o wide; weft get requests -w; weft get all; weft get model/qwen runner/box
     """

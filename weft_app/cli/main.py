@@ -126,6 +126,10 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "weft_app.cli.top:top",
         "Show devices, models, queue and last ends on one page that goes on until q or Ctrl-C.",
     ),
+    "figures": CommandPlace(
+        "weft_app.cli.figures:figures",
+        "Show what was counted in the last hour: requests, tokens, percentiles of times, waits and devices.",
+    ),
     "load": CommandPlace(
         "weft_app.cli.operations:load",
         "Load a model, and keep it loaded until it is unloaded. Other settings than the current ones reload it.",
@@ -237,6 +241,7 @@ HELP_PANELS: Mapping[str, tuple[str, ...]] = {
         "models",
         "ps",
         "top",
+        "figures",
         "load",
         "unload",
         "flush",

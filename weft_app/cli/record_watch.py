@@ -1,4 +1,4 @@
-"""Records that no service streams changes of, such as requests and leases: read again at an interval, and followed."""
+"""Records followed until Ctrl-C; those that no service streams changes of, such as leases, are read at an interval."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -12,6 +12,8 @@ from weft_app.cli.output import TEXTS, Feed, Listing, json_line, say
 INTERVAL_SECONDS = 1.0
 """Interval between two readings."""
 GONE = "gone"
+MAX_REMEMBERED = 20_000
+"""Records whose last line is remembered; of requests that end there is always one more."""
 
 
 def wait_interval() -> None:
@@ -19,45 +21,45 @@ def wait_interval() -> None:
     time.sleep(INTERVAL_SECONDS)
 
 
-class RecordWatch:
-    """Prints records, then each one that is new, has changed or is gone, as successive readings show it."""
+class RecordChanges:
+    """Prints records, then each one that is new, has changed or is gone."""
 
-    def __init__(self, listing: Listing, output: StrEnum, read: Callable[[], Iterable[Any]]) -> None:
-        """`read` returns the records as they are now; the listing's `name` identifies each."""
+    def __init__(self, listing: Listing, output: StrEnum) -> None:
+        """The listing's `name` identifies each record."""
         self._listing = listing
         self._output = output
-        self._read = read
         self._feed = Feed(listing, output)
         self._shown: dict[str, Any] = {}
         """The fingerprint of each record that is there."""
 
-    def run(self, wait: Callable[[], None] = wait_interval) -> None:
-        """Prints until Ctrl-C. Raises the error of a reading, that of a mesh which is away only after a minute."""
-        found = list(self._read())
-        self._shown = {self._listing.name(record): self._fingerprint(record) for record in found}
-        say(self._feed.first(found))
-        breaks = Breaks()
-        breaks.none()
-        while True:
-            wait()
-            try:
-                found = list(self._read())
-            except WeftError as error:
-                breaks.survive(error)
-                continue
-            breaks.none()
-            self._print_changes(found)
+    def first(self, found: Iterable[Any]) -> None:
+        """Prints what there is at the beginning."""
+        records = list(found)
+        self._shown = {self._listing.name(record): self._fingerprint(record) for record in records}
+        say(self._feed.first(records))
 
-    def _print_changes(self, found: Iterable[Any]) -> None:
+    def all(self, found: Iterable[Any]) -> None:
+        """Prints what is different from what was shown; what is not in `found` is gone."""
         now = {self._listing.name(record): record for record in found}
         for name in [name for name in self._shown if name not in now]:
             del self._shown[name]
             say(self._farewell(name))
-        for name, record in now.items():
-            fingerprint = self._fingerprint(record)
-            if self._shown.get(name) != fingerprint:
-                self._shown[name] = fingerprint
-                say(self._feed.row(record))
+        for record in now.values():
+            self.one(record)
+
+    def one(self, record: Any) -> None:
+        """Prints a record if it is new or has changed."""
+        name, fingerprint = self._listing.name(record), self._fingerprint(record)
+        if self._shown.get(name) != fingerprint:
+            self._shown[name] = fingerprint
+            if len(self._shown) > MAX_REMEMBERED:
+                del self._shown[next(iter(self._shown))]
+            say(self._feed.row(record))
+
+    def last(self, record: Any) -> None:
+        """Prints a record for the last time, if it was shown."""
+        if self._shown.pop(self._listing.name(record), None) is not None:
+            say(self._feed.row(record))
 
     def _fingerprint(self, record: Any) -> Any:
         return self._feed.table.fingerprint(record) if self._output in TEXTS else self._listing.document(record)
@@ -71,3 +73,27 @@ class RecordWatch:
         place = titles.index("STATE") if "STATE" in titles else 1
         cells = [GONE if each == place else "-" for each in range(1, len(titles))]
         return self._feed.table.line([name.rpartition("/")[2], *cells])
+
+
+class RecordWatch:
+    """Prints records, then each one that is new, has changed or is gone, as successive readings show it."""
+
+    def __init__(self, listing: Listing, output: StrEnum, read: Callable[[], Iterable[Any]]) -> None:
+        """`read` returns the records as they are now; the listing's `name` identifies each."""
+        self._changes = RecordChanges(listing, output)
+        self._read = read
+
+    def run(self, wait: Callable[[], None] = wait_interval) -> None:
+        """Prints until Ctrl-C. Raises the error of a reading, that of a mesh which is away only after a minute."""
+        self._changes.first(self._read())
+        breaks = Breaks()
+        breaks.none()
+        while True:
+            wait()
+            try:
+                found = list(self._read())
+            except WeftError as error:
+                breaks.survive(error)
+                continue
+            breaks.none()
+            self._changes.all(found)

@@ -22,6 +22,7 @@ from gateway.operations import OperationsClient
 from gateway.resources.registry_client import RegistryClient
 from gateway.service import GatewayService
 from gateway.watch.events import EventSource
+from gateway.watch.requests import FiguresOfMesh, RequestsOfTenant
 from gateway.watch.resources import resource_sources
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource, FleetWatcher
@@ -110,7 +111,12 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
         dispatcher=mesh.dispatcher,
         fleet=mesh.fleet,
         registry=registry,
-        watched=(*resource_sources(registry), EventSource(registry)),
+        watched=(
+            *resource_sources(registry),
+            EventSource(registry),
+            RequestsOfTenant(mesh.requests),
+            FiguresOfMesh(mesh.requests),
+        ),
         admin=admin,
         keys=mesh.keys,
         requests=mesh.requests,

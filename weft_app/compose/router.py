@@ -45,6 +45,8 @@ def router_config(config: WeftConfig, registry_address: str, address: str = "") 
         settings=section,
         clients=ClientsConfig(profiles=section.clients),
         rate_limits=_rate_limits(section),
+        figures=section.figures,
+        watches=section.watches,
         relay=_relay_config(config, address),
         schemas=config.gateway.limits.schemas,
         journal=journal_rules(section),

@@ -3,29 +3,38 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
+from router_svc.figures import FiguresRecorder
 from router_svc.policy.decisions import Loads, Placed, Rejects, Waits, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.choice import Choice, Considered
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from router_svc.request_log import RequestLog
-from router_svc.request_servicer import LocalRequests, RequestServicer
+from router_svc.request_servicer import LocalRequests, RequestServicer, request_record
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_service_pb2_grpc
+from weft.api.router.v1.request_pb2 import RequestRecord
+from weft.client.requests import connect_requests
+from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import PlacementRequest
 from weft.kernel.clock import SystemClock
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 from weft.kernel.rpc import new_server
+from weft_app.cli.get import _ENDED, _REQUESTS, _has_outcome
 from weft_app.cli.main import app
+from weft_app.cli.options import ResourceFormat
+from weft_app.cli.request_watch import follow_requests, watch_ended, watch_named, watch_under_way
+from weft_testing.fake_clock import FakeClock
 
 PROFILES = {"batch": ClientProfile(priority=Priority.LOW, route="drafts")}
 BUSY = Considered(model="qwen-1", runner="atlas", score=0.25, gate="all 4 slots are busy")
@@ -39,6 +48,9 @@ class Mesh:
         self.home = home
         self.clock = SystemClock()
         self.log = RequestLog()
+        self.figures_clock = FakeClock()
+        self.figures = FiguresRecorder(self.figures_clock)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.clients = ClientRegistry(ClientsConfig(profiles=PROFILES), RateLimitConfig(), self.clock)
 
     def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, asyncio.Future[None]]:
@@ -68,21 +80,25 @@ class Mesh:
         self.clients.admit(key, request)
         return at
 
+    def soon(self, event: Callable[[], None]) -> None:
+        """Something that happens on the router's own event loop."""
+        assert self._loop is not None, "it is served"
+        self._loop.call_soon_threadsafe(event)
+
     @contextmanager
     def serving(self) -> Iterator[None]:
         """On an event loop of its own: commands block theirs."""
         ready, over = threading.Event(), asyncio.Event()
-        loops: list[asyncio.AbstractEventLoop] = []
 
         async def serve() -> None:
             server = new_server()
-            servicer = RequestServicer(LocalRequests(self.log, self.clients, self.clock, self))
+            servicer = RequestServicer(LocalRequests(self.log, self.clients, self.clock, self, figures=self.figures))
             request_service_pb2_grpc.add_RequestServiceServicer_to_server(servicer, server)
             port = server.add_insecure_port("127.0.0.1:0")
             (self.home / "run").mkdir(parents=True)
             (self.home / "run" / "up.json").write_text(json.dumps({"grpc": f"127.0.0.1:{port}"}))
             await server.start()
-            loops.append(asyncio.get_running_loop())
+            self._loop = asyncio.get_running_loop()
             ready.set()
             await over.wait()
             await server.stop(grace=None)
@@ -93,7 +109,7 @@ class Mesh:
         try:
             yield
         finally:
-            loops[0].call_soon_threadsafe(over.set)
+            self.soon(over.set)
             thread.join(10)
 
 
@@ -343,3 +359,102 @@ def test_an_unknown_request_does_not_stop_the_cancellation_of_the_others(mesh: M
     assert "must be request, task, batch or operation" in mesh.run("cancel", "model", "m").output
     assert "must be request, task, batch or operation" in mesh.run("cancel", "req-1", "task-1").output
     assert "--tenant: goes with requests" in mesh.run("cancel", "task-1", "--tenant", "acme").output
+
+
+def _ends_after(capsys: pytest.CaptureFixture[str], watch: Callable[[], None]) -> list[str]:
+    """The lines of a watch until Ctrl-C."""
+    with pytest.raises(KeyboardInterrupt):
+        watch()
+    return capsys.readouterr().out.splitlines()
+
+
+def _interrupted(
+    mesh: Mesh, *events: Callable[[], None], ended_limit: int = 0
+) -> Iterator[tuple[list[RequestRecord], bool]]:
+    """What a watch of requests yields: each event comes after the one before was seen; then Ctrl-C."""
+    following = follow_requests(mesh.home, ended_limit)
+    yield next(following)
+    for event in events:
+        mesh.soon(event)
+        yield next(following)
+    raise KeyboardInterrupt
+
+
+def test_requests_under_way_are_followed_by_the_routers_watch_until_they_end(
+    mesh: Mesh, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = mesh.arrive(1, "req-1")
+    mesh.arrive(2, "req-2")
+    mesh.log.note_end(2, at + 1)
+
+    def waits() -> None:
+        mesh.log.note_decisions([Waits(key=1, position=2, reason="VRAM: needs 5.1 GiB")], at + 1)
+
+    def ends() -> None:
+        mesh.log.note_end(1, at + 5, Reason.UNSPECIFIED)
+
+    def arrives() -> None:
+        mesh.arrive(3, "req-3")
+
+    following = _interrupted(mesh, waits, ends, arrives)
+    header, first, waiting, ended, new = _ends_after(
+        capsys, lambda: watch_under_way(_REQUESTS, ResourceFormat.TABLE, following)
+    )
+    assert header.split()[:3] == ["REQUEST", "TARGET", "STATE"]
+    assert [line.split()[:3] for line in (first, waiting, ended, new)] == [
+        ["req-1", "qwen", "queued"],
+        ["req-1", "qwen", "queued"],
+        ["req-1", "qwen", "ended"],
+        ["req-3", "qwen", "queued"],
+    ]
+    assert "VRAM: needs 5.1 GiB" in waiting
+
+
+def test_ended_requests_are_followed_by_their_outcome(mesh: Mesh, capsys: pytest.CaptureFixture[str]) -> None:
+    at = [mesh.arrive(key, f"req-{key}") for key in range(1, 5)]
+    mesh.log.note_end(1, at[0] + 1, Reason.STALL_TIMEOUT)
+
+    def end(key: int, reason: Reason) -> Callable[[], None]:
+        return lambda: mesh.log.note_end(key, at[key - 1] + 1, reason)
+
+    following = _interrupted(mesh, end(2, Reason.UNSPECIFIED), end(3, Reason.WORKER_LOST), ended_limit=10)
+    remembered, _ = mesh.log.ended(9, at[0] + 1, "", lambda _: True)
+    first = [request_record(entry, with_decisions=False) for entry in remembered]
+    lines = _ends_after(
+        capsys,
+        lambda: watch_ended(_ENDED, ResourceFormat.NAME, first, following, partial(_has_outcome, "failed")),
+    )
+    assert lines == ["req-1", "req-3"]
+
+
+def test_a_named_request_is_read_again_with_its_decisions_when_it_changes(
+    mesh: Mesh, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = mesh.arrive(1, "req-1")
+    mesh.arrive(2, "req-2")
+
+    def read() -> list[RequestRecord]:
+        with connect_requests(home=mesh.home) as requests:
+            return [requests.get("req-1")]
+
+    def waits(key: int) -> Callable[[], None]:
+        return lambda: mesh.log.note_decisions([Waits(key=key, position=1, reason="busy")], at + 1)
+
+    following = _interrupted(mesh, waits(2), waits(1))
+    lines = _ends_after(capsys, lambda: watch_named(_REQUESTS, ResourceFormat.JSON, read, following))
+    before, after = (json.loads(line) for line in lines)
+    assert (before["decisions"], after["decisions"][0]["kind"]) == ([], "queued")
+
+
+def test_figures_of_the_last_hour_are_a_table_and_a_document(mesh: Mesh) -> None:
+    asked = PlacementRequest(request_id="r-1", tenant="a", model="qwen", operation=Operation.CHAT)
+    receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED)
+    receipt.usage.prompt_tokens, receipt.usage.completion_tokens = 12, 34
+    clock = mesh.figures_clock
+    mesh.figures.note_end(asked, Reason.UNSPECIFIED, receipt, FleetView(), clock.monotonic())
+    asyncio.run(clock.advance(10.0))
+    table = mesh.run("figures")
+    document = json.loads(mesh.run("figures", "-o", "json").stdout)
+    assert table.exit_code == 0, table.output
+    assert table.stdout.splitlines()[1].split()[:7] == ["unknown", "1", "0", "0", "0", "12", "0"]
+    assert (document["kind"], sum(document["all"]["completionTokens"])) == ("figures", 34)

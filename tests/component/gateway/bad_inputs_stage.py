@@ -143,6 +143,7 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/requests/{id:path}", "read"),
     Endpoint("POST", "/v1/requests/{id:path}/cancel", "action"),
     Endpoint("GET", "/v1/clients", "read"),
+    Endpoint("GET", "/v1/admin/figures", "read"),
     Endpoint("GET", "/v1/usage", "read"),
     Endpoint("GET", "/v1/admin/usage", "read"),
     Endpoint("GET", "/v1/admin/models", "read"),

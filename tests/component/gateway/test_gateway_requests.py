@@ -1,7 +1,9 @@
 """GET /v1/requests, one request, and GET /v1/clients."""
 
+import asyncio
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +12,8 @@ from gateway_script import RawResponse, serving
 
 from weft.api.common.v1 import priority_pb2, receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
-from weft.api.router.v1.request_service_pb2 import REQUEST_SELECTION_FAILED
+from weft.api.router.v1.figures_pb2 import Figures
+from weft.api.router.v1.request_service_pb2 import REQUEST_SELECTION_FAILED, WatchRequestsResponse
 from weft.dispatch.remote_router import UNDER_WAY, ListedRequests, Selection, not_remembered
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -48,6 +51,15 @@ def ended() -> pb.RequestRecord:
     return record
 
 
+def figures_of(steps: int, start: str) -> Figures:
+    figures = Figures(step_count=steps, waiting=[1] * steps, running=[0] * steps)
+    figures.step.FromSeconds(10)
+    figures.start_time.FromJsonString(start)
+    figures.all.completed[:] = [2] * steps
+    figures.all.time_to_first_token.p50[:] = [0.5] * (steps - 1) + [math.nan]
+    return figures
+
+
 @dataclass
 class ScriptedRequests:
     """Has `records`, and records its calls."""
@@ -55,6 +67,8 @@ class ScriptedRequests:
     records: list[pb.RequestRecord] = field(default_factory=lambda: [waiting(), ended(), waiting("req-3", "b")])
     failure: WeftError | None = None
     asked: list[tuple[object, ...]] = field(default_factory=list)
+    changed: "asyncio.Queue[pb.RequestRecord | Figures]" = field(default_factory=asyncio.Queue)
+    """What watches are sent after the snapshot."""
 
     async def request(self, request_id: str, tenant: str = "") -> pb.RequestRecord:
         self._note(request_id, tenant)
@@ -75,6 +89,27 @@ class ScriptedRequests:
             found.state, found.reason = pb.RequestRecord.STATE_ENDED, Reason.CANCELLED.value  # type: ignore[assignment]
             found.cancelled_by = cancelled_by
         return found
+
+    async def watch(self, tenant: str = "", ended_limit: int = 0) -> AsyncGenerator[WatchRequestsResponse]:
+        self._note(tenant, ended_limit)
+        found = [record for record in self.records if record.tenant == tenant]
+        yield WatchRequestsResponse(requests=found, synced=True)
+        while True:
+            record = await self.changed.get()
+            assert isinstance(record, pb.RequestRecord)
+            if record.tenant == tenant:
+                yield WatchRequestsResponse(requests=[record])
+
+    async def figures(self) -> Figures:
+        self._note()
+        return figures_of(3, start="2026-11-20T12:00:00Z")
+
+    async def watch_figures(self) -> AsyncGenerator[Figures]:
+        yield await self.figures()
+        while True:
+            figures = await self.changed.get()
+            assert isinstance(figures, Figures)
+            yield figures
 
     async def clients(self) -> Sequence[pb.ClientRecord]:
         self._note()
@@ -204,3 +239,11 @@ async def test_ended_requests_are_listed_by_state_and_others_states_are_refused(
     assert scripted.asked == [(7, "default", REQUEST_SELECTION_FAILED)]
     assert refused["error"]["param"] == "state"
     assert "ended, completed, failed, cancelled" in refused["error"]["message"]
+
+
+async def test_figures_have_null_where_nothing_is_known() -> None:
+    async with serving(requests=ScriptedRequests()) as gateway:
+        found = body_of(await gateway.request("GET", "/v1/admin/figures"))
+    assert (found["kind"], found["stepSeconds"], found["start"]) == ("figures", 10, "2026-11-20T12:00:00Z")
+    assert (found["stepCount"], found["waiting"], found["all"]["completed"]) == (3, [1, 1, 1], [2, 2, 2])
+    assert found["all"]["timeToFirstTokenSeconds"]["p50"] == [0.5, 0.5, None]

@@ -24,10 +24,11 @@ _sym_db = _symbol_database.Default()
 
 from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
+from weft.api.router.v1 import figures_pb2 as weft_dot_api_dot_router_dot_v1_dot_figures__pb2
 from weft.api.router.v1 import request_pb2 as weft_dot_api_dot_router_dot_v1_dot_request__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(weft/api/router/v1/request_service.proto\x12\x12weft.api.router.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a weft/api/router/v1/request.proto\"7\n\x11GetRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"H\n\x12GetRequestResponse\x12\x32\n\x07request\x18\x01 \x01(\x0b\x32!.weft.api.router.v1.RequestRecord\"P\n\x14\x43\x61ncelRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x14\n\x0crequested_by\x18\x03 \x01(\t\"K\n\x15\x43\x61ncelRequestResponse\x12\x32\n\x07request\x18\x01 \x01(\x0b\x32!.weft.api.router.v1.RequestRecord\"m\n\x13ListRequestsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x37\n\tselection\x18\x03 \x01(\x0e\x32$.weft.api.router.v1.RequestSelection\"\x9e\x01\n\x14ListRequestsResponse\x12\x42\n\x08requests\x18\x01 \x03(\x0b\x32!.weft.api.router.v1.RequestRecordB\r\x92\xb5\x18\t\n\x05items\x10\x01\x12\"\n\x0btotal_count\x18\x02 \x01(\x05\x42\r\x92\xb5\x18\t\n\x05total\x10\x01:\x1e\xb2\xb5\x18\x1a\n\x0bRequestList\x12\x0bRequestList\"\x14\n\x12ListClientsRequest\"u\n\x13ListClientsResponse\x12@\n\x07\x63lients\x18\x01 \x03(\x0b\x32 .weft.api.router.v1.ClientRecordB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x1c\xb2\xb5\x18\x18\n\nClientList\x12\nClientList*\xb2\x01\n\x10RequestSelection\x12!\n\x1dREQUEST_SELECTION_UNSPECIFIED\x10\x00\x12\x1b\n\x17REQUEST_SELECTION_ENDED\x10\x01\x12\x1f\n\x1bREQUEST_SELECTION_COMPLETED\x10\x02\x12\x1c\n\x18REQUEST_SELECTION_FAILED\x10\x03\x12\x1f\n\x1bREQUEST_SELECTION_CANCELLED\x10\x04\x32\xf2\x03\n\x0eRequestService\x12r\n\nGetRequest\x12%.weft.api.router.v1.GetRequestRequest\x1a&.weft.api.router.v1.GetRequestResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12x\n\x0cListRequests\x12\'.weft.api.router.v1.ListRequestsRequest\x1a(.weft.api.router.v1.ListRequestsResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12{\n\rCancelRequest\x12(.weft.api.router.v1.CancelRequestRequest\x1a).weft.api.router.v1.CancelRequestResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0einference:edit\x12u\n\x0bListClients\x12&.weft.api.router.v1.ListClientsRequest\x1a\'.weft.api.router.v1.ListClientsResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:viewb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(weft/api/router/v1/request_service.proto\x12\x12weft.api.router.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a weft/api/router/v1/figures.proto\x1a weft/api/router/v1/request.proto\"7\n\x11GetRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"H\n\x12GetRequestResponse\x12\x32\n\x07request\x18\x01 \x01(\x0b\x32!.weft.api.router.v1.RequestRecord\"P\n\x14\x43\x61ncelRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x14\n\x0crequested_by\x18\x03 \x01(\t\"K\n\x15\x43\x61ncelRequestResponse\x12\x32\n\x07request\x18\x01 \x01(\x0b\x32!.weft.api.router.v1.RequestRecord\"m\n\x13ListRequestsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x37\n\tselection\x18\x03 \x01(\x0e\x32$.weft.api.router.v1.RequestSelection\"\x9e\x01\n\x14ListRequestsResponse\x12\x42\n\x08requests\x18\x01 \x03(\x0b\x32!.weft.api.router.v1.RequestRecordB\r\x92\xb5\x18\t\n\x05items\x10\x01\x12\"\n\x0btotal_count\x18\x02 \x01(\x05\x42\r\x92\xb5\x18\t\n\x05total\x10\x01:\x1e\xb2\xb5\x18\x1a\n\x0bRequestList\x12\x0bRequestList\"\x14\n\x12ListClientsRequest\"u\n\x13ListClientsResponse\x12@\n\x07\x63lients\x18\x01 \x03(\x0b\x32 .weft.api.router.v1.ClientRecordB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x1c\xb2\xb5\x18\x18\n\nClientList\x12\nClientList\";\n\x14WatchRequestsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0b\x65nded_limit\x18\x02 \x01(\x05\"\\\n\x15WatchRequestsResponse\x12\x33\n\x08requests\x18\x01 \x03(\x0b\x32!.weft.api.router.v1.RequestRecord\x12\x0e\n\x06synced\x18\x02 \x01(\x08\"\x13\n\x11GetFiguresRequest\"B\n\x12GetFiguresResponse\x12,\n\x07\x66igures\x18\x01 \x01(\x0b\x32\x1b.weft.api.router.v1.Figures\"\x15\n\x13WatchFiguresRequest\"D\n\x14WatchFiguresResponse\x12,\n\x07\x66igures\x18\x01 \x01(\x0b\x32\x1b.weft.api.router.v1.Figures*\xb2\x01\n\x10RequestSelection\x12!\n\x1dREQUEST_SELECTION_UNSPECIFIED\x10\x00\x12\x1b\n\x17REQUEST_SELECTION_ENDED\x10\x01\x12\x1f\n\x1bREQUEST_SELECTION_COMPLETED\x10\x02\x12\x1c\n\x18REQUEST_SELECTION_FAILED\x10\x03\x12\x1f\n\x1bREQUEST_SELECTION_CANCELLED\x10\x04\x32\xdb\x06\n\x0eRequestService\x12r\n\nGetRequest\x12%.weft.api.router.v1.GetRequestRequest\x1a&.weft.api.router.v1.GetRequestResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12x\n\x0cListRequests\x12\'.weft.api.router.v1.ListRequestsRequest\x1a(.weft.api.router.v1.ListRequestsResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12z\n\rWatchRequests\x12(.weft.api.router.v1.WatchRequestsRequest\x1a).weft.api.router.v1.WatchRequestsResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12{\n\rCancelRequest\x12(.weft.api.router.v1.CancelRequestRequest\x1a).weft.api.router.v1.CancelRequestResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0einference:edit\x12u\n\x0bListClients\x12&.weft.api.router.v1.ListClientsRequest\x1a\'.weft.api.router.v1.ListClientsResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:view\x12r\n\nGetFigures\x12%.weft.api.router.v1.GetFiguresRequest\x1a&.weft.api.router.v1.GetFiguresResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:view\x12w\n\x0cWatchFigures\x12\'.weft.api.router.v1.WatchFiguresRequest\x1a(.weft.api.router.v1.WatchFiguresResponse\"\x12\xb2\xb5\x18\x0etelemetry:view0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,28 +49,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REQUESTSERVICE'].methods_by_name['GetRequest']._serialized_options = b'\220\002\001\262\265\030\016inference:view'
   _globals['_REQUESTSERVICE'].methods_by_name['ListRequests']._loaded_options = None
   _globals['_REQUESTSERVICE'].methods_by_name['ListRequests']._serialized_options = b'\220\002\001\262\265\030\016inference:view'
+  _globals['_REQUESTSERVICE'].methods_by_name['WatchRequests']._loaded_options = None
+  _globals['_REQUESTSERVICE'].methods_by_name['WatchRequests']._serialized_options = b'\262\265\030\016inference:view'
   _globals['_REQUESTSERVICE'].methods_by_name['CancelRequest']._loaded_options = None
   _globals['_REQUESTSERVICE'].methods_by_name['CancelRequest']._serialized_options = b'\220\002\002\262\265\030\016inference:edit'
   _globals['_REQUESTSERVICE'].methods_by_name['ListClients']._loaded_options = None
   _globals['_REQUESTSERVICE'].methods_by_name['ListClients']._serialized_options = b'\220\002\001\262\265\030\016telemetry:view'
-  _globals['_REQUESTSELECTION']._serialized_start=870
-  _globals['_REQUESTSELECTION']._serialized_end=1048
-  _globals['_GETREQUESTREQUEST']._serialized_start=166
-  _globals['_GETREQUESTREQUEST']._serialized_end=221
-  _globals['_GETREQUESTRESPONSE']._serialized_start=223
-  _globals['_GETREQUESTRESPONSE']._serialized_end=295
-  _globals['_CANCELREQUESTREQUEST']._serialized_start=297
-  _globals['_CANCELREQUESTREQUEST']._serialized_end=377
-  _globals['_CANCELREQUESTRESPONSE']._serialized_start=379
-  _globals['_CANCELREQUESTRESPONSE']._serialized_end=454
-  _globals['_LISTREQUESTSREQUEST']._serialized_start=456
-  _globals['_LISTREQUESTSREQUEST']._serialized_end=565
-  _globals['_LISTREQUESTSRESPONSE']._serialized_start=568
-  _globals['_LISTREQUESTSRESPONSE']._serialized_end=726
-  _globals['_LISTCLIENTSREQUEST']._serialized_start=728
-  _globals['_LISTCLIENTSREQUEST']._serialized_end=748
-  _globals['_LISTCLIENTSRESPONSE']._serialized_start=750
-  _globals['_LISTCLIENTSRESPONSE']._serialized_end=867
-  _globals['_REQUESTSERVICE']._serialized_start=1051
-  _globals['_REQUESTSERVICE']._serialized_end=1549
+  _globals['_REQUESTSERVICE'].methods_by_name['GetFigures']._loaded_options = None
+  _globals['_REQUESTSERVICE'].methods_by_name['GetFigures']._serialized_options = b'\220\002\001\262\265\030\016telemetry:view'
+  _globals['_REQUESTSERVICE'].methods_by_name['WatchFigures']._loaded_options = None
+  _globals['_REQUESTSERVICE'].methods_by_name['WatchFigures']._serialized_options = b'\262\265\030\016telemetry:view'
+  _globals['_REQUESTSELECTION']._serialized_start=1241
+  _globals['_REQUESTSELECTION']._serialized_end=1419
+  _globals['_GETREQUESTREQUEST']._serialized_start=200
+  _globals['_GETREQUESTREQUEST']._serialized_end=255
+  _globals['_GETREQUESTRESPONSE']._serialized_start=257
+  _globals['_GETREQUESTRESPONSE']._serialized_end=329
+  _globals['_CANCELREQUESTREQUEST']._serialized_start=331
+  _globals['_CANCELREQUESTREQUEST']._serialized_end=411
+  _globals['_CANCELREQUESTRESPONSE']._serialized_start=413
+  _globals['_CANCELREQUESTRESPONSE']._serialized_end=488
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=490
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=599
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=602
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=760
+  _globals['_LISTCLIENTSREQUEST']._serialized_start=762
+  _globals['_LISTCLIENTSREQUEST']._serialized_end=782
+  _globals['_LISTCLIENTSRESPONSE']._serialized_start=784
+  _globals['_LISTCLIENTSRESPONSE']._serialized_end=901
+  _globals['_WATCHREQUESTSREQUEST']._serialized_start=903
+  _globals['_WATCHREQUESTSREQUEST']._serialized_end=962
+  _globals['_WATCHREQUESTSRESPONSE']._serialized_start=964
+  _globals['_WATCHREQUESTSRESPONSE']._serialized_end=1056
+  _globals['_GETFIGURESREQUEST']._serialized_start=1058
+  _globals['_GETFIGURESREQUEST']._serialized_end=1077
+  _globals['_GETFIGURESRESPONSE']._serialized_start=1079
+  _globals['_GETFIGURESRESPONSE']._serialized_end=1145
+  _globals['_WATCHFIGURESREQUEST']._serialized_start=1147
+  _globals['_WATCHFIGURESREQUEST']._serialized_end=1168
+  _globals['_WATCHFIGURESRESPONSE']._serialized_start=1170
+  _globals['_WATCHFIGURESRESPONSE']._serialized_end=1238
+  _globals['_REQUESTSERVICE']._serialized_start=1422
+  _globals['_REQUESTSERVICE']._serialized_end=2281
 # @@protoc_insertion_point(module_scope)

@@ -11,6 +11,7 @@ import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import sys
 import typing
+import weft.api.router.v1.figures_pb2
 import weft.api.router.v1.request_pb2
 
 if sys.version_info >= (3, 10):
@@ -227,3 +228,117 @@ class ListClientsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["clients", b"clients"]) -> None: ...
 
 global___ListClientsResponse = ListClientsResponse
+
+@typing.final
+class WatchRequestsRequest(google.protobuf.message.Message):
+    """WatchRequestsRequest asks for requests."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    ENDED_LIMIT_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """Only those of this tenant. Empty: of any tenant."""
+    ended_limit: builtins.int
+    """How many of those that have ended come first: the last ones; 0: none, more than 10,000 means 10,000. Those that end
+    later come in any case.
+    """
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        ended_limit: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ended_limit", b"ended_limit", "tenant", b"tenant"]) -> None: ...
+
+global___WatchRequestsRequest = WatchRequestsRequest
+
+@typing.final
+class WatchRequestsResponse(google.protobuf.message.Message):
+    """WatchRequestsResponse is requests as they are now."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: builtins.int
+    SYNCED_FIELD_NUMBER: builtins.int
+    synced: builtins.bool
+    """Whether all that were there at first have been sent with this response; set once."""
+    @property
+    def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.router.v1.request_pb2.RequestRecord]:
+        """Without their decisions. Of several with one id and one tenant the one that arrived last."""
+
+    def __init__(
+        self,
+        *,
+        requests: collections.abc.Iterable[weft.api.router.v1.request_pb2.RequestRecord] | None = ...,
+        synced: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["requests", b"requests", "synced", b"synced"]) -> None: ...
+
+global___WatchRequestsResponse = WatchRequestsResponse
+
+@typing.final
+class GetFiguresRequest(google.protobuf.message.Message):
+    """GetFiguresRequest asks for all of them."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___GetFiguresRequest = GetFiguresRequest
+
+@typing.final
+class GetFiguresResponse(google.protobuf.message.Message):
+    """GetFiguresResponse is the figures."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FIGURES_FIELD_NUMBER: builtins.int
+    @property
+    def figures(self) -> weft.api.router.v1.figures_pb2.Figures:
+        """Those of the last hour, without the step that goes on."""
+
+    def __init__(
+        self,
+        *,
+        figures: weft.api.router.v1.figures_pb2.Figures | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["figures", b"figures"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["figures", b"figures"]) -> None: ...
+
+global___GetFiguresResponse = GetFiguresResponse
+
+@typing.final
+class WatchFiguresRequest(google.protobuf.message.Message):
+    """WatchFiguresRequest asks for all of them."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___WatchFiguresRequest = WatchFiguresRequest
+
+@typing.final
+class WatchFiguresResponse(google.protobuf.message.Message):
+    """WatchFiguresResponse is figures."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FIGURES_FIELD_NUMBER: builtins.int
+    @property
+    def figures(self) -> weft.api.router.v1.figures_pb2.Figures:
+        """First those of the last hour, then those of each step that has ended since."""
+
+    def __init__(
+        self,
+        *,
+        figures: weft.api.router.v1.figures_pb2.Figures | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["figures", b"figures"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["figures", b"figures"]) -> None: ...
+
+global___WatchFiguresResponse = WatchFiguresResponse

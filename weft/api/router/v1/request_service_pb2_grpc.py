@@ -46,6 +46,11 @@ class RequestServiceStub(object):
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListRequestsRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListRequestsResponse.FromString,
                 _registered_method=True)
+        self.WatchRequests = channel.unary_stream(
+                '/weft.api.router.v1.RequestService/WatchRequests',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.WatchRequestsRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.WatchRequestsResponse.FromString,
+                _registered_method=True)
         self.CancelRequest = channel.unary_unary(
                 '/weft.api.router.v1.RequestService/CancelRequest',
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.CancelRequestRequest.SerializeToString,
@@ -55,6 +60,16 @@ class RequestServiceStub(object):
                 '/weft.api.router.v1.RequestService/ListClients',
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListClientsRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListClientsResponse.FromString,
+                _registered_method=True)
+        self.GetFigures = channel.unary_unary(
+                '/weft.api.router.v1.RequestService/GetFigures',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.GetFiguresRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.GetFiguresResponse.FromString,
+                _registered_method=True)
+        self.WatchFigures = channel.unary_stream(
+                '/weft.api.router.v1.RequestService/WatchFigures',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.WatchFiguresRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.WatchFiguresResponse.FromString,
                 _registered_method=True)
 
 
@@ -73,6 +88,18 @@ class RequestServiceServicer(object):
 
     def ListRequests(self, request, context):
         """ListRequests returns the requests that go on, in the order of their arrival.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchRequests(self, request, context):
+        """WatchRequests streams the requests that go on and the last ones that have ended, then each one that is new or whose
+        state has changed, for as long as the caller listens. Of several changes of one request the newest is sent. Positions
+        and estimates of waiting requests are sent at most once a second. A request that is forgotten is not reported.
+
+        A watcher that reads too slowly is ended with RESOURCE_EXHAUSTED / WATCH_LAGGED and watches again; above the maximum
+        number of watches of a router it is refused with RESOURCE_EXHAUSTED / RATE_LIMIT_EXCEEDED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,6 +124,20 @@ class RequestServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetFigures(self, request, context):
+        """GetFigures returns what the router counted in the last hour, of all tenants, in steps of some seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchFigures(self, request, context):
+        """WatchFigures streams the same, then each step as it ends; it ends like WatchRequests.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RequestServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +151,11 @@ def add_RequestServiceServicer_to_server(servicer, server):
                     request_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListRequestsRequest.FromString,
                     response_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListRequestsResponse.SerializeToString,
             ),
+            'WatchRequests': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchRequests,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.WatchRequestsRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.WatchRequestsResponse.SerializeToString,
+            ),
             'CancelRequest': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelRequest,
                     request_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.CancelRequestRequest.FromString,
@@ -119,6 +165,16 @@ def add_RequestServiceServicer_to_server(servicer, server):
                     servicer.ListClients,
                     request_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListClientsRequest.FromString,
                     response_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListClientsResponse.SerializeToString,
+            ),
+            'GetFigures': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFigures,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.GetFiguresRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.GetFiguresResponse.SerializeToString,
+            ),
+            'WatchFigures': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchFigures,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.WatchFiguresRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.WatchFiguresResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -188,6 +244,33 @@ class RequestService(object):
             _registered_method=True)
 
     @staticmethod
+    def WatchRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.api.router.v1.RequestService/WatchRequests',
+            weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.WatchRequestsRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.WatchRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def CancelRequest(request,
             target,
             options=(),
@@ -231,6 +314,60 @@ class RequestService(object):
             '/weft.api.router.v1.RequestService/ListClients',
             weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListClientsRequest.SerializeToString,
             weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListClientsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFigures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.router.v1.RequestService/GetFigures',
+            weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.GetFiguresRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.GetFiguresResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchFigures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.api.router.v1.RequestService/WatchFigures',
+            weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.WatchFiguresRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.WatchFiguresResponse.FromString,
             options,
             channel_credentials,
             insecure,

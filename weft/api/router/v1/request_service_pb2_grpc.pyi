@@ -37,6 +37,18 @@ class RequestServiceStub:
     ]
     """ListRequests returns the requests that go on, in the order of their arrival."""
 
+    WatchRequests: grpc.UnaryStreamMultiCallable[
+        weft.api.router.v1.request_service_pb2.WatchRequestsRequest,
+        weft.api.router.v1.request_service_pb2.WatchRequestsResponse,
+    ]
+    """WatchRequests streams the requests that go on and the last ones that have ended, then each one that is new or whose
+    state has changed, for as long as the caller listens. Of several changes of one request the newest is sent. Positions
+    and estimates of waiting requests are sent at most once a second. A request that is forgotten is not reported.
+
+    A watcher that reads too slowly is ended with RESOURCE_EXHAUSTED / WATCH_LAGGED and watches again; above the maximum
+    number of watches of a router it is refused with RESOURCE_EXHAUSTED / RATE_LIMIT_EXCEEDED.
+    """
+
     CancelRequest: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.request_service_pb2.CancelRequestRequest,
         weft.api.router.v1.request_service_pb2.CancelRequestResponse,
@@ -54,6 +66,18 @@ class RequestServiceStub:
         weft.api.router.v1.request_service_pb2.ListClientsResponse,
     ]
     """ListClients returns the clients that were seen lately, by id."""
+
+    GetFigures: grpc.UnaryUnaryMultiCallable[
+        weft.api.router.v1.request_service_pb2.GetFiguresRequest,
+        weft.api.router.v1.request_service_pb2.GetFiguresResponse,
+    ]
+    """GetFigures returns what the router counted in the last hour, of all tenants, in steps of some seconds."""
+
+    WatchFigures: grpc.UnaryStreamMultiCallable[
+        weft.api.router.v1.request_service_pb2.WatchFiguresRequest,
+        weft.api.router.v1.request_service_pb2.WatchFiguresResponse,
+    ]
+    """WatchFigures streams the same, then each step as it ends; it ends like WatchRequests."""
 
 class RequestServiceAsyncStub:
     """RequestService answers what a router remembers of requests and of who sent them, and cancels those that go on. Nothing
@@ -74,6 +98,18 @@ class RequestServiceAsyncStub:
     ]
     """ListRequests returns the requests that go on, in the order of their arrival."""
 
+    WatchRequests: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.router.v1.request_service_pb2.WatchRequestsRequest,
+        weft.api.router.v1.request_service_pb2.WatchRequestsResponse,
+    ]
+    """WatchRequests streams the requests that go on and the last ones that have ended, then each one that is new or whose
+    state has changed, for as long as the caller listens. Of several changes of one request the newest is sent. Positions
+    and estimates of waiting requests are sent at most once a second. A request that is forgotten is not reported.
+
+    A watcher that reads too slowly is ended with RESOURCE_EXHAUSTED / WATCH_LAGGED and watches again; above the maximum
+    number of watches of a router it is refused with RESOURCE_EXHAUSTED / RATE_LIMIT_EXCEEDED.
+    """
+
     CancelRequest: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.request_service_pb2.CancelRequestRequest,
         weft.api.router.v1.request_service_pb2.CancelRequestResponse,
@@ -91,6 +127,18 @@ class RequestServiceAsyncStub:
         weft.api.router.v1.request_service_pb2.ListClientsResponse,
     ]
     """ListClients returns the clients that were seen lately, by id."""
+
+    GetFigures: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.router.v1.request_service_pb2.GetFiguresRequest,
+        weft.api.router.v1.request_service_pb2.GetFiguresResponse,
+    ]
+    """GetFigures returns what the router counted in the last hour, of all tenants, in steps of some seconds."""
+
+    WatchFigures: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.router.v1.request_service_pb2.WatchFiguresRequest,
+        weft.api.router.v1.request_service_pb2.WatchFiguresResponse,
+    ]
+    """WatchFigures streams the same, then each step as it ends; it ends like WatchRequests."""
 
 class RequestServiceServicer(metaclass=abc.ABCMeta):
     """RequestService answers what a router remembers of requests and of who sent them, and cancels those that go on. Nothing
@@ -116,6 +164,20 @@ class RequestServiceServicer(metaclass=abc.ABCMeta):
         """ListRequests returns the requests that go on, in the order of their arrival."""
 
     @abc.abstractmethod
+    def WatchRequests(
+        self,
+        request: weft.api.router.v1.request_service_pb2.WatchRequestsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.request_service_pb2.WatchRequestsResponse], collections.abc.AsyncIterator[weft.api.router.v1.request_service_pb2.WatchRequestsResponse]]:
+        """WatchRequests streams the requests that go on and the last ones that have ended, then each one that is new or whose
+        state has changed, for as long as the caller listens. Of several changes of one request the newest is sent. Positions
+        and estimates of waiting requests are sent at most once a second. A request that is forgotten is not reported.
+
+        A watcher that reads too slowly is ended with RESOURCE_EXHAUSTED / WATCH_LAGGED and watches again; above the maximum
+        number of watches of a router it is refused with RESOURCE_EXHAUSTED / RATE_LIMIT_EXCEEDED.
+        """
+
+    @abc.abstractmethod
     def CancelRequest(
         self,
         request: weft.api.router.v1.request_service_pb2.CancelRequestRequest,
@@ -136,5 +198,21 @@ class RequestServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.request_service_pb2.ListClientsResponse, collections.abc.Awaitable[weft.api.router.v1.request_service_pb2.ListClientsResponse]]:
         """ListClients returns the clients that were seen lately, by id."""
+
+    @abc.abstractmethod
+    def GetFigures(
+        self,
+        request: weft.api.router.v1.request_service_pb2.GetFiguresRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.router.v1.request_service_pb2.GetFiguresResponse, collections.abc.Awaitable[weft.api.router.v1.request_service_pb2.GetFiguresResponse]]:
+        """GetFigures returns what the router counted in the last hour, of all tenants, in steps of some seconds."""
+
+    @abc.abstractmethod
+    def WatchFigures(
+        self,
+        request: weft.api.router.v1.request_service_pb2.WatchFiguresRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.request_service_pb2.WatchFiguresResponse], collections.abc.AsyncIterator[weft.api.router.v1.request_service_pb2.WatchFiguresResponse]]:
+        """WatchFigures streams the same, then each step as it ends; it ends like WatchRequests."""
 
 def add_RequestServiceServicer_to_server(servicer: RequestServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,0 +1,216 @@
+"""The recorder of a router's figures of the last hour: from receipts and samples into the ring, and out as messages.
+
+It lives where requests end. A step is read once it has ended; without a reader nothing runs but the counting itself.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from itertools import islice
+
+from google.protobuf.duration_pb2 import Duration
+
+from router_svc.policy.figures import (
+    DeviceSample,
+    FigureLimits,
+    FigureRing,
+    Outcome,
+    RequestCounts,
+    RequestEnd,
+    Step,
+    Times,
+    busiest,
+    devices_of,
+    merged,
+)
+from router_svc.usage import MAX_COUNTED_TOKENS
+from weft.api.common.v1 import receipt_pb2
+from weft.api.registry.v1 import lease_service_pb2
+from weft.api.router.v1 import figures_pb2 as pb
+from weft.dispatch.agents import TargetLabels
+from weft.dispatch.fleet import FleetView
+from weft.dispatch.placement import PlacementRequest
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+NANOSECONDS = 1e9
+UNKNOWN = math.nan
+MEDIAN, TAIL = 0.5, 0.95
+_OUTCOMES: Mapping[int, Outcome] = {
+    receipt_pb2.OUTCOME_COMPLETED: Outcome.COMPLETED,
+    receipt_pb2.OUTCOME_REJECTED: Outcome.REJECTED,
+    receipt_pb2.OUTCOME_CANCELLED: Outcome.CANCELLED,
+}
+
+
+class FiguresRecorder:
+    """Called from the router's event loop alone. Nothing of it is kept over a restart."""
+
+    def __init__(self, clock: Clock, limits: FigureLimits | None = None) -> None:
+        self._clock = clock
+        self._limits = limits or FigureLimits()
+        self._ring = FigureRing(self._limits, clock.monotonic())
+        self._targets = TargetLabels()
+        self._closed = asyncio.Event()
+
+    def note_load(self, waiting: int, running: int, now: float) -> None:
+        """Note how many requests wait and run from now on."""
+        self._ring.note_load(waiting, running, now)
+
+    def note_end(
+        self,
+        request: PlacementRequest,
+        reason: Reason,
+        receipt: receipt_pb2.Receipt | None,
+        view: FleetView,
+        now: float,
+    ) -> None:
+        """Count a request that has ended; without a receipt its dispatcher is gone."""
+        if receipt is None:
+            outcome = Outcome.CANCELLED if reason is Reason.CANCELLED else Outcome.FAILED
+            model = self._targets.label(request.model, view)
+            self._ring.note_end(RequestEnd(model=model, outcome=outcome), now)
+            return
+        model = self._targets.label(receipt.model if receipt.attempts else request.model, view)
+        self._ring.note_end(end_of(model, receipt), now)
+
+    def note_refused(self, request: PlacementRequest, view: FleetView, now: float) -> None:
+        """Count a request that was refused before the scheduler."""
+        model = self._targets.label(request.model, view)
+        self._ring.note_end(RequestEnd(model=model, outcome=Outcome.REJECTED), now)
+
+    def note_devices(self, hosts: Iterable[lease_service_pb2.HostMemory]) -> None:
+        """Count a sample of the accelerators of all hosts."""
+        samples = (_sample_of(host.host, device) for host in hosts for device in host.devices)
+        self._ring.note_devices(islice(samples, self._limits.max_devices), self._clock.monotonic())
+
+    def figures(self) -> pb.Figures:
+        """Return the figures of the remembered steps that have ended."""
+        return self._message(self._ring.steps(self._clock.monotonic()))
+
+    async def watch(self) -> AsyncGenerator[pb.Figures]:
+        """Yield the figures of the remembered steps, then those of each step that ends. Raises SHUTTING_DOWN."""
+        last = self._last_index()
+        yield self.figures()
+        while not self._closed.is_set():
+            seconds = self._limits.step_seconds
+            with suppress(TimeoutError):
+                async with asyncio.timeout((last + 2) * seconds - self._clock.monotonic()):
+                    await self._closed.wait()
+            steps = self._ring.steps(self._clock.monotonic(), after=last)
+            if steps:
+                last = steps[-1].index
+                yield self._message(steps)
+        raise WeftError(Reason.SHUTTING_DOWN, "the router is shutting down; watch again")
+
+    def close(self) -> None:
+        """End all watches with SHUTTING_DOWN."""
+        self._closed.set()
+
+    def _last_index(self) -> int:
+        """Return the number of the last step that has ended."""
+        return int(self._clock.monotonic() // self._limits.step_seconds) - 1
+
+    def _message(self, steps: Sequence[Step]) -> pb.Figures:
+        message = pb.Figures(
+            step_count=len(steps),
+            waiting=[step.waiting for step in steps],
+            running=[step.running for step in steps],
+        )
+        message.step.FromNanoseconds(int(self._limits.step_seconds * NANOSECONDS))
+        message.start_time.FromDatetime(self._start_of(steps))
+        none = RequestCounts()
+        _fill_requests(message.all, [step.requests or none for step in steps])
+        for model in busiest(steps, self._limits.max_models):
+            counts = [step.models.get(model, none) for step in steps]
+            _fill_requests(message.models.add(model=model).requests, counts)
+        for sample in devices_of(steps):
+            _fill_device(message.devices.add(), sample, steps)
+        return message
+
+    def _start_of(self, steps: Sequence[Step]) -> datetime:
+        """Return the time of day at which the first step began; of no steps, the one that goes on."""
+        now, seconds = self._clock.monotonic(), self._limits.step_seconds
+        index = steps[0].index if steps else int(now // seconds)
+        return self._clock.utc_now() - timedelta(seconds=now - index * seconds)
+
+
+def end_of(model: str, receipt: receipt_pb2.Receipt) -> RequestEnd:
+    """Return the end of a request by its receipt. Times are those of requests that completed."""
+    usage, outcome = receipt.usage, _OUTCOMES.get(receipt.outcome, Outcome.FAILED)
+    completion_tokens = _bounded(usage.completion_tokens)
+    first = per_token = None
+    if outcome is Outcome.COMPLETED and receipt.HasField("time_to_first_token"):
+        first = _seconds_of(receipt.time_to_first_token)
+        later, total = completion_tokens - 1, _seconds_of(receipt.total_time)
+        if later > 0 and total >= first:
+            per_token = (total - first) / later
+    return RequestEnd(
+        model=model,
+        outcome=outcome,
+        prompt_tokens=_bounded(usage.prompt_tokens),
+        cached_prompt_tokens=_bounded(usage.cached_prompt_tokens),
+        completion_tokens=completion_tokens,
+        first_token_seconds=first,
+        output_token_seconds=per_token,
+    )
+
+
+def _seconds_of(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / NANOSECONDS
+
+
+def _bounded(tokens: int) -> int:
+    return min(max(0, tokens), MAX_COUNTED_TOKENS)
+
+
+def _sample_of(host: str, memory: lease_service_pb2.DeviceMemory) -> DeviceSample:
+    device = memory.device
+    return DeviceSample(
+        host=host,
+        index=device.index,
+        name=device.name,
+        total_bytes=device.total_bytes,
+        used_bytes=device.used_bytes if device.HasField("used_bytes") else None,
+        utilization=device.utilization if device.HasField("utilization") else None,
+    )
+
+
+def _fill_requests(message: pb.RequestFigures, steps: Sequence[RequestCounts]) -> None:
+    for outcome, column in (
+        (Outcome.COMPLETED, message.completed),
+        (Outcome.FAILED, message.failed),
+        (Outcome.REJECTED, message.rejected),
+        (Outcome.CANCELLED, message.cancelled),
+    ):
+        column.extend(step.outcomes[outcome] for step in steps)
+    message.prompt_tokens.extend(step.prompt_tokens for step in steps)
+    message.cached_prompt_tokens.extend(step.cached_prompt_tokens for step in steps)
+    message.completion_tokens.extend(step.completion_tokens for step in steps)
+    _fill_times(message.time_to_first_token, [step.first_token for step in steps])
+    _fill_times(message.time_per_output_token, [step.output_token for step in steps])
+
+
+def _fill_times(message: pb.Percentiles, steps: Sequence[Times]) -> None:
+    message.p50.extend(_or_unknown(step.percentile(MEDIAN)) for step in steps)
+    message.p95.extend(_or_unknown(step.percentile(TAIL)) for step in steps)
+    total = merged(steps)
+    median, tail = total.percentile(MEDIAN), total.percentile(TAIL)
+    if median is not None and tail is not None:
+        message.total_p50, message.total_p95 = median, tail
+
+
+def _fill_device(message: pb.DeviceFigures, sample: DeviceSample, steps: Sequence[Step]) -> None:
+    message.host, message.index, message.name = sample.host, sample.index, sample.name
+    message.total_bytes = sample.total_bytes
+    for step in steps:
+        device = step.devices.get((sample.host, sample.index))
+        message.used_bytes.append(_or_unknown(None if device is None else device.last.used_bytes))
+        message.utilization.append(_or_unknown(None if device is None else device.utilization))
+
+
+def _or_unknown(figure: float | None) -> float:
+    return UNKNOWN if figure is None else figure

@@ -1,0 +1,191 @@
+"""WatchRequests and the figures over a socket."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from router_svc.client_registry import ClientRegistry, ClientsConfig
+from router_svc.figures import FiguresRecorder
+from router_svc.policy.change_buffer import WatchLimits
+from router_svc.policy.decisions import Waits
+from router_svc.policy.figures import FigureLimits
+from router_svc.policy.settings import RateLimitConfig
+from router_svc.request_log import RequestLog
+from router_svc.request_servicer import LocalRequests, RequestServicer
+from weft.api.router.v1 import request_pb2, request_service_pb2_grpc
+from weft.api.router.v1 import request_service_pb2 as pb
+from weft.dispatch.placement import PlacementRequest
+from weft.dispatch.remote_router import RemoteRequests, RequestSource
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.rpc import new_server, open_channel
+
+QUICK = WatchLimits(interval_seconds=0.001, figures_interval_seconds=0.001, max_watches=2)
+
+
+class NothingRuns:
+    """A RequestCanceller without requests."""
+
+    def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, asyncio.Future[None]]:
+        del request_id, tenant, cancelled_by
+        return {}
+
+    def finish(self, key: int, reason: Reason) -> None:
+        raise AssertionError(key, reason)
+
+
+class Router:
+    """A log and figures, and what reads them."""
+
+    def __init__(self, watches: WatchLimits = QUICK) -> None:
+        clock = SystemClock()
+        self.clock = clock
+        self.log = RequestLog()
+        self.figures = FiguresRecorder(clock, FigureLimits(step_seconds=1.0, max_steps=3))
+        clients = ClientRegistry(ClientsConfig(), RateLimitConfig(), clock)
+        self.local = LocalRequests(self.log, clients, clock, NothingRuns(), figures=self.figures, watches=watches)
+
+    def arrive(self, key: int, tenant: str = "a") -> None:
+        request = PlacementRequest(request_id=f"r-{key}", tenant=tenant, model="qwen", operation=Operation.CHAT)
+        self.log.note_arrival(key, request, self.clock.monotonic(), datetime(2026, 11, 20, tzinfo=UTC))
+
+    def wait(self, key: int, position: int) -> None:
+        waits = Waits(key=key, position=position, reason="all slots are busy", eta_seconds=2.5)
+        self.log.note_decisions([waits], self.clock.monotonic())
+
+    def end(self, key: int) -> None:
+        self.log.note_end(key, self.clock.monotonic(), Reason.UNSPECIFIED)
+
+
+@asynccontextmanager
+async def remote(router: Router, folder: Path) -> AsyncIterator[RemoteRequests]:
+    server = new_server()
+    request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(router.local), server)
+    address = f"unix:{folder / 'router.sock'}"
+    server.add_insecure_port(address)
+    await server.start()
+    channel = open_channel(address)
+    try:
+        yield RemoteRequests(channel)
+    finally:
+        await channel.close(grace=None)
+        await server.stop(grace=None)
+
+
+async def snapshot(watch: AsyncGenerator[pb.WatchRequestsResponse]) -> list[str]:
+    """Returns the ids of the requests that a watch begins with."""
+    found: list[str] = []
+    async for response in watch:
+        found += [one.request_id for one in response.requests]
+        if response.synced:
+            return found
+    raise AssertionError("the watch ended before its snapshot was whole")
+
+
+async def until(watch: AsyncGenerator[pb.WatchRequestsResponse], state: int) -> request_pb2.RequestRecord:
+    async for response in watch:
+        for one in response.requests:
+            if one.state == state:
+                return one
+    raise AssertionError("the watch ended")
+
+
+async def test_a_watch_begins_with_what_there_is_and_goes_on_with_what_changes(tmp_path: Path) -> None:
+    router = Router()
+    for key in (1, 2, 3):
+        router.arrive(key)
+    router.end(2)
+    async with remote(router, tmp_path) as requests:
+        sources: tuple[RequestSource, ...] = (requests, router.local)
+        for number, source in enumerate(sources):
+            async with aclosing(source.watch("", 10)) as watch:
+                assert await snapshot(watch) == ["r-1", "r-3", *(["r-10"] if number else []), "r-2"]
+                router.arrive(10 + number, "b")
+                router.wait(10 + number, 4)
+                queued = await until(watch, request_pb2.RequestRecord.STATE_QUEUED)
+                assert (queued.request_id, queued.tenant) == (f"r-{10 + number}", "b")
+                router.end(10 + number)
+                ended = await until(watch, request_pb2.RequestRecord.STATE_ENDED)
+                assert (ended.request_id, ended.HasField("end_time")) == (f"r-{10 + number}", True)
+                assert not ended.decisions
+        async with aclosing(requests.watch("", 1)) as watch:
+            assert await snapshot(watch) == ["r-1", "r-3", "r-11"], "of those that ended only the last"
+        async with aclosing(requests.watch("a")) as watch:
+            assert await snapshot(watch) == ["r-1", "r-3"]
+
+
+async def test_a_new_position_in_the_queue_reaches_the_watcher(tmp_path: Path) -> None:
+    router = Router()
+    router.arrive(1)
+    router.wait(1, 3)
+    async with remote(router, tmp_path) as requests, aclosing(requests.watch()) as watch:
+        await snapshot(watch)
+        router.wait(1, 2)
+        response = await anext(watch)
+        assert [one.queued.position for one in response.requests] == [2]
+
+
+async def test_a_large_snapshot_comes_in_several_messages(tmp_path: Path) -> None:
+    router = Router(WatchLimits(max_batch=10))
+    for key in range(25):
+        router.arrive(key)
+        router.end(key)
+    async with remote(router, tmp_path) as requests, aclosing(requests.watch("", 1_000)) as watch:
+        sizes = [len((await anext(watch)).requests) for _ in range(3)]
+    assert sizes == [10, 10, 5]
+
+
+async def test_a_watch_above_the_maximum_is_refused_and_one_that_was_left_makes_room(tmp_path: Path) -> None:
+    router = Router()
+    async with remote(router, tmp_path) as requests:
+        async with aclosing(requests.watch()) as first, aclosing(requests.watch_figures()) as second:
+            await anext(first)
+            await anext(second)
+            with pytest.raises(WeftError, match="more than 2 watches") as caught:
+                await anext(requests.watch())
+            assert caught.value.reason is Reason.RATE_LIMIT_EXCEEDED
+        # The router hears of their end a moment later.
+        while not await has_room(requests):
+            pass
+
+
+async def has_room(requests: RemoteRequests) -> bool:
+    with suppress(WeftError):
+        async with aclosing(requests.watch()) as watch:
+            return (await anext(watch)).synced
+    return False
+
+
+async def test_a_negative_number_of_ended_requests_is_refused(tmp_path: Path) -> None:
+    async with remote(Router(), tmp_path) as requests:
+        with pytest.raises(FieldError) as caught:
+            await anext(requests.watch("", -1))
+        assert caught.value.field == "ended_limit"
+
+
+async def test_a_watch_ends_with_the_router(tmp_path: Path) -> None:
+    router = Router()
+    async with remote(router, tmp_path) as requests, aclosing(requests.watch()) as watch:
+        await snapshot(watch)
+        router.local.close()
+        with pytest.raises(WeftError) as caught:
+            await anext(watch)
+        assert caught.value.reason is Reason.SHUTTING_DOWN
+
+
+async def test_figures_are_read_and_watched_over_a_socket(tmp_path: Path) -> None:
+    router = Router()
+    router.figures.note_load(3, 1, router.clock.monotonic())
+    async with remote(router, tmp_path) as requests:
+        async with aclosing(requests.watch_figures()) as watch:
+            first = await anext(watch)
+            assert list(first.waiting) in ([], [3]), "the step goes on, or has just ended"
+            later = await anext(watch)
+            assert 3 in later.waiting or 3 in first.waiting
+        assert 3 in (await requests.figures()).waiting

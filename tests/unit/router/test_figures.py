@@ -1,0 +1,216 @@
+"""The figures of the last hour: the ring that counts, and the messages made of it."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from router_svc.figures import FiguresRecorder, end_of
+from router_svc.policy.figures import (
+    MAX_CLASS,
+    DeviceSample,
+    FigureLimits,
+    FigureRing,
+    Outcome,
+    RequestEnd,
+    Times,
+    busiest,
+    devices_of,
+)
+from weft.api.common.v1 import receipt_pb2
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2
+from weft.api.router.v1 import figures_pb2 as pb
+from weft.dispatch.fleet import FleetView
+from weft.dispatch.placement import PlacementRequest
+from weft.documents.codec import document_of
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft_testing.fake_clock import FakeClock
+
+LIMITS = FigureLimits(step_seconds=10.0, max_steps=6, max_models=2, max_models_per_step=3, max_devices=2)
+ASKED = PlacementRequest(request_id="r-1", tenant="a", model="qwen", operation=Operation.CHAT)
+
+
+def end(model: str = "qwen", outcome: Outcome = Outcome.COMPLETED, **figures: float) -> RequestEnd:
+    return RequestEnd(model=model, outcome=outcome, **figures)  # type: ignore[arg-type]
+
+
+def sample(index: int = 0, used: int | None = 5, utilization: float | None = 0.5) -> DeviceSample:
+    return DeviceSample(host="titan", index=index, name="GPU", total_bytes=10, used_bytes=used, utilization=utilization)
+
+
+def receipt(outcome: int = receipt_pb2.OUTCOME_COMPLETED, tokens: int = 11) -> receipt_pb2.Receipt:
+    made = receipt_pb2.Receipt(outcome=outcome, model="qwen-1")  # type: ignore[arg-type]  # a number
+    made.attempts.add(runner="titan", model="qwen-1")
+    made.time_to_first_token.FromMilliseconds(500)
+    made.total_time.FromMilliseconds(1500)
+    made.usage.prompt_tokens, made.usage.cached_prompt_tokens, made.usage.completion_tokens = 7, 3, tokens
+    return made
+
+
+def test_requests_are_counted_in_the_step_in_which_they_ended() -> None:
+    ring = FigureRing(LIMITS, 100.0)
+    ring.note_end(end(prompt_tokens=3, cached_prompt_tokens=1, completion_tokens=5), 101.0)
+    ring.note_end(end(outcome=Outcome.FAILED, prompt_tokens=2), 109.9)
+    ring.note_end(end("phi", Outcome.REJECTED), 110.0)
+    first, second = ring.steps(120.0)
+    assert first.requests is not None
+    assert second.requests is not None
+    assert (first.index, first.requests.outcomes, second.requests.outcomes) == (10, [1, 1, 0, 0], [0, 0, 1, 0])
+    counted = first.requests
+    assert (counted.prompt_tokens, counted.cached_prompt_tokens, counted.completion_tokens) == (5, 1, 5)
+    assert list(first.models) == ["qwen"]
+    assert list(second.models) == ["phi"]
+
+
+def test_the_step_that_goes_on_is_not_shown() -> None:
+    ring = FigureRing(LIMITS, 100.0)
+    ring.note_end(end(), 105.0)
+    assert ring.steps(109.0) == ()
+    assert [step.index for step in ring.steps(110.0)] == [10]
+
+
+def test_a_step_has_the_most_that_waited_and_ran_in_it_and_the_next_one_begins_with_what_is_left() -> None:
+    ring = FigureRing(LIMITS, 0.0)
+    ring.note_load(3, 2, 1.0)
+    ring.note_load(1, 4, 2.0)
+    ring.note_load(0, 1, 25.0)
+    assert [(step.waiting, step.running) for step in ring.steps(40.0)] == [(3, 4), (1, 4), (1, 4), (0, 1)]
+
+
+def test_no_more_steps_are_remembered_than_allowed_however_long_nothing_happened() -> None:
+    ring = FigureRing(LIMITS, 0.0)
+    ring.note_end(end(), 5.0)
+    ring.note_load(0, 1, 1e9)
+    steps = ring.steps(1e9 + 10)
+    assert [step.index for step in steps] == list(range(10**8 - 5, 10**8 + 1))
+    assert all(step.requests is None for step in steps)
+
+
+def test_a_reader_gets_the_steps_after_the_last_one_that_it_has() -> None:
+    ring = FigureRing(LIMITS, 0.0)
+    assert [step.index for step in ring.steps(45.0, after=1)] == [2, 3]
+    assert ring.steps(45.0, after=3) == ()
+
+
+def test_models_beyond_the_bound_of_a_step_are_in_the_sums_alone() -> None:
+    ring = FigureRing(LIMITS, 0.0)
+    for model in ("a", "b", "c", "d", "d"):
+        ring.note_end(end(model), 1.0)
+    (step,) = ring.steps(10.0)
+    assert step.requests is not None
+    assert step.requests.outcomes == [5, 0, 0, 0]
+    assert list(step.models) == ["a", "b", "c"]
+
+
+def test_the_busiest_models_are_those_with_the_most_requests_of_all_steps() -> None:
+    ring = FigureRing(LIMITS, 0.0)
+    for at, model in ((1.0, "a"), (2.0, "b"), (11.0, "b"), (12.0, "c"), (13.0, "c"), (14.0, "c")):
+        ring.note_end(end(model), at)
+    assert busiest(ring.steps(20.0), 2) == ["c", "b"]
+
+
+@pytest.mark.parametrize("seconds", [1e-4, 0.0007, 0.02, 1.0, 37.5, 600.0])
+def test_a_percentile_is_at_most_a_tenth_too_high(seconds: float) -> None:
+    times = Times()
+    times.add(seconds)
+    shown = times.percentile(0.5)
+    assert shown is not None
+    assert seconds <= shown * (1 + 1e-9)
+    assert shown <= seconds * 1.1 * 1.01
+
+
+def test_half_of_the_times_are_below_the_median_and_19_of_20_below_the_95th_percentile() -> None:
+    times = Times()
+    for count in range(1, 101):
+        times.add(count / 10)
+    median, tail = times.percentile(0.5), times.percentile(0.95)
+    assert median is not None
+    assert 5.0 <= median <= 5.5
+    assert tail is not None
+    assert 9.5 <= tail <= 10.45
+    assert Times().percentile(0.5) is None
+
+
+def test_an_absurd_time_is_in_the_last_class() -> None:
+    times = Times()
+    for seconds in (-1.0, 0.0, 1e300):
+        times.add(seconds)
+    assert times.percentile(1.0) == pytest.approx(1e-4 * 1.1**MAX_CLASS, rel=0.01)
+
+
+def test_a_device_shows_its_last_memory_and_the_mean_of_its_utilization() -> None:
+    ring = FigureRing(LIMITS, 0.0)
+    ring.note_devices([sample(used=4, utilization=0.2)], 1.0)
+    ring.note_devices([sample(used=8, utilization=0.6), sample(1), sample(2)], 6.0)
+    (step,) = ring.steps(10.0)
+    device = step.devices["titan", 0]
+    assert device.last.used_bytes == 8
+    assert device.utilization == pytest.approx(0.4)
+    assert [one.index for one in devices_of([step])] == [0, 1], "the third is beyond the bound"
+
+
+def test_a_receipt_counts_its_tokens_and_times_and_those_of_a_failed_request_its_tokens_alone() -> None:
+    counted = end_of("qwen-1", receipt())
+    assert (counted.prompt_tokens, counted.cached_prompt_tokens, counted.completion_tokens) == (7, 3, 11)
+    assert counted.first_token_seconds == 0.5
+    assert counted.output_token_seconds == pytest.approx(0.1)
+    failed = end_of("qwen-1", receipt(receipt_pb2.OUTCOME_FAILED))
+    assert (failed.outcome, failed.completion_tokens, failed.first_token_seconds) == (Outcome.FAILED, 11, None)
+    assert end_of("qwen-1", receipt(tokens=1)).output_token_seconds is None, "there is no token after the first"
+
+
+async def test_the_document_has_one_entry_per_step_and_null_where_nothing_is_known() -> None:
+    clock = FakeClock()
+    recorder = FiguresRecorder(clock, LIMITS)
+    await clock.advance(10 - clock.monotonic() % 10)
+    began = clock.utc_now()
+    recorder.note_end(ASKED, Reason.UNSPECIFIED, receipt(), FleetView(), clock.monotonic())
+    recorder.note_end(ASKED, Reason.CANCELLED, None, FleetView(), clock.monotonic())
+    recorder.note_refused(ASKED, FleetView(), clock.monotonic())
+    host = lease_service_pb2.HostMemory(host="titan")
+    host.devices.add(device=lease_pb2.Device(index=0, id="GPU-1", total_bytes=10, used_bytes=5))
+    recorder.note_devices([host])
+    await clock.advance(20.0)
+    figures = recorder.figures()
+    document = document_of(figures)
+    assert document["kind"] == "figures"
+    assert document["stepSeconds"] == 10
+    assert document["stepCount"] == len(document["waiting"]) == len(document["all"]["completed"])
+    assert figures.start_time.ToDatetime(tzinfo=UTC) + timedelta(seconds=10 * (document["stepCount"] - 2)) == began
+    every = document["all"]
+    assert [every[name][-2:] for name in ("completed", "failed", "rejected", "cancelled")] == [
+        [1, 0],
+        [0, 0],
+        [1, 0],
+        [1, 0],
+    ]
+    assert (every["promptTokens"][-2:], every["completionTokens"][-2:]) == ([7, 0], [11, 0])
+    times = every["timeToFirstTokenSeconds"]
+    assert times["p50"][-2:] == [pytest.approx(0.5, rel=0.1), None]
+    assert times["totalP95"] == times["p95"][-2]
+    assert [model["model"] for model in document["models"]] == ["unknown"], "the mesh knows no model"
+    (device,) = document["devices"]
+    assert (device["host"], device["usedBytes"][-2:], device["utilization"][-2:]) == (
+        "titan",
+        [5.0, None],
+        [None, None],
+    )
+
+
+async def test_a_watch_of_figures_gets_the_past_and_then_each_step_as_it_ends() -> None:
+    clock = FakeClock()
+    recorder = FiguresRecorder(clock, FigureLimits(step_seconds=1.0, max_steps=5))
+    await clock.advance(30.0)
+    watch = recorder.watch()
+    first = await anext(watch)
+    assert first.step_count == 5
+    recorder.note_load(2, 1, clock.monotonic())
+    await clock.advance(1.0)
+    second = await anext(watch)
+    assert (second.step_count, list(second.waiting), list(second.running)) == (1, [2], [1])
+    assert _start(second) - _start(first) == timedelta(seconds=5)
+    await watch.aclose()
+
+
+def _start(figures: pb.Figures) -> datetime:
+    return figures.start_time.ToDatetime(tzinfo=UTC)
