@@ -167,6 +167,11 @@ class RouterDatabase:
         if promise is not None:
             promises.keep(promise)
 
+    @property
+    def write_turn(self) -> asyncio.Lock:
+        """Held during each transaction that writes: while another holds it, this process has none open."""
+        return self._write_lock
+
     async def write_failure(self) -> str:
         """Writes without changing anything; returns the database's code of a failure, empty where it succeeds."""
         if self._engine is None:

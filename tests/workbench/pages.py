@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,8 +35,15 @@ def picture(page: "Page", name: str) -> Path:
     return path
 
 
-def accessibility_faults(browser: "Browser", url: str, *, theme: str = "light", width: int = 1280) -> list[str]:
-    """What axe-core finds at a page that is ready once it has a heading."""
+def accessibility_faults(
+    browser: "Browser",
+    url: str,
+    *,
+    theme: str = "light",
+    width: int = 1280,
+    after: "Callable[[Page], None] | None" = None,
+) -> list[str]:
+    """What axe-core finds at a page that is ready once it has a heading, and `after` is done there."""
     # The page's policy would keep axe-core out.
     context = browser.new_context(
         bypass_csp=True, color_scheme="dark" if theme == "dark" else "light", viewport={"width": width, "height": 800}
@@ -45,6 +52,8 @@ def accessibility_faults(browser: "Browser", url: str, *, theme: str = "light", 
         page = context.new_page()
         page.goto(url)
         page.get_by_role("heading", level=1).first.wait_for()
+        if after is not None:
+            after(page)
         page.add_script_tag(path=AXE)
         options = json.dumps({"runOnly": {"type": "tag", "values": RULES}})
         found = page.evaluate(f"axe.run(document, {options})")

@@ -1,7 +1,8 @@
 """A faulty router for tests: `python -m weft_app.compose.torture_router`. Nothing else starts it.
 
-`--kill-at claimed:2` has it kill itself the second time that it reaches a failpoint. `--unfenced` gives it a store that
-writes without checking claims, as a negative control of the history checker.
+`--kill-at claimed:2` has it kill itself the second time that it reaches a failpoint. `--stop-before-end 3` has it stop
+itself (SIGSTOP) when it is about to store its third end, as a machine that goes to sleep in that moment. `--unfenced`
+gives it a store that writes without checking claims, as a negative control of the history checker.
 """
 
 import argparse
@@ -44,6 +45,8 @@ class Breakage:
     kill_at: tuple[Failpoint, int] | None
     """The failpoint, and at which of its visits the router kills itself."""
     is_fenced: bool
+    stop_before_end: int
+    """The end before which the router stops itself, counted from 1; 0: none."""
 
 
 class DeadlyFailpoint(Failpoints):
@@ -62,13 +65,33 @@ class DeadlyFailpoint(Failpoints):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-class UnfencedTaskStore(SqlTaskStore):
+class SleepyTaskStore(SqlTaskStore):
+    """A store that stops its process when it is about to store an end, until the process is resumed by another one.
+
+    Between two transactions: a process that is stopped within one keeps SQLite's lock, and no other router takes over.
+    """
+
+    def __init__(self, database: RouterDatabase, *, max_commit_batch: int, stop_before_end: int) -> None:
+        """`stop_before_end`: counted from 1; 0: none."""
+        super().__init__(database, max_commit_batch=max_commit_batch)
+        self._ends_left = stop_before_end
+
+    @override
+    async def end(self, claim: Claim, ending: TaskOutcome, now: float) -> bool:
+        self._ends_left -= 1
+        if not self._ends_left:
+            async with self._database.write_turn:
+                os.kill(os.getpid(), signal.SIGSTOP)
+        return await super().end(claim, ending, now)
+
+
+class UnfencedTaskStore(SleepyTaskStore):
     """A store without fencing: no claim is ever reported as lost."""
 
     fence = or_(FENCE, tasks.c.id == THE_ID)
 
-    def __init__(self, database: RouterDatabase, *, max_commit_batch: int) -> None:
-        super().__init__(database, max_commit_batch=max_commit_batch)
+    def __init__(self, database: RouterDatabase, *, max_commit_batch: int, stop_before_end: int) -> None:
+        super().__init__(database, max_commit_batch=max_commit_batch, stop_before_end=stop_before_end)
         self._claims: set[Claim] = set()
 
     @override
@@ -113,8 +136,8 @@ def broken_tasks(
         subscribe=router.subscribe,
     )
     failpoints: Failpoints = NoFailpoints() if breakage.kill_at is None else DeadlyFailpoint(*breakage.kill_at)
-    kind = SqlTaskStore if breakage.is_fenced else UnfencedTaskStore
-    store = kind(database, max_commit_batch=limits.max_commit_batch)
+    kind = SleepyTaskStore if breakage.is_fenced else UnfencedTaskStore
+    store = kind(database, max_commit_batch=limits.max_commit_batch, stop_before_end=breakage.stop_before_end)
     return router_svc.durable.tasks.service.build(database, limits, parts, failpoints=failpoints, store=store)
 
 
@@ -140,12 +163,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--kill-at", type=_place, help="failpoint and number, such as claimed:2")
+    parser.add_argument("--stop-before-end", type=int, default=0, help="the end before which it stops itself")
     parser.add_argument("--unfenced", action="store_true")
     given = parser.parse_args(arguments)
     config, home = load_config(given.config), WeftHome(given.home)
     home.create()
     configure_logging("router", file=BoundedLogFile(home.logs / "router.log", config.log.max_file_bytes))
-    uvloop.run(serve(config, home, Breakage(kill_at=given.kill_at, is_fenced=not given.unfenced)))
+    breakage = Breakage(kill_at=given.kill_at, is_fenced=not given.unfenced, stop_before_end=given.stop_before_end)
+    uvloop.run(serve(config, home, breakage))
 
 
 def _place(text: str) -> tuple[Failpoint, int]:

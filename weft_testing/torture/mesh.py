@@ -23,7 +23,7 @@ SLOTS = 6
 """Slots of each model, fewer than the submissions in progress."""
 MAX_LOG_BYTES = 1_073_741_824
 """Log size limit; a history must not be cut."""
-UNFENCED_ROUTER = "weft_app.compose.torture_router"
+BROKEN_ROUTER = "weft_app.compose.torture_router"
 """The program that runs a router with a faulty store: what composes services is above `weft_testing`."""
 SERVES = b" serves at "
 _FAKE = "weft_testing.fake_backend"
@@ -164,6 +164,13 @@ class Member:
             self._process.send_signal(number)
         return True
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it runs and is stopped by a signal."""
+        with suppress(psutil.NoSuchProcess):
+            return self.pid is not None and psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        return False
+
     async def kill(self) -> bool:
         """Sends SIGKILL and waits for the exit; returns whether it ran."""
         if self._process is None or not self.signal(signal.SIGKILL):
@@ -182,6 +189,8 @@ class Mesh:
     def __init__(self, plan: Plan, folder: Folder) -> None:
         self._plan = plan
         self._folder = folder
+        self._routers = 0
+        """Routers that were made."""
         self.registry = self._service("registry")
         self.router = self._service("router")
         self.runners = [
@@ -226,10 +235,17 @@ class Mesh:
     def _service(self, service: str, *arguments: str) -> Member:
         name = "-".join([service, *arguments[1:]])
         what = ["-m", "weft_app.cli.main", "serve", service]
-        if service == "router" and not self._plan.is_fenced:
-            what = ["-m", UNFENCED_ROUTER, "--unfenced"]
+        if service == "router" and (breakage := self._breakage()):
+            what = ["-m", BROKEN_ROUTER, *breakage]
         where = ["--home", str(self._folder.home), "--config", str(self._folder.config)]
         return Member(name, [*what, *where, *arguments], self._folder.outputs / f"{name}.out")
+
+    def _breakage(self) -> list[str]:
+        """Returns the faults of a router that is about to be made: only the first one stops itself."""
+        stops = bool(self._plan.stop_before_end) and not self._routers
+        self._routers += 1
+        unfenced = [] if self._plan.is_fenced else ["--unfenced"]
+        return [*unfenced, *(["--stop-before-end", str(self._plan.stop_before_end)] if stops else [])]
 
     def _submitter(self, name: str) -> Member:
         options = SubmitterOptions(

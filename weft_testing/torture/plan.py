@@ -64,6 +64,9 @@ class Plan:
     database_url: str = ""
     """URL of an empty database; empty: an SQLite file."""
     is_fenced: bool = True
+    stop_before_end: int = 0
+    """The end before which the first router stops itself, counted from 1: the one moment in which only the fence keeps
+    a stale router from a second end. It is the stale router of the plan. 0: they are paused at any moment."""
     weights: Mapping[Target, int] = field(default_factory=lambda: USUAL_WEIGHTS)
 
     @property

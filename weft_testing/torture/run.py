@@ -142,11 +142,7 @@ class Killer:
         """Pauses the router for longer than its leases, with another one in its place; one at a time."""
         if self._stale is not None and not self._stale.done():
             return False
-        with suppress(TimeoutError):
-            async with asyncio.timeout(AT_WORK_SECONDS):
-                while _at_work(self._folder) < MIN_AT_WORK:  # noqa: ASYNC110 - other processes write it
-                    await asyncio.sleep(MOMENT_SECONDS)
-        if not self._mesh.router.serves or not self._mesh.router.signal(signal.SIGSTOP):
+        if not await self._pause_router():
             return False
         old = self._mesh.replace_router()
         self._restarters[old.name].cancel()
@@ -154,6 +150,19 @@ class Killer:
         self._restart_on_exit(self._mesh.router)
         self._stale = asyncio.create_task(self._wake(old, _reverted(self._folder)))
         return True
+
+    async def _pause_router(self) -> bool:
+        """Pauses the router, or waits until it has stopped itself; returns whether it is paused."""
+        router = self._mesh.router
+        if self._plan.stop_before_end:
+            while not router.is_stopped:  # noqa: ASYNC110 - the router does it; the run has a time limit
+                await asyncio.sleep(MOMENT_SECONDS)
+            return True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(AT_WORK_SECONDS):
+                while _at_work(self._folder) < MIN_AT_WORK:  # noqa: ASYNC110 - other processes write it
+                    await asyncio.sleep(MOMENT_SECONDS)
+        return router.serves and router.signal(signal.SIGSTOP)
 
     async def _wake(self, old: Member, reverted: int) -> None:
         """Resumes a paused router when its successor has taken back a task. `reverted`: reverts before the pause."""
@@ -165,7 +174,11 @@ class Killer:
                     while _reverted(self._folder) == reverted:  # noqa: ASYNC110 - another process writes it
                         await asyncio.sleep(KILL_POLL_SECONDS)
             old.signal(signal.SIGCONT)
-            await asyncio.sleep(WAKE_SECONDS)
+            if self._plan.stop_before_end:
+                while not _is_late(self._folder):  # noqa: ASYNC110 - the router writes it; the run has a time limit
+                    await asyncio.sleep(KILL_POLL_SECONDS)
+            else:
+                await asyncio.sleep(WAKE_SECONDS)
         finally:
             await old.kill()
 
@@ -339,6 +352,14 @@ def _at_work(folder: Folder) -> int:
 def _reverted(folder: Folder) -> int:
     """Returns how many attempts routers have given up or taken back."""
     return occurrences(folder.router_log, b'"event":"task reverted"')
+
+
+def _is_late(folder: Folder) -> bool:
+    """Whether an attempt that had been taken back was ended after all, or its router has found its claim lost."""
+    events = list(read_router_log(folder.router_log))
+    reverted = {(event.task, event.attempt) for event in events if event.kind is Kind.REVERTED}
+    late = (Kind.ENDED, Kind.LEASE_LOST)
+    return any(event.kind in late and (event.task, event.attempt) in reverted for event in events)
 
 
 def _events(folder: Folder) -> list[Event]:

@@ -5,6 +5,9 @@
 /** @type {PageEntry[]} */
 export const PAGES = [
   { path: "", title: "Overview", group: "Use", needs: "models:view", load: () => import("./pages/overview.js") },
+  { path: "chat", title: "Chat", group: "Use", needs: "inference:create", load: () => import("./pages/chat.js") },
+  { path: "tasks", title: "Tasks", group: "Use", needs: "inference:view", load: () => import("./pages/tasks.js") },
+  { path: "usage", title: "Usage", group: "Use", needs: "inference:view", load: () => import("./pages/usage.js") },
 ];
 
 /** The page of a path, and what is left of the path: the name of what it shows. @param {string} path */

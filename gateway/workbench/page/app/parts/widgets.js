@@ -39,15 +39,17 @@ export function Facts({ facts }) {
   return html`<dl class="facts">${known.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 }
 
-/** Text to copy, such as a command. @param {{text: string, label?: string}} props */
-export function Code({ text, label = "Code" }) {
+/** Text to copy, such as a command. `shown`: what is shown of it, where that is not the text itself.
+ * @param {{text: string, label?: string, title?: string, shown?: string}} props */
+export function Code({ text, label = "Code", title = "", shown = text }) {
   const [isCopied, setCopied] = useState(false);
   const copy = async () => {
     await navigator.clipboard?.writeText(text);
     setCopied(true);
     setTimeout(() => setCopied(false), 1500);
   };
-  return html`<div class="code"><pre tabindex="0" aria-label=${label}><code>${text}</code></pre>
+  return html`<div class="code">${title && html`<span class="code-title faint">${title}</span>`}
+    <pre tabindex="0" role="group" aria-label=${label}><code>${shown}</code></pre>
     ${navigator.clipboard && html`<button class="quiet copy" onClick=${copy}>${isCopied ? "Copied" : "Copy"}</button>`}</div>`;
 }
 

@@ -1,0 +1,101 @@
+// One answer of a model: its thinking, words, tools and notices, what it waits for, its error and its receipt.
+import { html, useState } from "../parts/html.js";
+import { Markdown } from "../parts/markdown.js";
+import { count, figure, seconds } from "../parts/format.js";
+import { Code, Facts, Progress } from "../parts/widgets.js";
+import { address } from "../navigation.js";
+import { isRunning, revisionOf, textOf } from "./chat_conversation.js";
+import { regenerate, stop } from "./chat_state.js";
+
+/** @typedef {import("./chat_conversation.js").Answer} Answer */
+/** @typedef {import("./chat_conversation.js").Part} Part */
+
+/** @param {{answer: Answer, at: number, column: number}} props */
+export function AnswerView({ answer, at, column }) {
+  revisionOf(answer);
+  const runs = isRunning(answer);
+  const lastText = answer.parts.findLastIndex((part) => part.kind === "text" || part.kind === "thinking");
+  return html`<article class="answer" aria-busy=${runs}>
+    <h2 class="who-says"><bdi>${answer.model}</bdi></h2>
+    ${answer.parts.map((part, number) => html`<${PartView} key=${number} part=${part} revision=${partRevision(part)}
+      isGrowing=${runs && number === lastText} isLast=${number === answer.parts.length - 1} />`)}
+    ${runs && html`<${Wait} answer=${answer} />`}
+    ${answer.state === "stopped" && html`<p class="faint">Stopped.</p>`}
+    ${answer.finishReason === "length" && html`<p class="faint">Cut off: the limit of tokens was reached.</p>`}
+    ${answer.error && html`<p class="problem" role="alert">${answer.error.message}${answer.error.code && html` <code>${answer.error.code}</code>`}</p>`}
+    <div class="actions">
+      ${runs
+        ? html`<button class="quiet" onClick=${() => stop(answer)}>Stop</button>`
+        : html`<${CopyButton} text=${textOf(answer)} />
+            <button class="quiet" onClick=${() => regenerate(at, column)}>${answer.error || answer.state === "stopped" ? "Retry" : "Regenerate"}</button>`}
+    </div>
+    ${!runs && html`<${Receipt} answer=${answer} />`}
+  </article>`;
+}
+
+/** What changes of a part, so that parts that do not are left alone. @param {Part} part */
+const partRevision = (part) => (part.kind === "tool" ? `${part.arguments.length} ${part.result?.length}` : part.text.length);
+
+/** @param {{part: Part, revision: string | number, isGrowing: boolean, isLast: boolean}} props */
+function PartView({ part, isGrowing, isLast }) {
+  switch (part.kind) {
+    case "text":
+      return html`<${Markdown} text=${part.text} isComplete=${!isGrowing} />`;
+    case "thinking":
+      return html`<details class="thinking"><summary>${isGrowing && isLast ? "Thinking…" : "Thinking"}</summary>
+        <${Markdown} text=${part.text} isComplete=${!isGrowing} /></details>`;
+    case "tool":
+      return html`<details class="notice-part"><summary>Tool <code>${part.name}</code>${
+        part.result === null ? "" : part.isFailed ? html` <span class="problem">failed</span>` : " done"}</summary>
+        <${Code} label="Arguments" title="Arguments" text=${part.arguments} />
+        ${part.result !== null && html`<${Code} label="Result" title="Result" text=${part.result} />`}</details>`;
+    case "signal":
+      return html`<details class="notice-part"><summary>Signal <code>${part.name}</code></summary><${Code} label="Arguments" text=${part.text} /></details>`;
+    default:
+      return html`<p class="notice-part warning">${part.text} <code>${part.code}</code></p>`;
+  }
+}
+
+/** What an answer waits for. @param {{answer: Answer}} props */
+function Wait({ answer }) {
+  if (answer.state === "streaming" && answer.parts.length) return html`<span class="cursor" aria-hidden="true"></span>`;
+  return html`<p class="wait faint" role="status">${answer.status || "Waiting for the first token…"}
+    ${answer.share !== null && html`<${Progress} value=${answer.share} label="How far" />`}</p>`;
+}
+
+/** @param {{text: string}} props */
+function CopyButton({ text }) {
+  const [isCopied, setCopied] = useState(false);
+  if (!text || !navigator.clipboard) return null;
+  const copy = async () => {
+    await navigator.clipboard.writeText(text);
+    setCopied(true);
+    setTimeout(() => setCopied(false), 1500);
+  };
+  return html`<button class="quiet" onClick=${copy}>${isCopied ? "Copied" : "Copy"}</button>`;
+}
+
+/** @param {{answer: Answer}} props */
+function Receipt({ answer }) {
+  const found = answer.receipt?.receipt;
+  if (!found) return null;
+  const waits = (answer.receipt.decisions ?? []).filter((/** @type {any} */ decision) => decision.kind !== "placed");
+  const runners = found.attempts.map((/** @type {any} */ attempt) => `${attempt.model} on ${attempt.runner}${attempt.reason ? `: ${attempt.reason}` : ""}`);
+  const summary = [
+    found.outcome, seconds(found.totalSeconds), found.completionTokens && `${count(found.completionTokens)} tokens`,
+    found.tokensPerSecond && `${figure(found.tokensPerSecond)}/s`, found.attempts.at(-1)?.runner, found.leftPremises && "left the premises",
+  ];
+  return html`<details class="receipt"><summary>${summary.filter(Boolean).join(" · ")}</summary>
+    <${Facts} facts=${[
+      ["Waited", found.queueWaitSeconds + found.loadWaitSeconds < 0.001 ? "no" : `${seconds(found.queueWaitSeconds)} in the queue, ${seconds(found.loadWaitSeconds)} for loads`],
+      ["First token after", seconds(found.timeToFirstTokenSeconds)],
+      ["Tokens in", found.promptTokens === undefined ? "" : `${count(found.promptTokens)} (${count(found.cachedPromptTokens ?? 0)} cached)`],
+      ["Tokens out", count(found.completionTokens)],
+      ["Tokens per second", figure(found.tokensPerSecond)],
+      ["Attempts", runners.join("; ")],
+      ["Left the premises", found.leftPremises ? "yes" : "no"],
+    ]} />
+    ${waits.length > 0 && html`<ul class="waits">${waits.map((/** @type {any} */ decision) => html`<li>+${seconds(decision.ageSeconds)} ${decision.kind}: ${decision.detail}</li>`)}</ul>`}
+    <a href=${address(`requests/${answer.requestId}`)}>${answer.requestId}</a>
+  </details>`;
+}

@@ -1,0 +1,131 @@
+// The choice of a model: every name that answers chats, searched by name, with its state and what it takes.
+import { html, signal, useEffect, useId, useRef, useState } from "../parts/html.js";
+import { get } from "../api.js";
+import { can } from "../session.js";
+import { collection, useLive } from "../live.js";
+import { count } from "../parts/format.js";
+import { State } from "../parts/widgets.js";
+
+/**
+ * @typedef {{
+ *   id: string, kind: string, status: string, contextTokens: number, skills: string[] | null, isRemote: boolean, about: string,
+ * }} Model
+ * `skills`: null where they are not known. `about`: what it stands for, or its description.
+ */
+
+/** Names that answer chats, in the order of the mesh; null before they are known. @type {import("@preact/signals").Signal<Model[] | null>} */
+export const models = signal(null);
+/** Why they are not known. @type {import("@preact/signals").Signal<unknown>} */
+export const modelsProblem = signal(null);
+
+const SHOWN_AT_ONCE = 100;
+/** What the list of names is made of. */
+const KINDS = ["model", "agent", "route", "alias"];
+/** Changes within this time are one. */
+const REFRESH_MILLISECONDS = 500;
+
+/** @param {any} entry of GET /v1/models @returns {Model} */
+function modelOf({ id, meta }) {
+  const kind = meta.alias_of ? "alias" : meta.agent ? "agent" : meta.route ? "route" : (meta.members ?? []).length > 1 ? "pool" : "model";
+  const stands = meta.alias_of ?? (meta.agent ? meta.model : (meta.candidates ?? []).join(", "));
+  const about = [stands && `for ${stands}`, meta.description].filter(Boolean).join(": ");
+  return {
+    id, kind, about, status: meta.status, contextTokens: meta.context_tokens, skills: meta.skills ?? null, isRemote: Boolean(meta.remote),
+  };
+}
+
+export async function refreshModels() {
+  try {
+    const { data } = await get("/v1/models");
+    models.value = data.filter((/** @type {any} */ entry) => entry.meta.operations.includes("chat")).map(modelOf);
+    modelsProblem.value = null;
+  } catch (error) {
+    modelsProblem.value = error;
+  }
+}
+
+/** Whether a model takes images or audio, as far as is known. @param {string} id @param {"image" | "audio"} skill */
+export function takes(id, skill) {
+  const found = models.value?.find((model) => model.id === id);
+  return !found?.skills || found.skills.includes(skill);
+}
+
+/** The choice of one model. @param {{value: string, label: string, onChoose: (id: string) => void}} props */
+export function ModelPicker({ value, label, onChoose }) {
+  const [typed, setTyped] = useState(/** @type {string | null} */ (null));
+  const [at, setAt] = useState(0);
+  const list = useRef(/** @type {HTMLElement | null} */ (null));
+  const id = useId();
+  const isOpen = typed !== null;
+  const found = isOpen ? matching(typed) : [];
+  const chosen = models.value?.find((model) => model.id === value);
+  const open = () => {
+    setTyped("");
+    setAt(0);
+    void refreshModels();
+  };
+  const choose = (/** @type {string} */ name) => {
+    setTyped(null);
+    if (name) onChoose(name);
+  };
+  const onKeyDown = (/** @type {KeyboardEvent} */ event) => {
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      if (!isOpen) open();
+      else setAt(Math.max(0, Math.min(found.length - 1, at + (event.key === "ArrowDown" ? 1 : -1))));
+    } else if (event.key === "Enter" && isOpen) choose(found[at]?.id ?? typed);
+    else if (event.key === "Escape" && isOpen) setTyped(null);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  };
+  useEffect(() => {
+    list.current?.querySelector("[aria-selected=true]")?.scrollIntoView({ block: "nearest" });
+  }, [at, isOpen]);
+  return html`<div class="picker">
+    <input role="combobox" aria-label=${label} aria-expanded=${isOpen} aria-controls=${`${id}-list`} aria-autocomplete="list"
+      aria-activedescendant=${isOpen && found[at] ? `${id}-${at}` : undefined} autocomplete="off" spellcheck=${false}
+      placeholder=${value || "Choose a model"} value=${typed ?? value} onFocus=${open} onClick=${() => !isOpen && open()}
+      onInput=${(/** @type {any} */ event) => (setTyped(event.target.value), setAt(0))}
+      onBlur=${() => setTyped(null)} onKeyDown=${onKeyDown} />
+    ${chosen && !isOpen && chosen.status !== "active" && html`<${State} value=${chosen.status} title="The first message wakes it." />`}
+    <ul id=${`${id}-list`} ref=${list} role="listbox" aria-label=${label} hidden=${!isOpen}>
+      ${found.map(
+        (model, number) => html`<li key=${model.id} id=${`${id}-${number}`} role="option" aria-selected=${number === at}
+          onPointerDown=${(/** @type {Event} */ event) => (event.preventDefault(), choose(model.id))}><${Choice} model=${model} /></li>`,
+      )}
+      ${isOpen && !found.length && html`<li role="option" aria-disabled="true" aria-selected="false" class="faint">${typed ? `Enter asks for “${typed}”` : "No model answers chats."}</li>`}
+    </ul>
+  </div>`;
+}
+
+/** @param {{model: Model}} props */
+function Choice({ model }) {
+  const skills = (model.skills ?? []).filter((skill) => skill !== "text");
+  return html`<span class="name">${model.id}</span>
+    <span class="faint">${[
+      model.kind !== "model" && model.kind, model.contextTokens && `${count(model.contextTokens)} context`, ...skills, model.isRemote && "remote",
+    ].filter(Boolean).join(" · ")}</span>
+    ${model.status !== "active" && html`<${State} value=${model.status} />`}
+    ${model.about && html`<span class="about faint">${model.about}</span>`}`;
+}
+
+/** @param {string} typed */
+function matching(typed) {
+  const words = typed.toLowerCase().split(/\s+/).filter(Boolean);
+  const all = models.value ?? [];
+  return all.filter((model) => words.every((word) => `${model.id} ${model.kind}`.toLowerCase().includes(word))).slice(0, SHOWN_AT_ONCE);
+}
+
+/** Keeps the list of models up to date while it is shown: asked for again when a name or a state changes. */
+export function ModelsWatch() {
+  useLive(...(can("models:view") ? KINDS : []));
+  const version = KINDS.map((kind) => [...collection(kind).value.items.values()].map(stateOf).sort().join(" ")).join("|");
+  useEffect(() => {
+    const timer = setTimeout(() => void refreshModels(), models.value === null ? 0 : REFRESH_MILLISECONDS);
+    return () => clearTimeout(timer);
+  }, [version]);
+  return null;
+}
+
+/** @param {any} document */
+const stateOf = ({ name, status }) => `${name}:${status?.state ?? ""}`;

@@ -1,0 +1,175 @@
+// Markdown as elements: the tokens of markdown-it become elements, so that no text of a model can become markup.
+import MarkdownIt from "markdown-it";
+import { Fragment, h } from "preact";
+import { useRef } from "preact/hooks";
+import { Code } from "./widgets.js";
+
+const parser = new MarkdownIt({ html: false, linkify: true, breaks: true });
+parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
+
+/** Overrides of the direction of text: "\u202Egpj.exe" reads as "exe.jpg". They are shown, not followed. */
+const OVERRIDES = /[\u202D\u202E]/g;
+/** In code no change of direction is followed: it hides what the code does. */
+const CODE_DIRECTIONS = /[\u202A-\u202E\u2066-\u2069]/g;
+/** @param {string} character */
+const named = (character) => `⟦U+${character.charCodeAt(0).toString(16).toUpperCase()}⟧`;
+
+const LINK_PROTOCOLS = new Set(["http:", "https:", "mailto:"]);
+
+/** The address of a link as it may be followed; "" where it is none for a model's text.
+ * @param {string} href */
+export function safeAddress(href) {
+  try {
+    const url = new URL(href);
+    return LINK_PROTOCOLS.has(url.protocol) ? url.href : "";
+  } catch {
+    return "";
+  }
+}
+
+/** A text of markdown. While it grows (`isComplete` false) only its last blocks are read and drawn anew.
+ * @param {{text: string, isComplete?: boolean}} props */
+export function Markdown({ text, isComplete = true }) {
+  const blocks = useRef(/** @type {Blocks | null} */ (null));
+  blocks.current ??= new Blocks();
+  return h("div", { class: "markdown", dir: "auto" }, blocks.current.of(text, isComplete));
+}
+
+/** The blocks of a text that grows. A block is final once a later block has a whole line. */
+export class Blocks {
+  constructor() {
+    this.source = "";
+    /** Elements of the blocks that are final. @type {any[]} */
+    this.final = [];
+    /** How many characters of the source they are. */
+    this.finalChars = 0;
+    /** Definitions of links, which hold for the whole text. @type {any} */
+    this.environment = {};
+    this.isComplete = false;
+    /** What was made of all of it. @type {any[]} */
+    this.elements = [];
+  }
+
+  /** The elements of a text. @param {string} raw @param {boolean} isComplete @returns {any[]} */
+  of(raw, isComplete) {
+    const text = raw.replace(/\r\n?/g, "\n");
+    if (text === this.source && isComplete === this.isComplete) return this.elements;
+    const isOther = !text.startsWith(this.source);
+    // A link may be defined after it is used.
+    const isLast = isComplete && this.environment.references !== undefined;
+    if (isOther || isLast) {
+      this.final = [];
+      this.finalChars = 0;
+      if (isOther) this.environment = {};
+    }
+    this.source = text;
+    this.isComplete = isComplete;
+    const rest = text.slice(this.finalChars);
+    const groups = blocksOf(parser.parse(rest, this.environment));
+    const starts = lineStarts(rest);
+    const endOfLines = rest.lastIndexOf("\n") + 1;
+    const startOf = (/** @type {any[]} */ group) => starts[group[0].map?.[0] ?? 0];
+    let kept = groups.length - 1;
+    while (kept > 0 && startOf(groups[kept]) >= endOfLines) kept -= 1;
+    const elements = groups.map((group, at) => elementsOf(group, `${this.final.length + at}`));
+    if (kept > 0 && !isComplete) {
+      this.finalChars += startOf(groups[kept]);
+      this.final.push(...elements.splice(0, kept));
+    }
+    return (this.elements = [...this.final, ...elements]);
+  }
+}
+
+/** Tokens by the block of the outermost level that they are in. @param {any[]} tokens */
+function blocksOf(tokens) {
+  /** @type {any[][]} */
+  const groups = [];
+  let depth = 0;
+  for (const token of tokens) {
+    if (depth === 0) groups.push([]);
+    groups[groups.length - 1].push(token);
+    depth += token.nesting;
+  }
+  return groups;
+}
+
+/** Where each line begins. @param {string} text */
+function lineStarts(text) {
+  const starts = [0];
+  for (let at = text.indexOf("\n"); at >= 0; at = text.indexOf("\n", at + 1)) starts.push(at + 1);
+  return starts;
+}
+
+/** The element of one block. @param {any[]} tokens @param {string} key */
+const elementsOf = (tokens, key) => h(Fragment, { key }, ...childrenOf(tokens));
+
+/** The elements of tokens, those between an opening and a closing one inside it. @param {any[]} tokens @returns {any[]} */
+function childrenOf(tokens) {
+  /** @type {{opening: any, children: any[]}[]} */
+  const stack = [{ opening: null, children: [] }];
+  for (const token of tokens) {
+    if (token.nesting === 1) stack.push({ opening: token, children: [] });
+    else if (token.nesting === -1) {
+      const { opening, children } = /** @type {{opening: any, children: any[]}} */ (stack.pop());
+      stack[stack.length - 1].children.push(container(opening, children));
+    } else stack[stack.length - 1].children.push(leaf(token));
+  }
+  return stack[0].children;
+}
+
+/** Elements without attributes of their own. */
+const PLAIN = new Set(["p", "blockquote", "ul", "li", "thead", "tbody", "tr", "strong", "em", "s"]);
+
+/** @param {any} token that opens it @param {any[]} children @returns {any} */
+function container(token, children) {
+  if (token.hidden) return h(Fragment, null, ...children);
+  if (token.type === "heading_open") return h("h3", { class: `level-${token.tag.slice(1)}` }, ...children);
+  if (token.type === "link_open") return link(token.attrGet("href") ?? "", children);
+  if (token.type === "ordered_list_open") return h("ol", { start: token.attrGet("start") ?? undefined }, ...children);
+  if (token.type === "table_open") {
+    return h("div", { class: "scroll", tabIndex: 0, role: "group", "aria-label": "Table" }, h("table", null, ...children));
+  }
+  if (token.tag === "th" || token.tag === "td") {
+    const align = /text-align:(\w+)/.exec(token.attrGet("style") ?? "")?.[1] ?? "";
+    const isEmpty = children.every((child) => !child?.props?.children?.length);
+    return h(isEmpty ? "td" : token.tag, { class: align && `align-${align}` }, ...children);
+  }
+  return h(PLAIN.has(token.tag) ? token.tag : Fragment, null, ...children);
+}
+
+/** A token without others in it. @param {any} token @returns {any} */
+function leaf(token) {
+  switch (token.type) {
+    case "inline":
+      return h(Fragment, null, ...childrenOf(token.children ?? []));
+    case "softbreak":
+    case "hardbreak":
+      return h("br", null);
+    case "code_inline":
+      return h("code", null, token.content.replace(CODE_DIRECTIONS, named));
+    case "fence":
+    case "code_block":
+      return code(token);
+    case "hr":
+      return h("hr", null);
+    case "image":
+      // Nothing is fetched from elsewhere for a text of a model: a picture is a link to it.
+      return link(token.attrGet("src") ?? "", [token.content || "image"]);
+    default:
+      return token.content.replace(OVERRIDES, named);
+  }
+}
+
+/** @param {any} token */
+function code(token) {
+  const language = (token.info ?? "").trim().split(/\s+/)[0].slice(0, 40);
+  const text = token.content.replace(/\n$/, "");
+  return h(Code, { text, shown: text.replace(CODE_DIRECTIONS, named), label: language || "Code", title: language });
+}
+
+/** @param {string} href @param {any[]} children */
+function link(href, children) {
+  const address = safeAddress(href);
+  if (!address) return h("span", { class: "unfollowed", title: href }, ...children);
+  return h("a", { href: address, title: address, rel: "noopener noreferrer", target: "_blank" }, ...children);
+}

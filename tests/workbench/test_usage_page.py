@@ -1,0 +1,113 @@
+"""The page of usage in a real browser: what was used by tenant, key, model and time, as a chart, rows and CSV."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.request import Request, urlopen
+
+import pytest
+from mesh_process import MeshProcess, fake_runner, run_weft, running_mesh, write_config
+from pages import accessibility_faults, finished, opened, picture
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
+
+CHATS = {("ann", "m-a"): 3, ("ann", "other"): 1, ("bob", "m-a"): 2}
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    """A mesh that two tenants have used."""
+    folder = tmp_path_factory.mktemp("usage")
+    config = write_config(folder, fake_runner("a", answer_tokens=8), fake_runner("b", pool="other", answer_tokens=8))
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        for (tenant, model), number in CHATS.items():
+            for _ in range(number):
+                chat(mesh, tenant, model)
+        yield mesh
+
+
+def chat(mesh: MeshProcess, tenant: str, model: str) -> Any:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hi"}]}).encode()
+    headers = {"Content-Type": "application/json", "X-Tenant-ID": tenant}
+    with urlopen(Request(f"{mesh.url}/v1/chat/completions", data=body, headers=headers)) as answer:
+        return json.load(answer)
+
+
+def cells(page: "Page") -> list[list[str]]:
+    rows = page.get_by_role("table", name="Usage").get_by_role("row").all()
+    return [row.get_by_role("cell").all_text_contents() for row in rows[1:]]
+
+
+def test_usage_of_all_tenants_is_shown_by_tenant_and_model_with_its_sum(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "usage", "Usage")
+    page.get_by_role("cell", name="total").wait_for()
+    found = [row[:4] for row in cells(page)]
+    rows = [["ann", "m-a", "3", "3"], ["ann", "m-b", "1", "1"], ["bob", "m-a", "2", "2"]]
+    assert found == [*rows, ["total", "", "6", "6"]]
+    page.get_by_role("img", name="requests by day: 6 in all").wait_for()
+    picture(page, "usage")
+
+
+def test_rows_are_kept_apart_by_what_is_chosen_and_the_address_keeps_the_choice(
+    page: "Page", mesh: MeshProcess
+) -> None:
+    opened(page, mesh, "usage", "Usage")
+    page.get_by_role("cell", name="total").wait_for()
+    page.get_by_label("tenant", exact=True).uncheck()
+    page.get_by_label("day", exact=True).check()
+    page.get_by_label("hour", exact=True).check()
+    assert not page.get_by_label("day", exact=True).is_checked()
+    page.get_by_role("columnheader", name="hour (UTC)").wait_for()
+    page.get_by_label("Last").select_option("24h")
+    page.get_by_role("img", name="requests by hour: 6 in all").wait_for()
+    page.get_by_label("Show").select_option("out")
+    page.get_by_role("img", name="tokens out by hour: 48 in all").wait_for()
+    page.reload()
+    page.get_by_role("img", name="tokens out by hour: 48 in all").wait_for()
+    assert page.get_by_label("hour", exact=True).is_checked()
+
+
+def test_one_tenant_and_one_model_are_chosen(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "usage", "Usage")
+    page.get_by_label("Tenant", exact=True).fill("ann")
+    page.get_by_label("Tenant", exact=True).press("Enter")
+    page.get_by_role("img", name="requests by day: 4 in all").wait_for()
+    page.get_by_label("Model", exact=True).fill("m-b")
+    page.get_by_label("Model", exact=True).press("Enter")
+    page.get_by_role("img", name="requests by day: 1 in all").wait_for()
+
+
+def test_the_saved_csv_is_that_of_weft_usage(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "usage?by=tenant,model,day", "Usage")
+    page.get_by_role("cell", name="total").wait_for()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save as CSV").click()
+    code, out, error = finished(
+        run_weft("usage", "--by", "tenant,model,day", "--since", "7d", "-o", "csv", home=mesh.home)
+    )
+    assert code == 0, error
+    assert saved.value.suggested_filename == "usage-tenant-model-day.csv"
+    mine = list(csv.DictReader(io.StringIO(saved.value.path().read_text())))
+    assert mine == list(csv.DictReader(io.StringIO(out)))
+    assert {row["tenant"] for row in mine} == {"ann", "bob"}
+
+
+def test_a_wrong_time_is_refused_in_the_words_of_the_server(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "usage?since=yesterday", "Usage")
+    page.get_by_role("alert").get_by_text("must be a length of time such as 90m").wait_for()
+
+
+def test_a_mesh_that_has_served_nothing_says_so(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "usage?model=never-used", "Usage")
+    page.get_by_text("Nothing was used in this time.").wait_for()
+    assert page.get_by_role("button", name="Save as CSV").is_disabled()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_usage_has_no_accessibility_faults(browser: "Browser", mesh: MeshProcess, theme: str) -> None:
+    assert not accessibility_faults(browser, f"{mesh.url}/ui/usage", theme=theme)
