@@ -127,6 +127,20 @@ class OperationsClient(OperationsPort):
         if last.state not in ENDED:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; the operation continues")
 
+    async def watch_all(self, past_count: int) -> AsyncGenerator[pb.WatchOperationsResponse]:
+        """See `gateway.watch.operations.OperationsWatch`."""
+        call = self._operations.WatchOperations(pb.WatchOperationsRequest(past_count=past_count))
+        async with aclosing(self._calls.follow(call)) as responses:
+            async for response in responses:
+                yield response
+
+    async def watch_memory(self) -> AsyncGenerator[lease_service_pb2.WatchHostMemoryResponse]:
+        """See `gateway.watch.operations.OperationsWatch`."""
+        call = self._leases.WatchHostMemory(lease_service_pb2.WatchHostMemoryRequest())
+        async with aclosing(self._calls.follow(call)) as responses:
+            async for response in responses:
+                yield response
+
     @override
     async def cancel(self, name: str, requested_by: str) -> operation_pb2.Operation:
         request = pb.CancelOperationRequest(name=name, requested_by=requested_by)

@@ -3,19 +3,24 @@
 from registry_svc.ledger.lease_table import LeaseTable, OwnsModel
 from registry_svc.ledger.policy.device_memory import DeviceAccount
 from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseState
-from registry_svc.ledger.wait_queue import WaitQueue
+from registry_svc.ledger.wait_queue import Waiter, WaitQueue
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.gpu.snapshot import DeviceSnapshot
 from weft.gpu.snapshot_messages import bytes_messages, device_message
-from weft.kernel.timestamps import optional_stamp, stamp_of
+from weft.kernel.clock import Clock
+from weft.kernel.timestamps import duration_of, optional_stamp, stamp_of
+
+MAX_WAITS = 64
+"""Waits that a host shows, the first in line; it shows how many there are."""
 
 
 class HostMemoryView:
     """Reads hosts and leases from the lease table and the wait queue."""
 
-    def __init__(self, table: LeaseTable, queue: WaitQueue, owns_model: OwnsModel) -> None:
+    def __init__(self, table: LeaseTable, queue: WaitQueue, owns_model: OwnsModel, clock: Clock) -> None:
         self._table = table
+        self._clock = clock
         self._queue = queue
         self._owns_model = owns_model
 
@@ -24,6 +29,8 @@ class HostMemoryView:
         seen, account = self._table.host(name), self._table.open(name)
         if seen is None or account is None or not seen.snapshot.devices:
             return None
+        waiting = sorted(self._queue.on(name), key=lambda each: each.request.place)
+        now = self._clock.monotonic()
         return lease_service_pb2.HostMemory(
             host=name,
             source=lease_pb2.HostSighting.Source.ValueType(seen.snapshot.source),
@@ -33,7 +40,8 @@ class HostMemoryView:
                 _lease_message(each, account.seen[each.grant.id], unowned=self.is_unowned(each))
                 for each in self._table.leases_on(name)
             ],
-            waiting_count=len(self._queue.on(name)),
+            waiting_count=len(waiting),
+            waits=[_wait_message(each, now) for each in waiting[:MAX_WAITS]],
         )
 
     def lease(self, lease: Lease) -> lease_pb2.Lease:
@@ -67,6 +75,19 @@ def _lease_message(lease: Lease, seen_bytes: int | None, *, unowned: bool) -> le
         create_time=stamp_of(grant.created_at),
         last_used_time=optional_stamp(lease.last_used_at),
         unowned=unowned,
+    )
+
+
+def _wait_message(waiter: Waiter, now: float) -> lease_service_pb2.MemoryWait:
+    request = waiter.request
+    return lease_service_pb2.MemoryWait(
+        holder=_holder_message(request.holder),
+        purpose=request.purpose,
+        bytes=request.size,
+        device_indexes=sorted(request.device_indexes),
+        priority=priority_pb2.Priority.ValueType(request.priority.wire),
+        detail="" if waiter.status is None else waiter.status.detail,
+        remaining_wait=duration_of(max(request.deadline - now, 0.0)),
     )
 
 

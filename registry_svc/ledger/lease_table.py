@@ -29,6 +29,10 @@ DEVICES_KEPT_SECONDS = 60.0
 """How long the devices of a host are remembered after a report without devices."""
 
 
+def _ignore_change(_host: str) -> None:
+    return
+
+
 def no_dial_out(_: str) -> bool:
     """Return False: there are no dial-out runners."""
     return False
@@ -48,8 +52,18 @@ class SeenHost:
 class LeaseTable:
     """Leases by id and by host, and hosts as last seen."""
 
-    def __init__(self, margin: int, host_keep_seconds: float, is_dial_out: IsDialOut = no_dial_out) -> None:
-        """`host_keep_seconds`: how long a host without leases is remembered when no holder observes it."""
+    def __init__(
+        self,
+        margin: int,
+        host_keep_seconds: float,
+        is_dial_out: IsDialOut = no_dial_out,
+        on_change: Callable[[str], None] = _ignore_change,
+    ) -> None:
+        """`host_keep_seconds`: how long a host without leases is remembered when no holder observes it.
+
+        `on_change` is called with a host whenever something of it changes.
+        """
+        self._on_change = on_change
         self._margin = margin
         self._is_dial_out = is_dial_out
         self._host_keep_seconds = host_keep_seconds
@@ -71,6 +85,7 @@ class LeaseTable:
         """Add a lease, or replace its state."""
         self._leases[lease.grant.id] = lease
         self._on_host.setdefault(lease.grant.host, {})[lease.grant.id] = None
+        self._on_change(lease.grant.host)
 
     def drop(self, lease: Lease) -> None:
         """Remove a lease that has ended."""
@@ -79,6 +94,7 @@ class LeaseTable:
         del there[lease.grant.id]
         if not there:
             del self._on_host[lease.grant.host]
+        self._on_change(lease.grant.host)
 
     def leases_on(self, host: str) -> tuple[Lease, ...]:
         """In order of their fencing numbers."""
@@ -113,6 +129,7 @@ class LeaseTable:
         if any(not process.alive for process in snapshot.processes):
             for lease in self.leases_on(snapshot.host):
                 self._leases[lease.grant.id] = with_gone(lease, snapshot.processes)
+        self._on_change(snapshot.host)
 
     def _is_of_dial_out(self, holder: Holder) -> bool:
         return holder.kind is HolderKind.RUNNER and self._is_dial_out(holder.name)
@@ -130,6 +147,7 @@ class LeaseTable:
         for name in [name for name, host in self._hosts.items() if host.seen < seen_before]:
             if name not in self._on_host:
                 del self._hosts[name]
+                self._on_change(name)
 
     def open(self, host: str) -> HostAccount | None:
         """Return the memory account of a host at this moment; None: it was not observed yet."""

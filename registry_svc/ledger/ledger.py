@@ -8,6 +8,7 @@ from registry_svc.config import LedgerConfig
 from registry_svc.ledger.host_view import HostMemoryView
 from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.lease_table import (
+    MAX_HOSTS,
     HolderSessions,
     IsDialOut,
     LeaseTable,
@@ -33,6 +34,7 @@ from registry_svc.ledger.requests import holder_from, memory_request_from, proce
 from registry_svc.ledger.wait_queue import Waiter, WaitQueue, require_place, require_possible
 from registry_svc.mesh.policy.unowned import UnownedModel
 from registry_svc.mesh.runner_calls import EvictionCalls
+from registry_svc.newest_states import NewestStates
 from registry_svc.writer import SingleWriter
 from weft.api.registry.v1 import lease_pb2
 from weft.api.registry.v1 import lease_service_pb2 as pb
@@ -53,6 +55,8 @@ MAX_WAITING_WRITES = 1_024
 """Changes that may wait for their turn; holders try again with their next renewal."""
 MAX_PROCESSES = 1_024
 """Processes of one lease that have not been seen to end."""
+MAX_WATCHERS = 1_024
+"""Callers that may watch the memory of hosts at once."""
 MAX_WATCHED = 4_096
 """Processes that one observation may be asked to report on."""
 # A step so much later than the one before means that the registry itself was frozen.
@@ -84,9 +88,12 @@ class Ledger:
         """There may be something to do now."""
         self._active = asyncio.Event()
         """Time matters again: there is something that it changes."""
-        self._table = LeaseTable(config.device_margin_bytes, config.orphan_keep_seconds, is_dial_out)
-        self._queue = WaitQueue(config.max_waiting)
-        self._view = HostMemoryView(self._table, self._queue, owns_model)
+        self._changed_hosts = NewestStates[None](max_watchers=MAX_WATCHERS, max_waiting=MAX_HOSTS)
+        self._table = LeaseTable(
+            config.device_margin_bytes, config.orphan_keep_seconds, is_dial_out, on_change=self._note_change
+        )
+        self._queue = WaitQueue(config.max_waiting, on_change=self._note_change)
+        self._view = HostMemoryView(self._table, self._queue, owns_model, clock)
         self._evictor = Evictor(calls, clock, self._wake.set)
         self._reconciler = Reconciler(self._table, self._queue, self._evictor, store, clock, config)
         self._writer = SingleWriter()
@@ -105,8 +112,9 @@ class Ledger:
         log.info("ledger open", leases=len(stored.grants))
 
     async def stop(self, grace_seconds: float) -> None:
-        """End all waits, and finish pending writes for at most `grace_seconds`. Safe to call twice."""
+        """End all waits and watches, and finish pending writes for at most `grace_seconds`. Safe to call twice."""
         tasks, self._tasks = self._tasks, []
+        self._changed_hosts.close()
         for host in self._queue.hosts():
             for waiter in self._queue.on(host):
                 self._queue.finish(waiter, _not_running())
@@ -249,6 +257,28 @@ class Ledger:
         found = [self._view.host(name) for name in names]
         return [host for host in found if host is not None]
 
+    async def watch_hosts(self) -> AsyncGenerator[pb.WatchHostMemoryResponse]:
+        """Yield every host, `synced`, then each host that changes. See WatchHostMemory; must be closed."""
+        self._require_running()
+        with self._changed_hosts.subscribe() as changed:
+            self._active.set()
+            shown = set[str]()
+            for host in self.hosts():
+                shown.add(host.host)
+                yield pb.WatchHostMemoryResponse(host=host)
+            yield pb.WatchHostMemoryResponse(synced=True)
+            async for name, _ in changed:
+                found = self._view.host(name)
+                if found is not None:
+                    shown.add(name)
+                    yield pb.WatchHostMemoryResponse(host=found)
+                elif name in shown:
+                    shown.discard(name)
+                    yield pb.WatchHostMemoryResponse(deleted_host=name)
+
+    def _note_change(self, host: str) -> None:
+        self._changed_hosts.publish(host, None)
+
     @property
     def is_running(self) -> bool:
         """Whether it is between start and stop."""
@@ -378,7 +408,9 @@ class Ledger:
 
     async def _let_time_pass(self) -> None:
         while True:
-            if not (len(self._table) or len(self._queue) or self._evictor.attempts()):
+            # A watcher is told of hosts that were not seen for too long, too.
+            is_idle = not (len(self._table) or len(self._queue) or self._evictor.attempts())
+            if is_idle and not self._changed_hosts.watchers:
                 self._active.clear()
                 await self._active.wait()
             before = self._clock.monotonic()

@@ -340,7 +340,7 @@ class Reconciler:
             return
         leases = self._table.leases_on(host)
         for ahead, waiter in enumerate(sorted(self._queue.on(host), key=lambda each: each.request.place)):
-            waiter.set_status(wait_status(waiter.request, account, leases, ahead))
+            self._queue.show(waiter, wait_status(waiter.request, account, leases, ahead))
 
     def _end_waits(self, failure: WeftError | None = None) -> None:
         """End the waits whose deadline has passed, with `failure` where that is the cause."""

@@ -104,6 +104,16 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
                 mesh_time=None if self._mesh_clock is None else stamp_of(self._mesh_clock.utc_now()),
             )
 
+    # See AcquireLease.
+    @override
+    async def WatchHostMemory(  # type: ignore[override]
+        self, request: lease_service_pb2.WatchHostMemoryRequest, context: Context
+    ) -> None:
+        del request
+        async with answering(context), aclosing(self._ledger.watch_hosts()) as responses:
+            async for response in responses:
+                await context.write(response)
+
 
 def _require_right(holder: lease_pb2.LeaseHolder) -> None:
     """Runners are services of the mesh: a dial-out runner's key may not hold, renew or release memory in their name."""

@@ -1,7 +1,7 @@
 """The wait queue for memory: calls that wait, their status messages, and the errors of waits that fail."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from registry_svc.ledger.policy.device_memory import HostAccount, largest_lease
@@ -21,11 +21,13 @@ class Waiter:
     outcome: Lease | WeftError | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def set_status(self, status: WaitingForMemory) -> None:
-        """Set the status; wakes the call when it is new."""
-        if status != self.status:
-            self.status = status
-            self.changed.set()
+    def set_status(self, status: WaitingForMemory) -> bool:
+        """Set the status; wakes the call when it is new, and returns whether it is."""
+        if status == self.status:
+            return False
+        self.status = status
+        self.changed.set()
+        return True
 
     def finish(self, outcome: Lease | WeftError) -> None:
         """Set the outcome; only the first one counts."""
@@ -37,8 +39,10 @@ class Waiter:
 class WaitQueue:
     """Waiting calls by host. Their order is decided by the policy."""
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, max_waiting: int, on_change: Callable[[str], None] | None = None) -> None:
+        """`on_change` is called with a host whenever a wait there begins, ends or has another status."""
         self._max_waiting = max_waiting
+        self._on_change = on_change or (lambda _host: None)
         self._waiters: dict[str, dict[str, Waiter]] = {}
         self._arrivals = 0
 
@@ -72,14 +76,21 @@ class WaitQueue:
                 retry_after_seconds=5.0,
             )
         there[waiter.request.key] = waiter
+        self._on_change(waiter.request.host)
 
     def leave(self, waiter: Waiter) -> None:
         """Remove a call, if it still waits."""
         there = self._waiters.get(waiter.request.host, {})
         if there.get(waiter.request.key) is waiter:
             del there[waiter.request.key]
+            self._on_change(waiter.request.host)
         if not there:
             self._waiters.pop(waiter.request.host, None)
+
+    def show(self, waiter: Waiter, status: WaitingForMemory) -> None:
+        """Set the status of a call."""
+        if waiter.set_status(status):
+            self._on_change(waiter.request.host)
 
     def finish(self, waiter: Waiter, outcome: Lease | WeftError) -> None:
         """Step out with an outcome."""

@@ -104,7 +104,7 @@ class Executor:
             live.progress = OperationProgress()
             self._table.remove(live)
             self._spans.ended(operation, live.trace)
-        live.publish()
+        self._table.publish(live)
 
     async def _run(self, live: LiveOperation) -> None:
         operation = live.operation
@@ -235,7 +235,7 @@ class Executor:
         live.progress = progress
         if live.trace is not None:
             live.trace.note(progress.stage, self._clock.utc_now())
-        live.publish()
+        self._table.publish(live)
 
     def _report(self, live: LiveOperation) -> JobReport:
         """Return what records the reports of a job in the table of operations."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from registry_svc.newest_states import NewestStates
 from registry_svc.operations.operation_spans import OperationTrace
 from registry_svc.operations.policy.lifecycle import NO_PROGRESS, GovernedOperation, OperationProgress
 from weft.api.operations.v1 import operation_pb2
@@ -16,6 +17,8 @@ from weft.kernel.reasons import Reason
 WATCH_BUFFER = 16
 """Changes that wait for one watcher; of more, the newest are kept, in their order."""
 MAX_WATCHERS = 1_024
+MAX_WAITING_OPERATIONS = 4_096
+"""Operations with a change that one watcher of all of them has not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +97,6 @@ class LiveOperation:
         """As it is now."""
         return OperationView(operation=self.operation, progress=self.progress)
 
-    def publish(self) -> None:
-        """Send the present state to all watchers."""
-        view = self.view
-        for watcher in self.watchers:
-            watcher.offer(view)
-
 
 class OperationTable:
     """Operations that have not ended, in order of acceptance."""
@@ -107,6 +104,8 @@ class OperationTable:
     def __init__(self) -> None:
         self._live: dict[str, LiveOperation] = {}
         self._by_request: dict[str, LiveOperation] = {}
+        self.watched = NewestStates[OperationView](max_watchers=MAX_WATCHERS, max_waiting=MAX_WAITING_OPERATIONS)
+        """Those who watch all operations."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -132,6 +131,13 @@ class OperationTable:
         self._live.pop(live.operation.id, None)
         self._by_request.pop(live.operation.request_id, None)
 
+    def publish(self, live: LiveOperation) -> None:
+        """Send the present state of an operation to all its watchers, also after it has ended."""
+        view = live.view
+        for watcher in live.watchers:
+            watcher.offer(view)
+        self.watched.publish(live.operation.id, view)
+
     def watch(self, live: LiveOperation) -> OperationWatcher:
         """Follow an operation, from how it is now. Raises TOO_MANY_RESOURCES."""
         if sum(len(each.watchers) for each in self._live.values()) >= MAX_WATCHERS:
@@ -149,5 +155,6 @@ class OperationTable:
         for live in self._live.values():
             for watcher in live.watchers:
                 watcher.end(WeftError(Reason.SHUTTING_DOWN, "the registry is shutting down; watch again"))
+        self.watched.close()
         self._live.clear()
         self._by_request.clear()

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from registry_svc.config import OperationSettings
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.runner_calls import RunnerCalls
+from registry_svc.newest_states import StateWatcher
 from registry_svc.operations.actions import action_bytes, action_summary, check_action, require_known, subjects_of
 from registry_svc.operations.audit_log import AuditLog, action_detail, action_hash
 from registry_svc.operations.executor import Executor
@@ -154,6 +155,19 @@ class Operations:
             return self._table.watch(live)
         # It may have ended while it was looked up.
         return view if view.operation.ended else await self.get(operation_id)
+
+    def watch_all(self) -> StateWatcher[OperationView]:
+        """Return a watcher of every change of every operation from now on. Raises TOO_MANY_RESOURCES."""
+        self._require_open()
+        return self._table.watched.subscribe()
+
+    async def present(self, past_count: int) -> list[OperationView]:
+        """Return the operations that have not ended and the newest `past_count` that have, oldest first."""
+        unfinished = await self.page(before_number=None, size=self._settings.max_unfinished, unfinished_only=True)
+        newest = await self.page(before_number=None, size=past_count + len(unfinished), unfinished_only=False)
+        ended = [view for view in newest if view.operation.ended][:past_count]
+        found = {view.operation.id: view for view in (*unfinished, *ended)}
+        return sorted(found.values(), key=lambda view: view.operation.number)
 
     async def cancel(self, operation_id: str, requested_by: str) -> OperationView:
         """Request the cancellation of an operation, which is CANCELLED later.
@@ -314,6 +328,7 @@ class Operations:
         if operation.cancel_requested:
             live.cancel_requested.set()
         self._table.add(live)
+        self._table.publish(live)
         log.info("operation accepted", operation=operation.name, work=action_summary(action), resumed=resumed)
         return live
 

@@ -205,6 +205,19 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
                     await self._write(context, view)
 
     @override
+    async def WatchOperations(  # type: ignore[override]  # see WatchOperation
+        self, request: operation_service_pb2.WatchOperationsRequest, context: Context
+    ) -> None:
+        async with answering(context):
+            past_count = page_size_of(request.past_count)
+            with self._operations.watch_all() as watcher:
+                for view in await self._operations.present(past_count):
+                    await context.write(operation_service_pb2.WatchOperationsResponse(operation=self._message(view)))
+                await context.write(operation_service_pb2.WatchOperationsResponse(synced=True))
+                async for _, view in watcher:
+                    await context.write(operation_service_pb2.WatchOperationsResponse(operation=self._message(view)))
+
+    @override
     async def CancelOperation(
         self, request: operation_service_pb2.CancelOperationRequest, context: Context
     ) -> operation_service_pb2.CancelOperationResponse:

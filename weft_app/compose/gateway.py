@@ -22,6 +22,7 @@ from gateway.operations import OperationsClient
 from gateway.resources.registry_client import RegistryClient
 from gateway.service import GatewayService
 from gateway.watch.events import EventSource
+from gateway.watch.operations import MemorySource, OperationSource
 from gateway.watch.requests import FiguresOfMesh, RequestsOfTenant
 from gateway.watch.resources import resource_sources
 from weft.dispatch.dispatcher import Dispatcher
@@ -101,8 +102,9 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
     """Returns a gateway over a mesh; not started yet."""
     edge = gateway_config(config)
     timeout = edge.registry_timeout_seconds
+    operations = OperationsClient(mesh.registry, timeout_seconds=timeout)
     admin = AdminPorts(
-        operations=OperationsClient(mesh.registry, timeout_seconds=timeout),
+        operations=operations,
         instances=RunnerDescriptions(mesh.fleet, mesh.channels, mesh.clock),
         queues=mesh.queues,
     )
@@ -116,6 +118,8 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
             EventSource(registry),
             RequestsOfTenant(mesh.requests),
             FiguresOfMesh(mesh.requests),
+            OperationSource(operations),
+            MemorySource(operations),
         ),
         admin=admin,
         keys=mesh.keys,

@@ -51,6 +51,9 @@ class ScriptedService(operation_service_pb2_grpc.OperationServiceServicer):
         finally:
             self.watch_ended.set()
 
+    def WatchOperations(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise AssertionError("nobody asks for this")
+
     async def ListOperations(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise AssertionError("nobody asks for this")
 

@@ -374,3 +374,51 @@ async def test_pages_have_bounds(desk: Desk) -> None:
     with refused(Reason.INVALID_ARGUMENT):
         await desk.stub.ListAuditEntries(pb.ListAuditEntriesRequest(after_sequence=-1))
     assert (await desk.stub.ListAuditEntries(pb.ListAuditEntriesRequest(after_sequence=2**63 - 1))).head.sequence == 0
+
+
+async def next_of(call: Any) -> Any:
+    async with asyncio.timeout(WAIT_LIMIT_SECONDS):
+        return await anext(aiter(call))
+
+
+async def test_a_watch_of_all_operations_begins_with_those_there_are_and_goes_on_with_each_that_changes(
+    desk: Desk,
+) -> None:
+    desk.stage.calls.answer("m1", loaded())
+    ended = await desk.create(load("m1"), "r1")
+    await desk.watched(ended.name)
+    waiting = await desk.create(load("m2"), "r2")
+    call = desk.stub.WatchOperations(pb.WatchOperationsRequest())
+    first = [await next_of(call) for _ in range(3)]
+    assert [each.operation.name for each in first[:2]] == [ended.name, waiting.name]
+    assert first[0].operation.state == Operation.STATE_SUCCEEDED
+    assert first[2].synced
+    begun = await desk.create(unload("m1"), "r3")
+    seen = {waiting.name: first[1].operation}
+    while seen.get(begun.name, Operation()).state != Operation.STATE_SUCCEEDED:
+        found = (await next_of(call)).operation
+        seen[found.name] = found
+    desk.stage.calls.answer("m2", said("loading", 0.5), loaded())
+    while seen[waiting.name].state != Operation.STATE_SUCCEEDED:
+        found = (await next_of(call)).operation
+        seen[found.name] = found
+    call.cancel()
+
+
+async def test_a_watch_of_all_operations_has_as_many_that_ended_as_it_wants(desk: Desk) -> None:
+    for each in range(4):
+        desk.stage.calls.answer("m1", loaded())
+        await desk.watched((await desk.create(load("m1"), f"r{each}")).name)
+    call = desk.stub.WatchOperations(pb.WatchOperationsRequest(past_count=2))
+    found = [await next_of(call) for _ in range(3)]
+    assert [each.operation.request_id for each in found] == ["r2", "r3", ""]
+    assert found[2].synced
+    call.cancel()
+
+
+async def test_a_watch_of_all_operations_ends_with_the_registry(desk: Desk) -> None:
+    call = desk.stub.WatchOperations(pb.WatchOperationsRequest())
+    assert (await next_of(call)).synced
+    await desk.stage.operations.stop(0.0)
+    with refused(Reason.SHUTTING_DOWN):
+        await next_of(call)

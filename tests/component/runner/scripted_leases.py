@@ -44,6 +44,9 @@ class ScriptedLeases(lease_service_pb2_grpc.LeaseServiceServicer):
         self.hosts: list[pb.HostMemory] = []
         """What ListHostMemory answers."""
 
+    def WatchHostMemory(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise AssertionError("no runner asks for this")
+
     async def ListHostMemory(self, request: Any, context: Any) -> Any:  # noqa: N802
         async with answering(context):
             return pb.ListHostMemoryResponse(hosts=self.hosts)

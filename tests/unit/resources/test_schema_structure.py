@@ -47,6 +47,8 @@ CHANGED = {
     "OperationDocument.properties.doneBytes",
     "OperationDocument.properties.totalBytes",
     "OperationDocument.properties.digest",
+    # Who waits for memory is new.
+    "HostMemoryDocument.properties.waits",
     # The API of the provider that serves a model is new.
     "ModelDocument.properties.provider",
     # Tier, labels and owner, and what serves a model, are new.

@@ -209,6 +209,50 @@ class WatchOperationResponse(google.protobuf.message.Message):
 global___WatchOperationResponse = WatchOperationResponse
 
 @typing.final
+class WatchOperationsRequest(google.protobuf.message.Message):
+    """WatchOperationsRequest says what the watch begins with."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PAST_COUNT_FIELD_NUMBER: builtins.int
+    past_count: builtins.int
+    """At most this many of those that have ended; 0 means 100, more than 1,000 means 1,000."""
+    def __init__(
+        self,
+        *,
+        past_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["past_count", b"past_count"]) -> None: ...
+
+global___WatchOperationsRequest = WatchOperationsRequest
+
+@typing.final
+class WatchOperationsResponse(google.protobuf.message.Message):
+    """WatchOperationsResponse is one operation at one moment, or the end of those that there are."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPERATION_FIELD_NUMBER: builtins.int
+    SYNCED_FIELD_NUMBER: builtins.int
+    synced: builtins.bool
+    """Always true: everything that there is has been sent; changes follow."""
+    @property
+    def operation(self) -> weft.api.operations.v1.operation_pb2.Operation:
+        """As it is now."""
+
+    def __init__(
+        self,
+        *,
+        operation: weft.api.operations.v1.operation_pb2.Operation | None = ...,
+        synced: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["kind", b"kind", "operation", b"operation", "synced", b"synced"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "operation", b"operation", "synced", b"synced"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["operation", "synced"] | None: ...
+
+global___WatchOperationsResponse = WatchOperationsResponse
+
+@typing.final
 class CancelOperationRequest(google.protobuf.message.Message):
     """CancelOperationRequest names an operation."""
 

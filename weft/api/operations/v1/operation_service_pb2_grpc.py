@@ -56,6 +56,11 @@ class OperationServiceStub(object):
                 request_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.WatchOperationRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.WatchOperationResponse.FromString,
                 _registered_method=True)
+        self.WatchOperations = channel.unary_stream(
+                '/weft.api.operations.v1.OperationService/WatchOperations',
+                request_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.WatchOperationsRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.WatchOperationsResponse.FromString,
+                _registered_method=True)
         self.CancelOperation = channel.unary_unary(
                 '/weft.api.operations.v1.OperationService/CancelOperation',
                 request_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.CancelOperationRequest.SerializeToString,
@@ -120,6 +125,17 @@ class OperationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchOperations(self, request, context):
+        """WatchOperations streams all operations: those that have not ended and the newest ones that have, oldest first; then
+        `synced`; then each that changes or is accepted, for as long as the caller listens. Changes of one operation that
+        are not read yet are merged. An operation that is forgotten is not announced.
+
+        A caller that reads too slowly is ended with RESOURCE_EXHAUSTED / WATCH_LAGGED and watches again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CancelOperation(self, request, context):
         """CancelOperation asks for the end of an operation that has not ended. A load that is cancelled is followed by an
         unload of what was loaded of it. Cancelling one that has ended changes nothing and returns it.
@@ -179,6 +195,11 @@ def add_OperationServiceServicer_to_server(servicer, server):
                     servicer.WatchOperation,
                     request_deserializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.WatchOperationRequest.FromString,
                     response_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.WatchOperationResponse.SerializeToString,
+            ),
+            'WatchOperations': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchOperations,
+                    request_deserializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.WatchOperationsRequest.FromString,
+                    response_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.WatchOperationsResponse.SerializeToString,
             ),
             'CancelOperation': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelOperation,
@@ -316,6 +337,33 @@ class OperationService(object):
             '/weft.api.operations.v1.OperationService/WatchOperation',
             weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.WatchOperationRequest.SerializeToString,
             weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.WatchOperationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchOperations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.api.operations.v1.OperationService/WatchOperations',
+            weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.WatchOperationsRequest.SerializeToString,
+            weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.WatchOperationsResponse.FromString,
             options,
             channel_credentials,
             insecure,

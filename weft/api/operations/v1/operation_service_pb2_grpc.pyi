@@ -52,6 +52,17 @@ class OperationServiceStub:
     ]
     """WatchOperation streams one operation: as it is now, then with every change, until it has ended."""
 
+    WatchOperations: grpc.UnaryStreamMultiCallable[
+        weft.api.operations.v1.operation_service_pb2.WatchOperationsRequest,
+        weft.api.operations.v1.operation_service_pb2.WatchOperationsResponse,
+    ]
+    """WatchOperations streams all operations: those that have not ended and the newest ones that have, oldest first; then
+    `synced`; then each that changes or is accepted, for as long as the caller listens. Changes of one operation that
+    are not read yet are merged. An operation that is forgotten is not announced.
+
+    A caller that reads too slowly is ended with RESOURCE_EXHAUSTED / WATCH_LAGGED and watches again.
+    """
+
     CancelOperation: grpc.UnaryUnaryMultiCallable[
         weft.api.operations.v1.operation_service_pb2.CancelOperationRequest,
         weft.api.operations.v1.operation_service_pb2.CancelOperationResponse,
@@ -119,6 +130,17 @@ class OperationServiceAsyncStub:
         weft.api.operations.v1.operation_service_pb2.WatchOperationResponse,
     ]
     """WatchOperation streams one operation: as it is now, then with every change, until it has ended."""
+
+    WatchOperations: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.operations.v1.operation_service_pb2.WatchOperationsRequest,
+        weft.api.operations.v1.operation_service_pb2.WatchOperationsResponse,
+    ]
+    """WatchOperations streams all operations: those that have not ended and the newest ones that have, oldest first; then
+    `synced`; then each that changes or is accepted, for as long as the caller listens. Changes of one operation that
+    are not read yet are merged. An operation that is forgotten is not announced.
+
+    A caller that reads too slowly is ended with RESOURCE_EXHAUSTED / WATCH_LAGGED and watches again.
+    """
 
     CancelOperation: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.operations.v1.operation_service_pb2.CancelOperationRequest,
@@ -195,6 +217,19 @@ class OperationServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.operations.v1.operation_service_pb2.WatchOperationResponse], collections.abc.AsyncIterator[weft.api.operations.v1.operation_service_pb2.WatchOperationResponse]]:
         """WatchOperation streams one operation: as it is now, then with every change, until it has ended."""
+
+    @abc.abstractmethod
+    def WatchOperations(
+        self,
+        request: weft.api.operations.v1.operation_service_pb2.WatchOperationsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[weft.api.operations.v1.operation_service_pb2.WatchOperationsResponse], collections.abc.AsyncIterator[weft.api.operations.v1.operation_service_pb2.WatchOperationsResponse]]:
+        """WatchOperations streams all operations: those that have not ended and the newest ones that have, oldest first; then
+        `synced`; then each that changes or is accepted, for as long as the caller listens. Changes of one operation that
+        are not read yet are merged. An operation that is forgotten is not announced.
+
+        A caller that reads too slowly is ended with RESOURCE_EXHAUSTED / WATCH_LAGGED and watches again.
+        """
 
     @abc.abstractmethod
     def CancelOperation(

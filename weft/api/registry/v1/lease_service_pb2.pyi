@@ -476,6 +476,48 @@ class ListHostMemoryResponse(google.protobuf.message.Message):
 global___ListHostMemoryResponse = ListHostMemoryResponse
 
 @typing.final
+class WatchHostMemoryRequest(google.protobuf.message.Message):
+    """WatchHostMemoryRequest starts a watch."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___WatchHostMemoryRequest = WatchHostMemoryRequest
+
+@typing.final
+class WatchHostMemoryResponse(google.protobuf.message.Message):
+    """WatchHostMemoryResponse is one host at one moment, or the end of those that there are."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: builtins.int
+    DELETED_HOST_FIELD_NUMBER: builtins.int
+    SYNCED_FIELD_NUMBER: builtins.int
+    deleted_host: builtins.str
+    """The host of this name has no devices any more, or was not seen for too long."""
+    synced: builtins.bool
+    """Always true: everything that there is has been sent; changes follow."""
+    @property
+    def host(self) -> global___HostMemory:
+        """As it is now."""
+
+    def __init__(
+        self,
+        *,
+        host: global___HostMemory | None = ...,
+        deleted_host: builtins.str = ...,
+        synced: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["deleted_host", b"deleted_host", "host", b"host", "kind", b"kind", "synced", b"synced"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["deleted_host", b"deleted_host", "host", b"host", "kind", b"kind", "synced", b"synced"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["host", "deleted_host", "synced"] | None: ...
+
+global___WatchHostMemoryResponse = WatchHostMemoryResponse
+
+@typing.final
 class HostMemory(google.protobuf.message.Message):
     """HostMemory is a host's devices and who holds them."""
 
@@ -487,6 +529,7 @@ class HostMemory(google.protobuf.message.Message):
     DEVICES_FIELD_NUMBER: builtins.int
     LEASES_FIELD_NUMBER: builtins.int
     WAITING_COUNT_FIELD_NUMBER: builtins.int
+    WAITS_FIELD_NUMBER: builtins.int
     host: builtins.str
     """The host, by name."""
     source: weft.api.registry.v1.lease_pb2.HostSighting.Source.ValueType
@@ -505,6 +548,10 @@ class HostMemory(google.protobuf.message.Message):
     def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.lease_pb2.Lease]:
         """The leases, in order of their fencing numbers."""
 
+    @property
+    def waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MemoryWait]:
+        """Who waits, first in line first; at most 64."""
+
     def __init__(
         self,
         *,
@@ -514,11 +561,61 @@ class HostMemory(google.protobuf.message.Message):
         devices: collections.abc.Iterable[global___DeviceMemory] | None = ...,
         leases: collections.abc.Iterable[weft.api.registry.v1.lease_pb2.Lease] | None = ...,
         waiting_count: builtins.int = ...,
+        waits: collections.abc.Iterable[global___MemoryWait] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sighting_time", b"sighting_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["devices", b"devices", "host", b"host", "leases", b"leases", "sighting_time", b"sighting_time", "source", b"source", "waiting_count", b"waiting_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["devices", b"devices", "host", b"host", "leases", b"leases", "sighting_time", b"sighting_time", "source", b"source", "waiting_count", b"waiting_count", "waits", b"waits"]) -> None: ...
 
 global___HostMemory = HostMemory
+
+@typing.final
+class MemoryWait(google.protobuf.message.Message):
+    """MemoryWait is a request for memory that waits in the queue of a host."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HOLDER_FIELD_NUMBER: builtins.int
+    PURPOSE_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    DEVICE_INDEXES_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    REMAINING_WAIT_FIELD_NUMBER: builtins.int
+    purpose: builtins.str
+    """What for: a model's name, or a program's words."""
+    bytes: builtins.int
+    """How much memory, over all devices."""
+    priority: weft.api.common.v1.priority_pb2.Priority.ValueType
+    """Its priority class."""
+    detail: builtins.str
+    """What is awaited, in words. Empty: not known yet."""
+    @property
+    def holder(self) -> weft.api.registry.v1.lease_pb2.LeaseHolder:
+        """Who asks."""
+
+    @property
+    def device_indexes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The devices it may be on; empty: all of the host."""
+
+    @property
+    def remaining_wait(self) -> google.protobuf.duration_pb2.Duration:
+        """How long it will wait at most from now on."""
+
+    def __init__(
+        self,
+        *,
+        holder: weft.api.registry.v1.lease_pb2.LeaseHolder | None = ...,
+        purpose: builtins.str = ...,
+        bytes: builtins.int = ...,
+        device_indexes: collections.abc.Iterable[builtins.int] | None = ...,
+        priority: weft.api.common.v1.priority_pb2.Priority.ValueType = ...,
+        detail: builtins.str = ...,
+        remaining_wait: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["holder", b"holder", "remaining_wait", b"remaining_wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "detail", b"detail", "device_indexes", b"device_indexes", "holder", b"holder", "priority", b"priority", "purpose", b"purpose", "remaining_wait", b"remaining_wait"]) -> None: ...
+
+global___MemoryWait = MemoryWait
 
 @typing.final
 class DeviceMemory(google.protobuf.message.Message):

@@ -68,6 +68,11 @@ class LeaseServiceStub(object):
                 request_serializer=weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ListHostMemoryRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ListHostMemoryResponse.FromString,
                 _registered_method=True)
+        self.WatchHostMemory = channel.unary_stream(
+                '/weft.api.registry.v1.LeaseService/WatchHostMemory',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.WatchHostMemoryRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.WatchHostMemoryResponse.FromString,
+                _registered_method=True)
 
 
 class LeaseServiceServicer(object):
@@ -135,6 +140,15 @@ class LeaseServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchHostMemory(self, request, context):
+        """WatchHostMemory streams hosts with their devices and leases: each as it is now, then `synced`, then each that
+        changes: with every report of a holder there, and with every lease and wait. Changes of one host that are not read
+        yet are merged. It lasts for as long as the caller listens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LeaseServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -167,6 +181,11 @@ def add_LeaseServiceServicer_to_server(servicer, server):
                     servicer.ListHostMemory,
                     request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ListHostMemoryRequest.FromString,
                     response_serializer=weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ListHostMemoryResponse.SerializeToString,
+            ),
+            'WatchHostMemory': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchHostMemory,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.WatchHostMemoryRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.WatchHostMemoryResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -335,6 +354,33 @@ class LeaseService(object):
             '/weft.api.registry.v1.LeaseService/ListHostMemory',
             weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ListHostMemoryRequest.SerializeToString,
             weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.ListHostMemoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchHostMemory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.api.registry.v1.LeaseService/WatchHostMemory',
+            weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.WatchHostMemoryRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_lease__service__pb2.WatchHostMemoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

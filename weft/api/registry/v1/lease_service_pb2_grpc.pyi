@@ -82,6 +82,15 @@ class LeaseServiceStub:
     ]
     """ListHostMemory returns hosts with their devices and leases, as last seen; hosts without devices are left out."""
 
+    WatchHostMemory: grpc.UnaryStreamMultiCallable[
+        weft.api.registry.v1.lease_service_pb2.WatchHostMemoryRequest,
+        weft.api.registry.v1.lease_service_pb2.WatchHostMemoryResponse,
+    ]
+    """WatchHostMemory streams hosts with their devices and leases: each as it is now, then `synced`, then each that
+    changes: with every report of a holder there, and with every lease and wait. Changes of one host that are not read
+    yet are merged. It lasts for as long as the caller listens.
+    """
+
 class LeaseServiceAsyncStub:
     """LeaseService is the ledger of accelerator memory: leases on a host never exceed its memory.
 
@@ -145,6 +154,15 @@ class LeaseServiceAsyncStub:
         weft.api.registry.v1.lease_service_pb2.ListHostMemoryResponse,
     ]
     """ListHostMemory returns hosts with their devices and leases, as last seen; hosts without devices are left out."""
+
+    WatchHostMemory: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.registry.v1.lease_service_pb2.WatchHostMemoryRequest,
+        weft.api.registry.v1.lease_service_pb2.WatchHostMemoryResponse,
+    ]
+    """WatchHostMemory streams hosts with their devices and leases: each as it is now, then `synced`, then each that
+    changes: with every report of a holder there, and with every lease and wait. Changes of one host that are not read
+    yet are merged. It lasts for as long as the caller listens.
+    """
 
 class LeaseServiceServicer(metaclass=abc.ABCMeta):
     """LeaseService is the ledger of accelerator memory: leases on a host never exceed its memory.
@@ -221,5 +239,16 @@ class LeaseServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.lease_service_pb2.ListHostMemoryResponse, collections.abc.Awaitable[weft.api.registry.v1.lease_service_pb2.ListHostMemoryResponse]]:
         """ListHostMemory returns hosts with their devices and leases, as last seen; hosts without devices are left out."""
+
+    @abc.abstractmethod
+    def WatchHostMemory(
+        self,
+        request: weft.api.registry.v1.lease_service_pb2.WatchHostMemoryRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[weft.api.registry.v1.lease_service_pb2.WatchHostMemoryResponse], collections.abc.AsyncIterator[weft.api.registry.v1.lease_service_pb2.WatchHostMemoryResponse]]:
+        """WatchHostMemory streams hosts with their devices and leases: each as it is now, then `synced`, then each that
+        changes: with every report of a holder there, and with every lease and wait. Changes of one host that are not read
+        yet are merged. It lasts for as long as the caller listens.
+        """
 
 def add_LeaseServiceServicer_to_server(servicer: LeaseServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
