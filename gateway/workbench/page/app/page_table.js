@@ -8,6 +8,7 @@ export const PAGES = [
   { path: "chat", title: "Chat", group: "Use", needs: "inference:create", load: () => import("./pages/chat.js") },
   { path: "tasks", title: "Tasks", group: "Use", needs: "inference:view", load: () => import("./pages/tasks.js") },
   { path: "usage", title: "Usage", group: "Use", needs: "inference:view", load: () => import("./pages/usage.js") },
+  { path: "models", title: "Models", group: "Mesh", needs: "models:view", load: () => import("./pages/models.js") },
 ];
 
 /** The page of a path, and what is left of the path: the name of what it shows. @param {string} path */

@@ -3,8 +3,8 @@ import { html, useState } from "./html.js";
 import { words } from "./format.js";
 
 const GOOD = new Set(["active", "ready", "succeeded", "completed", "ok", "connected", "live"]);
-const BUSY = new Set(["loading", "running", "pending", "queued", "waking", "streaming", "unloading", "draining", "starting", "in_progress", "validating", "finalizing"]);
-const BAD = new Set(["failed", "error", "expired", "unreachable", "crashed", "refused", "lost"]);
+const BUSY = new Set(["loading", "running", "pending", "queued", "waking", "streaming", "unloading", "draining", "starting", "stopping", "in_progress", "validating", "finalizing"]);
+const BAD = new Set(["failed", "error", "expired", "unreachable", "crashed", "crash-loop", "refused", "lost"]);
 
 /** A state in colour and in words. @param {{value: string | undefined, title?: string}} props */
 export function State({ value, title }) {

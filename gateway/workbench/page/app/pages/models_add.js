@@ -1,0 +1,107 @@
+// The dialog that adds a model: by its source, its files alone, or all models of a server that runs already.
+import { html, useState } from "../parts/html.js";
+import { post } from "../api.js";
+import { collection } from "../live.js";
+import { command } from "../parts/commands.js";
+import { Dialog } from "../parts/dialog.js";
+import { follow } from "../parts/operations.js";
+import { Code, ErrorNote } from "../parts/widgets.js";
+import { numberOrText } from "./models_load.js";
+
+/** What can be added: what it is called, what it needs of a runner, and the fields that it has. */
+const WAYS = {
+  serve: { title: "Serve a model", action: "Pull and serve", ability: "addsModels" },
+  pull: { title: "Only pull its files", action: "Pull", ability: "addsModels" },
+  attach: { title: "Attach a server", action: "Attach", ability: "attachesServers" },
+};
+/** @typedef {keyof typeof WAYS} Way */
+/** @typedef {{source: string, name: string, runner: string, context: string, form: string, key: string, remote: string}} Fields */
+
+const EMPTY = { source: "", name: "", runner: "", context: "", form: "", key: "", remote: "" };
+
+/** The path, the body and the command of a call. @param {Way} way @param {Fields} fields */
+export function addCall(way, { source, name, runner, context, form, key, remote }) {
+  if (way === "pull") {
+    return {
+      path: "/v1/admin/pulls",
+      body: defined({ source, runner, form }),
+      text: command("pull", source || "SOURCE", ["--runner", runner], ["--form", form]),
+    };
+  }
+  if (way === "serve") {
+    return {
+      path: "/v1/admin/models",
+      body: defined({ source, name, runner, contextTokens: context && numberOrText(context) }),
+      text: command("load", source || "SOURCE", ["--name", name], ["--runner", runner], ["--ctx", context]),
+    };
+  }
+  const parameters = defined({ api_key_env: key, remote: remote && remote === "yes" });
+  return {
+    path: "/v1/admin/models",
+    body: { ...defined({ source: source.includes("://") ? source : source && `http://${source}`, name, runner }), parameters },
+    text: command("attach", source || "URL", ["--name", name], ["--runner", runner], ["--api-key-env", key], [remote === "no" ? "--no-remote" : "--remote", remote !== ""]),
+  };
+}
+
+/** Those that have a value. @param {Record<string, any>} fields */
+const defined = (fields) => Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== ""));
+
+/** @param {{onClose: () => void, first?: Way, source?: string}} props */
+export function AddDialog({ onClose, first = "serve", source = "" }) {
+  const [way, setWay] = useState(/** @type {Way} */ (first));
+  const [fields, setFields] = useState(/** @type {Fields} */ ({ ...EMPTY, source }));
+  const [error, setError] = useState(/** @type {unknown} */ (null));
+  const [isBusy, setBusy] = useState(false);
+  const call = addCall(way, fields);
+  /** @param {Event} event */
+  const submit = async (event) => {
+    event.preventDefault();
+    setBusy(true);
+    try {
+      follow(await post(call.path, call.body));
+      onClose();
+    } catch (failure) {
+      setError(failure);
+      setBusy(false);
+    }
+  };
+  /** A field with its label. @param {keyof Fields} name @param {string} label @param {string} [placeholder] */
+  const text = (name, label, placeholder = "") => html`<label>${label} <input name=${name} value=${fields[name]} placeholder=${placeholder} spellcheck=${false}
+    autocomplete="off" onInput=${(/** @type {any} */ event) => setFields({ ...fields, [name]: event.target.value })} /></label>`;
+  /** A choice with its label. @param {keyof Fields} name @param {string} label @param {[string, string][]} options */
+  const choice = (name, label, options) => html`<label>${label} <select name=${name} value=${fields[name]}
+    onChange=${(/** @type {any} */ event) => setFields({ ...fields, [name]: event.target.value })}>
+    ${options.map(([value, shown]) => html`<option key=${value} value=${value}>${shown}</option>`)}</select></label>`;
+  const able = [...collection("runner").value.items.values()].filter((runner) => runner.status?.[WAYS[way].ability]);
+  /** @type {[string, string][]} */
+  const runners = [["", "the only one that can"], ...able.map((runner) => /** @type {[string, string]} */ ([runner.name, runner.name]))];
+  return html`<${Dialog} title="Add a model" onClose=${onClose} isWide>
+    <form onSubmit=${submit} novalidate>
+      <div class="row" role="radiogroup" aria-label="How">
+        ${Object.entries(WAYS).map(
+          ([key, { title }]) => html`<label class="inline" key=${key}><input type="radio" name="way" value=${key} checked=${way === key}
+            onChange=${() => { setWay(/** @type {Way} */ (key)); setError(null); }} /> ${title}</label>`,
+        )}</div>
+      ${way === "attach" ? text("source", "Address", "http://box.lan:11434") : text("source", "Source", "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M")}
+      <p class="faint">${HELP[way]}</p>
+      <div class="fields">
+        ${way !== "pull" && text("name", "Name", way === "attach" ? "by its address" : "by its source")}
+        ${choice("runner", "Runner", runners)}
+        ${way === "serve" && text("context", "Context in tokens", "what fits")}
+        ${way === "pull" && choice("form", "Form", [["", "GGUF where there is one"], ["gguf", "GGUF"], ["folder", "folder of safetensors"]])}
+        ${way === "attach" && text("key", "Variable with its key", "of the runner's environment")}
+        ${way === "attach" && choice("remote", "Off the premises", [["", "by its address"], ["no", "no"], ["yes", "yes"]])}
+      </div>
+      <${Code} label="Command" text=${call.text} />
+      <${ErrorNote} error=${error} />
+      <div class="buttons"><button type="button" onClick=${onClose}>Cancel</button>
+        <button type="submit" class="main" disabled=${isBusy}>${WAYS[way].action}</button></div>
+    </form>
+  </${Dialog}>`;
+}
+
+const HELP = {
+  serve: "A model of the Hugging Face hub by its name, or a file that the runner reaches: it is pulled, served under a name, and loaded. weft.yaml stays as it is.",
+  pull: "Its files are pulled to the home of the runner. A pull that is cancelled goes on where it ended.",
+  attach: "Every model that the server lists is served, and its list is followed. weft never starts or stops it.",
+};

@@ -1,0 +1,61 @@
+// What the pages of models read out of a model's document: its state, its memory, what it takes.
+import { toNumber } from "../parts/format.js";
+
+/** The state of a model: the phase of its engine, or that of its runner where that is gone. @param {any} model */
+export function stateOf(model) {
+  const { state, instance } = model.status ?? {};
+  if (state === "active") return instance?.phase ?? "active";
+  if (state === "hibernating") return instance?.phase ?? "hibernating";
+  return state ?? "";
+}
+
+/** Whether requests are served at once. @param {any} model */
+export const isReady = (model) => ["ready", "active"].includes(stateOf(model));
+
+/** Whether a load would start an engine. @param {any} model */
+export const isAsleep = (model) => ["hibernating", "idle", "failed", "crash-loop"].includes(stateOf(model));
+
+/** Accelerator memory: what it was seen to hold, else what its lease says, else what it would take; 0: unknown.
+ * @param {any} model */
+export function memoryOf(model) {
+  const memory = model.status?.instance?.memory ?? {};
+  const held = toNumber(memory.measuredBytes) || toNumber(memory.leasedBytes) || 0;
+  return held ? { bytes: held, isHeld: true } : { bytes: toNumber(memory.estimatedBytes) || 0, isHeld: false };
+}
+
+/** Context of one slot in tokens; 0: unknown. @param {any} model */
+export const contextOf = (model) => model.status?.instance?.contextTokens || model.contextTokens || 0;
+
+/** @type {Record<string, string>} */
+const NAMES = { image: "images" };
+
+/** What a model takes, such as ["text", "images", "tools", "thinking"]; empty: unknown. @param {any} model */
+export function takes(model) {
+  const abilities = model.status?.instance?.abilities;
+  const skills = abilities?.skills?.length ? abilities.skills : (model.skills ?? []);
+  const thinks = abilities?.thinkingModes?.includes("enabled") ? ["thinking"] : [];
+  return [...skills.map((/** @type {string} */ skill) => NAMES[skill] ?? skill), ...thinks];
+}
+
+/** Labels, tier and owner as short texts. @param {any} model */
+export function tagsOf(model) {
+  const labels = Object.entries(model.labels ?? {}).map(([key, value]) => `${key}=${value}`);
+  return [...(model.tier ? [`tier=${model.tier}`] : []), ...labels, ...(model.owner ? [`owner=${model.owner}`] : [])];
+}
+
+/** The pool of a model; "" where the model is the pool. @param {any} model */
+export const poolOf = (model) => (model.status?.pool && model.status.pool !== model.name ? model.status.pool : "");
+
+/** @type {WeakMap<any, string>} */
+const texts = new WeakMap();
+
+/** All that a filter finds a model by, in lower case. @param {any} model */
+export function searchText(model) {
+  let text = texts.get(model);
+  if (text === undefined) {
+    const { runner, type, instance } = model.status ?? {};
+    const parts = [model.name, poolOf(model), runner, type, stateOf(model), model.upstream, instance?.addedSource, ...takes(model), ...tagsOf(model)];
+    texts.set(model, (text = parts.filter(Boolean).join("\n").toLowerCase()));
+  }
+  return text;
+}
