@@ -1,0 +1,98 @@
+"""The workbench uses the public API alone, and all that it changes has a command: docs/workbench.md lists both."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.core import TyperGroup
+
+from gateway.endpoints import GATEWAY_GROUPS, endpoints_of
+from gateway.workbench.page_files import FOLDER
+from weft_app.cli.main import COMMANDS, load
+
+PAGE = Path(__file__).parents[3] / "docs" / "workbench.md"
+_LITERAL = re.compile(
+    r"""(?:(?P<function>\w+)\(\s*(?:"(?P<method>[A-Z]+)",\s*)?)?"""
+    r"""(?P<quote>["`])(?P<path>/(?:api/)?v1/.*?)(?P=quote)"""
+)
+_METHODS = {"get": "GET", "post": "POST", "put": "PUT", "remove": "DELETE"}
+"""Functions of api.js whose name says the method; others are given it."""
+_ROW = re.compile(
+    r"^\|[^|]*\|[^|]*\| `(?P<method>[A-Z]+) (?P<path>\S+)` \| (?:`weft (?P<command>[^`]+)`|none) \|$", re.MULTILINE
+)
+_ENDPOINTS = [
+    (method, re.sub(r"\{.*?\}", "x", endpoint.path))
+    for endpoint in endpoints_of(GATEWAY_GROUPS)
+    for method in endpoint.methods
+]
+"""Methods and paths of the gateway, with "x" for what a caller puts in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A path that a module of the page names, and the method where the same line says it."""
+
+    module: str
+    method: str | None
+    path: str
+
+    def endpoints(self) -> list[tuple[str, str]]:
+        """The endpoints that it may be."""
+        pattern = re.compile(re.sub(r"\\\$\\\{.*?\\\}", "[^/]+", re.escape(self.path.split("?")[0])))
+        found = [(method, path) for method, path in _ENDPOINTS if pattern.fullmatch(path)]
+        return [(method, path) for method, path in found if self.method in (None, method)]
+
+
+def calls_of(text: str, module: str = "") -> list[Call]:
+    """The paths of the API in the text of a module."""
+    return [
+        Call(module, found["method"] or _METHODS.get(found["function"] or ""), found["path"])
+        for found in _LITERAL.finditer(text)
+    ]
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Method, path and command of each row of the table; without a command: ""."""
+    found = _ROW.finditer(PAGE.read_text())
+    return [(row["method"], re.sub(r"\{.*?\}", "x", row["path"]), row["command"] or "") for row in found]
+
+
+CALLS = [call for path in sorted((FOLDER / "app").rglob("*.js")) for call in calls_of(path.read_text(), path.name)]
+
+
+def test_the_page_names_endpoints_of_the_public_api_alone() -> None:
+    assert CALLS
+    unknown = [call for call in CALLS if not call.endpoints()]
+    assert not unknown, "no endpoint of the gateway has this method and path"
+
+
+def test_whatever_the_page_changes_is_in_the_table_of_calls_and_commands() -> None:
+    listed = {(method, path) for method, path, _ in rows()}
+    changing = {call: {each for each in call.endpoints() if each[0] not in ("GET", "HEAD")} for call in CALLS}
+    missing = [call for call, endpoints in changing.items() if endpoints and not endpoints & listed]
+    assert not missing, f"add a row to 'Calls and commands' in {PAGE.name}"
+
+
+@pytest.mark.parametrize(("method", "path", "command"), rows())
+def test_every_row_of_the_table_is_an_endpoint_and_a_command(method: str, path: str, command: str) -> None:
+    assert (method, path) in _ENDPOINTS
+    if not command:
+        return
+    name, *words = command.split()
+    assert name in COMMANDS
+    found = load(name)
+    while isinstance(found, TyperGroup) and words:
+        found = found.commands[words.pop(0)]
+    options = {option for parameter in found.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= options
+
+
+def test_a_path_that_no_endpoint_has_is_found() -> None:
+    """The negative control of the checks above."""
+    wrong = calls_of("get(`/v1/admin/nothing/${segment(name)}`); post('x'); post(\"/v1/admin/models\")")
+    assert [bool(call.endpoints()) for call in wrong] == [False, True]
+    assert calls_of('events("GET", `/v1/admin/operations/${segment(id)}`, {})')[0].endpoints() == [
+        ("GET", "/v1/admin/operations/x")
+    ]
+    assert not calls_of('put("/v1/admin/pulls", {})')[0].endpoints()
