@@ -372,6 +372,8 @@ class GatewaySettings:
     """Changes that wait for one reader of `/api/v1/watch`, one for each name: the newest. A source of more waits."""
     watch_interval_seconds: Seconds = 0.1
     """Shortest time between two writes of one stream of `/api/v1/watch`; changes of a name meanwhile are one."""
+    key_check_seconds: Seconds = 2.0
+    """Interval in which an open stream of events checks that its key is still valid; it ends with one that is not."""
     max_running_responses: Annotated[int, Ge(1), Le(100_000)] = 2048
     """Streams of `/v1/responses` at once, which can be retrieved by id meanwhile; one more is refused."""
     keep_responses: Annotated[KeepResponses, PUBLIC] = KeepResponses.BY_DEFAULT

@@ -29,6 +29,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
 from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
 
 _HEADERS = (
     # no-transform and no buffering: each event must pass a proxy at once.
@@ -251,6 +252,9 @@ class StreamedAnswer(SseResponse):
         return self._encoder.failure(error, request_id)
 
 
+_KEY_REFUSALS = frozenset({Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED})
+
+
 def failure_event(error: WeftError, request_id: str) -> bytes:
     """Returns the error envelope as the last event of a stream."""
     return b"data: " + envelope(error, request_id) + b"\n\n"
@@ -284,10 +288,22 @@ class EventStream(SseResponse):
     async def _pump(self, scope: Scope, receive: Receive, writer: SseWriter) -> None:
         with WhileConnected(scope, receive) as block, self._watches.joined(block):
             block.run_beside(writer.keep_up(block))
+            block.run_beside(self._check_key(scope, block))
             async with aclosing(self._events) as events:
                 async for event in events:
                     await writer.write(event)
             await writer.finish(b"")
+
+    async def _check_key(self, scope: Scope, block: Interruptible) -> None:
+        """Interrupt `block` once the key is revoked or has expired: a stream has no end of its own."""
+        deps = self._deps
+        while deps.gate.needs_keys:
+            await deps.clock.sleep(deps.config.key_check_seconds)
+            try:
+                deps.gate.admit(scope)
+            except WeftError as error:
+                if error.reason in _KEY_REFUSALS:
+                    block.interrupt(error)
 
     @override
     def _last_event(self, error: WeftError, request_id: str) -> bytes:

@@ -54,17 +54,18 @@ async def watch(deps: WatchDeps, request: Request) -> Response:
 
 
 def _wanted(deps: WatchDeps, text: str, principal: Principal) -> list[WatchSource]:
-    """Returns the sources of kinds. Raises INVALID_ARGUMENT for an unknown kind, PERMISSION_DENIED naming the kind."""
+    """Returns the sources of kinds. Raises INVALID_ARGUMENT, PERMISSION_DENIED naming the kind by its place."""
     words = list(dict.fromkeys(text.split(",")))
-    for word in words:
+    for place, word in enumerate(words):
         if word not in deps.sources:
             known = ", ".join(sorted(deps.sources))
-            raise invalid_field("kinds", f"'{word[:32]}' is no kind; there are {known}, with commas between them")
+            message = f"'{word[:32]}' is no kind; there are {known}, with commas between them"
+            raise invalid_field(f"kinds[{place}]", message)
     found = [deps.sources[word] for word in words]
-    for source in found:
+    for place, source in enumerate(found):
         refusal = _refusal(principal, source)
         if refusal is not None:
-            raise FieldError("kinds", f"{source.kind}: {refusal.message}", refusal.reason)
+            raise FieldError(f"kinds[{place}]", f"{source.kind}: {refusal.message}", refusal.reason)
     return found
 
 

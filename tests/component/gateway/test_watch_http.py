@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pytest
 from gateway_script import serving
@@ -94,7 +95,8 @@ async def test_an_unknown_kind_is_refused_with_those_that_there_are(kinds: str) 
     async with serving(watched=[models(), runners()]) as gateway:
         response = await gateway.request("GET", f"{WATCH}?kinds={kinds.replace(' ', '%20')}")
     error = json.loads(response.body)["error"]
-    assert (response.status, error["code"], error["param"]) == (400, "invalid_argument", "kinds")
+    place = 0 if "," not in kinds else 1
+    assert (response.status, error["code"], error["param"]) == (400, "invalid_argument", f"kinds[{place}]")
     assert "model, runner" in error["message"]
 
 
@@ -110,9 +112,22 @@ async def test_a_kind_that_the_key_may_not_see_is_403_that_names_it() -> None:
         keyless = await gateway.request("GET", f"{WATCH}?kinds=model")
         nothing = await gateway.request("GET", WATCH, headers=bearer("asker0000000"))
     error = json.loads(refused.body)["error"]
-    assert (refused.status, error["code"], error["param"]) == (403, "permission_denied", "kinds")
-    assert error["message"] == "kinds: runner: the key lacks the scope runners:view"
+    assert (refused.status, error["code"], error["param"]) == (403, "permission_denied", "kinds[1]")
+    assert error["message"] == "kinds[1]: runner: the key lacks the scope runners:view"
     assert (keyless.status, nothing.status) == (401, 403)
+
+
+async def test_a_stream_ends_with_an_error_once_its_key_is_revoked() -> None:
+    keys, config = Ring(), replace(QUICK, key_check_seconds=0.01)
+    async with (
+        serving(config=config, watched=[models(synced(), asyncio.Event())], keys=keys) as gateway,
+        watching(gateway, "model", bearer("models000000")) as stream,
+    ):
+        assert brief(await stream.next()) == ("model", "synced")
+        keys.ring = KeyRing(pepper=PEPPER, keys={})
+        assert (await stream.next())["error"]["code"] == "invalid_api_key"
+        with pytest.raises(EOFError):
+            await stream.next()
 
 
 async def test_without_kinds_the_stream_has_those_that_the_key_may_see() -> None:

@@ -8,10 +8,12 @@ import { ApiError, events } from "./api.js";
  * @typedef {{items: Map<string, any>, isComplete: boolean, problem: string}} Collection
  */
 
-/** Whether the stream is open: "connecting", "live" or "away". */
-export const connection = signal("connecting");
+/** Whether the stream is open: "connecting", "live" or "away"; "" while the page needs none. */
+export const connection = signal("");
 /** Why it is away. */
 export const awayBecause = signal("");
+/** How often the stream was opened again after it was lost: what was asked for by calls may be old by then. */
+export const comebacks = signal(0);
 
 const RETRY_MILLISECONDS = [250, 500, 1000, 2000, 5000];
 /** Events are not state: only the newest of them are kept. */
@@ -47,8 +49,9 @@ export function useLive(...kinds) {
   }, [names]);
 }
 
-/** Opens the stream anew, as after another key was entered. */
+/** Forgets what another caller was shown, and opens the stream anew. */
 export function restart() {
+  for (const each of collections.values()) each.value = { items: new Map(), isComplete: false, problem: "" };
   openKinds = "";
   schedule();
 }
@@ -65,37 +68,58 @@ function schedule() {
     openKinds = names;
     stream?.abort();
     stream = null;
+    connection.value = names ? "connecting" : "";
     if (names) void follow(kinds, (stream = new AbortController()).signal);
   }, 20);
 }
 
 /** Reads the stream until it is aborted; begins anew after every end. @param {string[]} kinds @param {AbortSignal} signal */
 async function follow(kinds, signal) {
+  let asked = kinds;
   for (let failures = 0; !signal.aborted; failures += 1) {
-    const updates = new Updates(kinds);
-    connection.value = "connecting";
+    const updates = new Updates(asked);
     try {
-      for await (const { data, comment } of events("GET", "/api/v1/watch", { query: { kinds: kinds.join(",") }, signal })) {
+      for await (const { data, comment } of events("GET", "/api/v1/watch", { query: { kinds: asked.join(",") }, signal })) {
         failures = 0;
-        if (connection.value !== "live") connection.value = "live";
+        if (connection.value !== "live") opened();
         if (data) updates.take(JSON.parse(data));
         else if (comment) continue;
       }
       awayBecause.value = "the stream ended";
     } catch (error) {
       if (signal.aborted) return;
-      awayBecause.value = error instanceof Error ? error.message : String(error);
-      if (error instanceof ApiError && (error.status === 401 || error.status === 403)) {
-        connection.value = "away";
-        for (const kind of kinds) collection(kind).value = { ...collection(kind).value, problem: error.message };
+      const failure = error instanceof ApiError ? error : new ApiError(0, { message: String(error) });
+      awayBecause.value = failure.message;
+      const without = withoutRefused(asked, failure);
+      if (without) {
+        asked = without;
+        failures = -1;
+        if (asked.length) continue;
+        connection.value = "";
         return;
       }
     } finally {
       updates.stop();
     }
     connection.value = "away";
+    asked = kinds;
     await new Promise((resolve) => setTimeout(resolve, RETRY_MILLISECONDS[Math.min(failures, RETRY_MILLISECONDS.length - 1)]));
   }
+}
+
+function opened() {
+  if (connection.value === "away") comebacks.value += 1;
+  connection.value = "live";
+}
+
+/** The kinds without the one that the gateway refuses, which is not known to it or not for this key; that one has the refusal
+ * as its problem, and the others are followed all the same. Null: it is another failure.
+ * @param {string[]} kinds @param {ApiError} failure */
+function withoutRefused(kinds, failure) {
+  const refused = kinds[Number(/^kinds\[(\d+)\]$/.exec(failure.param)?.[1] ?? -1)];
+  if (refused === undefined) return null;
+  collection(refused).value = { ...collection(refused).value, problem: failure.message.replace(`${failure.param}: `, "") };
+  return kinds.filter((kind) => kind !== refused);
 }
 
 /** Changes that a stream brought, shown once per frame: a snapshot has thousands of them. */

@@ -8,7 +8,16 @@ export const place = signal(readPlace());
 
 function readPlace() {
   const path = location.pathname.startsWith(BASE) ? location.pathname.slice(BASE.length) : "";
-  return { path: decodeURI(path).replace(/\/+$/, ""), query: new URLSearchParams(location.search) };
+  return { path: path.split("/").map(decoded).join("/").replace(/\/+$/, ""), query: new URLSearchParams(location.search) };
+}
+
+/** A segment of an address that somebody typed may be no text. @param {string} segment */
+function decoded(segment) {
+  try {
+    return decodeURIComponent(segment);
+  } catch {
+    return segment;
+  }
 }
 
 addEventListener("popstate", () => (place.value = readPlace()));
@@ -35,6 +44,9 @@ export function followLink(event) {
   event.preventDefault();
   history.pushState(null, "", link.href);
   place.value = readPlace();
+  // As after a page that was loaded: its beginning is shown, and the next Tab goes to its first control.
+  scrollTo(0, 0);
+  document.getElementById("main")?.focus({ preventScroll: true });
 }
 
 const THEME = "weft.theme";

@@ -13,8 +13,15 @@ export const problem = signal("");
 /** Whether a key has to be entered. */
 export const needsKey = computed(() => caller.value !== null && !caller.value.authenticated);
 
-/** Asks the gateway who the caller is, with the key of this tab. */
-export async function identify() {
+/** The question that is not answered yet. @type {Promise<void> | null} */
+let asked = null;
+
+/** Asks the gateway who the caller is, with the key of this tab; once, however many calls were refused at the same time. */
+export function identify() {
+  return (asked ??= ask().finally(() => (asked = null)));
+}
+
+async function ask() {
   useKey(sessionStorage.getItem(STORED), refused);
   try {
     caller.value = await get("/api/v1/caller");
@@ -30,21 +37,25 @@ export async function identify() {
 
 /** @param {string} key */
 export async function signIn(key) {
+  await asked;
   sessionStorage.setItem(STORED, key.trim());
   await identify();
 }
 
 export async function signOut() {
+  await asked;
   sessionStorage.removeItem(STORED);
+  // Also where the gateway is away.
+  if (caller.value) caller.value = { keysRequired: caller.value.keysRequired, authenticated: false, version: caller.value.version };
   await identify();
 }
 
 /** The key of this tab, for the examples that show a call; null where there is none. */
 export const currentKey = () => sessionStorage.getItem(STORED);
 
-/** A key that was valid is not any more. */
+/** A key that was valid is not any more, or callers need one by now. */
 function refused() {
-  if (caller.value?.authenticated && caller.value.keysRequired) void identify();
+  if (caller.value?.authenticated) void identify();
 }
 
 /** Whether the caller may do something to some name at least, such as "models:edit".

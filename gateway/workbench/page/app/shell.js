@@ -1,9 +1,10 @@
 // The frame of the page: navigation, the key, the connection, and the page of the address.
-import { html, useEffect, useState, useRef } from "./parts/html.js";
-import { awayBecause, connection, restart } from "./live.js";
+import { html, useEffect, useErrorBoundary, useState, useRef } from "./parts/html.js";
+import { awayBecause, comebacks, connection, restart } from "./live.js";
 import { address, applyTheme, followLink, place, theme } from "./navigation.js";
 import { Notices } from "./parts/notices.js";
 import { PAGES, pageOf } from "./page_table.js";
+import { checkVersion, isOutdated } from "./version.js";
 import { caller, can, identify, needsKey, problem, signIn, signOut } from "./session.js";
 
 const RETRY_MILLISECONDS = 1000;
@@ -14,10 +15,11 @@ export function Shell() {
   useEffect(() => {
     document.title = `${title} · weft`;
   }, [title]);
+  useEffect(() => void (comebacks.value && checkVersion()), [comebacks.value]);
   return html`<div class="shell" onClick=${followLink}>
     <a class="skip" href="#main">Skip to content</a>
     <${Header} current=${found?.entry.path} />
-    <main id="main" tabindex="-1"><${Content} found=${found} /></main>
+    <main id="main" tabindex="-1">${isOutdated.value && html`<${Outdated} />`}<${Content} found=${found} /></main>
     <${Notices} />
   </div>`;
 }
@@ -34,17 +36,25 @@ function Content({ found }) {
   return html`<${Loaded} key=${found.entry.path} entry=${found.entry} name=${found.name} />`;
 }
 
+/** Shown where the gateway was updated while this tab was open. */
+function Outdated() {
+  return html`<section class="panel row" role="status"><span class="fill">The gateway has another version of this page by now.</span>
+    <button onClick=${() => location.reload()}>Reload</button></section>`;
+}
+
 /** A page whose module comes when it is first shown. @param {{entry: import("./page_table.js").PageEntry, name: string}} props */
 function Loaded({ entry, name }) {
   const [page, setPage] = useState(/** @type {{Page?: any, problem?: string}} */ ({}));
+  const [failure] = useErrorBoundary((error) => console.warn(error));
   useEffect(() => {
     entry.load().then(
       (module) => setPage({ Page: module.Page }),
       () => setPage({ problem: "This page could not be loaded. Reload: the gateway may have been updated, or is away." }),
     );
   }, [entry]);
-  if (page.problem) {
-    return html`<section class="panel"><p>${page.problem}</p><button onClick=${() => location.reload()}>Reload</button></section>`;
+  const problem = failure ? `This page has failed: ${failure.message ?? failure}` : page.problem;
+  if (problem) {
+    return html`<section class="panel" role="alert"><h1>${entry.title}</h1><p>${problem}</p><button onClick=${() => location.reload()}>Reload</button></section>`;
   }
   return page.Page ? html`<${page.Page} name=${name} query=${place.value.query} />` : html`<p class="faint">…</p>`;
 }
@@ -111,6 +121,6 @@ const CONNECTIONS = { live: "live", connecting: "connecting", away: "away" };
 
 function Connection() {
   const state = /** @type {keyof typeof CONNECTIONS} */ (connection.value);
-  if (!caller.value?.authenticated) return null;
+  if (!caller.value?.authenticated || !state) return null;
   return html`<span class="connection ${state}" role="status" title=${state === "away" ? awayBecause.value : ""}>${CONNECTIONS[state]}</span>`;
 }

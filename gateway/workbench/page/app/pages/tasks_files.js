@@ -24,7 +24,7 @@ export function FileList() {
   const path = (/** @type {any} */ file) => `/v1/files/${segment(file.id)}`;
   const actions = (/** @type {any} */ file) => html`<span class="row">
     <button onClick=${() => attempt(() => download(`${path(file)}/content`, file.filename))} aria-label=${`Download ${file.filename}`}>Download</button>
-    ${file.purpose === "batch" && can("inference:create") && html`<a href=${address("tasks/batches", { file: file.id })}>Begin a batch</a>`}
+    ${file.purpose === "batch" && can("inference:create") && html`<a href=${address("tasks/batches", { file: file.id })} aria-label=${`Begin a batch of ${file.filename}`}>Batch</a>`}
     ${can("inference:edit") && html`<button onClick=${() => setDeleted(file)} aria-label=${`Delete ${file.filename}`}>Delete</button>`}</span>`;
   return html`<div class="row tools"><span class="fill faint">Requests and results of batches. They are kept for a time, then they are gone.</span>
       ${can("inference:create") && html`<button class="main" onClick=${() => setUploading(true)}>Upload</button>`}</div>
@@ -73,7 +73,7 @@ function Upload({ onClose, onDone }) {
 
 /** @type {import("../parts/table.js").Column[]} */
 const COLUMNS = [
-  { title: "Name", cell: (file) => file.filename, sort: (file) => file.filename },
+  { title: "Name", cell: (file) => html`<span class="cut" title=${file.filename}>${file.filename}</span>`, sort: (file) => file.filename },
   { title: "What", cell: (file) => words(file.purpose), sort: (file) => file.purpose },
   { title: "Size", cell: (file) => bytes(file.bytes), sort: (file) => file.bytes, className: "number" },
   { title: "Created", cell: (file) => clock(file.created_at * 1000), sort: (file) => file.created_at },

@@ -1,6 +1,6 @@
 // What tenants, keys and models used: sums, a chart by hour or day, and rows to save as CSV.
 import { html, useEffect, useState } from "../parts/html.js";
-import { get } from "../api.js";
+import { ApiError, get } from "../api.js";
 import { go } from "../navigation.js";
 import { caller, can } from "../session.js";
 import { count, figure } from "../parts/format.js";
@@ -12,6 +12,8 @@ import { requests, UsageChart } from "./usage_chart.js";
 import { csvText } from "./usage_csv.js";
 
 const MAX_ROWS = 10_000;
+/** While the gateway is away. */
+const RETRY_MILLISECONDS = 2000;
 /** @type {[string, string][]} */
 const SPANS = [
   ["24h", "24 hours"],
@@ -88,7 +90,7 @@ function Rows({ found, by }) {
   const name = `usage-${groups.join("-")}.csv`;
   const rows = found.items.map((/** @type {any} */ row, /** @type {number} */ at) => ({ ...row, at: String(at) }));
   if (rows.length > 1) rows.push({ ...found.total, at: "total", isTotal: true });
-  return html`<div class="row"><h2>By ${GROUPS.filter(([group]) => groups.includes(group)).map(([, words]) => words).join(" and ")}</h2>
+  return html`<div class="row tools"><h2>By ${GROUPS.filter(([group]) => groups.includes(group)).map(([, words]) => words).join(" and ")}</h2>
       <button disabled=${!found.items.length} onClick=${() => attempt(async () => saveText(csvText(found.items, groups), name, "text/csv"))}>Save as CSV</button></div>
     ${found.hasMore && html`<p class="problem" role="status">There are more than ${count(MAX_ROWS)} rows: choose a shorter time, a tenant or a model. The total counts all.</p>`}
     <${Table} label="Usage" rows=${rows} rowKey=${(/** @type {any} */ row) => row.at} columns=${columnsOf(groups)} empty="Nothing was used in this time." />
@@ -141,6 +143,8 @@ function command({ by, since, until, tenant, model }) {
  * @param {string} path @param {Record<string, string | number>} query */
 function useAnswer(path, query) {
   const [answer, setAnswer] = useState(/** @type {{found: any, error: unknown}} */ ({ found: null, error: null }));
+  const [turn, setTurn] = useState(0);
+  const isAway = answer.error instanceof ApiError && answer.error.status === 0;
   const key = path + JSON.stringify(query);
   useEffect(() => {
     const stop = new AbortController();
@@ -149,7 +153,12 @@ function useAnswer(path, query) {
       (error) => stop.signal.aborted || setAnswer({ found: null, error }),
     );
     return () => stop.abort();
-  }, [key]);
+  }, [key, turn]);
+  useEffect(() => {
+    if (!isAway) return undefined;
+    const timer = setTimeout(() => setTurn(turn + 1), RETRY_MILLISECONDS);
+    return () => clearTimeout(timer);
+  }, [isAway, turn, answer]);
   return answer;
 }
 

@@ -6,7 +6,10 @@ import { ErrorNote } from "./widgets.js";
 export function Dialog({ title, onClose, children, isWide = false }) {
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
   useEffect(() => {
+    const opener = document.activeElement;
     dialog.current?.showModal();
+    // The browser gives the focus back to it only from a dialog that is closed before it is gone.
+    return () => (opener instanceof HTMLElement ? opener.focus() : undefined);
   }, []);
   return html`<dialog ref=${dialog} class=${isWide ? "wide" : ""} aria-label=${title} onClose=${onClose}>
     <div class="row"><h2>${title}</h2><button class="quiet" aria-label="Close" onClick=${onClose}>×</button></div>

@@ -1,5 +1,6 @@
 // Lists that come in pages, the newest first: the pages that were asked for, and a first page that is asked for again.
 import { html, useCallback, useEffect, useRef, useState } from "./html.js";
+import { comebacks } from "../live.js";
 import { ErrorNote } from "./widgets.js";
 
 /**
@@ -46,6 +47,7 @@ export function usePages(load, key) {
     void refresh();
     return () => void (turn.current += 1);
   }, [key]);
+  useEffect(() => void (comebacks.value && refresh()), [comebacks.value]);
   const drop = (/** @type {string} */ id) => setState((old) => ({ ...old, rows: old.rows.filter((row) => row.id !== id) }));
   const replace = (/** @type {any} */ row) =>
     setState((old) => ({ ...old, rows: old.rows.map((other) => (other.id === row.id ? row : other)) }));
