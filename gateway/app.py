@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.admin.join_tokens import JoinCommands, JoinTokenDeps, JoinTokensPort
 from gateway.admin.keys import KeysDeps, KeysPort
 from gateway.admin.operations import AdminDeps, AdminPorts
 from gateway.admin.secrets import SecretsDeps, SecretsPort
@@ -28,6 +29,7 @@ from gateway.endpoints import (
     FILES,
     GATEWAY_GROUPS,
     HEALTH,
+    JOIN_TOKENS,
     KEYS,
     OLLAMA,
     OPENAI,
@@ -88,6 +90,10 @@ from weft.kernel.time_limit import time_limited
 from weft.kernel.tracing import NO_TRACING, Tracing
 
 
+def _no_command(_token: str) -> None:
+    """Returns no command."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayPorts:
     """Services and stores that one gateway calls."""
@@ -101,6 +107,10 @@ class GatewayPorts:
     """The valid API keys; None: callers need none."""
     api_keys: KeysPort | None = None
     """Creates and revokes keys; None, or where callers need no keys: no endpoints for it."""
+    join_tokens: JoinTokensPort | None = None
+    """Keeps the tokens with which runners join; None: no endpoints for it."""
+    join_command: JoinCommands = _no_command
+    """Returns the command with which a runner joins."""
     secrets: SecretsPort | None = None
     """Stores secrets; None: no endpoints for it."""
     responses: ResponseStore | None = None
@@ -238,6 +248,9 @@ def _add_management(app: EndpointApp, deps: GatewayDeps, ports: GatewayPorts) ->
         app.add_group(ADMIN, AdminDeps(gateway=deps, ports=ports.admin))
     if ports.keys is not None and ports.api_keys is not None:
         app.add_group(KEYS, KeysDeps(gateway=deps, keys=ports.api_keys))
+    if ports.join_tokens is not None:
+        tokens = JoinTokenDeps(gateway=deps, tokens=ports.join_tokens, join_command=ports.join_command)
+        app.add_group(JOIN_TOKENS, tokens)
     if ports.secrets is not None:
         app.add_group(SECRETS, SecretsDeps(gateway=deps, secrets=ports.secrets))
     if ports.requests is not None:

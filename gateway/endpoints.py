@@ -12,8 +12,11 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from gateway.admin import keys, operations, secrets
+from gateway.admin import join_tokens, keys, operations, secrets
 from gateway.admin import models as admin_models
+from gateway.admin.discovered import get_discovered
+from gateway.admin.engine_logs import LOG_PARAMETERS, get_engine_logs
+from gateway.admin.join_tokens import JoinTokenDeps, NewJoinTokenBody
 from gateway.admin.keys import KeysDeps, NewKeyBody, RotateBody
 from gateway.admin.operations import (
     REQUEST_LIST_PARAMETERS,
@@ -24,6 +27,7 @@ from gateway.admin.operations import (
     list_clients,
     list_requests,
 )
+from gateway.admin.processes import PROCESS_PARAMETERS, LogLevelBody, get_process_health, put_log_level
 from gateway.admin.schemas import FlushBody, LoadBody, PullBody, SourceLoadBody, UnloadBody
 from gateway.admin.secrets import NewSecretBody, SecretsDeps, SecretValueBody
 from gateway.admin.usage import ALL_USAGE_PARAMETERS, USAGE_PARAMETERS, UsageDeps, get_all_usage, get_usage
@@ -106,9 +110,9 @@ from gateway.tasks.handlers import NewTaskBody, TaskDeps, TaskList, TaskObject
 from gateway.watch import handlers as watching
 from gateway.watch.handlers import WatchDeps
 from gateway.workbench.serving import WorkbenchDeps, get_caller, get_page, redirect_to_page
-from weft.api.gateway.v1 import admin_model_pb2
+from weft.api.gateway.v1 import admin_model_pb2, discovery_pb2, engine_log_pb2, new_join_token_pb2, process_pb2
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
-from weft.api.registry.v1 import key_service_pb2, lease_pb2, secret_service_pb2
+from weft.api.registry.v1 import join_token_service_pb2, key_service_pb2, lease_pb2, secret_service_pb2
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
 from weft.api.router.v1 import figures_pb2, request_service_pb2, usage_service_pb2
 from weft.api.router.v1.request_pb2 import RequestRecord
@@ -124,6 +128,7 @@ _VIEW = Access(Resource.INFERENCE, Role.VIEW)
 _EDIT = Access(Resource.INFERENCE, Role.EDIT)
 _VIEW_MODELS = Access(Resource.MODELS, Role.VIEW)
 _EDIT_MODELS = Access(Resource.MODELS, Role.EDIT)
+_VIEW_RUNNERS = Access(Resource.RUNNERS, Role.VIEW)
 _EDIT_RUNNERS = Access(Resource.RUNNERS, Role.EDIT)
 _VIEW_OPERATIONS = Access(Resource.OPERATIONS, Role.VIEW)
 _OPERATE = Access(Resource.OPERATIONS, Role.CREATE)
@@ -406,6 +411,30 @@ ADMIN: EndpointGroup[AdminDeps] = EndpointGroup(
             admin_models.get_gpu_memory,
             answers(record_schema(admin_model_pb2.GpuMemory), query=("host",)),
         ),
+        _get(
+            f"{_ADMIN_MODEL}/logs",
+            _VIEW_RUNNERS,
+            get_engine_logs,
+            answers(record_schema(engine_log_pb2.EngineLog), path="name", query=LOG_PARAMETERS, events=True),
+        ),
+        _get(
+            f"{_ADMIN}/discovered",
+            _VIEW_OPERATIONS,
+            get_discovered,
+            answers(record_schema(discovery_pb2.Discovery)),
+        ),
+        _get(
+            f"{_ADMIN}/process-health",
+            VIEW_TELEMETRY,
+            get_process_health,
+            answers(record_schema(process_pb2.ProcessHealth), query=PROCESS_PARAMETERS),
+        ),
+        _put(
+            f"{_ADMIN}/log-level",
+            Access(Resource.SETTINGS, Role.EDIT),
+            put_log_level,
+            json_body(LogLevelBody) | answers(record_schema(process_pb2.ProcessLogLevel)),
+        ),
         _post(
             f"{_ADMIN_MODEL}/load",
             _OPERATE,
@@ -482,6 +511,31 @@ ADMIN: EndpointGroup[AdminDeps] = EndpointGroup(
             _VIEW_OPERATIONS,
             operations.get_audit,
             answers(record_schema(operation_service_pb2.ListAuditEntriesResponse), query=operations.AUDIT_PARAMETERS),
+        ),
+    ),
+)
+JOIN_TOKENS: EndpointGroup[JoinTokenDeps] = EndpointGroup(
+    tag="admin",
+    endpoints=(
+        _get(
+            f"{_ADMIN}/join-tokens",
+            _VIEW_RUNNERS,
+            join_tokens.list_join_tokens,
+            answers(record_schema(join_token_service_pb2.ListJoinTokensResponse)),
+        ),
+        _post(
+            f"{_ADMIN}/join-tokens",
+            Access(Resource.RUNNERS, Role.CREATE),
+            join_tokens.create_join_token,
+            json_body(NewJoinTokenBody) | answers(record_schema(new_join_token_pb2.NewJoinToken), status=201),
+            status=201,
+        ),
+        _delete(
+            f"{_ADMIN}/join-tokens/{{id}}",
+            _EDIT_RUNNERS,
+            join_tokens.revoke_join_token,
+            answers(None, path="id"),
+            status=204,
         ),
     ),
 )
@@ -687,6 +741,7 @@ GATEWAY_GROUPS: tuple[EndpointGroup[Any], ...] = (
     SETTINGS,
     HEALTH,
     ADMIN,
+    JOIN_TOKENS,
     KEYS,
     SECRETS,
     REQUESTS,

@@ -2,16 +2,19 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
 from router_svc.config import RelayConfig
+from router_svc.log_level_audit import SET_LOG_LEVEL, LogLevelAudit, as_the_caller, only
 from router_svc.policy.token_refusals import TokenRefusals
 from router_svc.relay_sessions import LinkSession, SessionCalls
+from weft.api.operations.v1 import process_service_pb2
 from weft.api.registry.v1 import join_token_service_pb2, join_token_service_pb2_grpc
 from weft.api.router.v1 import relay_service_pb2
 from weft.api.runner.v1 import runner_service_pb2
@@ -25,7 +28,7 @@ from weft.kernel.rpc import answering, error_from_call
 from weft.kernel.rpc_auth import API_KEY, AUTHORIZATION
 from weft.kernel.service import stop_tasks
 from weft.link.forward import Context, RawServices, finish, forward_to_link
-from weft.link.frames import Side, forwardable
+from weft.link.frames import Side, forwardable, grpc_code
 from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, Link
 from weft.link.multiplexer import LinkLimits
 
@@ -118,6 +121,8 @@ RELAYED_SERVICES = (
     *dict.fromkeys(spec.runner_rpc.service for spec in OPERATIONS.values()),
     runner_service_pb2.DESCRIPTOR.services_by_name["RunnerService"].full_name,
 )
+PROCESS_SERVICE = process_service_pb2.DESCRIPTOR.services_by_name["ProcessService"].full_name
+"""Also a service of the router itself: a call that names a runner is for that runner."""
 _WORK_METHODS = frozenset(spec.runner_rpc.path for spec in OPERATIONS.values() if spec.takes_slot)
 
 AttachRequests = AsyncIterator[relay_service_pb2.AttachRequest]
@@ -150,10 +155,26 @@ class RelayLink:
         finally:
             self._working -= 1
 
-    async def _forward(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
+    async def set_log_level(self, audit: LogLevelAudit, requests: AsyncIterator[bytes], context: Context) -> None:
+        """Forwards a change of the log level, in the caller's name; the audit log has it before the caller's answer."""
+        request = as_the_caller(await anext(requests, b""))
+        note = partial(audit.write, self.session.runner, request)
+        await self._forward(SET_LOG_LEVEL, only(request.SerializeToString()), context, after=note)
+
+    async def _forward(
+        self,
+        method: str,
+        requests: AsyncIterator[bytes],
+        context: Context,
+        *,
+        after: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         metadata = forwardable(cast("Any", context.invocation_metadata()))
         onward = tuple(entry for entry in metadata if entry[0] not in _NOT_FOR_RUNNERS)
-        await finish(context, await forward_to_link(self.link, method, onward, requests, context))
+        status = await forward_to_link(self.link, method, onward, requests, context)
+        if after is not None and grpc_code(status) is grpc.StatusCode.OK:
+            await after()
+        await finish(context, status)
 
 
 class Relay:
@@ -167,12 +188,14 @@ class Relay:
         self._closing: set[asyncio.Task[None]] = set()
         self._calls: SessionCalls | None = None
         self._gate: TokenGate | None = None
+        self._audit: LogLevelAudit | None = None
         self._stopping = False
 
     def start(self, registry: grpc.aio.Channel) -> None:
         """Start accepting links."""
         self._calls = SessionCalls(registry, self._config.address, self._bind)
         self._gate = TokenGate(registry, self._clock)
+        self._audit = LogLevelAudit(registry, self._clock)
         self._stopping = False
 
     async def stop(self) -> None:
@@ -189,7 +212,7 @@ class Relay:
 
     def services(self) -> RawServices:
         """Return the runners' services, for the router's own gRPC server."""
-        return RawServices(RELAYED_SERVICES, self._serve)
+        return RawServices(RELAYED_SERVICES, self._serve, keyed_names=(PROCESS_SERVICE,), key=RUNNER_KEY)
 
     async def attach(self, context: AttachContext) -> None:
         """Serve one link until it ends. Raises what ended it, see RelayService.Attach."""
@@ -272,6 +295,9 @@ class Relay:
     async def _serve(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
         async with answering(context):
             standing = await self._find(context)
+            if method == SET_LOG_LEVEL and self._audit is not None:
+                await standing.set_log_level(self._audit, requests, context)
+                return
             await standing.serve(method, requests, context)
 
     async def _find(self, context: Context) -> RelayLink:

@@ -32,8 +32,8 @@ log = get_logger("weft.dial_out")
 
 REGISTRY_SERVICES = ("weft.api.registry.v1.RunnerSessionService", "weft.api.registry.v1.LeaseService")
 """Services of the registry that the runner in this process calls."""
-CALLABLE_PREFIX = "/weft.api.runner.v1."
-"""Prefix of the only methods that the mesh may call over the link."""
+CALLABLE_PREFIXES = ("/weft.api.runner.v1.", "/weft.api.operations.v1.ProcessService/")
+"""Prefixes of the only methods that the mesh may call over the link."""
 CONNECT_SECONDS = 15.0
 MAX_MESH_CALLS = 65_536
 MAX_OWN_CALLS = 16
@@ -227,7 +227,7 @@ class DialOut(Service):
         return WeftError(Reason.CONNECT_FAILED, f"{self._config.target} cannot be reached")
 
     async def _answer(self, call: LinkCall) -> relay_service_pb2.CallEnd:
-        if not call.start.method.startswith(CALLABLE_PREFIX):
+        if not call.start.method.startswith(CALLABLE_PREFIXES):
             raise WeftError(Reason.UNSUPPORTED_OPERATION, "over a link only the runner's own services are there")
         assert self._local is not None, "a call before start"
         return redact_status(await forward_to_channel(call, self._local))

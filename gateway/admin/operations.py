@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.instances import InstanceSource
+from gateway.admin.ports import DiscoverySource, EngineLogSource, ProcessesPort, look_nowhere
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.stream import EventStream
 from gateway.answers.unary import json_response
@@ -52,6 +53,9 @@ class AdminPorts:
     operations: OperationsPort
     instances: InstanceSource
     queues: QueueSource
+    engine_logs: EngineLogSource
+    processes: ProcessesPort
+    discovery: DiscoverySource = look_nowhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

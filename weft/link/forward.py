@@ -72,15 +72,27 @@ class RawServices(grpc.GenericRpcHandler):
         self,
         service_names: tuple[str, ...],
         serve: Callable[[str, AsyncIterator[bytes], Context], Any],
+        *,
+        keyed_names: tuple[str, ...] = (),
+        key: str = "",
     ) -> None:
-        """`serve` gets the method, the requests and the context."""
+        """`serve` gets the method, the requests and the context.
+
+        `keyed_names`: services that the server has itself, too; calls of them are served here where their metadata has
+        `key`.
+        """
         self._prefixes = tuple(f"/{name}/" for name in service_names)
+        self._keyed_prefixes = tuple(f"/{name}/" for name in keyed_names)
+        self._key = key
         self._serve = serve
 
     @override
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
         method = str(handler_call_details.method)
-        if not (method.startswith(self._prefixes) and is_method(method)):
+        is_keyed = method.startswith(self._keyed_prefixes) and any(
+            key == self._key for key, _ in handler_call_details.invocation_metadata or ()
+        )
+        if not ((is_keyed or method.startswith(self._prefixes)) and is_method(method)):
             return None
 
         async def serve(requests: AsyncIterator[bytes], context: Context) -> None:

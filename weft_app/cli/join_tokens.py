@@ -81,18 +81,14 @@ def revoke(
 
 def join_command(home: Path, token: str) -> tuple[str, str]:
     """Returns the command with which a runner joins, with a note when the mesh has no relay yet."""
-    from weft_app.compose.home import WeftHome  # noqa: PLC0415 - every command starts fast
-    from weft_app.compose.invitation import invitation_to  # noqa: PLC0415
-    from weft_app.compose.relay import known_endpoint  # noqa: PLC0415
+    from weft_app.compose import invitation  # noqa: PLC0415 - every command starts fast
+    from weft_app.compose.home import WeftHome  # noqa: PLC0415
 
-    endpoint = known_endpoint(WeftHome(home.expanduser().absolute()))
-    if endpoint is None:
+    command = invitation.join_command(WeftHome(home.expanduser().absolute()), token)
+    if command is None:
         hint = "No relay runs on this home: weft up --host 0.0.0.0 opens one, or relay.listen in weft.yaml.\n"
         return f"weft runner join https://HOST:PORT --token {token}", hint
-    invitation = invitation_to(endpoint, token)
-    if invitation is not None:
-        return f"weft runner join {invitation.text}", ""
-    return f"weft runner join {endpoint.url} --token {token}", ""
+    return command.text, ""
 
 
 def lifetime_seconds(text: str, option: str) -> int:

@@ -88,8 +88,9 @@ async def discover(
 
     addresses = dict.fromkeys((*settings.addresses, *ollama_address(environment)))
     servers = await find_servers(tuple(addresses), settings.timeout_seconds)
-    files = found_models(program_folders(environment)) if settings.max_files else []
-    added = [each.name for each in remembered_models(home.state / "runners")]
+    # In threads: a running mesh looks, too, and folders may be large or on a network.
+    files = await asyncio.to_thread(found_models, program_folders(environment)) if settings.max_files else []
+    added = [each.name for each in await asyncio.to_thread(remembered_models, home.state / "runners")]
     found = arranged(servers, files, settings.max_files, added)
     if accelerators is None or not found.files:
         return found

@@ -1,15 +1,21 @@
 """Configuration and serving of a gateway."""
 
 import os
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
 import gateway.service
+from gateway.admin.engine_logs import EngineLogClient
 from gateway.admin.instances import RunnerDescriptions
+from gateway.admin.join_tokens import JoinTokensClient
 from gateway.admin.keys import KeysClient
 from gateway.admin.operations import AdminPorts
+from gateway.admin.ports import DiscoverySource, look_nowhere
+from gateway.admin.processes import ProcessesClient
 from gateway.admin.secrets import SecretsClient
 from gateway.app import GatewayPorts
 from gateway.config import (
@@ -48,6 +54,7 @@ from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
 from weft_app.compose.edge_certificate import with_edge_certificate
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
+from weft_app.compose.invitation import join_command
 from weft_app.compose.journal import journal_rules
 from weft_app.compose.metrics import add_span_counts, metrics_page, metrics_services
 from weft_app.compose.process_service import ProcessService
@@ -75,6 +82,8 @@ class MeshClients:
     dispatcher: Dispatcher
     fleet: FleetWatcher
     registry: grpc.aio.Channel
+    processes: Mapping[str, grpc.aio.Channel]
+    """A channel to the process of each service, by its name; `mesh` is that of `weft up`."""
     channels: ChannelPool
     queues: QueueSource
     requests: RequestSource
@@ -96,10 +105,12 @@ class MeshClients:
     """The health of this process."""
     metrics: MetricsPage | None = None
     """The page of this process; None: one of its own."""
+    discovery: DiscoverySource = look_nowhere
+    """Looks for engines and model files on the mesh's machine."""
 
 
-def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
-    """Returns a gateway over a mesh; not started yet."""
+def build_gateway(config: WeftConfig, home: WeftHome, mesh: MeshClients) -> GatewayService:
+    """Returns a gateway over a mesh; not started yet. `home`: where a relay of this machine is known from."""
     edge = gateway_config(config)
     timeout = edge.registry_timeout_seconds
     operations = OperationsClient(mesh.registry, timeout_seconds=timeout)
@@ -107,6 +118,9 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
         operations=operations,
         instances=RunnerDescriptions(mesh.fleet, mesh.channels, mesh.clock),
         queues=mesh.queues,
+        engine_logs=EngineLogClient(mesh.fleet, mesh.channels),
+        processes=ProcessesClient(mesh.processes, mesh.fleet, mesh.channels),
+        discovery=mesh.discovery,
     )
     registry = RegistryClient(mesh.registry, mesh.fleet, timeout_seconds=timeout)
     ports = GatewayPorts(
@@ -130,6 +144,8 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
         files=mesh.files,
         batches=mesh.batches,
         api_keys=KeysClient(mesh.registry, timeout_seconds=timeout),
+        join_tokens=JoinTokensClient(mesh.registry, timeout_seconds=timeout),
+        join_command=partial(join_command, home),
         secrets=SecretsClient(mesh.registry, timeout_seconds=timeout),
         router=mesh.router,
         journal=JournalPolicy(mesh.names or mesh.fleet, journal_rules(config.router)),
@@ -146,6 +162,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     security, keys = channel_security(config), key_check(config, clock)
     registry = open_channel(registry_address(config, home), security)
     router = open_channel(router_address(config, home), security)
+    itself = open_channel(home.address("gateway"))
     channels = ChannelPool(security=security)
     fleet = FleetWatcher(registry, clock)
     steady = ReconnectConfig(router_outage_limit_seconds=config.gateway.router_outage_limit_seconds)
@@ -167,6 +184,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
         dispatcher=dispatcher,
         fleet=fleet,
         registry=registry,
+        processes={"mesh": registry, "registry": registry, "router": router, "gateway": itself},
         channels=channels,
         queues=placement,
         requests=RemoteRequests(router),
@@ -183,7 +201,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
         metrics=page,
     )
     figures = metrics_services(config, page, "gateway", monitor)
-    service = build_gateway(with_edge_certificate(config, home), mesh)
+    service = build_gateway(with_edge_certificate(config, home), home, mesh)
     # For its health, and for commands of this machine.
     own = GrpcHost(guard=None if keys is None else keys.interceptor())
     own.bind(home.address("gateway"))
@@ -192,7 +210,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
         # Closed in reverse order: callers get the drain, then the clients that serve them are closed.
         async with AsyncExitStack() as ends:
             ends.push_async_callback(close_tracing, tracing)
-            for channel in (router, registry, channels):
+            for channel in (itself, router, registry, channels):
                 ends.push_async_callback(channel.close)
             if keys is not None:
                 ends.push_async_callback(keys.stop)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from weft.kernel.address import is_loopback
 from weft.kernel.errors import invalid_field
+from weft_app.compose.home import WeftHome
 from weft_app.compose.join_address import MAX_URL_CHARS, JoinAddress, Trust, parse_fingerprint, parse_join_address
 from weft_app.compose.machine import this_machine
-from weft_app.compose.relay import RelayEndpoint
+from weft_app.compose.relay import RelayEndpoint, known_endpoint
 
 SCHEME = "weft://"
 MAX_ADDRESSES = 8
@@ -67,3 +68,23 @@ def invitation_to(endpoint: RelayEndpoint, token: str) -> Invitation | None:
         hosts = (*hosts[: MAX_ADDRESSES - 1], *(name for name in machine.names[-1:] if not is_loopback(name)))
     addresses = tuple(JoinAddress(host=host, port=own.port, is_tls=True) for host in hosts or (own.host,))
     return Invitation(addresses=addresses, trust=Trust(fingerprint=endpoint.fingerprint), token=token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinCommand:
+    """The command with which a runner joins the mesh of a home."""
+
+    text: str = field(repr=False)
+    this_machine_only: bool = False
+    """Whether it works on the mesh's own machine alone."""
+
+
+def join_command(home: WeftHome, token: str) -> JoinCommand | None:
+    """Returns the command to type where a runner is to join with a token; None: no relay runs on this home."""
+    endpoint = known_endpoint(home)
+    if endpoint is None:
+        return None
+    invitation = invitation_to(endpoint, token)
+    if invitation is not None:
+        return JoinCommand(text=f"weft runner join {invitation.text}")
+    return JoinCommand(text=f"weft runner join {endpoint.url} --token {token}", this_machine_only=True)

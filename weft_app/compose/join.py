@@ -25,6 +25,7 @@ from weft_app.compose.demo import configured_runners
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
 from weft_app.compose.join_address import FindAddresses, JoinAddress, Trust, open_any_join_channel
+from weft_app.compose.process_service import ProcessService
 from weft_app.compose.runner import pick_runner, runner_config
 from weft_app.compose.shutdown import CriticalTasks, stop_requested
 from weft_app.config.config import CONFIG_NAME, WeftConfig
@@ -129,7 +130,9 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
         dial_out = DialOut(link, report, note_fresh_link=runner.reopen_session, note_mesh_time=runner.note_mesh_time)
         with CriticalTasks(stop):
             try:
-                await host.start([dial_out, runner], HealthMonitor(runner.health_checks, SystemClock(), config.health))
+                monitor = HealthMonitor(runner.health_checks, SystemClock(), config.health)
+                process = ProcessService(f"runner/{plan.runner.name}", monitor, None)
+                await host.start([dial_out, runner, process], monitor)
                 settle_garbage_collector()
                 await _until_stopped(stop, dial_out)
             finally:

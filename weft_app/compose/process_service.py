@@ -26,6 +26,21 @@ log = get_logger("weft.log_level")
 
 AUDIT_TIMEOUT_SECONDS = 2.0
 """How long a change of the log level waits for its entry in the audit log."""
+MAX_REQUESTER_CHARS = 256
+
+
+class _GenericHandlers:
+    """A server as the generated code needs it, to which methods are added by their names alone.
+
+    Handlers that were registered would come before the relay of a router in the same process, which forwards calls of
+    this service that name a runner.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: dict[str, Any]) -> None:
+        """Does nothing."""
 
 
 class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
@@ -33,8 +48,13 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
 
     service_names = (pb.DESCRIPTOR.services_by_name["ProcessService"].full_name,)
 
-    def __init__(self, process: str, health: HealthSource, open_registry: Callable[[], grpc.aio.Channel]) -> None:
-        """`process` is its name in the audit log; `open_registry` opens a channel to the registry, which keeps that."""
+    def __init__(
+        self, process: str, health: HealthSource, open_registry: Callable[[], grpc.aio.Channel] | None
+    ) -> None:
+        """`process` is its name in the audit log; `open_registry` opens a channel to the registry, which keeps that.
+
+        None: a runner that has joined; the relay that forwards the call writes the entry.
+        """
         self._process = process
         self._health = health
         self._open_registry = open_registry
@@ -43,7 +63,7 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
     @override
     def register(self, server: grpc.aio.Server) -> None:
         add: Any = process_service_pb2_grpc.add_ProcessServiceServicer_to_server
-        add(self, server)
+        add(self, _GenericHandlers(server))
 
     @override
     async def start(self) -> None:
@@ -82,7 +102,7 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
         before = self._level.current.level
         seconds = request.duration.ToNanoseconds() / 1e9 if request.HasField("duration") else None
         now = await self._level.change(request.level, seconds)
-        by = caller().name
+        by = _requester(request)
         until = None if now.until is None else now.until.astimezone(UTC).isoformat(timespec="seconds")
         log.warning("log level changed", log_level=now.level, before=before, until=until, by=by)
         await self._audit(now, by)
@@ -93,6 +113,8 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
 
     async def _audit(self, now: CurrentLevel, by: str) -> None:
         """Writes a change into the audit log. The level of the log matters most while the registry does not answer."""
+        if self._open_registry is None:
+            return
         request = operation_service_pb2.RecordLogLevelRequest(process=self._process, level=now.level, changed_by=by)
         if now.until is not None:
             request.end_time.FromDatetime(now.until)
@@ -102,3 +124,9 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
                 await stub.RecordLogLevel(request, timeout=AUDIT_TIMEOUT_SECONDS)
             except grpc.aio.AioRpcError as error:
                 log.warning("log level not in the audit log", log_level=now.level, by=by, why=error.details())
+
+
+def _requester(request: pb.SetLogLevelRequest) -> str:
+    """Returns who asks: the caller, or whom a caller names that may act for others."""
+    known = caller()
+    return request.requested_by[:MAX_REQUESTER_CHARS] if known.names_tenants and request.requested_by else known.name

@@ -45,6 +45,7 @@ from weft_app.compose.announcer import AnnouncementState, Announcer, announcer_o
 from weft_app.compose.configuration import ConfigurationSource, ReadConfiguration, write_snapshot
 from weft_app.compose.configuration_service import ConfigurationService
 from weft_app.compose.demo import DEMO_NOT_PULLED, is_demo_source
+from weft_app.compose.discovered_here import DiscoveredHere
 from weft_app.compose.durable_services import (
     durable_services,
     journal_check,
@@ -76,6 +77,8 @@ from weft_app.compose.startable import expected_mesh, require_startable
 from weft_app.compose.tracing import close_tracing, tracing_of
 
 MODEL_CHECK_SECONDS = 0.05
+PROCESSES = ("mesh", "registry", "router", "gateway")
+"""Names of the one process of `weft up`."""
 SNAPSHOT_NAME = "config.yaml"
 """File with the configuration in force, which the runners read: a weft.yaml that was edited is not in force yet."""
 MAX_SHOWN_MODELS = 5
@@ -343,6 +346,7 @@ class UpHost:
             dispatcher=dispatcher,
             fleet=fleet,
             registry=channel,
+            processes=dict.fromkeys(PROCESSES, channel),
             channels=channels,
             queues=router.placement,
             requests=router.requests,
@@ -357,8 +361,9 @@ class UpHost:
             tracing=self._tracing,
             health=self._monitor,
             metrics=self._page,
+            discovery=DiscoveredHere(lambda: self._config, self._home, self._clock),
         )
-        edge = build_gateway(with_edge_certificate(self._config, self._home), mesh)
+        edge = build_gateway(with_edge_certificate(self._config, self._home), self._home, mesh)
         assert self._registry is not None, "the services have started"
         self._reloads = MeshReload(
             self._source,

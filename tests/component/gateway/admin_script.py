@@ -2,9 +2,11 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gateway.admin.operations import AdminPorts
-from weft.api.operations.v1 import operation_pb2
+from weft.api.gateway.v1.engine_log_pb2 import EngineLog
+from weft.api.operations.v1 import operation_pb2, process_service_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, runner_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
@@ -119,15 +121,65 @@ class ScriptedQueues:
         return self.told
 
 
+@dataclass
+class ScriptedEngineLogs:
+    """Lines of engines in batches, or the error of a request for them."""
+
+    batches: tuple[tuple[str, ...], ...] = (("one", "two"), ("three",))
+    failure: WeftError | None = None
+    asked: list[tuple[str, int, bool]] = field(default_factory=list)
+
+    async def lines(self, model: ModelView, line_count: int, *, follow: bool) -> AsyncGenerator[EngineLog]:
+        self.asked.append((model.name, line_count, follow))
+        if self.failure is not None:
+            raise self.failure
+        for batch in self.batches:
+            yield EngineLog(model=model.name, runner=model.runner, lines=batch)
+
+
+@dataclass
+class ScriptedProcesses:
+    """The health of processes, and the levels that were asked for."""
+
+    failure: WeftError | None = None
+    asked: list[str] = field(default_factory=list)
+    levels: list[process_service_pb2.SetLogLevelRequest] = field(default_factory=list)
+
+    async def health(self, process: str) -> process_service_pb2.GetHealthResponse:
+        self._note(process)
+        found = process_service_pb2.GetHealthResponse(status="degraded", live=True, ready=True, log_level="info")
+        found.components.add(name="engines", state="degraded", reason="engine_failed", message="qwen failed")
+        return found
+
+    async def set_log_level(
+        self, process: str, request: process_service_pb2.SetLogLevelRequest
+    ) -> process_service_pb2.SetLogLevelResponse:
+        self._note(process)
+        self.levels.append(request)
+        changed = process_service_pb2.SetLogLevelResponse(level=request.level or "info", previous_level="info")
+        if request.level:
+            changed.end_time.FromJsonString("2026-11-22T14:53:15Z")
+        return changed
+
+    def _note(self, process: str) -> None:
+        self.asked.append(process)
+        if self.failure is not None:
+            raise self.failure
+
+
 def admin_ports(
     operations: ScriptedOperations | None = None,
     instances: ScriptedInstances | None = None,
     queues: ScriptedQueues | None = None,
+    **others: Any,
 ) -> AdminPorts:
+    """Returns scripted ports; `others` are fields of AdminPorts."""
+    given = {"engine_logs": ScriptedEngineLogs(), "processes": ScriptedProcesses(), **others}
     return AdminPorts(
         operations=operations or ScriptedOperations(),
         instances=instances or ScriptedInstances(),
         queues=queues or ScriptedQueues(),
+        **given,
     )
 
 

@@ -11,6 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from registry_script import ScriptedRegistry
 
+from gateway.admin.join_tokens import JoinCommands, JoinTokensPort
 from gateway.admin.keys import KeysPort
 from gateway.admin.operations import AdminPorts
 from gateway.admin.secrets import SecretsPort
@@ -289,6 +290,8 @@ async def serving(
     keys: KeyRingSource | None = None,
     api_keys: KeysPort | None = None,
     secrets: SecretsPort | None = None,
+    join_tokens: JoinTokensPort | None = None,
+    join_command: JoinCommands = lambda _token: None,
     media: MediaSource | None = None,
     responses: ResponseStore | None = None,
     files: FilePort | None = None,
@@ -310,6 +313,8 @@ async def serving(
         keys=keys,
         api_keys=api_keys,
         secrets=secrets,
+        join_tokens=join_tokens,
+        join_command=join_command,
         media=media,
         responses=responses,
         files=files,

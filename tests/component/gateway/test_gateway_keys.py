@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from admin_script import admin_ports
 from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, model, serving
 from registry_script import ScriptedRegistry
 
-from gateway.admin.operations import AdminPorts
 from gateway.app import GatewayPorts, create_app
 from gateway.config import GatewayConfig
 from gateway.endpoints import ACCESS_RULES
@@ -268,7 +268,8 @@ def test_no_route_is_without_a_rule() -> None:
         dispatcher=ScriptedDispatcher(),
         fleet=FixedFleet.of(model("tiny")),
         registry=ScriptedRegistry(),
-        admin=AdminPorts(operations=object(), instances=object(), queues=object()),  # type: ignore[arg-type]
+        admin=admin_ports(),
+        join_tokens=object(),  # type: ignore[arg-type]
         requests=object(),  # type: ignore[arg-type]
         responses=object(),  # type: ignore[arg-type]
         tasks=object(),  # type: ignore[arg-type]

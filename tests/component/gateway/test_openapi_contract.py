@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from test_api_keys_http import SECRET, Ring, ScriptedKeys
 from test_gateway_requests import ScriptedRequests
+from test_join_tokens_http import ScriptedTokens, joins
 from test_usage_http import ScriptedUsage
 
 from gateway.app import GatewayPorts, create_app
@@ -65,6 +66,8 @@ def app() -> Any:
         batches=MemoryBatches(),
         keys=Ring(),
         api_keys=ScriptedKeys(),
+        join_tokens=ScriptedTokens(),
+        join_command=joins,
     )
     return create_app(GatewayConfig(port=0, allowed_hosts=frozenset({"testserver"})), ports)
 

@@ -287,7 +287,13 @@ class Laptop:
 
 @asynccontextmanager
 async def running_laptop(
-    mesh: Mesh, *, name: str = RUNNER, token: str = TOKEN, target: str = "", folder: str = "laptop"
+    mesh: Mesh,
+    *,
+    name: str = RUNNER,
+    token: str = TOKEN,
+    target: str = "",
+    folder: str = "laptop",
+    add_to_runner: Callable[[grpc.aio.Server], None] = lambda _: None,
 ) -> AsyncIterator[Laptop]:
     """A scripted runner that dials out to the mesh."""
     place = mesh.folder / folder
@@ -316,6 +322,7 @@ async def running_laptop(
     times: list[datetime] = []
     dial_out = DialOut(config, tell, note_fresh_link=fresh.set, note_mesh_time=times.append, random=Random(1))
     script.add_to(server)
+    add_to_runner(server)
     dial_out.register(server)
     server.add_insecure_port(local)
     async with AsyncExitStack() as stack:

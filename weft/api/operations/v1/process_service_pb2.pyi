@@ -114,8 +114,11 @@ class SetLogLevelRequest(google.protobuf.message.Message):
 
     LEVEL_FIELD_NUMBER: builtins.int
     DURATION_FIELD_NUMBER: builtins.int
+    REQUESTED_BY_FIELD_NUMBER: builtins.int
     level: builtins.str
     """"debug", "info", "warning" or "error"; empty: the configured one, at once."""
+    requested_by: builtins.str
+    """Who asks, such as "key:<id>", for callers that act for others; of others it is their own name."""
     @property
     def duration(self) -> google.protobuf.duration_pb2.Duration:
         """For how long, at most 4 h; absent: 10 min."""
@@ -125,9 +128,10 @@ class SetLogLevelRequest(google.protobuf.message.Message):
         *,
         level: builtins.str = ...,
         duration: google.protobuf.duration_pb2.Duration | None = ...,
+        requested_by: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["duration", b"duration"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["duration", b"duration", "level", b"level"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["duration", b"duration", "level", b"level", "requested_by", b"requested_by"]) -> None: ...
 
 global___SetLogLevelRequest = SetLogLevelRequest
 

@@ -1,0 +1,84 @@
+"""`GET /v1/admin/models/{name}/logs`: the output of a model's engine."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from admin_script import ScriptedEngineLogs, admin_ports, two_replicas
+from gateway_script import FixedFleet, RawResponse, model, serving
+from test_join_tokens_http import Ring
+
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import key_text
+from weft.kernel.reasons import Reason
+
+FLEET = FixedFleet(replace(two_replicas(), models={**two_replicas().models, "solo": model("solo")}))
+
+
+async def get(path: str, logs: ScriptedEngineLogs | None = None, **given: Any) -> RawResponse:
+    async with serving(fleet=FLEET, admin=admin_ports(engine_logs=logs or ScriptedEngineLogs())) as gateway:
+        return await gateway.request("GET", path, **given)
+
+
+def events_of(response: RawResponse) -> list[Any]:
+    return [json.loads(line[6:]) for line in response.body.decode().splitlines() if line.startswith("data: ")]
+
+
+async def test_the_last_lines_come_as_one_answer() -> None:
+    logs = ScriptedEngineLogs()
+    found = await get("/v1/admin/models/qwen/logs?lines=50", logs)
+    assert found.status == 200
+    assert json.loads(found.body) == {
+        "kind": "EngineLog",
+        "model": "qwen",
+        "runner": "r1",
+        "lines": ["one", "two", "three"],
+    }
+    assert logs.asked == [("qwen", 50, False)]
+
+
+async def test_lines_that_follow_come_as_events() -> None:
+    logs = ScriptedEngineLogs()
+    found = await get("/v1/admin/models/solo/logs?follow=1", logs)
+    assert found.headers["content-type"].startswith("text/event-stream")
+    assert [event["lines"] for event in events_of(found)] == [["one", "two"], ["three"]]
+    assert logs.asked == [("solo", 200, True)]
+
+
+async def test_a_member_of_a_pool_is_chosen_by_its_name() -> None:
+    logs = ScriptedEngineLogs()
+    await get("/v1/admin/models/qwen/logs?member=qwen-2", logs)
+    await get("/v1/admin/models/qwen-2/logs", logs)
+    assert [name for name, _, _ in logs.asked] == ["qwen-2", "qwen-2"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/v1/admin/models/qwen/logs?member=solo", 400, "must be one of qwen, qwen-2"),
+        ("/v1/admin/models/qwen/logs?lines=1001", 400, "lines"),
+        ("/v1/admin/models/qwen/logs?follow=maybe", 400, "follow"),
+        ("/v1/admin/models/qwen/logs?tail=1", 400, "unknown query parameter"),
+        ("/v1/admin/models/nobody/logs", 404, "nobody"),
+    ],
+)
+async def test_what_is_wrong_is_said(path: str, status: int, said: str) -> None:
+    found = await get(path)
+    assert (found.status, said in found.body.decode()) == (status, True), found
+
+
+@pytest.mark.parametrize("follow", ["", "?follow=1"])
+async def test_a_runner_that_is_not_there_is_an_error_with_a_status(follow: str) -> None:
+    gone = ScriptedEngineLogs(failure=WeftError(Reason.NO_RUNNER_AVAILABLE, "no runner serves qwen now"))
+    found = await get(f"/v1/admin/models/qwen/logs{follow}", gone)
+    assert (found.status, json.loads(found.body)["error"]["code"]) == (503, "no_runner_available")
+
+
+async def test_the_output_of_engines_needs_the_right_that_its_rpc_needs() -> None:
+    async with serving(fleet=FLEET, admin=admin_ports(), keys=Ring()) as gateway:
+        found = {}
+        for key in ("viewer000000", "user00000000"):
+            headers = {"Authorization": f"Bearer {key_text(key, '5' * 64)}"}
+            found[key] = (await gateway.request("GET", "/v1/admin/models/qwen/logs", headers=headers)).status
+    assert found == {"viewer000000": 200, "user00000000": 403}

@@ -1,0 +1,144 @@
+"""`/v1/admin/join-tokens`: by scope, the token once, and the command that is typed on the other machine."""
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from gateway_script import RunningGateway, serving
+
+from weft.api.registry.v1 import join_token_service_pb2 as pb
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
+from weft.kernel.reasons import Reason
+from weft_app.compose.invitation import JoinCommand
+
+PATH = "/v1/admin/join-tokens"
+PEPPER, SECRET = b"p" * 32, "5" * 64
+TOKEN = "wjt_3k9x0a7bq2mz_secret"
+HOLDERS = {
+    "viewer000000": ("runners:view",),
+    "maker0000000": ("runners:create",),
+    "editor000000": ("runners:edit",),
+    "user00000000": ("inference:create", "models:edit", "operations:create"),
+}
+
+
+@dataclass
+class ScriptedTokens:
+    """A JoinTokensPort; records its calls in `asked`."""
+
+    asked: list[Any] = field(default_factory=list)
+
+    async def list_all(self) -> pb.ListJoinTokensResponse:
+        return pb.ListJoinTokensResponse(join_tokens=[_token()])
+
+    async def create(self, request: pb.CreateJoinTokenRequest) -> pb.CreateJoinTokenResponse:
+        lifetime = request.lifetime.ToSeconds() if request.HasField("lifetime") else None
+        self.asked.append(("create", request.description, lifetime))
+        return pb.CreateJoinTokenResponse(join_token=_token(), token=TOKEN)
+
+    async def revoke(self, token_id: str) -> None:
+        self.asked.append(("revoke", token_id))
+        if token_id == "nobody":
+            raise WeftError(Reason.NOT_FOUND, "there is no join token of this id")
+
+
+class Ring:
+    """The keys of HOLDERS."""
+
+    is_ready = True
+    ring = KeyRing(
+        pepper=PEPPER,
+        keys={
+            key_id: KeyVerifier(
+                key_id=key_id, tenant="ann", access=parse_scopes(scopes, "s"), digest=key_digest(PEPPER, SECRET)
+            )
+            for key_id, scopes in HOLDERS.items()
+        },
+    )
+
+
+def _token() -> pb.JoinToken:
+    token = pb.JoinToken(id="3k9x0a7bq2mz", description="Ann's laptop")
+    token.create_time.FromDatetime(datetime(2026, 1, 1, tzinfo=UTC))
+    return token
+
+
+def joins(token: str) -> JoinCommand:
+    return JoinCommand(text=f"weft runner join weft://{token}@box:7443/sha256:00")
+
+
+async def ask(gateway: RunningGateway, method: str, path: str, body: Any = None, key: str = "") -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {key_text(key, SECRET)}"} if key else {}
+    answer = await gateway.request(method, path, b"" if body is None else json.dumps(body).encode(), headers)
+    return answer.status, json.loads(answer.body) if answer.body else None
+
+
+async def test_a_new_token_comes_with_the_command_that_joins_and_is_kept_nowhere() -> None:
+    tokens = ScriptedTokens()
+    async with serving(join_tokens=tokens, join_command=joins) as gateway:
+        body = b'{"description": "Ann\'s laptop", "lifetimeSeconds": 86400}'
+        raw = await gateway.request("POST", PATH, body)
+        listed = await ask(gateway, "GET", PATH)
+    assert (raw.status, raw.headers["cache-control"]) == (201, "no-store")
+    assert json.loads(raw.body) == {
+        "kind": "joinToken",
+        "id": "3k9x0a7bq2mz",
+        "description": "Ann's laptop",
+        "createTime": "2026-01-01T00:00:00Z",
+        "token": TOKEN,
+        "command": f"weft runner join weft://{TOKEN}@box:7443/sha256:00",
+        "thisMachineOnly": False,
+    }
+    assert tokens.asked == [("create", "Ann's laptop", 86_400)]
+    assert [each["id"] for each in listed[1]["items"]] == ["3k9x0a7bq2mz"]
+    assert TOKEN not in json.dumps(listed)
+
+
+async def test_where_no_runner_can_join_no_token_is_made_and_the_way_out_is_said() -> None:
+    tokens = ScriptedTokens()
+    async with serving(join_tokens=tokens) as gateway:
+        status, found = await ask(gateway, "POST", PATH)
+    assert (status, found["error"]["code"]) == (501, "unsupported_operation")
+    assert "weft up --host 0.0.0.0" in found["error"]["message"]
+    assert tokens.asked == []
+
+
+async def test_a_token_is_revoked_by_its_id() -> None:
+    tokens = ScriptedTokens()
+    async with serving(join_tokens=tokens, join_command=joins) as gateway:
+        assert await ask(gateway, "DELETE", f"{PATH}/3k9x0a7bq2mz") == (204, None)
+        assert (await ask(gateway, "DELETE", f"{PATH}/nobody"))[0] == 404
+    assert tokens.asked == [("revoke", "3k9x0a7bq2mz"), ("revoke", "nobody")]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"lifetimeSeconds": 5}, "lifetimeSeconds"),
+        ({"description": "x" * 129}, "description"),
+        ({"expires": "12h"}, "expires"),
+    ],
+)
+async def test_a_wrong_field_is_named(body: Any, field: str) -> None:
+    async with serving(join_tokens=ScriptedTokens(), join_command=joins) as gateway:
+        status, found = await ask(gateway, "POST", PATH, body)
+    assert (status, found["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize(
+    ("key", "statuses"),
+    [
+        ("viewer000000", (200, 403, 403)),
+        ("maker0000000", (200, 201, 403)),
+        ("editor000000", (200, 403, 204)),
+        ("user00000000", (403, 403, 403)),
+    ],
+)
+async def test_each_call_needs_its_own_scope(key: str, statuses: tuple[int, ...]) -> None:
+    async with serving(join_tokens=ScriptedTokens(), join_command=joins, keys=Ring()) as gateway:
+        calls = (("GET", PATH), ("POST", PATH), ("DELETE", f"{PATH}/3k9x0a7bq2mz"))
+        found = [(await ask(gateway, method, path, key=key))[0] for method, path in calls]
+    assert tuple(found) == statuses

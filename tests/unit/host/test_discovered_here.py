@@ -1,0 +1,109 @@
+"""What a running mesh finds on its machine, and what of it is served already."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner_svc.discovery import FoundServer
+from weft.api.runner.v1 import added_model_pb2, model_store_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_app.compose import discovered_here
+from weft_app.compose.discovered_here import (
+    FRESH_SECONDS,
+    MAX_LISTED_MODELS,
+    DiscoveredHere,
+    ServedSources,
+    address_of,
+    discovery_of,
+    served_sources,
+)
+from weft_app.compose.discovery import Discovered, FoundFile
+from weft_app.compose.home import WeftHome
+from weft_app.config.loader import parse_config
+from weft_testing.fake_clock import FakeClock
+
+OLLAMA = FoundServer(program="ollama", url="http://127.0.0.1:11434", version="0.9", models=("llama3.2:3b",))
+LOCKED = FoundServer(program="server", url="http://127.0.0.1:8000", why_empty="it asks for a key")
+FILE = FoundFile(name="smol", model=model_store_pb2.FoundModel(source="hfcache:acme/smol", path="/cache/smol.gguf"))
+
+
+def found_here(served: ServedSources) -> tuple[list[bool], list[bool]]:
+    listed = discovery_of(Discovered(servers=(OLLAMA, LOCKED), files=(FILE,), left_out=3), served)
+    assert [each.source for each in listed.servers] == [OLLAMA.url, LOCKED.url]
+    assert (listed.servers[0].title, listed.servers[1].detail) == ("Ollama 0.9", "it asks for a key")
+    assert (listed.files[0].source, listed.files_left_out) == ("hfcache:acme/smol", 3)
+    return [each.served for each in listed.servers], [each.served for each in listed.files]
+
+
+def test_nothing_is_served_where_no_runner_names_it() -> None:
+    assert found_here(ServedSources()) == ([False, False], [False])
+
+
+def test_a_server_that_a_configured_runner_follows_is_served_whatever_its_spelling() -> None:
+    config = parse_config({"runners": [{"name": "ollama", "url": "http://localhost:11434/v1"}]})
+    assert found_here(served_sources(config, [])) == ([True, False], [False])
+
+
+@pytest.mark.parametrize("settings", [{"source": "hfcache:acme/smol"}, {"path": "/cache/smol.gguf"}])
+def test_a_file_that_a_configured_model_is_of_is_served(settings: dict[str, Any]) -> None:
+    config = parse_config({"runners": [{"name": "local", "models": [{"name": "smol", **settings}]}]})
+    assert found_here(served_sources(config, [])) == ([False, False], [True])
+
+
+def test_what_was_added_while_the_mesh_ran_is_served() -> None:
+    server = added_model_pb2.AddedModel(name="box", source="http://127.0.0.1:8000/v1")
+    server.server.SetInParent()
+    added = [server, added_model_pb2.AddedModel(name="smol", source="hfcache:acme/smol")]
+    assert found_here(served_sources(parse_config({}), added)) == ([False, True], [True])
+
+
+def test_the_list_of_a_server_is_cut() -> None:
+    server = FoundServer(program="vllm", url="http://127.0.0.1:8000", models=tuple(f"m{n}" for n in range(1000)))
+    assert len(discovery_of(Discovered(servers=(server,)), ServedSources()).servers[0].models) == MAX_LISTED_MODELS
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://localhost:11434/v1", "127.0.0.1:11434"),
+        ("http://[::1]:8000", "127.0.0.1:8000"),
+        ("https://api.example", "api.example:443"),
+        ("http://box", "box:80"),
+        ("http://box:nonsense", "http://box:nonsense"),
+    ],
+)
+def test_a_server_is_known_by_host_and_port(url: str, address: str) -> None:
+    assert address_of(url) == address
+
+
+async def test_many_pages_that_ask_cost_one_look_until_it_is_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Path] = []
+    may_end = asyncio.Event()
+
+    async def look(_settings: Any, home: WeftHome) -> Discovered:
+        looks.append(home.root)
+        await may_end.wait()
+        return Discovered(servers=(OLLAMA,))
+
+    monkeypatch.setattr(discovered_here, "discover", look)
+    clock, config = FakeClock(), parse_config({})
+    here = DiscoveredHere(lambda: config, WeftHome(tmp_path), clock)
+    asked = [asyncio.create_task(here()) for _ in range(3)]
+    may_end.set()
+    found = await asyncio.gather(*asked)
+    assert ([len(each.servers) for each in found], len(looks)) == ([1, 1, 1], 1)
+    await clock.advance(FRESH_SECONDS + 1)
+    await here()
+    assert len(looks) == 2
+
+
+async def test_a_configuration_that_says_not_to_look_is_followed(tmp_path: Path) -> None:
+    config = parse_config({"discovery": {"mode": "no"}})
+    with pytest.raises(WeftError, match=r"discovery\.mode") as refused:
+        await DiscoveredHere(lambda: config, WeftHome(tmp_path), FakeClock())()
+    assert refused.value.reason is Reason.UNSUPPORTED_OPERATION

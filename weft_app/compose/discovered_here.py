@@ -1,0 +1,123 @@
+"""What is found on the machine of a running mesh, with what its runners serve of it already."""
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from weft.api.gateway.v1.discovery_pb2 import DiscoveredFile, DiscoveredServer, Discovery
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_app.compose.discovery import Discovered, discover
+from weft_app.compose.home import WeftHome
+from weft_app.config.config import WeftConfig
+
+if TYPE_CHECKING:
+    from weft.api.runner.v1.added_model_pb2 import AddedModel
+
+FRESH_SECONDS = 5.0
+"""Maximum age of an answer, so that many pages that ask cost one look."""
+MAX_SERVERS = 64
+MAX_LISTED_MODELS = 256
+"""Models of a server's list that are returned."""
+_THIS_MACHINE = {"localhost": "127.0.0.1", "::1": "127.0.0.1", "0.0.0.0": "127.0.0.1"}  # noqa: S104 - compared with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedSources:
+    """What runners of this home serve."""
+
+    addresses: frozenset[str] = frozenset()
+    """Host and port of servers."""
+    sources: frozenset[str] = frozenset()
+    """Sources and paths of models."""
+
+
+class DiscoveredHere:
+    """Looks for engines and model files on this machine, at most every FRESH_SECONDS; one look at a time."""
+
+    def __init__(self, config: Callable[[], WeftConfig], home: WeftHome, clock: Clock) -> None:
+        """`config` returns the configuration in force."""
+        self._config = config
+        self._home = home
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self._found: tuple[float, Discovery] | None = None
+
+    async def __call__(self) -> Discovery:
+        """Returns what is found. Raises UNSUPPORTED_OPERATION where the configuration says not to look."""
+        config = self._config()
+        if config.discovery.mode == "no":
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "the configuration says not to look (discovery.mode: no)")
+        async with self._turn:
+            known, now = self._found, self._clock.monotonic()
+            if known is not None and now - known[0] < FRESH_SECONDS:
+                return known[1]
+            found = discovery_of(await discover(config.discovery, self._home), await self._served(config))
+            self._found = self._clock.monotonic(), found
+        return found
+
+    async def _served(self, config: WeftConfig) -> ServedSources:
+        # Imported here, as `discover` does: a start needs none of it.
+        from runner_svc.added_models import remembered_models  # noqa: PLC0415
+
+        added = await asyncio.to_thread(remembered_models, self._home.state / "runners")
+        return served_sources(config, added)
+
+
+def served_sources(config: WeftConfig, added: "Collection[AddedModel]") -> ServedSources:
+    """Returns what configured runners serve, and what was added to them."""
+    addresses, sources = set[str](), set[str]()
+    for runner in config.runners or ():
+        urls = [runner.url, *(getattr(model, "url", None) for model in runner.models)]
+        addresses |= {address_of(url) for url in urls if url}
+        for model in runner.models:
+            found = [getattr(model, name, None) for name in ("source", "path")]
+            sources |= {str(each) for each in found if each}
+    for each in added:
+        if each.HasField("server"):
+            addresses.add(address_of(each.source))
+        else:
+            sources.add(each.source)
+    return ServedSources(addresses=frozenset(addresses), sources=frozenset(sources))
+
+
+def discovery_of(found: Discovered, served: ServedSources) -> Discovery:
+    """Returns what was found as the answer of the HTTP API."""
+    return Discovery(
+        servers=[
+            DiscoveredServer(
+                program=server.program,
+                version=server.version,
+                title=server.title,
+                source=server.url,
+                models=server.models[:MAX_LISTED_MODELS],
+                detail=server.why_empty,
+                served=address_of(server.url) in served.addresses,
+            )
+            for server in found.servers[:MAX_SERVERS]
+        ],
+        files=[
+            DiscoveredFile(
+                name=file.name,
+                source=file.model.source,
+                file=file.model,
+                served=not served.sources.isdisjoint((file.model.source, file.model.path)),
+            )
+            for file in found.files
+        ],
+        files_left_out=found.left_out,
+    )
+
+
+def address_of(url: str) -> str:
+    """Returns host and port of a URL; all names of this machine are one host."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return url
+    host = parts.hostname or ""
+    return f"{_THIS_MACHINE.get(host, host)}:{port}"
