@@ -8,8 +8,12 @@ from test_gateway_keys import SECRET, bearer
 _UNKNOWN = frozenset({401})
 
 
+OPEN = {"/", "/health", "/livez", "/readyz", "/ca.pem", "/api/v1/caller"}
+"""Endpoints that answer callers without a key."""
+
+
 def _guarded(endpoint: Endpoint) -> bool:
-    return endpoint.path not in {"/", "/health", "/livez", "/readyz", "/ca.pem"}
+    return endpoint.path not in OPEN
 
 
 def _showing(headers: Mapping[str, str]) -> Send:
