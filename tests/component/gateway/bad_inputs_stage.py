@@ -168,6 +168,7 @@ ENDPOINTS = (
     Endpoint("GET", "/api/v1/config", "read"),
     Endpoint("GET", "/api/v1/events", "read"),
     Endpoint("GET", "/api/v1/caller", "read"),
+    Endpoint("GET", "/api/v1/watch", "read"),
     Endpoint("GET", "/health", "read"),
     Endpoint("GET", "/livez", "read"),
     Endpoint("GET", "/readyz", "read"),
