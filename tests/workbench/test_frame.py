@@ -47,7 +47,8 @@ def sign_in(page: "Page", mesh: MeshProcess, key: str, path: str = "") -> None:
 
 
 def menu_of(page: "Page") -> list[str]:
-    return page.get_by_role("navigation", name="Pages").get_by_role("link").all_text_contents()
+    found: list[str] = page.get_by_role("navigation", name="Pages").get_by_role("link").all_text_contents()
+    return found
 
 
 def until_live(page: "Page") -> None:
