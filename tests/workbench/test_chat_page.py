@@ -1,19 +1,29 @@
 """The chat of the workbench in a real browser: answers as they come, stopped, asked again, and what models write."""
 
+import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from google.protobuf import json_format
 from mesh_process import MeshProcess, fake_runner, running_mesh, write_config
 from pages import accessibility_faults, finished, opened, picture
 from playwright.sync_api import expect
+
+from weft.api.router.v1.inference_service_pb2 import ChatRequest
+from weft_testing.media_files import png, wav
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
 pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
 
+ROOT = Path(__file__).parents[2]
 HOSTILE = """<script>document.title = "owned"</script><img src=x onerror="document.title='owned'">
 <svg onload="document.title='owned'"><a href="javascript:alert(1)">raw</a>
 
@@ -187,3 +197,207 @@ def test_on_a_phone_nothing_is_wider_than_the_page(page: "Page", chat_mesh: Mesh
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.locator(".turns").evaluate("box => box.scrollWidth <= box.clientWidth")
     picture(page, "chat-390")
+
+
+def test_a_message_is_changed_and_sent_again(page: "Page", chat_mesh: MeshProcess) -> None:
+    behave(chat_mesh, "a", echo=True)
+    opened(page, chat_mesh, "chat?model=pool", "Chat")
+    asked(page, "first question").get_by_text("first question").wait_for()
+    asked(page, "second question").get_by_text("second question").wait_for()
+    turn = page.get_by_role("region", name="Message 1")
+    turn.get_by_role("button", name="Edit").click()
+    page.get_by_role("textbox", name="Edited message").fill("better question")
+    page.keyboard.press("Enter")
+    page.get_by_role("article").get_by_text("better question").wait_for()
+    assert page.get_by_role("article").count() == 1
+    body = until_idle(chat_mesh, "a").last_request_body
+    assert [message["content"] for message in body["messages"]] == ["better question"]
+
+
+def test_earlier_messages_options_and_the_system_prompt_go_with_a_message(page: "Page", chat_mesh: MeshProcess) -> None:
+    behave(chat_mesh, "a", text="An answer.", reasoning_text="Thoughts.")
+    opened(page, chat_mesh, "chat?model=pool", "Chat")
+    page.get_by_role("button", name="Options").click()
+    page.get_by_role("textbox", name="System prompt").fill("Be terse.")
+    page.get_by_role("spinbutton", name="Temperature").fill("0.5")
+    page.get_by_role("spinbutton", name="Max tokens").fill("50")
+    page.get_by_role("combobox", name="Thinking").select_option("off")
+    asked(page, "One").get_by_text("An answer.").wait_for()
+    asked(page, "Two").get_by_text("An answer.").wait_for()
+    picture(page, "chat-options")
+    body = until_idle(chat_mesh, "a").last_request_body
+    assert [(message["role"], message["content"]) for message in body["messages"]] == [
+        ("system", "Be terse."),
+        ("user", "One"),
+        ("assistant", "An answer."),
+        ("user", "Two"),
+    ]
+    assert (body["temperature"], body["max_tokens"]) == (0.5, 50)
+
+
+def test_two_models_answer_side_by_side(page: "Page", chat_mesh: MeshProcess) -> None:
+    behave(chat_mesh, "a", text="The answer of a.")
+    behave(chat_mesh, "b", text="The answer of b.")
+    opened(page, chat_mesh, "chat?model=pool", "Chat")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.get_by_role("combobox", name="Second model")).to_have_value("other")
+    asked(page, "Who are you?")
+    answers = page.get_by_role("article")
+    expect(answers).to_have_count(2)
+    expect(answers.nth(0)).to_contain_text("The answer of a.")
+    expect(answers.nth(1)).to_contain_text("The answer of b.")
+    expect(answers.nth(1).locator(".receipt")).to_contain_text("completed")
+    asked(page, "Each of you: again")
+    expect(answers).to_have_count(4)
+    expect(answers.nth(3).locator(".receipt")).to_contain_text("completed")
+    body = until_idle(chat_mesh, "b").last_request_body
+    assert [message["content"] for message in body["messages"]][1] == "The answer of b."
+    picture(page, "chat-compare")
+
+
+def test_a_conversation_is_there_after_a_reload_renamed_exported_deleted_and_imported(
+    page: "Page", chat_mesh: MeshProcess, tmp_path: Path
+) -> None:
+    behave(chat_mesh, "a", text="Kept *well*.")
+    opened(page, chat_mesh, "chat?model=pool", "Chat")
+    expect(asked(page, "Keep this").locator(".receipt")).to_contain_text("completed")
+    page.reload()
+    page.get_by_role("article").get_by_text("Kept well.").wait_for()
+    expect(page.locator(".receipt")).to_contain_text("completed")
+    page.get_by_text("More").click()
+    page.get_by_role("button", name="Rename").click()
+    page.get_by_role("textbox", name="Title").fill("A <b>name</b>")
+    page.keyboard.press("Enter")
+    listed = page.get_by_role("complementary", name="Conversations")
+    listed.get_by_role("link", name="A <b>name</b>").wait_for()
+    page.get_by_text("More").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export", exact=True).click()
+    path = tmp_path / "conversation.json"
+    download.value.save_as(path)
+    assert json.loads(path.read_text())["conversations"][0]["turns"][0]["text"] == "Keep this"
+    page.get_by_text("More").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
+    expect(listed.get_by_role("link")).to_have_count(0)
+    expect(page.get_by_role("article")).to_have_count(0)
+    page.locator("input[type=file][accept*=json]").set_input_files(path)
+    listed.get_by_role("link", name="A <b>name</b>").click()
+    page.get_by_role("article").get_by_text("Kept well.").wait_for()
+
+
+def test_a_file_that_holds_no_conversations_is_refused_by_name(
+    page: "Page", chat_mesh: MeshProcess, tmp_path: Path
+) -> None:
+    opened(page, chat_mesh, "chat", "Chat")
+    chooser = page.locator("input[type=file][accept*=json]")
+    wrong = [("no.json", "{", "no JSON"), ("other.json", '{"kind": "x"}', "no conversations of the workbench")]
+    for name, text, words in wrong:
+        (tmp_path / name).write_text(text)
+        chooser.set_input_files(tmp_path / name)
+        page.get_by_text(words).wait_for()
+    odd = {
+        "kind": "weft-conversations",
+        "conversations": [None, {"turns": [{"answers": [{"parts": [{"kind": "x"}, 5]}]}]}],
+    }
+    (tmp_path / "odd.json").write_text(json.dumps(odd))
+    chooser.set_input_files(tmp_path / "odd.json")
+    page.get_by_text("2 conversations imported.").wait_for()
+
+
+def test_pictures_and_recordings_go_with_a_message(page: "Page", chat_mesh: MeshProcess) -> None:
+    behave(chat_mesh, "a", text="I see.")
+    opened(page, chat_mesh, "chat?model=pool", "Chat")
+    given: list[Any] = [
+        {"name": "cat.png", "mimeType": "image/png", "buffer": png(1600, 20)},
+        {"name": "word.wav", "mimeType": "audio/wav", "buffer": wav(seconds=0.2)},
+    ]
+    page.locator("input[type=file][accept*='image']").set_input_files(given)
+    files = page.get_by_role("list", name="Files")
+    files.get_by_text("1600 x 20").wait_for()
+    files.get_by_role("button", name="Make smaller").click()
+    files.get_by_text("1024 x 13").wait_for()
+    answer = asked(page, "What is this?")
+    answer.get_by_text("I see.").wait_for()
+    page.get_by_role("img", name="cat.png").wait_for()
+    parts = until_idle(chat_mesh, "a").last_request_body["messages"][0]["content"]
+    assert [part["type"] for part in parts] == ["text", "image_url", "input_audio"]
+    page.locator("input[type=file][accept*='image']").set_input_files(
+        {"name": "a.txt", "mimeType": "text/plain", "buffer": b"text"}
+    )
+    page.get_by_text("a.txt is neither a picture nor a recording.").wait_for()
+    picture(page, "chat-files")
+
+
+def test_a_file_that_the_mesh_refuses_is_refused_in_its_words(page: "Page", chat_mesh: MeshProcess) -> None:
+    opened(page, chat_mesh, "chat?model=pool", "Chat")
+    page.locator("input[type=file][accept*='image']").set_input_files(
+        {"name": "drawing.svg", "mimeType": "image/svg+xml", "buffer": b"<svg xmlns='http://www.w3.org/2000/svg'/>"}
+    )
+    answer = asked(page, "A drawing")
+    answer.get_by_role("alert").get_by_text("image").wait_for()
+
+
+def code_of(answer: "Locator", language: str) -> str:
+    """The same call in a language, as the page shows it."""
+    page = answer.page
+    answer.get_by_role("button", name="Show as code").click()
+    page.get_by_role("button", name=language, exact=True).click()
+    text = page.get_by_role("dialog").locator("pre").inner_text()
+    page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    return text
+
+
+def ran(command: list[str], mesh: MeshProcess, folder: Path) -> str:
+    """What a program prints that is started in a folder with the key and the addresses in its environment."""
+    environment = {**os.environ, "WEFT_HOME": str(mesh.home), "WEFT_ROUTER": mesh.grpc, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_same_call_runs_as_curl_python_and_grpc(page: "Page", chat_mesh: MeshProcess, tmp_path: Path) -> None:
+    question = 'It\'s $HOME, `id`, \\n "quoted" and 100 % ünïcode?'
+    behave(chat_mesh, "a", echo=True)
+    opened(page, chat_mesh, "chat?model=pool", "Chat")
+    page.get_by_role("button", name="Options").click()
+    page.get_by_role("spinbutton", name="Temperature").fill("0.5")
+    answer = asked(page, question)
+    expect(answer.locator(".receipt")).to_contain_text("completed")
+    sent = until_idle(chat_mesh, "a").last_request_body
+    for language, command in (
+        ("curl", ["bash", "-c"]), ("Python", [sys.executable, "-c"]), ("gRPC, Python", [sys.executable, "-c"])
+    ):  # fmt: skip
+        output = ran([*command, code_of(answer, language)], chat_mesh, tmp_path)
+        said = "".join(
+            choice["delta"].get("content") or ""
+            for line in output.splitlines()
+            if line.startswith("data: {")
+            for choice in json.loads(line.removeprefix("data: "))["choices"]
+        )
+        assert (said or output.rstrip("\n")) == question, language
+        again = until_idle(chat_mesh, "a").last_request_body
+        assert (again["messages"], again["temperature"]) == (sent["messages"], 0.5)
+    text = code_of(answer, "grpcurl")
+    request = json_format.Parse(text.split("<<'END'\n")[1].removesuffix("\nEND"), ChatRequest())
+    assert request.payload.messages[0].content[0].text == question
+    answer.get_by_role("button", name="Show as code").click()
+    page.get_by_role("dialog").locator("pre").wait_for()
+    picture(page, "chat-code")
+
+
+def test_the_same_call_reads_its_files_from_the_folder(page: "Page", chat_mesh: MeshProcess, tmp_path: Path) -> None:
+    name = "it's a $(cat).png"
+    (tmp_path / name).write_bytes(png(3, 2))
+    opened(page, chat_mesh, "chat?model=pool", "Chat")
+    page.locator("input[type=file][accept*='image']").set_input_files(tmp_path / name)
+    answer = asked(page, "What is `this`, for $5?")
+    expect(answer.locator(".receipt")).to_contain_text("completed")
+    sent = until_idle(chat_mesh, "a").last_request_body["messages"]
+    for language, command in (("curl", ["bash", "-c"]), ("Python", [sys.executable, "-c"])):
+        ran([*command, code_of(answer, language)], chat_mesh, tmp_path)
+        assert until_idle(chat_mesh, "a").last_request_body["messages"] == sent, language
+    shell = code_of(answer, "grpcurl")
+    text = ran(["bash", "-c", "cat" + shell[shell.index(" <<END") :]], chat_mesh, tmp_path)
+    image = json_format.Parse(text, ChatRequest()).payload.messages[0].content[1].image
+    assert (image.data, image.media_type) == (png(3, 2), "image/png")

@@ -1,42 +1,78 @@
 // The chat: conversations with any model, pool, agent or route, kept in this browser.
 import { html, useEffect, useRef, useState } from "../parts/html.js";
-import { AnswerView } from "./chat_answer.js";
-import { Composer } from "./chat_composer.js";
-import { isBusy, revisionOf, touch } from "./chat_conversation.js";
-import { ModelPicker, ModelsWatch, models, modelsProblem } from "./chat_models.js";
-import { open, resend, shown, start, stopAll } from "./chat_state.js";
+import { Confirm, Dialog } from "../parts/dialog.js";
 import { ErrorNote } from "../parts/widgets.js";
+import { go } from "../navigation.js";
+import { ConversationList } from "./chat_list.js";
+import { Composer } from "./chat_composer.js";
+import { isBusy, revisionOf, titleOf } from "./chat_conversation.js";
+import { ModelPicker, ModelsWatch, models, modelsProblem } from "./chat_models.js";
+import { OptionsPanel } from "./chat_options.js";
+import { change, open, remove, shown, stopAll } from "./chat_state.js";
+import { Turns } from "./chat_turns.js";
+import { save } from "./chat_transfer.js";
 
 /** @typedef {import("./chat_conversation.js").Conversation} Conversation */
-/** @typedef {import("./chat_conversation.js").Turn} Turn */
 
 /** @param {{name: string, query: URLSearchParams}} props */
 export function Page({ name, query }) {
-  useEffect(() => void open(name, query.get("model") ?? ""), [name]);
+  const [isListOpen, setListOpen] = useState(false);
+  const [hasOptions, setOptions] = useState(false);
+  useAddress(name, query.get("model") ?? "");
   const conversation = shown.value;
   revisionOf(conversation);
   useEffect(() => {
-    if (!conversation.models.length && models.value?.length) setModel(conversation, 0, models.value[0].id);
+    if (conversation.models[0] === "" && models.value?.length) setModel(0, models.value[0].id);
   }, [conversation, models.value]);
   useEscape(() => stopAll(conversation));
-  return html`<div class="chat"><${ModelsWatch} />
-    <div class="chat-head"><h1>Chat</h1>
-      ${conversation.models.map(
-        (model, column) => html`<${ModelPicker} key=${column} value=${model} label=${column ? "Second model" : "Model"}
-          onChoose=${(/** @type {string} */ id) => setModel(conversation, column, id)} />`,
-      )}
-      <button onClick=${() => start()}>New conversation</button></div>
-    <div class="chat-note"><${ErrorNote} error=${modelsProblem.value} /></div>
-    <${Turns} conversation=${conversation} />
-    <${Composer} key=${conversation.id} conversation=${conversation} isBusy=${isBusy(conversation)} />
+  return html`<div class=${isListOpen ? "chat list-open" : "chat"}><${ModelsWatch} />
+    <aside class="chat-list" aria-label="Conversations"><${ConversationList} onChosen=${() => setListOpen(false)} /></aside>
+    <div class="chat-main">
+      <div class="chat-head">
+        <h1>Chat</h1>
+        <button class="list-button" aria-expanded=${isListOpen} onClick=${() => setListOpen(!isListOpen)}>Conversations</button>
+        ${conversation.models.map(
+          (model, column) => html`<${ModelPicker} key=${column} value=${model} label=${column ? "Second model" : "Model"}
+            onChoose=${(/** @type {string} */ id) => setModel(column, id)} />`,
+        )}
+        <div class="end">
+          <button aria-pressed=${conversation.models.length > 1} title="Two models side by side" onClick=${compare}>Compare</button>
+          <button aria-expanded=${hasOptions} onClick=${() => setOptions(!hasOptions)}>Options</button>
+          ${conversation.turns.length > 0 && html`<${ConversationMenu} conversation=${conversation} />`}
+        </div>
+      </div>
+      <div class="chat-note">
+        <${ErrorNote} error=${modelsProblem.value} />
+        ${hasOptions && html`<${OptionsPanel} conversation=${conversation} />`}
+      </div>
+      <${Turns} key=${conversation.id} conversation=${conversation} />
+      <${Composer} key=${conversation.id} conversation=${conversation} isBusy=${isBusy(conversation)} />
+    </div>
   </div>`;
 }
 
-/** @param {Conversation} conversation @param {number} column @param {string} id */
-function setModel(conversation, column, id) {
-  conversation.models = [...conversation.models];
-  conversation.models[column] = id;
-  touch(conversation);
+/** Shows what the address names; without a name what was shown last, or else a new conversation.
+ * @param {string} name @param {string} model */
+function useAddress(name, model) {
+  const isFirst = useRef(true);
+  useEffect(() => {
+    const comesBack = isFirst.current && !name && !model && shown.value.turns.length > 0;
+    isFirst.current = false;
+    if (comesBack) go(`chat/${shown.value.id}`, {}, { replace: true });
+    else void open(name, model);
+  }, [name, model]);
+}
+
+/** @param {number} column @param {string} id */
+const setModel = (column, id) => change((conversation) => (conversation.models = conversation.models.with(column, id)));
+
+/** A second model beside the first, or the first alone again. */
+function compare() {
+  change((conversation) => {
+    const [first] = conversation.models;
+    const other = models.value?.find((model) => model.id !== first)?.id ?? first;
+    conversation.models = conversation.models.length > 1 ? [first] : [first, other];
+  });
 }
 
 /** Escape stops what runs, wherever the focus is. @param {() => void} stop */
@@ -52,77 +88,37 @@ function useEscape(stop) {
   }, []);
 }
 
-/** @param {{conversation: Conversation}} props */
-function Turns({ conversation }) {
-  revisionOf(conversation);
-  const box = useRef(/** @type {HTMLElement | null} */ (null));
-  const isAtEnd = useFollowedEnd(box, conversation.id);
-  return html`<div class="turns" ref=${box} tabindex="0" role="log" aria-live="off" aria-label="Conversation">
-    <div class="turns-inner">
-      ${!conversation.turns.length && html`<p class="faint empty">Ask something. What you write stays in this browser, and goes to the model alone.</p>`}
-      ${conversation.turns.map((turn, at) => html`<${TurnView} key=${turn.id} conversation=${conversation} turn=${turn} at=${at} />`)}
-    </div>
-    ${!isAtEnd && html`<button class="to-end" onClick=${() => box.current?.scrollTo({ top: box.current.scrollHeight })}>↓ To the end</button>`}
-  </div>`;
-}
-
-/** Keeps the end of what grows in sight, as long as it is: whoever has scrolled up stays there.
- * @param {{current: HTMLElement | null}} box @param {string} id of what is shown */
-function useFollowedEnd(box, id) {
-  const [isAtEnd, setAtEnd] = useState(true);
-  useEffect(() => {
-    const element = /** @type {HTMLElement} */ (box.current);
-    let follows = true;
-    const onScroll = () => {
-      follows = element.scrollHeight - element.scrollTop - element.clientHeight < 40;
-      setAtEnd(follows);
-    };
-    const observer = new ResizeObserver(() => {
-      if (follows) element.scrollTop = element.scrollHeight;
-      else onScroll();
-    });
-    observer.observe(element);
-    observer.observe(/** @type {Element} */ (element.firstElementChild));
-    element.addEventListener("scroll", onScroll, { passive: true });
-    return () => {
-      observer.disconnect();
-      element.removeEventListener("scroll", onScroll);
-    };
-  }, [id]);
-  return isAtEnd;
-}
-
-/** @param {{conversation: Conversation, turn: Turn, at: number}} props */
-function TurnView({ conversation, turn, at }) {
-  revisionOf(conversation);
-  const [isEdited, setEdited] = useState(false);
-  return html`<section class="turn" aria-label=${`Message ${at + 1}`}>
-    <div class="asked">
-      ${isEdited
-        ? html`<${Edit} text=${turn.text} onDone=${(/** @type {string | null} */ text) => (setEdited(false), text !== null && resend(at, text))} />`
-        : html`<div class="said" dir="auto">${turn.text}</div>
-            <div class="actions"><button class="quiet" onClick=${() => setEdited(true)}>Edit</button></div>`}
-    </div>
-    <div class=${turn.answers.length > 1 ? "columns" : ""}>
-      ${turn.answers.map((answer, column) => html`<${AnswerView} key=${answer.id} answer=${answer} at=${at} column=${column} />`)}
-    </div>
-  </section>`;
-}
-
-/** A message that is changed. @param {{text: string, onDone: (text: string | null) => void}} props */
-function Edit({ text, onDone }) {
-  const field = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
-  useEffect(() => field.current?.focus(), []);
-  const onKeyDown = (/** @type {KeyboardEvent} */ event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-      event.preventDefault();
-      onDone(field.current?.value ?? "");
-    } else if (event.key === "Escape") {
-      event.preventDefault();
-      onDone(null);
-    }
+/** What is done with a whole conversation. @param {{conversation: Conversation}} props */
+function ConversationMenu({ conversation }) {
+  const [asks, setAsks] = useState(/** @type {"" | "rename" | "delete"} */ (""));
+  const box = useRef(/** @type {HTMLDetailsElement | null} */ (null));
+  const done = (/** @type {() => void} */ action) => () => {
+    if (box.current) box.current.open = false;
+    action();
   };
-  return html`<textarea ref=${field} aria-label="Message" dir="auto" onKeyDown=${onKeyDown}>${text}</textarea>
-    <div class="actions"><button class="quiet" onClick=${() => onDone(null)}>Cancel</button>
-      <button onClick=${() => onDone(field.current?.value ?? "")}>Send again</button></div>`;
+  return html`<details class="more" ref=${box}><summary>More</summary>
+      <div class="menu-list">
+        <button class="quiet" onClick=${done(() => setAsks("rename"))}>Rename</button>
+        <button class="quiet" onClick=${done(() => save([conversation], conversation.title))}>Export</button>
+        <button class="quiet" onClick=${done(() => setAsks("delete"))}>Delete</button>
+      </div></details>
+    ${asks === "rename" && html`<${Rename} conversation=${conversation} onClose=${() => setAsks("")} />`}
+    ${asks === "delete" &&
+    html`<${Confirm} title="Delete this conversation" action="Delete" isDangerous text="It is deleted from this browser. There is no copy elsewhere."
+      onDo=${() => remove(conversation.id)} onClose=${() => setAsks("")} />`}`;
+}
+
+/** @param {{conversation: Conversation, onClose: () => void}} props */
+function Rename({ conversation, onClose }) {
+  const field = useRef(/** @type {HTMLInputElement | null} */ (null));
+  const submit = (/** @type {Event} */ event) => {
+    event.preventDefault();
+    const title = titleOf(field.current?.value ?? "");
+    if (title) change((shown) => (shown.title = title));
+    onClose();
+  };
+  return html`<${Dialog} title="Rename" onClose=${onClose}>
+    <form onSubmit=${submit}><label>Title <input ref=${field} value=${conversation.title} maxlength="60" required autofocus /></label>
+      <div class="buttons"><button type="button" onClick=${onClose}>Cancel</button><button class="main">Rename</button></div></form>
+  </${Dialog}>`;
 }

@@ -10,8 +10,8 @@ import { regenerate, stop } from "./chat_state.js";
 /** @typedef {import("./chat_conversation.js").Answer} Answer */
 /** @typedef {import("./chat_conversation.js").Part} Part */
 
-/** @param {{answer: Answer, at: number, column: number}} props */
-export function AnswerView({ answer, at, column }) {
+/** @param {{answer: Answer, at: number, column: number, onCode: () => void}} props */
+export function AnswerView({ answer, at, column, onCode }) {
   revisionOf(answer);
   const runs = isRunning(answer);
   const lastText = answer.parts.findLastIndex((part) => part.kind === "text" || part.kind === "thinking");
@@ -27,7 +27,8 @@ export function AnswerView({ answer, at, column }) {
       ${runs
         ? html`<button class="quiet" onClick=${() => stop(answer)}>Stop</button>`
         : html`<${CopyButton} text=${textOf(answer)} />
-            <button class="quiet" onClick=${() => regenerate(at, column)}>${answer.error || answer.state === "stopped" ? "Retry" : "Regenerate"}</button>`}
+            <button class="quiet" onClick=${() => regenerate(at, column)}>${answer.error || answer.state === "stopped" ? "Retry" : "Regenerate"}</button>
+            <button class="quiet" onClick=${onCode}>Show as code</button>`}
     </div>
     ${!runs && html`<${Receipt} answer=${answer} />`}
   </article>`;

@@ -1,26 +1,61 @@
-// Where a message is written.
-import { html, useEffect, useRef } from "../parts/html.js";
+// Where a message is written, with its pictures and recordings.
+import { html, useEffect, useRef, useState } from "../parts/html.js";
+import { attempt } from "../parts/notices.js";
+import { revisionOf } from "./chat_conversation.js";
+import { FileChips, read } from "./chat_files.js";
+import { takes } from "./chat_models.js";
 import { send, stopAll } from "./chat_state.js";
 
 /** @typedef {import("./chat_conversation.js").Conversation} Conversation */
+/** @typedef {import("./chat_conversation.js").Attachment} Attachment */
+
+const NAMES = { image: "pictures", audio: "recordings" };
 
 /** @param {{conversation: Conversation, isBusy: boolean}} props */
 export function Composer({ conversation, isBusy }) {
+  revisionOf(conversation);
   const field = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
+  const chooser = useRef(/** @type {HTMLInputElement | null} */ (null));
+  const [files, setFiles] = useState(/** @type {Attachment[]} */ ([]));
+  const [isOver, setOver] = useState(false);
   useEffect(() => field.current?.focus(), []);
+  const refusal = (/** @type {"image" | "audio"} */ skill) => {
+    const unable = conversation.models.find((model) => !takes(model, skill));
+    return unable ? `${unable} takes no ${NAMES[skill]}.` : "";
+  };
+  const accepted = ["image", "audio"].filter((skill) => !refusal(/** @type {"image" | "audio"} */ (skill)));
+  const add = (/** @type {File[]} */ given) =>
+    void attempt(async () => {
+      const added = await read(given, refusal);
+      setFiles((before) => [...before, ...added]);
+    });
   const submit = () => {
     const text = field.current?.value ?? "";
-    if (!text.trim() || isBusy || !conversation.models.every(Boolean)) return;
+    if ((!text.trim() && !files.length) || isBusy || !conversation.models.every(Boolean)) return;
     if (field.current) field.current.value = "";
-    send(text, []);
+    setFiles([]);
+    send(text, files);
   };
   const onKeyDown = (/** @type {KeyboardEvent} */ event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     submit();
   };
-  return html`<div class="composer"><div class="field">
-    <textarea ref=${field} aria-label="Message" placeholder="Message" rows="1" dir="auto" onKeyDown=${onKeyDown}></textarea>
+  const onFiles = (/** @type {Event} */ event, /** @type {FileList | undefined} */ given) => {
+    if (!given?.length) return;
+    event.preventDefault();
+    add([...given]);
+  };
+  return html`<div class="composer"><div class=${isOver ? "field over" : "field"}
+      onDragOver=${(/** @type {DragEvent} */ event) => (event.preventDefault(), setOver(true))} onDragLeave=${() => setOver(false)}
+      onDrop=${(/** @type {DragEvent} */ event) => (event.preventDefault(), setOver(false), onFiles(event, event.dataTransfer?.files))}>
+    <${FileChips} files=${files} onChange=${setFiles} />
+    <textarea ref=${field} aria-label="Message" placeholder="Message" rows="1" dir="auto" onKeyDown=${onKeyDown}
+      onPaste=${(/** @type {ClipboardEvent} */ event) => onFiles(event, event.clipboardData?.files)}></textarea>
+    ${accepted.length > 0 &&
+    html`<button class="quiet" title=${accepted.map((skill) => NAMES[/** @type {"image" | "audio"} */ (skill)]).join(" and ")} onClick=${() => chooser.current?.click()}>Attach</button>
+      <input ref=${chooser} type="file" hidden multiple aria-label="Files to attach" accept=${accepted.map((skill) => `${skill}/*`).join(",")}
+        onChange=${(/** @type {any} */ event) => (add([...event.target.files]), (event.target.value = ""))} />`}
     ${isBusy
       ? html`<button class="main" title="Escape" onClick=${() => stopAll(conversation)}>Stop</button>`
       : html`<button class="main" title="Enter" onClick=${submit}>Send</button>`}

@@ -106,7 +106,7 @@ export function bodyOf(conversation, column, at) {
     if (said) messages.push({ role: "assistant", content: said });
   });
   return {
-    model: conversation.models[column],
+    model: conversation.turns[at].answers[column]?.model ?? conversation.models[column],
     messages,
     stream: true,
     stream_options: { include_usage: true, include_weft_events: true },

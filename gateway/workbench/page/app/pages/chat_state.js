@@ -1,9 +1,10 @@
 // What the chat does: the shown conversation, its answers under way, and what becomes of it.
 import { signal } from "@preact/signals";
 import { go } from "../navigation.js";
+import { notify } from "../parts/notices.js";
 import { bodyOf, isRunning, newAnswer, newConversation, newId, titleOf, touch } from "./chat_conversation.js";
 import { ask, fetchReceipt } from "./chat_stream.js";
-import { keep, load } from "./chat_store.js";
+import { forget, keep, load } from "./chat_store.js";
 
 /** @typedef {import("./chat_conversation.js").Conversation} Conversation */
 /** @typedef {import("./chat_conversation.js").Answer} Answer */
@@ -12,7 +13,9 @@ import { keep, load } from "./chat_store.js";
 const KEEP_MILLISECONDS = 3000;
 
 /** The conversation that is shown. @type {import("@preact/signals").Signal<Conversation>} */
-export const shown = signal(newConversation([]));
+export const shown = signal(newConversation([""]));
+/** What `open` opens last: what is loaded for another address is dropped. */
+let wanted = "";
 
 /** The answers that come now, by their id: they go on while another conversation, or another page, is shown.
  * @type {Map<string, {abort: AbortController, conversation: Conversation}>} */
@@ -20,16 +23,42 @@ const running = new Map();
 
 /** Shows the conversation of that id; a new one where there is none. @param {string} id @param {string} model */
 export async function open(id, model = "") {
+  wanted = id;
   if (id && shown.value.id === id) return;
-  const under_way = [...running.values()].find((each) => each.conversation.id === id);
-  const found = under_way?.conversation ?? (id ? await load(id) : null);
-  if (found) shown.value = found;
-  else start(model ? [model] : shown.value.models);
+  if (!id) return start(model ? [model] : undefined);
+  const found = conversationOf(id) ?? (await load(id));
+  if (wanted !== id) return;
+  if (!found) {
+    notify("This conversation is not in this browser.", { isError: true });
+    go("chat", {}, { replace: true });
+    return;
+  }
+  if (!conversationOf(id)) found.turns.forEach((turn) => turn.answers.forEach(interrupted));
+  shown.value = found;
+}
+
+/** The conversation of that id if an answer of it comes now. @param {string} id */
+const conversationOf = (id) => [...running.values()].find((each) => each.conversation.id === id)?.conversation;
+
+/** An answer that was coming when the page was closed. @param {Answer} answer */
+function interrupted(answer) {
+  if (!isRunning(answer)) return;
+  Object.assign(answer, { state: "failed", status: "", share: null });
+  answer.error = { message: "The page was closed before the answer was complete.", code: "" };
+  void fetchReceipt(answer);
 }
 
 /** Begins a new conversation, which is kept once it has a message. @param {string[]} models */
 export function start(models = shown.value.models) {
   shown.value = newConversation(models, shown.value.options);
+}
+
+/** Changes something of the shown conversation. @param {(conversation: Conversation) => void} how */
+export function change(how) {
+  const conversation = shown.value;
+  how(conversation);
+  touch(conversation);
+  void keep(conversation);
 }
 
 /** Sends a message and asks every model of the conversation. @param {string} text @param {Attachment[]} attachments */
@@ -46,45 +75,46 @@ export function resend(at, text) {
   const conversation = shown.value;
   stopAll(conversation);
   conversation.turns.length = at + 1;
-  const turn = { ...conversation.turns[at], id: newId("turn-"), text, answers: [] };
-  conversation.turns[at] = turn;
+  conversation.turns[at] = { ...conversation.turns[at], id: newId("turn-"), text };
   answerTurn(conversation, at);
 }
 
 /** @param {Conversation} conversation @param {number} at */
 function answerTurn(conversation, at) {
   conversation.turns[at].answers = conversation.models.map(newAnswer);
-  conversation.updatedAt = Date.now();
-  touch(conversation);
   conversation.models.forEach((_, column) => void run(conversation, column, at));
 }
 
-/** Asks one model anew for its answer. @param {number} at @param {number} column */
+/** Asks the model of a column anew for its answer. @param {number} at @param {number} column */
 export function regenerate(at, column) {
   const conversation = shown.value;
-  const turn = conversation.turns[at];
-  stop(turn.answers[column]);
-  turn.answers[column] = newAnswer(conversation.models[column] ?? turn.answers[column].model);
-  touch(conversation);
+  const { answers } = conversation.turns[at];
+  stop(answers[column]);
+  answers[column] = newAnswer(conversation.models[column] ?? answers[column].model);
   void run(conversation, column, at);
 }
 
 /** @param {Conversation} conversation @param {number} column @param {number} at */
 async function run(conversation, column, at) {
   const answer = conversation.turns[at].answers[column];
+  const body = bodyOf(conversation, column, at);
   const abort = new AbortController();
   running.set(answer.id, { abort, conversation });
-  void keep(conversation);
+  changed(conversation);
   const timer = setInterval(() => void keep(conversation), KEEP_MILLISECONDS);
-  const body = { ...bodyOf(conversation, column, at), model: answer.model };
   await ask(answer, body, conversation.id, abort.signal);
   clearInterval(timer);
   running.delete(answer.id);
-  conversation.updatedAt = Date.now();
-  touch(conversation);
-  await keep(conversation);
+  changed(conversation);
   await fetchReceipt(answer);
   await keep(conversation);
+}
+
+/** @param {Conversation} conversation */
+function changed(conversation) {
+  conversation.updatedAt = Date.now();
+  touch(conversation);
+  void keep(conversation);
 }
 
 /** Stops an answer: what came of it stays. @param {Answer | undefined} answer */
@@ -95,4 +125,13 @@ export function stop(answer) {
 /** @param {Conversation} conversation */
 export function stopAll(conversation) {
   for (const turn of conversation.turns) for (const answer of turn.answers) if (isRunning(answer)) stop(answer);
+}
+
+/** Deletes conversations; the answers that come for them are stopped. @param {string[]} ids */
+export async function remove(...ids) {
+  for (const { conversation } of running.values()) if (ids.includes(conversation.id)) stopAll(conversation);
+  await forget(...ids);
+  if (!ids.includes(shown.value.id)) return;
+  start();
+  go("chat", {}, { replace: true });
 }

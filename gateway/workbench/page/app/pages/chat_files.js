@@ -1,0 +1,78 @@
+// Pictures and recordings of a message: read whole as they are, shown, and made smaller only where somebody asks for it.
+import { html, useState } from "../parts/html.js";
+import { bytes } from "../parts/format.js";
+import { attempt } from "../parts/notices.js";
+
+/** @typedef {import("./chat_conversation.js").Attachment} Attachment */
+
+/** The longer side of a picture that is made smaller, in pixels. */
+const SMALL_PIXELS = 1024;
+const JPEG_QUALITY = 0.9;
+
+/** Reads files. Raises Error for one that is neither a picture nor a recording, or that no chosen model takes.
+ * @param {File[]} files @param {(skill: "image" | "audio") => string} refusal of a model, "" where all take it @returns {Promise<Attachment[]>} */
+export async function read(files, refusal) {
+  const found = [];
+  for (const file of files) {
+    const kind = /^(image|audio)\//.exec(file.type)?.[1];
+    if (kind !== "image" && kind !== "audio") throw new Error(`${file.name} is neither a picture nor a recording.`);
+    const why = refusal(kind);
+    if (why) throw new Error(why);
+    found.push({ kind, name: file.name || kind, type: file.type, bytes: file.size, data: await dataOf(file) });
+  }
+  return /** @type {Attachment[]} */ (found);
+}
+
+/** @param {Blob} file @returns {Promise<string>} a data: URL */
+const dataOf = (file) =>
+  new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(String(reader.result));
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+
+/** A smaller copy of a picture. @param {Attachment} file @param {HTMLImageElement} image @returns {Promise<Attachment>} */
+async function smaller(file, image) {
+  const scale = SMALL_PIXELS / Math.max(image.naturalWidth, image.naturalHeight);
+  const canvas = new OffscreenCanvas(Math.round(image.naturalWidth * scale), Math.round(image.naturalHeight * scale));
+  const context = /** @type {OffscreenCanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  context.drawImage(image, 0, 0, canvas.width, canvas.height);
+  const type = file.type === "image/jpeg" ? "image/jpeg" : "image/png";
+  const blob = await canvas.convertToBlob({ type, quality: JPEG_QUALITY });
+  return { ...file, type, bytes: blob.size, data: await dataOf(blob) };
+}
+
+/** Files of the message that is being written. @param {{files: Attachment[], onChange: (files: Attachment[]) => void}} props */
+export function FileChips({ files, onChange }) {
+  if (!files.length) return null;
+  return html`<ul class="files" aria-label="Files">
+    ${files.map((file, at) => html`<${FileChip} key=${`${at} ${file.name}`} file=${file}
+      onChange=${(/** @type {Attachment | null} */ changed) => onChange(changed ? files.with(at, changed) : files.filter((_, other) => other !== at))} />`)}
+  </ul>`;
+}
+
+/** @param {{file: Attachment, onChange: (file: Attachment | null) => void}} props */
+function FileChip({ file, onChange }) {
+  const [image, setImage] = useState(/** @type {HTMLImageElement | null} */ (null));
+  const sides = image ? `${image.naturalWidth} x ${image.naturalHeight}, ` : "";
+  const isLarge = image !== null && Math.max(image.naturalWidth, image.naturalHeight) > SMALL_PIXELS;
+  return html`<li>
+    ${file.kind === "image" && html`<img src=${file.data} alt="" onLoad=${(/** @type {any} */ event) => setImage(event.target)} />`}
+    <span class="name">${file.name}</span> <span class="faint">${sides}${bytes(file.bytes)}</span>
+    ${isLarge && html`<button class="quiet" onClick=${() => void attempt(async () => onChange(await smaller(file, image)))}>Make smaller</button>`}
+    <button class="quiet" aria-label=${`Remove ${file.name}`} onClick=${() => onChange(null)}>×</button>
+  </li>`;
+}
+
+/** Files of a message that was sent. @param {{files: Attachment[]}} props */
+export function SentFiles({ files }) {
+  if (!files.length) return null;
+  return html`<div class="sent-files">
+    ${files.map((file, at) =>
+      file.kind === "image"
+        ? html`<img key=${at} src=${file.data} alt=${file.name} title=${file.name} />`
+        : html`<audio key=${at} src=${file.data} controls aria-label=${file.name}></audio>`,
+    )}
+  </div>`;
+}

@@ -1,0 +1,94 @@
+// The messages of a conversation and their answers.
+import { html, useEffect, useRef, useState } from "../parts/html.js";
+import { AnswerView } from "./chat_answer.js";
+import { CodeDialog } from "./chat_code.js";
+import { revisionOf } from "./chat_conversation.js";
+import { SentFiles } from "./chat_files.js";
+import { resend } from "./chat_state.js";
+
+/** @typedef {import("./chat_conversation.js").Conversation} Conversation */
+/** @typedef {import("./chat_conversation.js").Turn} Turn */
+
+/** Pixels from the end at which it still counts as in sight. */
+const END_PIXELS = 40;
+
+/** @param {{conversation: Conversation}} props */
+export function Turns({ conversation }) {
+  revisionOf(conversation);
+  const box = useRef(/** @type {HTMLElement | null} */ (null));
+  const isAtEnd = useFollowedEnd(box);
+  const isWide = conversation.models.length > 1 || conversation.turns.some((turn) => turn.answers.length > 1);
+  return html`<div class="turns" ref=${box} tabindex="0" role="log" aria-live="off" aria-label="Conversation">
+    <div class=${isWide ? "turns-inner wide" : "turns-inner"}>
+      ${!conversation.turns.length && html`<p class="faint empty">Ask something: the answer comes from the model above. The conversation stays in this browser.</p>`}
+      ${conversation.turns.map((turn, at) => html`<${TurnView} key=${turn.id} conversation=${conversation} turn=${turn} at=${at} />`)}
+    </div>
+    ${!isAtEnd && html`<button class="to-end" onClick=${() => box.current?.scrollTo({ top: box.current.scrollHeight })}>↓ To the end</button>`}
+  </div>`;
+}
+
+/** Keeps the end of what grows in sight, as long as it is: whoever has scrolled up stays there.
+ * @param {{current: HTMLElement | null}} box */
+function useFollowedEnd(box) {
+  const [isAtEnd, setAtEnd] = useState(true);
+  useEffect(() => {
+    const element = /** @type {HTMLElement} */ (box.current);
+    let follows = true;
+    const onScroll = () => {
+      follows = element.scrollHeight - element.scrollTop - element.clientHeight < END_PIXELS;
+      setAtEnd(follows);
+    };
+    const observer = new ResizeObserver(() => {
+      if (follows) element.scrollTop = element.scrollHeight;
+      else onScroll();
+    });
+    observer.observe(element);
+    observer.observe(/** @type {Element} */ (element.firstElementChild));
+    element.addEventListener("scroll", onScroll, { passive: true });
+    return () => {
+      observer.disconnect();
+      element.removeEventListener("scroll", onScroll);
+    };
+  }, []);
+  return isAtEnd;
+}
+
+/** @param {{conversation: Conversation, turn: Turn, at: number}} props */
+function TurnView({ conversation, turn, at }) {
+  revisionOf(conversation);
+  const [isEdited, setEdited] = useState(false);
+  const [codeOf, setCodeOf] = useState(-1);
+  return html`<section class="turn" aria-label=${`Message ${at + 1}`}>
+    <div class="asked">
+      <${SentFiles} files=${turn.attachments} />
+      ${isEdited
+        ? html`<${Edit} text=${turn.text} onDone=${(/** @type {string | null} */ text) => (setEdited(false), text !== null && resend(at, text))} />`
+        : html`${turn.text && html`<div class="said" dir="auto">${turn.text}</div>`}
+            <div class="actions"><button class="quiet" onClick=${() => setEdited(true)}>Edit</button></div>`}
+    </div>
+    <div class=${turn.answers.length > 1 ? "columns" : ""}>
+      ${turn.answers.map(
+        (answer, column) => html`<${AnswerView} key=${answer.id} answer=${answer} at=${at} column=${column} onCode=${() => setCodeOf(column)} />`,
+      )}
+    </div>
+    ${codeOf >= 0 && html`<${CodeDialog} conversation=${conversation} at=${at} column=${codeOf} onClose=${() => setCodeOf(-1)} />`}
+  </section>`;
+}
+
+/** A message that is changed. @param {{text: string, onDone: (text: string | null) => void}} props */
+function Edit({ text, onDone }) {
+  const field = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
+  useEffect(() => field.current?.focus(), []);
+  const onKeyDown = (/** @type {KeyboardEvent} */ event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      onDone(field.current?.value ?? "");
+    } else if (event.key === "Escape") {
+      event.preventDefault();
+      onDone(null);
+    }
+  };
+  return html`<textarea ref=${field} aria-label="Edited message" dir="auto" onKeyDown=${onKeyDown} defaultValue=${text}></textarea>
+    <div class="actions"><button class="quiet" onClick=${() => onDone(null)}>Cancel</button>
+      <button onClick=${() => onDone(field.current?.value ?? "")}>Send again</button></div>`;
+}
