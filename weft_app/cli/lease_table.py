@@ -1,12 +1,13 @@
 """Leases of accelerator memory as tables and documents: `weft lease list` and `weft get leases`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.client._channel import mesh_address
 from weft.client._lease_renewal import LeaseClient
+from weft.client.operations import connect_operations
 from weft.documents.codec import document_of, moment_of
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError, invalid_field
@@ -14,7 +15,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 from weft_app.cli.options import ResourceFormat
 from weft_app.cli.output import Column, Listing, print_table, say
-from weft_app.cli.record_watch import RecordWatch
+from weft_app.cli.record_watch import RecordChanges, follow_readings
 from weft_app.cli.templates import filled
 
 MAX_LEASE_ID_CHARS = 128
@@ -27,6 +28,23 @@ def hosts_of(home: Path) -> list[lease_service_pb2.HostMemory]:
         return calls.hosts()
     finally:
         calls.close()
+
+
+def followed_hosts(home: Path) -> Iterator[list[lease_service_pb2.HostMemory]]:
+    """Yields the hosts by name, at first and after every change of one. Raises as the registry's watch."""
+    hosts: dict[str, lease_service_pb2.HostMemory] = {}
+    is_synced = False
+    with connect_operations(home=home) as operations:
+        for response in operations.watch_host_memory():
+            match response.WhichOneof("kind"):
+                case "host":
+                    hosts[response.host.host] = response.host
+                case "deleted_host":
+                    hosts.pop(response.deleted_host, None)
+                case "synced":
+                    is_synced = True
+            if is_synced:
+                yield [hosts[name] for name in sorted(hosts)]
 
 
 class _DeviceRow(NamedTuple):
@@ -124,13 +142,13 @@ def show_leases(words: Sequence[str], output: ResourceFormat, home: Path, *, wat
         raise invalid_field("--output", "must be table, wide, json or name: leases are not declared")
     named = {word.partition("/")[2] for word in words} if "/" in words[0] else set(words[1:])
 
-    def read() -> list[LeaseRow]:
-        return [row for row in lease_rows(hosts_of(home)) if not named or row.lease.lease_id in named]
+    def picked(hosts: Sequence[lease_service_pb2.HostMemory]) -> list[LeaseRow]:
+        return [row for row in lease_rows(hosts) if not named or row.lease.lease_id in named]
 
     if watch:
-        RecordWatch(_LEASES, output, read).run()
+        follow_readings(RecordChanges(_LEASES, output), lambda: map(picked, followed_hosts(home)))
         return
-    found = read()
+    found = picked(hosts_of(home))
     if missing := named - {row.lease.lease_id for row in found}:
         raise WeftError(
             Reason.NOT_FOUND, f"there is no lease {min(missing)[:MAX_LEASE_ID_CHARS]}: it has ended, or never was"

@@ -4,6 +4,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -25,9 +26,20 @@ from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 from weft_app.cli import verbs
 from weft_app.cli.completion import complete_model
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, exit_code, note, reporting
-from weft_app.cli.output import Column, Listing, print_page, safe_text, say
+from weft_app.cli.follow import Breaks
+from weft_app.cli.options import (
+    DEFAULT_HOME,
+    EXIT_OK,
+    HomeOption,
+    OutputFormat,
+    OutputOption,
+    exit_code,
+    note,
+    reporting,
+)
+from weft_app.cli.output import Column, Listing, document_text, print_page, safe_text, say
 from weft_app.cli.progress import ProgressStyle, shown_progress
+from weft_app.cli.record_watch import RecordChanges
 from weft_app.cli.targets import selected, selector_of
 
 MAX_DETAIL_CHARS = 100
@@ -358,7 +370,13 @@ _COLUMNS = (
     Column("AGE", "[{create_time:age}]", ticks=True),
     Column("DETAIL", "{detail}"),
 )
-_OPERATIONS = Listing(columns=_COLUMNS, empty="there are no such operations; weft load MODEL begins one")
+_OPERATIONS = Listing(
+    columns=_COLUMNS,
+    name=lambda one: one.name,
+    document=document_of,
+    plural="operations",
+    empty="there are no such operations; weft load MODEL begins one",
+)
 
 
 @app.command("list")
@@ -369,14 +387,53 @@ def list_operations(
     ] = DEFAULT_LIMIT,
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
+    *,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Then print each that is new or changes, until Ctrl-C.")
+    ] = False,
 ) -> None:
-    """List operations, newest first.
+    """List operations, newest first; with --watch oldest first, then each that is new or changes.
 
-    Example: weft operation list --unfinished
+    Example: weft operation list --unfinished -w
     """
+    if watch:
+        with reporting(interrupted=EXIT_OK):
+            _watch_operations(home, limit, output, unfinished=unfinished)
     with connect_operations(home=home) as operations:
         found = list(operations.newest(limit, unfinished_only=unfinished))
     _OPERATIONS.print(found, output, lambda: document_of(ListOperationsResponse(operations=found)))
+
+
+def _watch_operations(home: Path, limit: int, output: OutputFormat, *, unfinished: bool) -> None:
+    """Prints operations, oldest first, then each that is new or changes; `unfinished`: until it has ended."""
+    stream = replace(_OPERATIONS, yaml=lambda one: document_text(document_of(one), OutputFormat.YAML))
+    changes, breaks, has_begun = RecordChanges(stream, output), Breaks(), False
+    while True:
+        known: list[Operation] | None = []
+        """Those that there are, until all of them have arrived."""
+        try:
+            with connect_operations(home=home) as operations:
+                for response in operations.watch_all(limit):
+                    breaks.none()
+                    if known is None:
+                        _print_change(changes, response.operation, unfinished=unfinished)
+                    elif response.HasField("operation"):
+                        known.append(response.operation)
+                    else:
+                        if not has_begun:
+                            changes.first(one for one in known if not (unfinished and has_ended(one)))
+                        for one in known if has_begun else ():
+                            _print_change(changes, one, unfinished=unfinished)
+                        known, has_begun = None, True
+        except WeftError as error:
+            breaks.survive(error)
+
+
+def _print_change(changes: RecordChanges, operation: Operation, *, unfinished: bool) -> None:
+    if unfinished and has_ended(operation):
+        changes.last(operation)
+    else:
+        changes.one(operation)
 
 
 @app.command("get")

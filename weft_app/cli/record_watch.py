@@ -1,7 +1,7 @@
-"""Records followed until Ctrl-C; those that no service streams changes of, such as leases, are read at an interval."""
+"""Records followed until Ctrl-C; those that no service streams changes of, such as tasks, are read at an interval."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -97,3 +97,23 @@ class RecordWatch:
                 continue
             breaks.none()
             self._changes.all(found)
+
+
+def follow_readings(changes: RecordChanges, opened: Callable[[], Iterator[Iterable[Any]]]) -> None:
+    """Prints records until Ctrl-C, then each one that is new, has changed or is gone.
+
+    `opened` returns a stream of the records as they are, at first and after every change; it is opened again after an
+    outage. Raises the error of the first stream, and that of a mesh which is away only after a minute.
+    """
+    has_begun, breaks = False, Breaks()
+    while True:
+        try:
+            for found in opened():
+                breaks.none()
+                if has_begun:
+                    changes.all(found)
+                else:
+                    changes.first(found)
+                has_begun = True
+        except WeftError as error:
+            breaks.survive(error)

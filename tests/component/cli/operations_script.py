@@ -32,6 +32,8 @@ class ScriptedRegistry:
     home: Path
     told: list[Operation] = field(default_factory=list)
     """What a watch tells, one after the other."""
+    watches: list[list[Operation | Reason]] = field(default_factory=list)
+    """What each watch of all operations tells after those, and the reason for which it ends."""
     refusal: WeftError | None = None
     created: list[pb.CreateOperationRequest] = field(default_factory=list)
     cancelled: list[pb.CancelOperationRequest] = field(default_factory=list)
@@ -90,6 +92,16 @@ class ScriptedOperations(operation_service_pb2_grpc.OperationServiceServicer):
     def WatchOperation(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         for operation in self._script.told:
             yield pb.WatchOperationResponse(operation=operation)
+
+    def WatchOperations(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        step = self._script.watches.pop(0)
+        for operation in self._script.told:
+            yield pb.WatchOperationsResponse(operation=operation)
+        yield pb.WatchOperationsResponse(synced=True)
+        for each in step:
+            if isinstance(each, Reason):
+                refuse(context, each, "the watch ended")
+            yield pb.WatchOperationsResponse(operation=each)  # type: ignore[arg-type]  # refuse raises
 
     def CancelOperation(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._script.cancelled.append(request)

@@ -12,6 +12,7 @@ from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft_app.cli import follow
 
 
 @pytest.fixture
@@ -180,6 +181,36 @@ def test_operations_are_listed_in_a_table_and_as_documents(registry: ScriptedReg
     document = json.loads(registry.run("operation", "list", "-o", "json").stdout)
     assert table.stdout.splitlines()[1].split()[:6] == ["op-1", "load", "qwen", "running", "loading", "50%"]
     assert (document["kind"], document["items"][0]["requestedBy"]) == ("OperationList", "cli:alice")
+
+
+def test_a_watch_of_operations_prints_each_that_is_new_or_changes_also_after_an_outage(
+    registry: ScriptedRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "RETRY_PAUSE_SECONDS", 0.0)
+    running, done = an_operation("RUNNING", stage="loading"), an_operation("SUCCEEDED")
+    other = an_operation("PENDING")
+    other.name = "operations/op-2"
+    registry.told = [running]
+    registry.watches = [[running, other, Reason.SERVICE_UNAVAILABLE], [done, Reason.PERMISSION_DENIED]]
+    found = registry.run("operation", "list", "-w")
+    assert [line.split()[:4] for line in found.stdout.splitlines()[1:]] == [
+        ["op-1", "load", "qwen", "running"],
+        ["op-2", "load", "qwen", "pending"],
+        ["op-1", "load", "qwen", "succeeded"],
+    ]
+    assert "watching again" in found.stderr
+
+
+def test_a_watch_of_unfinished_operations_prints_the_end_of_each_and_none_that_had_ended(
+    registry: ScriptedRegistry,
+) -> None:
+    old = an_operation("FAILED")
+    old.name = "operations/op-0"
+    registry.told = [old, an_operation("RUNNING")]
+    done = an_operation("SUCCEEDED")
+    registry.watches = [[done, done, Reason.PERMISSION_DENIED]]
+    lines = registry.run("operation", "list", "--unfinished", "-w", "-o", "json").stdout.splitlines()
+    assert [json.loads(line)["state"] for line in lines] == ["running", "succeeded"]
 
 
 def test_one_operation_is_shown_and_an_unknown_one_is_not_found(registry: ScriptedRegistry) -> None:
