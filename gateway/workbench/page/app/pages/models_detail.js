@@ -7,7 +7,7 @@ import { can } from "../session.js";
 import { command } from "../parts/commands.js";
 import { bytes, clock, count, words } from "../parts/format.js";
 import { attempt } from "../parts/notices.js";
-import { dismiss, hasEnded, OperationNote, useOperations } from "../parts/operations.js";
+import { hasEnded, OperationNote, allOperations } from "../parts/operations.js";
 import { Table } from "../parts/table.js";
 import { Code, ErrorNote, Facts, LiveNote } from "../parts/widgets.js";
 import { FlushDialog, RemoveDialog, UnloadDialog, wake } from "./models_actions.js";
@@ -18,15 +18,14 @@ import { WhyNot } from "./models_why.js";
 
 /** Between two reads of what the live documents do not have. */
 const REFRESH_MILLISECONDS = 500;
-const PAST_OPERATIONS = 100;
 const SHOWN_OPERATIONS = 5;
 const MAX_EVENTS = 100;
 
 /** @param {{name: string, models: import("../live.js").Collection}} props */
 export function ModelDetail({ name, models }) {
   const model = models.items.get(name);
-  const begun = [...useOperations().values()];
-  const { admin, past, error } = useAdmin(name, model, begun);
+  const own = operationsOf(name, model, allOperations());
+  const { admin, error } = useAdmin(name, model, own.filter(hasEnded).length);
   const [dialog, setDialog] = useState("");
   const crumb = html`<p class="back"><a href=${address("models")}>Models</a></p>`;
   if (!model) {
@@ -34,7 +33,6 @@ export function ModelDetail({ name, models }) {
     return html`${crumb}<h1>${name}</h1><${LiveNote} live=${models} />
       ${models.isComplete && (members.length ? html`<p>A pool of ${members.length}:</p><${Members} members=${members} />` : html`<p class="faint">There is no model of this name.</p>`)}`;
   }
-  const own = operationsOf(model, begun, past);
   const close = () => setDialog("");
   const pool = poolOf(model);
   const members = pool ? [...models.items.values()].filter((each) => poolOf(each) === pool) : [];
@@ -44,7 +42,7 @@ export function ModelDetail({ name, models }) {
     <${ErrorNote} error=${error} />
     ${own.length > 0 &&
     html`<section class="panel operations" aria-label="Operations"><h2>Operations</h2>${own.slice(0, SHOWN_OPERATIONS).map(
-      (each) => html`<${OperationNote} key=${each.name} operation=${each} onDismiss=${begun.includes(each) ? () => dismiss(each) : undefined} />`,
+      (each) => html`<${OperationNote} key=${each.name} operation=${each} />`,
     )}</section>`}
     <${WhyNot} model=${model} admin=${admin} operations=${own} />
     <section class="panel"><h2>Definition</h2><${Facts} facts=${factsOf(model, admin)} /></section>
@@ -74,21 +72,17 @@ function Actions({ model, open }) {
   </div>`;
 }
 
-/** The administrative view of a model and past operations, read again after changes of the model and ends of operations.
- * @param {string} name @param {any} model @param {any[]} begun */
-function useAdmin(name, model, begun) {
-  const [found, setFound] = useState(/** @type {{admin: any, past: any[], error: unknown}} */ ({ admin: null, past: [], error: null }));
-  const ended = begun.filter(hasEnded).length;
+/** The administrative view of a model, read again after changes of the model and ends of its operations.
+ * @param {string} name @param {any} model @param {number} endedCount */
+function useAdmin(name, model, endedCount) {
+  const [found, setFound] = useState(/** @type {{admin: any, error: unknown}} */ ({ admin: null, error: null }));
   const isKnown = Boolean(model);
   useEffect(() => {
     if (!isKnown || !can("operations:view")) return;
     const abort = new AbortController();
     const read = () =>
-      Promise.all([
-        get(`/v1/admin/models/${segment(name)}`, {}, abort.signal),
-        get("/v1/admin/operations", { pageSize: PAST_OPERATIONS }, abort.signal),
-      ]).then(
-        ([admin, operations]) => setFound({ admin, past: operations.items, error: null }),
+      get(`/v1/admin/models/${segment(name)}`, {}, abort.signal).then(
+        (admin) => setFound({ admin, error: null }),
         (error) => abort.signal.aborted || setFound((before) => ({ ...before, error })),
       );
     const timer = setTimeout(read, found.admin ? REFRESH_MILLISECONDS : 0);
@@ -96,16 +90,14 @@ function useAdmin(name, model, begun) {
       clearTimeout(timer);
       abort.abort();
     };
-  }, [name, isKnown, model, ended]);
+  }, [name, isKnown, model, endedCount]);
   return found;
 }
 
-/** The operations about a model or its pool, the last first. @param {any} model @param {any[]} begun @param {any[]} past */
-function operationsOf(model, begun, past) {
-  const names = new Set([model.name, poolOf(model)].filter(Boolean));
-  const known = new Map([...past, ...begun].map((each) => [each.name, each]));
-  const own = [...known.values()].filter(({ action, result }) => names.has(action.model) || result?.added?.name === model.name);
-  return own.sort((left, right) => String(right.createdAt).localeCompare(String(left.createdAt)));
+/** The operations about a model or its pool. @param {string} name @param {any} model @param {any[]} all */
+function operationsOf(name, model, all) {
+  const names = new Set([name, model && poolOf(model)].filter(Boolean));
+  return all.filter(({ action, result }) => names.has(action.model) || result?.added?.name === name);
 }
 
 /** @param {any} model @param {any} admin @returns {[string, any][]} */

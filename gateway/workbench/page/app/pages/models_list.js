@@ -4,17 +4,19 @@ import { collection } from "../live.js";
 import { address, go } from "../navigation.js";
 import { can } from "../session.js";
 import { bytes, count, words } from "../parts/format.js";
-import { dismiss, OperationNote, useOperations } from "../parts/operations.js";
+import { dismiss, hasEnded, isBegunHere, OperationNote, allOperations } from "../parts/operations.js";
 import { Table } from "../parts/table.js";
 import { LiveNote, State } from "../parts/widgets.js";
 import { DetachDialog } from "./models_actions.js";
 import { AddDialog } from "./models_add.js";
 import { contextOf, memoryOf, poolOf, searchText, stateOf, tagsOf, takes } from "./models_view.js";
 
+const MAX_OPERATIONS = 10;
+
 /** @param {{models: import("../live.js").Collection, query: URLSearchParams}} props */
 export function ModelList({ models, query }) {
   const [isAdding, setAdding] = useState(false);
-  const underway = [...useOperations().values()].reverse();
+  const shown = allOperations().filter((each) => !hasEnded(each) || isBegunHere(each)).slice(0, MAX_OPERATIONS);
   const wanted = query.get("q") ?? "";
   const state = query.get("state") ?? "";
   const all = useMemo(
@@ -28,7 +30,7 @@ export function ModelList({ models, query }) {
   const choose = (changed) => go("models", { q: wanted, state, ...changed }, { replace: true });
   return html`<div class="row title"><h1>Models</h1>
       ${can("operations:create") && html`<button class="main" onClick=${() => setAdding(true)}>Add a model</button>`}</div>
-    <${Operations} operations=${underway} />
+    <${Operations} operations=${shown} />
     <${LiveNote} live=${models} />
     ${models.isComplete &&
     html`<div class="row tools">
@@ -88,10 +90,10 @@ export function ModelState({ model }) {
 }
 
 /** What is under way, and what was begun here and has ended. @param {{operations: any[]}} props */
-export function Operations({ operations }) {
+function Operations({ operations }) {
   if (!operations.length) return null;
   return html`<section class="panel operations" aria-label="Operations">
-    ${operations.map((each) => html`<${OperationNote} key=${each.name} operation=${each} onDismiss=${() => dismiss(each)} />`)}</section>`;
+    ${operations.map((each) => html`<${OperationNote} key=${each.name} operation=${each} onDismiss=${isBegunHere(each) ? () => dismiss(each) : undefined} />`)}</section>`;
 }
 
 /** Servers that were attached while the mesh runs. */

@@ -1,11 +1,11 @@
 // Why a model is not loaded: what its runner says, the last load that failed, and the memory that it lacks and who holds it.
-import { html, useEffect, useState } from "../parts/html.js";
-import { get } from "../api.js";
+import { html } from "../parts/html.js";
+import { collection } from "../live.js";
 import { bytes, clock, toNumber, words } from "../parts/format.js";
 import { hasEnded } from "../parts/operations.js";
 import { Bar } from "../parts/widgets.js";
 import { can } from "../session.js";
-import { isReady, stateOf } from "./models_view.js";
+import { isReady } from "./models_view.js";
 
 /** The reasons in the words of the mesh, each once: of its engine, its conditions, its last fault. @param {any} model */
 function reasonsOf(model) {
@@ -34,13 +34,7 @@ export function WhyNot({ model, admin, operations }) {
 
 /** The memory of the host: what the model needs of it, and who holds it. @param {{model: any, host: string}} props */
 function Shortage({ model, host }) {
-  const [memory, setMemory] = useState(/** @type {any} */ (null));
-  const state = stateOf(model);
-  useEffect(() => {
-    const abort = new AbortController();
-    get("/v1/admin/gpu-memory", { host }, abort.signal).then((answer) => setMemory(answer.hosts.find((/** @type {any} */ each) => each.host === host) ?? null), () => {});
-    return () => abort.abort();
-  }, [host, state, model.status?.lastHeartbeatAt]);
+  const memory = collection("memory").value.items.get(host);
   if (!memory?.devices?.length) return null;
   const needed = toNumber(model.status?.instance?.memory?.estimatedBytes) || 0;
   const free = memory.devices.reduce((/** @type {number} */ sum, /** @type {any} */ device) => sum + (toNumber(device.freeBytes) ?? 0), 0);

@@ -1,100 +1,46 @@
 // Operations under way that this tab follows: loads, unloads, pulls, removals; their progress, outcome and cancellation.
 import { signal } from "@preact/signals";
-import { ApiError, events, get, remove, segment } from "../api.js";
+import { remove, segment } from "../api.js";
+import { collection } from "../live.js";
 import { can } from "../session.js";
 import { command } from "./commands.js";
 import { Confirm } from "./dialog.js";
 import { bytes, clock, seconds, words } from "./format.js";
-import { html, useEffect, useState } from "./html.js";
-import { notify } from "./notices.js";
+import { html, useRef, useState } from "./html.js";
 import { Code, Progress, State } from "./widgets.js";
 
-/** Streams at once: a browser allows six connections to a gateway. What is beyond begins when one has ended. */
-const MAX_STREAMS = 2;
-const RETRY_MILLISECONDS = 1000;
-const MAX_RETRIES = 30;
-/** Operations kept, those under way included. */
-const MAX_KEPT = 64;
+/** Operations begun here that stay on the page after their end. */
+const MAX_BEGUN = 64;
 
-/** @type {import("@preact/signals").Signal<Map<string, any>>} */
-export const operations = signal(new Map());
-/** @type {string[]} */
-const waiting = [];
-/** @type {Set<string>} */
-const followed = new Set();
+/** Operations begun in this tab, as they were then, until they are dismissed.
+ * @type {import("@preact/signals").Signal<Map<string, any>>} */
+const begun = signal(new Map());
 
 /** The id of an operation. @param {any} operation */
 export const idOf = (operation) => operation.name.replace(/^operations\//, "");
 /** Whether an operation is over. @param {any} operation */
 export const hasEnded = (operation) => ["succeeded", "failed", "cancelled"].includes(operation.state);
 
-/** Shows an operation and follows it to its end. @param {any} operation */
+/** Keeps an operation that was begun here on the page, also after its end. @param {any} operation */
 export function follow(operation) {
-  show(operation);
-  if (hasEnded(operation) || followed.has(operation.name)) return;
-  followed.add(operation.name);
-  waiting.push(operation.name);
-  next();
+  begun.value = new Map([...[...begun.value].slice(1 - MAX_BEGUN), [operation.name, operation]]);
 }
 
 /** Takes an operation off the page. @param {any} operation */
 export function dismiss(operation) {
-  const left = new Map(operations.value);
+  const left = new Map(begun.value);
   left.delete(operation.name);
-  operations.value = left;
+  begun.value = left;
 }
 
-/** Follows what is under way, also what others have begun, for as long as the component is shown. */
-export function useOperations() {
-  useEffect(() => {
-    if (!can("operations:view")) return;
-    get("/v1/admin/operations", { unfinished: 1, pageSize: MAX_KEPT }).then(
-      (answer) => answer.items.reverse().forEach(follow),
-      (error) => notify(error.message, { isError: true }),
-    );
-  }, []);
-  return operations.value;
-}
+/** Whether an operation was begun here and is not dismissed. @param {any} operation */
+export const isBegunHere = (operation) => begun.value.has(operation.name);
 
-/** @param {any} operation */
-function show(operation) {
-  const known = new Map(operations.value);
-  known.set(operation.name, operation);
-  for (const [name, each] of known) if (known.size > MAX_KEPT && hasEnded(each)) known.delete(name);
-  operations.value = known;
+/** Operations as they are now, the last first: those under way and the newest that have ended. Their page watches `operation`. */
+export function allOperations() {
+  const known = new Map([...begun.value, ...collection("operation").value.items]);
+  return [...known.values()].sort((left, right) => String(right.createdAt).localeCompare(String(left.createdAt)));
 }
-
-function next() {
-  while (waiting.length && followed.size - waiting.length < MAX_STREAMS) {
-    const name = /** @type {string} */ (waiting.shift());
-    void read(name).finally(() => {
-      followed.delete(name);
-      next();
-    });
-  }
-}
-
-/** Reads the changes of an operation until it has ended. @param {string} name */
-async function read(name) {
-  const id = name.replace(/^operations\//, "");
-  for (let retries = 0; retries < MAX_RETRIES; retries += 1) {
-    try {
-      for await (const { data } of events("GET", `/v1/admin/operations/${segment(id)}`, { query: { watch: 1 } })) {
-        const document = data ? JSON.parse(data) : null;
-        if (document?.kind !== "operation") continue;
-        retries = 0;
-        show(document);
-        if (hasEnded(document)) return;
-      }
-    } catch (error) {
-      if (error instanceof ApiError && [401, 403, 404].includes(error.status)) return;
-    }
-    await new Promise((resolve) => setTimeout(resolve, RETRY_MILLISECONDS));
-  }
-}
-
-/** What an operation is about: the model, the source, or nothing. @param {any} operation */
-export const subjectOf = (operation) => operation.action.model || operation.action.source || "";
 
 /** What an operation does, such as "Load qwen". @param {any} operation */
 function title(operation) {
@@ -127,21 +73,34 @@ function outcome({ result = {}, startedAt, createdAt, endedAt }) {
   return parts.filter(Boolean).join(" · ");
 }
 
+/** The share that is done, 0 to 1; where only the time left is known, by how that has shrunk; null: unknown.
+ * @param {any} operation */
+function useShare({ progress, etaSeconds }) {
+  const longest = useRef(0);
+  if (progress !== undefined) return progress;
+  if (etaSeconds === undefined) return null;
+  longest.current = Math.max(longest.current, etaSeconds);
+  return longest.current ? 1 - etaSeconds / longest.current : null;
+}
+
 /** One operation: its progress, how to cancel it, and what came of it. @param {{operation: any, onDismiss?: () => void}} props */
 export function OperationNote({ operation, onDismiss }) {
   const [isAsking, setAsking] = useState(false);
+  const share = useShare(operation);
   const isOver = hasEnded(operation);
   const what = title(operation);
+  // What is under way says its stage again, such as "loading qwen".
+  const detail = !isOver && operation.stage && operation.detail?.startsWith(operation.stage) ? "" : operation.detail;
   return html`<section class="operation" aria-label=${what}>
     <div class="row">
       <strong>${what}</strong><${State} value=${operation.state} />
-      ${!isOver && html`<${Progress} value=${operation.progress ?? null} label=${what} />`}
+      ${!isOver && html`<${Progress} value=${share} label=${what} />`}
       <span class="faint grow" role="status">${isOver ? outcome(operation) : [words(operation.stage), progressText(operation)].filter(Boolean).join(" · ")}</span>
       <span class="faint">${clock(operation.endedAt ?? operation.createdAt)}</span>
       ${!isOver && can("operations:edit") && html`<button onClick=${() => setAsking(true)}>Cancel</button>`}
       ${isOver && onDismiss && html`<button class="quiet" aria-label=${`Dismiss: ${what}`} onClick=${onDismiss}>×</button>`}
     </div>
-    ${operation.detail && html`<p class=${operation.state === "failed" ? "problem" : "faint"}>${operation.detail}</p>`}
+    ${detail && html`<p class=${operation.state === "failed" ? "problem" : "faint"}>${detail}</p>`}
     ${isAsking &&
     html`<${Confirm} title=${`Cancel: ${what}`} action="Cancel it" isDangerous
       text=${html`<p>A load that is cancelled is unloaded again; a pull keeps what it has loaded.</p>

@@ -92,11 +92,12 @@ function useWindow(box, total) {
     const found = row?.getBoundingClientRect().height;
     if (found && Math.abs(found - rowHeight) > 0.5) setRowHeight(found);
   });
+  // A table that becomes shorter and longer again is at its top again, and no event says so.
+  useLayoutEffect(measure, [total]);
   useEffect(() => {
-    measure();
     addEventListener("resize", measure);
     return () => removeEventListener("resize", measure);
-  }, [total > 0]);
+  }, []);
   if (isWhole) return { first: 0, last: total, rowHeight, onScroll: undefined };
   const seen = at.seen || 800;
   const first = Math.min(Math.max(0, Math.floor(at.top / rowHeight) - SPARE_ROWS), Math.max(0, total - 1));
