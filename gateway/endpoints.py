@@ -85,8 +85,17 @@ from gateway.openapi import (
     json_or_yaml_body,
 )
 from gateway.resources import handlers as resources
-from gateway.resources.documents import APPLY_ANSWER, POOL_MEMBERS, ApplyRequest, MeshConfig, page_schema
+from gateway.resources import profiles
+from gateway.resources.documents import (
+    APPLY_ANSWER,
+    POOL_MEMBERS,
+    SWITCH_ANSWER,
+    ApplyRequest,
+    MeshConfig,
+    page_schema,
+)
 from gateway.resources.handlers import APPLY_PARAMETERS, apply_resources, put_resource
+from gateway.resources.profiles import SaveProfileBody
 from gateway.responses.handlers import (
     LIST_PARAMETERS,
     STREAM_PARAMETERS,
@@ -256,8 +265,10 @@ RESPONSES: EndpointGroup[Responses] = EndpointGroup(
 )
 
 _API = "/api/v1"
-_DELETABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, ResourceKind.ROUTE, ResourceKind.ALIAS)
-_PUTTABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE, ResourceKind.ALIAS)
+_PUTTABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE, ResourceKind.ALIAS, ResourceKind.PROFILE)
+_DELETABLE = (*_PUTTABLE, ResourceKind.RUNNER)
+_UNNAMED = frozenset({ResourceKind.RUNNER, ResourceKind.PROFILE})
+"""Kinds for which a key needs the scope for everything."""
 
 
 def _of_kind(kind: ResourceKind, role: Role) -> Access:
@@ -274,7 +285,7 @@ def _reads(kind: ResourceKind) -> tuple[Endpoint[GatewayDeps], ...]:
             answers(page_schema(kind), query=resources.list_parameters(kind)),
             summary=f"Get {plural}",
             operation_id=f"get_{plural}",
-            by_name=kind is not ResourceKind.RUNNER,
+            by_name=kind not in _UNNAMED,
         ),
         _get(
             f"{_API}/{plural}/{{name}}",
@@ -283,7 +294,7 @@ def _reads(kind: ResourceKind) -> tuple[Endpoint[GatewayDeps], ...]:
             answers(resource_schema(kind), path="name"),
             summary=f"Get {plural} by name",
             operation_id=f"get_{plural}_by_name",
-            by_name=kind is not ResourceKind.RUNNER,
+            by_name=kind not in _UNNAMED,
         ),
     )
 
@@ -297,7 +308,7 @@ def _deletion(kind: ResourceKind) -> Endpoint[GatewayDeps]:
         status=204,
         summary=f"Delete {kind.value}",
         operation_id=f"delete_{kind.value}",
-        by_name=kind is not ResourceKind.RUNNER,
+        by_name=kind not in _UNNAMED,
     )
 
 
@@ -309,7 +320,7 @@ def _replacement(kind: ResourceKind) -> Endpoint[GatewayDeps]:
         json_or_yaml_body(resource_schema(kind)) | answers(APPLY_ANSWER, path="name", query=APPLY_PARAMETERS, also=201),
         summary=f"Put {kind.value}",
         operation_id=f"put_{kind.value}",
-        by_name=True,
+        by_name=kind not in _UNNAMED,
     )
 
 
@@ -336,6 +347,18 @@ RESOURCES: EndpointGroup[GatewayDeps] = EndpointGroup(
             by_name=True,
         ),
         *map(_replacement, _PUTTABLE),
+        _post(
+            f"{_API}/profiles/{{name}}/save",
+            _EDIT_MODELS,
+            profiles.save_profile,
+            json_body(SaveProfileBody) | answers(APPLY_ANSWER, path="name", query=profiles.PARAMETERS, also=201),
+        ),
+        _post(
+            f"{_API}/profiles/{{name}}/switch",
+            _EDIT_MODELS,
+            profiles.switch_profile,
+            answers(SWITCH_ANSWER, path="name", query=profiles.PARAMETERS),
+        ),
         _get(
             f"{_API}/events",
             VIEW_TELEMETRY,

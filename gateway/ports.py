@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from weft.api.registry.v1 import event_pb2, pool_pb2, registry_service_pb2, settings_pb2
+from weft.api.registry.v1 import event_pb2, pool_pb2, profile_service_pb2, registry_service_pb2, settings_pb2
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, ModelDocument
@@ -83,6 +83,16 @@ class RegistryPort(Protocol):
 
     async def delete(self, kind: ResourceKind, name: str, *, force: bool) -> None:
         """Removes a resource; `force`: unload its loaded models first."""
+        ...
+
+    async def save_profile(self, wanted: profile_service_pb2.SaveProfileRequest) -> ApplyResult:
+        """Declares a profile of what is now."""
+        ...
+
+    async def switch_profile(
+        self, wanted: profile_service_pb2.SwitchProfileRequest
+    ) -> profile_service_pb2.SwitchProfileResponse:
+        """Switches to a profile; its loads and unloads have begun when it returns."""
         ...
 
     async def settings(self) -> settings_pb2.MeshSettings:

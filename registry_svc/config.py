@@ -318,8 +318,14 @@ class RegistryConfig(RegistrySettings):
     """Routes that may be declared at once."""
     max_aliases: int = MAX_ALIASES
     """Aliases that may be declared at once."""
+    max_profiles: int = 64
+    """Profiles that may be declared at once."""
+    max_profile_documents: int = 512
+    """Models, agents, routes and aliases that one profile may declare."""
+    max_profile_bytes: int = 1024 * 1024
+    """Size of one profile."""
     max_manifest_bytes: int = 32 * 1024 * 1024
-    """Size of all models, agents, routes and aliases: a snapshot of the mesh must fit into one gRPC message."""
+    """Size of all that is declared and published: a snapshot of the mesh must fit into one gRPC message."""
     max_detail_bytes: int = 8 * 1024 * 1024
     """Size of the texts of all capability reports together; reports beyond it are kept without texts."""
     max_declarations: int = 1_000

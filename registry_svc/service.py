@@ -33,6 +33,8 @@ from registry_svc.mesh.store import SqlStore
 from registry_svc.mesh.unowned import UnownedModels
 from registry_svc.operations.governance import build_gate
 from registry_svc.operations.operations import OperationService
+from registry_svc.operations.profile_servicer import ProfileServicer
+from registry_svc.operations.profiles import Profiles
 from registry_svc.operations.servicer import OperationServicer
 from registry_svc.secrets.secret_store import SqlSecretStore
 from registry_svc.secrets.secrets import Secrets
@@ -50,6 +52,8 @@ from weft.api.registry.v1 import (
     key_service_pb2_grpc,
     lease_service_pb2,
     lease_service_pb2_grpc,
+    profile_service_pb2,
+    profile_service_pb2_grpc,
     registry_service_pb2,
     registry_service_pb2_grpc,
     runner_session_service_pb2,
@@ -125,6 +129,7 @@ _SERVICE_NAMES = tuple(
         key_service_pb2,
         lease_service_pb2,
         operation_service_pb2,
+        profile_service_pb2,
         secret_service_pb2,
         settings_service_pb2,
     )
@@ -183,12 +188,12 @@ class RegistryService:
         runner_session_service_pb2_grpc.add_RunnerSessionServiceServicer_to_server(
             RunnerSessionServicer(SessionManager(core, self._calls.incarnation_at), self._retirements, core), server
         )
+        declarations = Declarations(core, self._operations.unloader, self._secrets.has, self._bell)
         declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(
-            DeclarationServicer(
-                Declarations(core, self._operations.unloader, self._secrets.has, self._bell), core.config
-            ),
-            server,
+            DeclarationServicer(declarations, core.config), server
         )
+        profiles = Profiles(core, declarations, self._operations.operations, self._calls)
+        profile_service_pb2_grpc.add_ProfileServiceServicer_to_server(ProfileServicer(profiles), server)
         join_token_service_pb2_grpc.add_JoinTokenServiceServicer_to_server(JoinTokenServicer(self._tokens), server)
         key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(self._keys, core.config.keys), server)
         central_model_service_pb2_grpc.add_CentralModelServiceServicer_to_server(

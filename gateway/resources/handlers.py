@@ -33,14 +33,13 @@ from weft.documents.codec import document_of, word_of
 from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import (
     AnyDocument,
-    ModelDocument,
     PoolDocument,
     kind_number,
     plain,
     pool_document,
     to_declaration,
 )
-from weft.documents.rights import require_declarable, visible_pool
+from weft.documents.rights import names_secret, require_declarable, visible_pool
 from weft.documents.selectors import parse_selector
 from weft.documents.yaml_documents import SourcedDocument, parse_document, read_documents, refuse_repeats
 from weft.kernel.errors import FieldError, WeftError, invalid_field
@@ -127,7 +126,9 @@ async def delete_resource(kind: ResourceKind, deps: GatewayDeps, request: Reques
     require_local_caller(request.scope)
     force = Query(request.scope, frozenset(DELETE_PARAMETERS)).flag("force")
     name = known_name_of(request, deps)
-    if kind is not ResourceKind.RUNNER:
+    if kind is ResourceKind.PROFILE:
+        facts.principal.require(EDIT_MODELS)
+    elif kind is not ResourceKind.RUNNER:
         facts.principal.require_name(EDIT_MODELS, name)
     await deps.registry.delete(kind, name, force=force)
     log.info("resource deleted", request_id=facts.request_id, kind=kind.value, name=name, force=force)
@@ -235,11 +236,12 @@ async def _apply(
     request: Request, deps: GatewayDeps, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool
 ) -> Sequence[ApplyResult]:
     principal = facts_of(request.scope).principal
-    if any(isinstance(each, ModelDocument) and each.manifest.provider.api_key_ref for each in documents):
+    declarations = [_named_targets(deps, to_declaration(each)) for each in documents]
+    if names_secret(declarations):
         # The registry sees only the gateway's own key.
         principal.require(USE_SECRETS)
-    require_declarable(principal, (_named_targets(deps, to_declaration(each)) for each in documents))
-    results = await deps.registry.apply(documents, dry_run=dry_run, adopt=adopt, author=_author(request))
+    require_declarable(principal, declarations)
+    results = await deps.registry.apply(documents, dry_run=dry_run, adopt=adopt, author=author_of(request))
     changed = [
         f"{word_of(result, 'kind')}/{result.name}"
         for result in results
@@ -265,7 +267,7 @@ def _named_targets(deps: GatewayDeps, declaration: Declaration) -> Declaration:
     return found
 
 
-def _author(request: Request) -> Author:
+def author_of(request: Request) -> Author:
     """Returns who declares: the key of the request; callers without one own nothing."""
     principal = facts_of(request.scope).principal
     name = "" if principal.names_tenants else principal.name

@@ -15,6 +15,8 @@ from weft.api.registry.v1 import (
     event_pb2,
     model_pb2,
     pool_pb2,
+    profile_service_pb2,
+    profile_service_pb2_grpc,
     registry_service_pb2,
     registry_service_pb2_grpc,
     runner_pb2,
@@ -95,6 +97,8 @@ class RegistryCalls:
 
 FORCED_DELETE_TIMEOUT_SECONDS = 120.0
 """Longest forced delete: the registry waits less than this for the requests of the model to end."""
+PROFILE_TIMEOUT_SECONDS = 60.0
+"""Longest switch: runners with loaded models are asked how they were loaded."""
 _OUTCOMES = frozenset(ApplyResult.Outcome.values()) - {ApplyResult.OUTCOME_UNSPECIFIED}
 
 
@@ -106,6 +110,7 @@ class RegistryClient(RegistryPort):
         self._resources: Any = registry_service_pb2_grpc.RegistryServiceStub(registry)
         self._declarations: Any = declaration_service_pb2_grpc.DeclarationServiceStub(registry)
         self._settings: Any = settings_service_pb2_grpc.SettingsServiceStub(registry)
+        self._profiles: Any = profile_service_pb2_grpc.ProfileServiceStub(registry)
         self._fleet = fleet
         self._calls = RegistryCalls(_callers_field, timeout_seconds=timeout_seconds)
 
@@ -201,6 +206,20 @@ class RegistryClient(RegistryPort):
         request = declaration_service_pb2.DeleteRequest(kind=kind_number(kind), name=name, force=force)
         timeout_seconds = FORCED_DELETE_TIMEOUT_SECONDS if force else None
         await self._calls.call(self._declarations.Delete, request, timeout_seconds)
+
+    @override
+    async def save_profile(self, wanted: profile_service_pb2.SaveProfileRequest) -> ApplyResult:
+        answer = await self._calls.call(self._profiles.SaveProfile, wanted, PROFILE_TIMEOUT_SECONDS)
+        return _known(answer.result)
+
+    @override
+    async def switch_profile(
+        self, wanted: profile_service_pb2.SwitchProfileRequest
+    ) -> profile_service_pb2.SwitchProfileResponse:
+        found: profile_service_pb2.SwitchProfileResponse = await self._calls.call(
+            self._profiles.SwitchProfile, wanted, PROFILE_TIMEOUT_SECONDS
+        )
+        return found
 
     @override
     async def settings(self) -> MeshSettings:

@@ -1,6 +1,6 @@
 """Declarations of operators: applied all or none, and deleted by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,15 +26,16 @@ from registry_svc.mesh.policy.namespace import require_free
 from registry_svc.mesh.policy.ownership import Author, settled_owner
 from registry_svc.mesh.providers import secret_of
 from registry_svc.mesh.records import is_loaded, kind_number, name_of, pool_name_of, to_kind
-from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, registry_service_pb2, route_pb2
+from registry_svc.mesh.rows import NO_NAMES, DeclaredNames
+from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, profile_pb2, registry_service_pb2, route_pb2
 from weft.api.registry.v1.declaration_service_pb2 import (
     ApplyRequest,
     ApplyResult,
     Declaration,
-    ModelDeclaration,
     PoolDeclaration,
 )
 from weft.api.registry.v1.journal_pb2 import JOURNAL_MODE_UNSPECIFIED, JournalMode
+from weft.api.registry.v1.model_pb2 import ModelDeclaration
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.documents.rights import visible_names
 from weft.kernel.errors import WeftError, invalid_field
@@ -50,6 +51,12 @@ log = get_logger("weft.registry")
 _EVENT_REASONS: dict[int, EventReason] = {
     ApplyResult.OUTCOME_CREATED: EventReason.CREATED,
     ApplyResult.OUTCOME_CONFIGURED: EventReason.CONFIGURED,
+    ApplyResult.OUTCOME_DELETED: EventReason.DELETED,
+}
+_EVENT_MESSAGES: dict[int, str] = {
+    ApplyResult.OUTCOME_CREATED: "declared by an operator",
+    ApplyResult.OUTCOME_CONFIGURED: "declared by an operator",
+    ApplyResult.OUTCOME_DELETED: "deleted by an operator",
 }
 
 
@@ -58,7 +65,7 @@ NOBODY = Author()
 
 
 @dataclass(slots=True, kw_only=True)
-class _Plan:
+class Plan:
     """The effects of an Apply, planned completely before any is carried out."""
 
     now: Timestamp
@@ -71,8 +78,11 @@ class _Plan:
     agents: list[agent_pb2.Agent] = field(default_factory=list)
     routes: list[route_pb2.Route] = field(default_factory=list)
     aliases: list[alias_pb2.Alias] = field(default_factory=list)
+    profiles: list[profile_pb2.Profile] = field(default_factory=list)
     arriving_targets: frozenset[str] = frozenset()
     """The agents and routes of the batch, as requests ask for them."""
+    leaving: DeclaredNames = NO_NAMES
+    """What is deleted with it."""
 
 
 class Unloader(Protocol):
@@ -138,25 +148,44 @@ class Declarations:
         await self._core.write(lambda: self._delete(kind, name, force=force))
 
     async def _apply(self, request: ApplyRequest, author: Author) -> list[ApplyResult]:
-        plan = self._planned(request, author)
-        counts = {"models": len(plan.models), "agents": len(plan.agents), "routes": len(plan.routes)}
-        counts["aliases"] = len(plan.aliases)
-        if request.dry_run or not any(counts.values()):
-            return plan.results
-        await self._core.store.save_declarations(plan.models, plan.agents, plan.routes, plan.aliases)
-        changes = self._core.mesh.declare(plan.models, plan.agents, plan.routes, plan.aliases)
-        self._core.publish(changes, _events_of(plan))
-        self._bell.ring()
-        log.info("declarations applied", **counts, adopt=request.adopt)
+        plan = self.planned(request, author)
+        if not request.dry_run:
+            await self.carry_out(plan)
         return plan.results
 
-    def _planned(self, request: ApplyRequest, author: Author) -> _Plan:
+    async def carry_out(self, plan: Plan, gone: DeclaredNames = NO_NAMES, events: Iterable[EventDraft] = ()) -> None:
+        """Store what was planned, delete `gone`, publish both, and record them with further events.
+
+        Call it in a write.
+        """
+        planned = plan.models, plan.agents, plan.routes, plan.aliases, plan.profiles
+        if not any(planned) and gone == NO_NAMES:
+            self._core.publish([], events)
+            return
+        await self._core.store.save_declarations(*planned, gone)
+        mesh = self._core.mesh
+        changes = mesh.drop((), gone.agents, gone.routes, gone.aliases) + mesh.declare(*planned)
+        self._core.publish(changes, [*events_of(plan.results), *events])
+        self._bell.ring()
+        log.info(
+            "declarations applied",
+            models=len(plan.models),
+            agents=len(plan.agents),
+            routes=len(plan.routes),
+            aliases=len(plan.aliases),
+            profiles=len(plan.profiles),
+            adopt=plan.adopt,
+        )
+
+    def planned(self, request: ApplyRequest, author: Author, leaving: DeclaredNames = NO_NAMES) -> Plan:
+        """The effects of an Apply on what is declared now; raises what Apply raises."""
         self._require_as_expected(request)
         models = [each.model.manifest for each in request.declarations if each.HasField("model")]
-        plan = _Plan(
+        plan = Plan(
             now=stamp_of(self._core.clock.utc_now()),
             adopt=request.adopt,
             author=author,
+            leaving=leaving,
             arriving={manifest.name: pool_name_of(manifest) for manifest in models},
             arriving_targets=frozenset(
                 f"{kind}/{name_of(each)}"
@@ -180,7 +209,7 @@ class Declarations:
         for index, (given, expected) in enumerate(zip(request.declarations, request.expected, strict=False)):
             if name_of(given) != name_of(expected) or given.WhichOneof("resource") != expected.WhichOneof("resource"):
                 raise invalid_field(f"expected[{index}]", "must be of the same kind and name as the declaration")
-            if not self._is_declared_as(expected):
+            if not self._core.mesh.is_declared_as(expected):
                 kind = given.WhichOneof("resource")
                 raise WeftError(
                     Reason.RESOURCE_CHANGED,
@@ -188,27 +217,7 @@ class Declarations:
                     metadata={str(kind): name_of(given), "declaration": str(index)},
                 )
 
-    def _is_declared_as(self, expected: Declaration) -> bool:
-        """Whether it would change nothing to declare this."""
-        mesh, name = self._core.mesh, name_of(expected)
-        match expected.WhichOneof("resource"):
-            case "model":
-                publication, _ = mesh.published_model(name) or (None, None)
-                view, declared = mesh.model(name), mesh.declared_model(name)
-                return says_the_same(expected.model, view=view, declared=declared, publication=publication)
-            case "agent":
-                agent = mesh.agent(name)
-                return agent is not None and agent.manifest == expected.agent
-            case "route":
-                route = mesh.routes.get(name)
-                return route is not None and route.manifest == expected.route
-            case "alias":
-                alias = mesh.aliases.declared(name)
-                return alias is not None and alias.manifest == expected.alias
-            case _:
-                return True
-
-    def _planned_one(self, plan: _Plan, given: Declaration, field_: str) -> ApplyResult:
+    def _planned_one(self, plan: Plan, given: Declaration, field_: str) -> ApplyResult:
         """Plan one declaration; returns its result."""
         match given.WhichOneof("resource"):
             case "model":
@@ -224,6 +233,8 @@ class Declarations:
                 kind, (outcome, before) = Kind.ROUTE, self._plan_route(plan, given.route)
             case "alias":
                 kind, (outcome, before) = Kind.ALIAS, self._plan_alias(plan, given.alias)
+            case "profile":
+                kind, (outcome, before) = Kind.PROFILE, self._plan_profile(plan, given.profile)
             case "runner":
                 self._require_runner(given.runner.name)
                 kind, outcome, before = Kind.RUNNER, Outcome.UNCHANGED, given
@@ -238,7 +249,7 @@ class Declarations:
             after=given,
         )
 
-    def _plan_model(self, plan: _Plan, given: ModelDeclaration) -> tuple[Outcome, Declaration | None]:
+    def _plan_model(self, plan: Plan, given: ModelDeclaration) -> tuple[Outcome, Declaration | None]:
         mesh, manifest = self._core.mesh, given.manifest
         require_free([claim_to(mesh, Kind.MODEL, manifest.name)])
         if manifest.pool_name:
@@ -269,7 +280,7 @@ class Declarations:
             return outcome, None
         return outcome, Declaration(model=ModelDeclaration(manifest=known.manifest, runner=known.declared_runner))
 
-    def _plan_agent(self, plan: _Plan, given: agent_pb2.AgentManifest) -> tuple[Outcome, Declaration | None]:
+    def _plan_agent(self, plan: Plan, given: agent_pb2.AgentManifest) -> tuple[Outcome, Declaration | None]:
         mesh, name = self._core.mesh, given.name
         require_free([claim_to(mesh, Kind.AGENT, name, besides=frozenset(plan.arriving))])
         require_target(mesh.target(given), arriving=plan.arriving, leaving=())
@@ -289,7 +300,7 @@ class Declarations:
             plan.agents.append(agent_pb2.Agent(manifest=given, kind=agent_pb2.Agent.KIND_PUBLIC, create_time=created))
         return outcome, None if view is None else Declaration(agent=view.manifest)
 
-    def _plan_route(self, plan: _Plan, given: route_pb2.RouteManifest) -> tuple[Outcome, Declaration | None]:
+    def _plan_route(self, plan: Plan, given: route_pb2.RouteManifest) -> tuple[Outcome, Declaration | None]:
         mesh, name = self._core.mesh, given.name
         require_free([claim_to(mesh, Kind.ROUTE, name, besides=frozenset(plan.arriving))])
         require_candidates(name, mesh.routes.candidates(given), arriving=plan.arriving)
@@ -309,12 +320,12 @@ class Declarations:
             plan.routes.append(route_pb2.Route(manifest=given, create_time=created))
         return outcome, None if earlier is None else Declaration(route=earlier.manifest)
 
-    def _plan_alias(self, plan: _Plan, given: alias_pb2.AliasManifest) -> tuple[Outcome, Declaration | None]:
+    def _plan_alias(self, plan: Plan, given: alias_pb2.AliasManifest) -> tuple[Outcome, Declaration | None]:
         mesh, name = self._core.mesh, given.name
         require_alias_target(name, given.target, is_known=self._is_target(plan, given.target))
         others = (each.manifest for each in plan.aliases)
         twin = next((each.name for each in others if (each.tenant, each.pattern) == (given.tenant, given.pattern)), "")
-        require_own_pattern(name, given.pattern, twin or mesh.aliases.same_pattern(given))
+        require_own_pattern(name, given.pattern, twin or mesh.aliases.same_pattern(given, plan.leaving.aliases))
         earlier = mesh.aliases.declared(name)
         outcome = decide_outcome(
             Kind.ALIAS,
@@ -331,15 +342,30 @@ class Declarations:
             plan.aliases.append(alias_pb2.Alias(manifest=given, source=source, create_time=created))
         return outcome, None if earlier is None else Declaration(alias=earlier.manifest)
 
-    def _is_target(self, plan: _Plan, target: str) -> bool:
+    def _plan_profile(self, plan: Plan, given: profile_pb2.ProfileManifest) -> tuple[Outcome, Declaration | None]:
+        earlier = self._core.mesh.profiles.get(given.name)
+        if earlier is not None and given == earlier.manifest:
+            return Outcome.UNCHANGED, Declaration(profile=given)
+        profile = profile_pb2.Profile(create_time=plan.now)
+        if earlier is not None:
+            profile.CopyFrom(earlier)
+        profile.manifest.CopyFrom(given)
+        plan.profiles.append(profile)
+        if earlier is None:
+            return Outcome.CREATED, None
+        return Outcome.CONFIGURED, Declaration(profile=earlier.manifest)
+
+    def _is_target(self, plan: Plan, target: str) -> bool:
         """Whether a request could mean this once the batch is applied."""
         mesh = self._core.mesh
         if target in plan.arriving_targets or target in plan.arriving or target in plan.arriving.values():
             return True
         if target.startswith(AGENT_PREFIX):
-            return mesh.agent(target.removeprefix(AGENT_PREFIX)) is not None
+            agent = target.removeprefix(AGENT_PREFIX)
+            return agent not in plan.leaving.agents and mesh.agent(agent) is not None
         if target.startswith(ROUTE_PREFIX):
-            return target.removeprefix(ROUTE_PREFIX) in mesh.routes
+            route = target.removeprefix(ROUTE_PREFIX)
+            return route not in plan.leaving.routes and route in mesh.routes
         return mesh.model(target) is not None or mesh.pool(target) is not None
 
     def _require_secret(self, manifest: model_pb2.ModelManifest, field_: str) -> None:
@@ -355,7 +381,7 @@ class Declarations:
                 metadata={Kind.RUNNER.value: name},
             )
 
-    def _require_pool(self, plan: _Plan, given: PoolDeclaration, field_: str) -> None:
+    def _require_pool(self, plan: Plan, given: PoolDeclaration, field_: str) -> None:
         stay = (model for model in self._core.mesh.pools.members(given.name) if model not in plan.arriving)
         come = (model for model, pool in plan.arriving.items() if pool == given.name)
         members = sorted({*stay, *come})
@@ -368,7 +394,7 @@ class Declarations:
         if given.members and sorted(given.members) != members:
             raise invalid_field(field_, "must be its members; a pool follows from its models, change theirs")
 
-    def _require_room(self, plan: _Plan) -> None:
+    def _require_room(self, plan: Plan) -> None:
         mesh, config = self._core.mesh, self._core.config
         new = [result.kind for result in plan.results if result.outcome == ApplyResult.OUTCOME_CREATED]
         for what, present, kind, limit in (
@@ -376,6 +402,7 @@ class Declarations:
             ("agents", len(mesh.targets), Kind.AGENT, config.max_agents),
             ("routes", len(mesh.routes), Kind.ROUTE, config.max_routes),
             ("aliases", len(mesh.aliases), Kind.ALIAS, config.max_aliases),
+            ("profiles", len(mesh.profiles), Kind.PROFILE, config.max_profiles),
         ):
             require_room(what, present, new.count(kind_number(kind)), limit)
         growth = mesh.sizes.growth_bytes(
@@ -384,10 +411,11 @@ class Declarations:
                 *(each.manifest for each in plan.agents),
                 *(each.manifest for each in plan.routes),
                 *(each.manifest for each in plan.aliases),
+                *(each.manifest for each in plan.profiles),
             ]
         )
         require_room(
-            "bytes of models, agents, routes and aliases", mesh.sizes.total_bytes, growth, config.max_manifest_bytes
+            "bytes of all that is declared and published", mesh.sizes.total_bytes, growth, config.max_manifest_bytes
         )
 
     async def _delete(self, kind: Kind, name: str, *, force: bool) -> None:
@@ -408,6 +436,9 @@ class Declarations:
             case Kind.ALIAS:
                 await self._core.store.delete_names([], [], [], [name])
                 self._core.publish(self._core.mesh.drop(aliases=[name]), _deleted([(kind, name)]))
+            case Kind.PROFILE:
+                await self._core.store.delete_names([], [], [], [], [name])
+                self._core.publish(self._core.mesh.drop(profiles=[name]), _deleted([(kind, name)]))
             case _:
                 await self._core.store.delete_names([], [], [name])
                 self._core.publish(self._core.mesh.drop(routes=[name]), _deleted([(kind, name)]))
@@ -434,6 +465,8 @@ class Declarations:
                 targets, is_known = {ROUTE_PREFIX + name}, name in mesh.routes
             case Kind.ALIAS:
                 is_known = self._require_declared_alias(name)
+            case Kind.PROFILE:
+                is_known = mesh.profiles.get(name) is not None
             case Kind.RUNNER:
                 state = mesh.of_runner(name)
                 is_known = state is not None
@@ -508,7 +541,7 @@ class Declarations:
 
 
 def _settle_owner(
-    plan: _Plan,
+    plan: Plan,
     manifest: model_pb2.ModelManifest | agent_pb2.AgentManifest,
     view: model_pb2.Model | agent_pb2.Agent | None,
     field_: str,
@@ -520,15 +553,16 @@ def _settle_owner(
         manifest.tags.owner = owner
 
 
-def _events_of(plan: _Plan) -> list[EventDraft]:
+def events_of(results: Iterable[ApplyResult]) -> list[EventDraft]:
+    """The events of what was done."""
     return [
         EventDraft(
             kind=to_kind(result.kind, "kind"),
             name=result.name,
             reason=_EVENT_REASONS[result.outcome],
-            message="declared by an operator",
+            message=_EVENT_MESSAGES[result.outcome],
         )
-        for result in plan.results
+        for result in results
         if result.outcome in _EVENT_REASONS
     ]
 

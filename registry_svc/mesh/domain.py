@@ -23,7 +23,10 @@ class Phase(IntEnum):
 
 
 class Kind(Enum):
-    """Kind of a named resource. All kinds but aliases share one namespace; only a pool may have the name of a model."""
+    """Kind of a named resource.
+
+    Aliases and profiles have namespaces of their own; of the others only a pool may have the name of a model.
+    """
 
     MODEL = "model"
     AGENT = "agent"
@@ -31,6 +34,7 @@ class Kind(Enum):
     POOL = "pool"
     ROUTE = "route"
     ALIAS = "alias"
+    PROFILE = "profile"
 
 
 class Status(IntEnum):
@@ -72,6 +76,7 @@ class EventReason(IntEnum):
     DIED = 14
     RESTARTED = 15
     UNOWNED = 16
+    SWITCHED = 17
 
 
 class Outcome(IntEnum):
@@ -80,6 +85,7 @@ class Outcome(IntEnum):
     CREATED = 1
     CONFIGURED = 2
     UNCHANGED = 3
+    DELETED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

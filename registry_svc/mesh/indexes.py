@@ -1,6 +1,6 @@
 """Pools as they follow from the models, kept current one model at a time."""
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -9,7 +9,7 @@ from registry_svc.mesh.domain import Kind, Status
 from registry_svc.mesh.overlay import shown_route
 from registry_svc.mesh.policy.declarations import Candidate
 from registry_svc.mesh.records import Manifest, key_of, manifest_bytes, pool_name_of
-from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, route_pb2
+from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, profile_pb2, route_pb2
 from weft.dispatch.agents import target_of
 from weft.kernel.names import is_resource_id
 
@@ -325,9 +325,17 @@ class AliasIndex:
         """The declared alias of this name."""
         return self._declared.get(name)
 
-    def same_pattern(self, manifest: alias_pb2.AliasManifest) -> str:
-        """The name of another declared alias for the same names of the same tenant; empty: there is none."""
-        others = (each.manifest for each in self._declared.values() if each.manifest.name != manifest.name)
+    def all_declared(self) -> list[alias_pb2.Alias]:
+        """The declared aliases, by name."""
+        return [self._declared[name] for name in sorted(self._declared)]
+
+    def same_pattern(self, manifest: alias_pb2.AliasManifest, besides: Iterable[str] = ()) -> str:
+        """The name of another declared alias for the same names of the same tenant; empty: there is none.
+
+        `besides`: those that do not count.
+        """
+        ignored = {manifest.name, *besides}
+        others = (each.manifest for each in self._declared.values() if each.manifest.name not in ignored)
         return next((each.name for each in others if _scope(each) == _scope(manifest)), "")
 
     def configure(self, aliases: Iterable[alias_pb2.Alias]) -> None:
@@ -360,6 +368,42 @@ def _scope(manifest: alias_pb2.AliasManifest) -> tuple[str, str]:
     return manifest.tenant, manifest.pattern
 
 
+class ProfileIndex:
+    """All profiles. At most one of them is active."""
+
+    def __init__(self) -> None:
+        self._declared: dict[str, profile_pb2.Profile] = {}
+
+    def __len__(self) -> int:
+        """How many are declared."""
+        return len(self._declared)
+
+    def __iter__(self) -> Iterator[profile_pb2.Profile]:
+        """Yields them, by name."""
+        return (self._declared[name] for name in sorted(self._declared))
+
+    def names(self) -> Iterable[str]:
+        """The names of all."""
+        return self._declared.keys()
+
+    def get(self, name: str) -> profile_pb2.Profile | None:
+        """The profile of this name."""
+        return self._declared.get(name)
+
+    @property
+    def active(self) -> profile_pb2.Profile | None:
+        """The active profile; None: no one is."""
+        return next((profile for profile in self._declared.values() if profile.active), None)
+
+    def put(self, profile: profile_pb2.Profile) -> None:
+        """Keep a profile in place of an earlier one of its name."""
+        self._declared[profile.manifest.name] = profile
+
+    def drop(self, name: str) -> None:
+        """Remove a profile; an unknown name is ignored."""
+        self._declared.pop(name, None)
+
+
 def configured_alias(setting: AliasSetting) -> alias_pb2.Alias:
     """Returns an alias of the configuration."""
     manifest = alias_pb2.AliasManifest(
@@ -373,7 +417,7 @@ def configured_alias(setting: AliasSetting) -> alias_pb2.Alias:
 
 
 class ManifestSizes:
-    """The sizes of all models, agents, routes and aliases as they are shown, and their sum."""
+    """The sizes of all models, agents, routes, aliases and profiles as they are shown, and their sum."""
 
     def __init__(self) -> None:
         self._sizes: dict[tuple[Kind, str], int] = {}

@@ -5,17 +5,27 @@ Each `valid_*` changes a message that just arrived in place and returns it: equa
 what a newer caller added is dropped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from registry_svc.config import RegistryConfig
+from registry_svc.load_options import check_options
 from registry_svc.mesh.providers import to_canonical_provider
 from registry_svc.mesh.records import name_of
 from registry_svc.wire_values import require_at_most
 from weft.api.common.v1 import agent_behaviour_pb2
-from weft.api.registry.v1 import agent_pb2, alias_pb2, declaration_service_pb2, model_pb2, route_pb2, wake_pb2
+from weft.api.registry.v1 import (
+    agent_pb2,
+    alias_pb2,
+    declaration_service_pb2,
+    model_pb2,
+    profile_pb2,
+    route_pb2,
+    wake_pb2,
+)
+from weft.documents.profiles import declarations_of, profile_field
 from weft.documents.selectors import require_labels
 from weft.kernel.alias_rules import check_alias
-from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.names import require_no_id
 from weft.kernel.timestamps import duration_of
@@ -132,49 +142,81 @@ def valid_batch(
 def _check_declaration(declaration: declaration_service_pb2.Declaration, field: str, config: RegistryConfig) -> None:
     match declaration.WhichOneof("resource"):
         case "model":
-            valid_model(declaration.model.manifest, f"{field}.model.manifest", published=False)
-            if declaration.model.manifest.HasField("provider"):
-                model, where = declaration.model, f"{field}.model.manifest"
-                model.runner = to_canonical_provider(model.runner, model.manifest, where)
+            _valid_declared_model(declaration.model, f"{field}.model")
         case "agent":
             valid_agent(declaration.agent, f"{field}.agent")
         case "route":
             valid_route(declaration.route, f"{field}.route")
         case "alias":
             valid_alias(declaration.alias, f"{field}.alias")
+        case "profile":
+            valid_profile(declaration.profile, f"{field}.profile", config)
         case "pool":
             require_at_most(declaration.pool.members, f"{field}.pool.members", config.max_models)
         case None:
-            raise invalid_field(field, "must be a model, an agent, a runner, a pool, a route or an alias")
+            raise invalid_field(field, "must be a model, an agent, a runner, a pool, a route, an alias or a profile")
     check_message(declaration, field)
 
 
-def _require_one_namespace(declarations: Sequence[declaration_service_pb2.Declaration]) -> None:
-    """No two of one name in one call; only a pool may be called like a model."""
-    owners: dict[str, int] = {}
+def _valid_declared_model(model: model_pb2.ModelDeclaration, field: str) -> None:
+    where = f"{field}.manifest"
+    valid_model(model.manifest, where, published=False)
+    if model.manifest.HasField("provider"):
+        model.runner = to_canonical_provider(model.runner, model.manifest, where)
+
+
+def valid_profile(manifest: profile_pb2.ProfileManifest, field: str, config: RegistryConfig) -> None:
+    """Bring a profile to its canonical form; raises INVALID_ARGUMENT naming the field, such as "agents[0].name"."""
+    check_message(manifest, field)
+    require_no_id(manifest.name, f"{field}.name")
+    manifest.DiscardUnknownFields()
+    documents = declarations_of(manifest)
+    if len(documents) > config.max_profile_documents:
+        raise invalid_field(field, f"declares {len(documents)} documents; at most {config.max_profile_documents}")
+    for index, model in enumerate(manifest.models):
+        _valid_declared_model(model, f"{field}.models[{index}]")
+    for index, agent in enumerate(manifest.agents):
+        valid_agent(agent, f"{field}.agents[{index}]")
+    for index, route in enumerate(manifest.routes):
+        valid_route(route, f"{field}.routes[{index}]")
+    for index, alias in enumerate(manifest.aliases):
+        valid_alias(alias, f"{field}.aliases[{index}]")
+    _require_one_namespace(declarations_of(manifest), lambda index: f"{field}.{profile_field(manifest, index)}")
+    _check_loads(manifest, field)
+    if manifest.ByteSize() > config.max_profile_bytes:
+        raise invalid_field(field, f"must be at most {config.max_profile_bytes} bytes; it has {manifest.ByteSize()}")
+
+
+def _check_loads(manifest: profile_pb2.ProfileManifest, field: str) -> None:
+    loads = [each.model for each in manifest.load]
+    for index, load in enumerate(manifest.load):
+        if load.model in loads[:index]:
+            raise invalid_field(f"{field}.load[{index}].model", f"must be named once; {load.model} is twice")
+        if load.model in manifest.unload:
+            raise invalid_field(f"{field}.unload", f"must not name {load.model}, which is to be loaded")
+        check_options(load.settings, f"{field}.load[{index}].settings")
+        if not load.settings.ByteSize():
+            load.ClearField("settings")
+
+
+def _declarations_field(index: int) -> str:
+    return f"declarations[{index}]"
+
+
+def _require_one_namespace(
+    declarations: Sequence[declaration_service_pb2.Declaration], place: Callable[[int], str] = _declarations_field
+) -> None:
+    """No two of one name in one call; only a pool may be called like a model. `place`: the field of one of them."""
+    owners: dict[tuple[str, str], int] = {}
     pools = {each.pool.name for each in declarations if each.HasField("pool")}
     pools |= {each.model.manifest.pool_name for each in declarations if each.HasField("model")}
-    seen_pools: set[str] = set()
-    seen_aliases: set[str] = set()
     for index, declaration in enumerate(declarations):
-        name = name_of(declaration)
-        if declaration.HasField("pool"):
-            if name in seen_pools:
-                raise _twice(index, "also declared in this call")
-            seen_pools.add(name)
-            continue
-        if declaration.HasField("alias"):
-            # Aliases have a namespace of their own.
-            if name in seen_aliases:
-                raise _twice(index, "also that of another alias in this call")
-            seen_aliases.add(name)
-            continue
-        if name in owners:
-            raise _twice(index, f"also that of declarations[{owners[name]}]")
-        if name in pools and not declaration.HasField("model"):
-            raise _twice(index, "also that of a pool in this call")
-        owners[name] = index
-
-
-def _twice(index: int, why: str) -> FieldError:
-    return invalid_field(f"declarations[{index}]", f"its name is {why}")
+        name, kind = name_of(declaration), declaration.WhichOneof("resource") or ""
+        # Pools, aliases and profiles have namespaces of their own.
+        space = kind if kind in {"pool", "alias", "profile"} else ""
+        earlier = owners.setdefault((space, name), index)
+        if earlier != index:
+            what = "also declared in this call" if kind == "pool" else f"also that of {place(earlier)}"
+            raise invalid_field(place(index), f"its name is {what}")
+        if not space and name in pools and kind != "model":
+            raise invalid_field(place(index), "its name is also that of a pool in this call")

@@ -7,11 +7,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from registry_svc.mesh.domain import Kind
-from registry_svc.mesh.indexes import AliasIndex, IdIndex, ManifestSizes, PoolIndex, RouteIndex, TargetIndex
-from registry_svc.mesh.overlay import may_serve, public_agent, public_model, virtual_agent, virtual_model
+from registry_svc.mesh.indexes import (
+    AliasIndex,
+    IdIndex,
+    ManifestSizes,
+    PoolIndex,
+    ProfileIndex,
+    RouteIndex,
+    TargetIndex,
+)
+from registry_svc.mesh.overlay import may_serve, public_agent, public_model, says_the_same, virtual_agent, virtual_model
 from registry_svc.mesh.policy.declarations import Target
 from registry_svc.mesh.session_state import SessionState
-from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, pool_pb2, route_pb2, runner_pb2
+from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, pool_pb2, profile_pb2, route_pb2, runner_pb2
+from weft.api.registry.v1.declaration_service_pb2 import Declaration
 from weft.api.registry.v1.registry_service_pb2 import Change
 from weft.dispatch.agents import target_of
 
@@ -32,6 +41,7 @@ class ResourceIndex:
         self.targets = TargetIndex(self.pools)
         self.routes = RouteIndex(self.pools)
         self.aliases = AliasIndex()
+        self.profiles = ProfileIndex()
         self.sizes = ManifestSizes()
         self.ids = IdIndex()
         self.detail_bytes = 0
@@ -65,23 +75,28 @@ class ResourceIndex:
 
     def names_of(self, kind: Kind) -> Iterable[str]:
         """The names of all resources of a kind."""
-        match kind:
-            case Kind.MODEL:
-                return self.model_names()
-            case Kind.AGENT:
-                return self.agent_names()
-            case Kind.ALIAS:
-                return self.aliases.shown.keys()
-            case Kind.ROUTE:
-                return self.routes.names()
-            case Kind.RUNNER:
-                return self.runner_names()
-            case Kind.POOL:
-                return self.pools.names()
+        names: Mapping[Kind, Callable[[], Iterable[str]]] = {
+            Kind.MODEL: self.model_names,
+            Kind.AGENT: self.agent_names,
+            Kind.RUNNER: self.runner_names,
+            Kind.POOL: self.pools.names,
+            Kind.ROUTE: self.routes.names,
+            Kind.ALIAS: self.aliases.shown.keys,
+            Kind.PROFILE: self.profiles.names,
+        }
+        return names[kind]()
 
     def declared_model(self, name: str) -> model_pb2.Model | None:
         """Return the declaration of a model."""
         return self._declared_models.get(name)
+
+    def declared_models(self) -> list[model_pb2.Model]:
+        """Return the declarations of all models, by name."""
+        return [self._declared_models[name] for name in sorted(self._declared_models)]
+
+    def declared_agents(self) -> list[agent_pb2.Agent]:
+        """Return the declarations of all agents, by name."""
+        return [self._declared_agents[name] for name in sorted(self._declared_agents)]
 
     def declared_agent(self, name: str) -> agent_pb2.Agent | None:
         """Return the declaration of an agent."""
@@ -245,6 +260,7 @@ class Mesh(ResourceIndex):
         agents: Iterable[agent_pb2.Agent] = (),
         routes: Iterable[route_pb2.Route] = (),
         aliases: Iterable[alias_pb2.Alias] = (),
+        profiles: Iterable[profile_pb2.Profile] = (),
     ) -> list[Change]:
         """Put declarations in place of earlier ones of their names; returns the changes."""
         new_routes = {declared.manifest.name: declared for declared in routes}
@@ -259,7 +275,7 @@ class Mesh(ResourceIndex):
                 self.central_models[name] = model.manifest
         self._declared_agents |= new_agents
         changes = self._changes([], dict.fromkeys(new_models), dict.fromkeys(new_agents), (), new_routes)
-        return changes + self._replaced_aliases(aliases, ())
+        return changes + self._replaced_aliases(aliases, ()) + self._replaced_profiles(profiles, ())
 
     def drop(
         self,
@@ -267,9 +283,10 @@ class Mesh(ResourceIndex):
         agents: Sequence[str] = (),
         routes: Sequence[str] = (),
         aliases: Sequence[str] = (),
+        profiles: Sequence[str] = (),
     ) -> list[Change]:
-        """Remove models and agents, declared and published, routes and aliases; returns the changes."""
-        changes = self._replaced_aliases((), aliases)
+        """Remove models and agents, declared and published, routes, aliases and profiles; returns the changes."""
+        changes = self._replaced_aliases((), aliases) + self._replaced_profiles((), profiles)
         for name in routes:
             self.routes.drop(name)
         for name in models:
@@ -290,6 +307,39 @@ class Mesh(ResourceIndex):
             self.aliases.drop(name)
             self.sizes.drop(Kind.ALIAS, name)
         return self._alias_changes(before)
+
+    def _replaced_profiles(self, new: Iterable[profile_pb2.Profile], gone: Iterable[str]) -> list[Change]:
+        """Put and drop profiles; returns the changes."""
+        changes = []
+        for profile in new:
+            self.profiles.put(profile)
+            self.sizes.put(profile.manifest)
+            changes.append(Change(profile=profile))
+        for name in gone:
+            self.profiles.drop(name)
+            self.sizes.drop(Kind.PROFILE, name)
+            changes.append(Change(deleted_profile=name))
+        return changes
+
+    def is_declared_as(self, expected: Declaration) -> bool:
+        """Whether it would change nothing to declare this; a runner and a pool are not declared."""
+        kind = expected.WhichOneof("resource")
+        if kind == "model":
+            name = expected.model.manifest.name
+            publication, _ = self.published_model(name) or (None, None)
+            view, declared = self.model(name), self.declared_model(name)
+            return says_the_same(expected.model, view=view, declared=declared, publication=publication)
+        if kind is None or kind in {"runner", "pool"}:
+            return True
+        given = getattr(expected, kind)
+        lookups = {
+            "agent": self.agent,
+            "route": self.routes.get,
+            "alias": self.aliases.declared,
+            "profile": self.profiles.get,
+        }
+        found = lookups[kind](given.name)
+        return found is not None and found.manifest == given
 
     def configure_aliases(self, aliases: Iterable[alias_pb2.Alias]) -> list[Change]:
         """Set the aliases of the configuration; returns the changes."""

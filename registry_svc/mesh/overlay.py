@@ -8,7 +8,6 @@ from registry_svc.mesh.domain import Status
 from registry_svc.mesh.records import Held
 from weft.api.registry.v1 import (
     agent_pb2,
-    declaration_service_pb2,
     model_pb2,
     registry_service_pb2,
     route_pb2,
@@ -61,7 +60,7 @@ def combined(declared: model_pb2.ModelManifest, published: model_pb2.ModelManife
 
 
 def says_the_same(
-    given: declaration_service_pb2.ModelDeclaration,
+    given: model_pb2.ModelDeclaration,
     *,
     view: model_pb2.Model | None,
     declared: model_pb2.Model | None,

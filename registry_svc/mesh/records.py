@@ -21,6 +21,7 @@ from weft.api.registry.v1 import (
     declaration_service_pb2,
     event_pb2,
     model_pb2,
+    profile_pb2,
     registry_service_pb2,
     resource_kind_pb2,
     route_pb2,
@@ -35,7 +36,13 @@ M = TypeVar("M")
 P = TypeVar("P", bound=Message)
 M_contra = TypeVar("M_contra", contravariant=True)
 
-Manifest = model_pb2.ModelManifest | agent_pb2.AgentManifest | route_pb2.RouteManifest | alias_pb2.AliasManifest
+Manifest = (
+    model_pb2.ModelManifest
+    | agent_pb2.AgentManifest
+    | route_pb2.RouteManifest
+    | alias_pb2.AliasManifest
+    | profile_pb2.ProfileManifest
+)
 
 _KIND_NUMBERS = {
     Kind.MODEL: resource_kind_pb2.RESOURCE_KIND_MODEL,
@@ -44,6 +51,7 @@ _KIND_NUMBERS = {
     Kind.POOL: resource_kind_pb2.RESOURCE_KIND_POOL,
     Kind.ROUTE: resource_kind_pb2.RESOURCE_KIND_ROUTE,
     Kind.ALIAS: resource_kind_pb2.RESOURCE_KIND_ALIAS,
+    Kind.PROFILE: resource_kind_pb2.RESOURCE_KIND_PROFILE,
 }
 _KINDS = {number: kind for kind, number in _KIND_NUMBERS.items()}
 
@@ -57,7 +65,7 @@ def to_kind(kind: resource_kind_pb2.ResourceKind.ValueType, field: str) -> Kind:
     """A kind of resource; raises INVALID_ARGUMENT naming the field when it is none."""
     found = _KINDS.get(kind)
     if found is None:
-        raise invalid_field(field, "must be model, agent, runner, pool, route or alias")
+        raise invalid_field(field, "must be model, agent, runner, pool, route, alias or profile")
     return found
 
 
@@ -74,8 +82,10 @@ def name_of(declaration: declaration_service_pb2.Declaration) -> str:
     return str(getattr(declaration, kind).name) if kind else ""
 
 
-def moment_of(record: model_pb2.Model | agent_pb2.Agent | route_pb2.Route | alias_pb2.Alias) -> datetime:
-    """When a model, an agent or a route was first published or declared."""
+def moment_of(
+    record: model_pb2.Model | agent_pb2.Agent | route_pb2.Route | alias_pb2.Alias | profile_pb2.Profile,
+) -> datetime:
+    """When a resource was first published or declared."""
     return record.create_time.ToDatetime(tzinfo=UTC)
 
 
@@ -196,6 +206,8 @@ def key_of(manifest: Manifest) -> tuple[Kind, str]:
             return Kind.ROUTE, manifest.name
         case alias_pb2.AliasManifest():
             return Kind.ALIAS, manifest.name
+        case profile_pb2.ProfileManifest():
+            return Kind.PROFILE, manifest.name
 
 
 def manifest_bytes(manifest: Manifest) -> int:
@@ -213,6 +225,8 @@ def manifest_bytes(manifest: Manifest) -> int:
             texts = [manifest.name, manifest.description, *manifest.candidates]
         case alias_pb2.AliasManifest():
             texts = [manifest.name, manifest.pattern, manifest.target, manifest.tenant, manifest.description]
+        case profile_pb2.ProfileManifest():
+            return BASE_BYTES + manifest.ByteSize()
     tags = manifest.tags.ByteSize() if isinstance(manifest, model_pb2.ModelManifest | agent_pb2.AgentManifest) else 0
     params = manifest.default_params.ByteSize() if isinstance(manifest, agent_pb2.AgentManifest) else 0
     return BASE_BYTES + params + tags + _utf8_bytes(texts)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from google.protobuf import json_format
@@ -17,6 +17,7 @@ from weft.api.registry.v1 import (
     alias_pb2,
     journal_pb2,
     model_pb2,
+    profile_pb2,
     route_pb2,
     runner_pb2,
     settings_pb2,
@@ -26,7 +27,7 @@ from weft.api.registry.v1 import (
 from weft.dispatch.agents import target_of
 from weft.kernel.log import get_logger
 from weft.kernel.request import JournalMode, Operation, Skill
-from weft.kernel.timestamps import duration_of, stamp_of
+from weft.kernel.timestamps import duration_of, optional_stamp, stamp_of
 from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS, max_wait_seconds, set_defaults
 
 
@@ -61,9 +62,22 @@ class StoredMesh:
     agents: tuple[agent_pb2.Agent, ...] = ()
     routes: tuple[route_pb2.Route, ...] = ()
     aliases: tuple[alias_pb2.Alias, ...] = ()
+    profiles: tuple[profile_pb2.Profile, ...] = ()
     settings: settings_pb2.MeshSettings | None = None
     """None: never saved."""
     join_tokens: tuple[JoinToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredNames:
+    """Names of what is declared, by kind."""
+
+    agents: Sequence[str] = ()
+    routes: Sequence[str] = ()
+    aliases: Sequence[str] = ()
+
+
+NO_NAMES = DeclaredNames()
 
 
 def plan_to_json(plan: wake_pb2.Wake) -> str:
@@ -262,6 +276,16 @@ def declared_alias_row(alias: alias_pb2.Alias) -> Values:
     return {"name": alias.manifest.name, "manifest": manifest, "created_at": moment_of(alias)}
 
 
+def declared_profile_row(profile: profile_pb2.Profile) -> Values:
+    """A row of `declared_profiles`."""
+    return {
+        "name": profile.manifest.name,
+        "manifest": profile.manifest.SerializeToString(deterministic=True),
+        "created_at": moment_of(profile),
+        "active_since": profile.active_time.ToDatetime(tzinfo=UTC) if profile.active else None,
+    }
+
+
 def settings_row(settings: settings_pb2.MeshSettings) -> Values:
     """The row of `mesh_settings`."""
     return {
@@ -339,6 +363,16 @@ def declared_alias_of(row: Row[Any]) -> alias_pb2.Alias:
     manifest = alias_pb2.AliasManifest.FromString(bytes(row.manifest))
     source = alias_pb2.Alias.SOURCE_DECLARED
     return alias_pb2.Alias(manifest=manifest, source=source, create_time=stamp_of(row.created_at))
+
+
+def declared_profile_of(row: Row[Any]) -> profile_pb2.Profile:
+    """Read a row of `declared_profiles`."""
+    return profile_pb2.Profile(
+        manifest=profile_pb2.ProfileManifest.FromString(bytes(row.manifest)),
+        active=row.active_since is not None,
+        active_time=optional_stamp(row.active_since),
+        create_time=stamp_of(row.created_at),
+    )
 
 
 def settings_of(row: Row[Any]) -> settings_pb2.MeshSettings:

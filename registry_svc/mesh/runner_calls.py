@@ -98,12 +98,17 @@ class RunnerCalls(EvictionCalls, Protocol):
         """Serve a model no longer that was added."""
         ...
 
+    async def load_options(self, runner: str) -> dict[str, load_pb2.LoadOptions]:
+        """Return how each model of a runner is loaded, or would be loaded next; without a permit."""
+        ...
+
 
 log = get_logger("weft.registry.operations")
 
 # An idle model ends within its backend's graces, which add up to less than this.
 YIELD_TIMEOUT_SECONDS = 60.0
 PROBE_TIMEOUT_SECONDS = 2.0
+DESCRIBE_TIMEOUT_SECONDS = 5.0
 RETRY_AFTER_SECONDS = 5.0
 _NO_LONGER_THERE = frozenset({Reason.WORKER_LOST, Reason.NO_RUNNER_AVAILABLE, Reason.DEADLINE_EXCEEDED})
 
@@ -191,6 +196,13 @@ class GrpcRunnerCalls(RunnerCalls):
         permitted.permit.CopyFrom(self._permit(state, Action.FLUSH, model=request.model, operation_id=operation_id))
         stub, metadata = await self._reach(state)
         return await _answer(stub.FlushCache(permitted, metadata=metadata))
+
+    @override
+    async def load_options(self, runner: str) -> dict[str, load_pb2.LoadOptions]:
+        stub, metadata = await self._reach(self._member(runner))
+        request = runner_service_pb2.DescribeRequest()
+        found = await _answer(stub.Describe(request, timeout=DESCRIBE_TIMEOUT_SECONDS, metadata=metadata))
+        return {each.model: each.load_options for each in found.instances}
 
     async def incarnation_at(self, address: str) -> str:
         """The incarnation of the runner that answers at an address; empty when none does. Never raises a WeftError."""

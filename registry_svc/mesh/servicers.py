@@ -15,6 +15,7 @@ from registry_svc.mesh.expiry import Retirements
 from registry_svc.mesh.manifests import valid_batch
 from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.ownership import Author
+from registry_svc.mesh.profile_state import shown_profile
 from registry_svc.mesh.records import to_kind
 from registry_svc.mesh.requests import (
     NamedPageRequest,
@@ -45,7 +46,7 @@ from weft.api.registry.v1 import (
     settings_service_pb2_grpc,
 )
 from weft.api.registry.v1.journal_pb2 import JournalMode
-from weft.documents.rights import require_declarable, visible_names, visible_pool
+from weft.documents.rights import names_secret, require_declarable, visible_names, visible_pool
 from weft.documents.selectors import parse_selector, selects
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import is_name, require_name
@@ -142,6 +143,7 @@ class Catalogue:
         self.aliases = Listing(
             core, lambda mesh: mesh.aliases.shown.keys(), lambda mesh, name: mesh.aliases.shown.get(name), "alias"
         )
+        self.profiles = Listing(core, lambda mesh: mesh.profiles.names(), shown_profile, "profile")
         self.runners = Listing(core, Mesh.runner_names, _runner, "runner")
 
     def name_of(self, name_or_id: str) -> str:
@@ -300,6 +302,22 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             return registry_service_pb2.GetAliasResponse(alias=found)
 
     @override
+    async def ListProfiles(
+        self, request: registry_service_pb2.ListProfilesRequest, context: Context
+    ) -> registry_service_pb2.ListProfilesResponse:
+        async with answering(context):
+            profiles, token = _named_page(self._catalogue.profiles, request)
+            return registry_service_pb2.ListProfilesResponse(profiles=profiles, next_page_token=token)
+
+    @override
+    async def GetProfile(
+        self, request: registry_service_pb2.GetProfileRequest, context: Context
+    ) -> registry_service_pb2.GetProfileResponse:
+        async with answering(context):
+            found = self._catalogue.profiles.get(request.name)
+            return registry_service_pb2.GetProfileResponse(profile=found)
+
+    @override
     async def ListRunners(
         self, request: registry_service_pb2.ListRunnersRequest, context: Context
     ) -> registry_service_pb2.ListRunnersResponse:
@@ -437,7 +455,7 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
         async with answering(context):
             batch = valid_batch(request, self._config)
             self._declarations.name_targets(batch)
-            if any(each.model.manifest.provider.api_key_ref for each in batch.declarations if each.HasField("model")):
+            if names_secret(batch.declarations):
                 # Otherwise whoever may declare models could have any secret sent anywhere.
                 caller().require(USE_SECRETS)
             require_declarable(caller(), batch.declarations)
@@ -451,7 +469,7 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
         async with answering(context):
             kind = to_kind(request.kind, "kind")
             name = self._declarations.name_of(require_name(request.name, "name"))
-            if kind in (Kind.RUNNER, Kind.POOL):
+            if kind in (Kind.RUNNER, Kind.POOL, Kind.PROFILE):
                 caller().require(EDIT_MODELS)
             caller().require_name(EDIT_MODELS, name)
             await self._declarations.delete(kind, name, force=request.force, requested_by=to_actor("weft delete"))

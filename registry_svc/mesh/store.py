@@ -10,7 +10,9 @@ from typing_extensions import override
 
 from registry_svc.mesh.domain import JoinToken
 from registry_svc.mesh.rows import (
+    NO_NAMES,
     SETTINGS_ID,
+    DeclaredNames,
     StoredMesh,
     StoredPulse,
     StoredSession,
@@ -23,6 +25,8 @@ from registry_svc.mesh.rows import (
     declared_alias_row,
     declared_model_of,
     declared_model_row,
+    declared_profile_of,
+    declared_profile_row,
     declared_route_of,
     declared_route_row,
     join_token_of,
@@ -42,6 +46,7 @@ from registry_svc.store.schema import (
     declared_agents,
     declared_aliases,
     declared_models,
+    declared_profiles,
     declared_routes,
     join_tokens,
     mesh_settings,
@@ -49,7 +54,7 @@ from registry_svc.store.schema import (
     runners,
     sessions,
 )
-from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, route_pb2, settings_pb2
+from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, profile_pb2, route_pb2, settings_pb2
 from weft.kernel.log import get_logger
 
 
@@ -94,8 +99,10 @@ class Store(Protocol):
         agents: Sequence[agent_pb2.Agent],
         routes: Sequence[route_pb2.Route] = (),
         aliases: Sequence[alias_pb2.Alias] = (),
+        profiles: Sequence[profile_pb2.Profile] = (),
+        gone: DeclaredNames = NO_NAMES,
     ) -> None:
-        """Put these declarations in place of earlier ones of their names; all of them, or none."""
+        """Put these declarations in place of earlier ones of their names, and delete `gone`; all of it, or nothing."""
         ...
 
     async def delete_names(
@@ -104,8 +111,9 @@ class Store(Protocol):
         agents: Sequence[str],
         routes: Sequence[str] = (),
         aliases: Sequence[str] = (),
+        profiles: Sequence[str] = (),
     ) -> None:
-        """Delete models and agents of these names, declared and published, routes and aliases.
+        """Delete models and agents of these names, declared and published, routes, aliases and profiles.
 
         Unknown names are ignored.
         """
@@ -160,6 +168,7 @@ class SqlStore(RegistryDatabase, Store):
                 agents=tuple(await _rows(connection, declared_agents, declared_agent_of)),
                 routes=tuple(await _rows(connection, declared_routes, declared_route_of)),
                 aliases=tuple(await _rows(connection, declared_aliases, declared_alias_of)),
+                profiles=tuple(await _rows(connection, declared_profiles, declared_profile_of)),
                 settings=next(iter(await _rows(connection, mesh_settings, settings_of, order_by="id")), None),
                 join_tokens=tuple(await _rows(connection, join_tokens, join_token_of, order_by="id")),
             )
@@ -198,16 +207,23 @@ class SqlStore(RegistryDatabase, Store):
         agents: Sequence[agent_pb2.Agent],
         routes: Sequence[route_pb2.Route] = (),
         aliases: Sequence[alias_pb2.Alias] = (),
+        profiles: Sequence[profile_pb2.Profile] = (),
+        gone: DeclaredNames = NO_NAMES,
     ) -> None:
         async with self.transaction() as connection:
+            await delete_rows(connection, declared_agents.c.name, gone.agents)
+            await delete_rows(connection, declared_routes.c.name, gone.routes)
+            await delete_rows(connection, declared_aliases.c.name, gone.aliases)
             await delete_rows(connection, declared_models.c.name, [each.manifest.name for each in models])
             await delete_rows(connection, declared_agents.c.name, [each.manifest.name for each in agents])
             await delete_rows(connection, declared_routes.c.name, [each.manifest.name for each in routes])
             await delete_rows(connection, declared_aliases.c.name, [each.manifest.name for each in aliases])
+            await delete_rows(connection, declared_profiles.c.name, [each.manifest.name for each in profiles])
             await _insert(connection, declared_models, [declared_model_row(each) for each in models])
             await _insert(connection, declared_agents, [declared_agent_row(each) for each in agents])
             await _insert(connection, declared_routes, [declared_route_row(each) for each in routes])
             await _insert(connection, declared_aliases, [declared_alias_row(each) for each in aliases])
+            await _insert(connection, declared_profiles, [declared_profile_row(each) for each in profiles])
 
     @override
     async def delete_names(
@@ -216,11 +232,13 @@ class SqlStore(RegistryDatabase, Store):
         agents: Sequence[str],
         routes: Sequence[str] = (),
         aliases: Sequence[str] = (),
+        profiles: Sequence[str] = (),
     ) -> None:
         async with self.transaction() as connection:
             await _delete_names(connection, agent_names=agents, model_names=models)
             await delete_rows(connection, declared_routes.c.name, routes)
             await delete_rows(connection, declared_aliases.c.name, aliases)
+            await delete_rows(connection, declared_profiles.c.name, profiles)
 
     @override
     async def save_settings(self, settings: settings_pb2.MeshSettings) -> None:

@@ -16,6 +16,7 @@ from weft.api.registry.v1 import (
     alias_pb2,
     event_pb2,
     model_pb2,
+    profile_pb2,
     registry_service_pb2,
     route_pb2,
     settings_pb2,
@@ -39,6 +40,7 @@ class Snapshot:
     agents: Sequence[Callable[[], agent_pb2.Agent]]
     routes: Sequence[Callable[[], route_pb2.Route]]
     aliases: Sequence[alias_pb2.Alias]
+    profiles: Sequence[profile_pb2.Profile] = ()
 
     async def message(self, *, with_keys: bool) -> registry_service_pb2.WatchResponse:
         """Return the first response of a watch. A large one takes long; the event loop turns meanwhile."""
@@ -51,6 +53,7 @@ class Snapshot:
         await extended(shown.agents, self.agents)
         await extended(shown.routes, self.routes)
         shown.aliases.extend(self.aliases)
+        shown.profiles.extend(self.profiles)
         return response
 
 

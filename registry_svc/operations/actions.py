@@ -1,16 +1,13 @@
 """Validation of operation actions with every limit, and the models that an action concerns."""
 
-import math
 from collections.abc import Iterable
 from types import MappingProxyType
 
-from google.protobuf import duration_pb2
-
+from registry_svc.load_options import check_options
 from registry_svc.operations.model_sources import choose_runner, load_target, source_of
 from registry_svc.operations.runner_presence import RunnerDirectory
-from registry_svc.wire_values import require_at_most, require_text
 from weft.api.operations.v1 import operation_pb2
-from weft.api.runner.v1 import load_pb2, runner_service_pb2
+from weft.api.runner.v1 import runner_service_pb2
 from weft.documents.rights import visible_names
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.field_rules import check_message
@@ -21,12 +18,6 @@ from weft.kernel.rpc_auth import caller
 from weft.kernel.unknown_names import MODEL, MODEL_OR_POOL, RUNNER, unknown_name
 
 MAX_ACTION_BYTES = 16 * 1024
-MAX_PARAMETERS = 64
-MAX_PARAMETER_CHARS = 64
-MAX_WORD_CHARS = 256
-# Ten years: more than that is a mistake in the unit.
-MAX_KEEP_ALIVE_SECONDS = 10 * 365 * 86_400
-_MAX_NANOS = 999_999_999
 
 Scope = runner_service_pb2.FlushCacheRequest
 _NEEDED = MappingProxyType({Scope.SCOPE_MODEL: "model", Scope.SCOPE_TENANT: "tenant", Scope.SCOPE_TAG: "tag"})
@@ -88,35 +79,7 @@ def _check_load(load: operation_pb2.LoadModel, field: str) -> None:
             raise invalid_field(f"{field}.runner", "must be empty without a source: the model's runner loads it")
     if load.evict_model and load.evict_model == load.model:
         raise invalid_field(f"{field}.evict_model", "must not be what is to be loaded")
-    _check_options(load.options, f"{field}.options")
-
-
-def _check_options(options: load_pb2.LoadOptions, field: str) -> None:
-    require_at_most(list(options.parameters), f"{field}.parameters", MAX_PARAMETERS)
-    for name, value in options.parameters.items():
-        if not name:
-            raise invalid_field(f"{field}.parameters", "must have names")
-        require_text(name, f"{field}.parameters", MAX_PARAMETER_CHARS)
-        _check_value(value, f"{field}.parameters.{name}")
-    if options.HasField("keep_alive"):
-        _check_keep_alive(options.keep_alive, f"{field}.keep_alive")
-
-
-def _check_value(value: load_pb2.LoadValue, field: str) -> None:
-    match value.WhichOneof("kind"):
-        case None:
-            raise invalid_field(field, "must be a whole number, a number, a word, or yes or no")
-        case "number":
-            if not math.isfinite(value.number):
-                raise invalid_field(field, "must be a finite number")
-        case "word":
-            require_text(value.word, field, MAX_WORD_CHARS)
-
-
-def _check_keep_alive(duration: duration_pb2.Duration, field: str) -> None:
-    mixed = duration.seconds * duration.nanos < 0
-    if mixed or abs(duration.seconds) > MAX_KEEP_ALIVE_SECONDS or abs(duration.nanos) > _MAX_NANOS:
-        raise invalid_field(field, f"must be a duration of at most {MAX_KEEP_ALIVE_SECONDS} s, or a negative one")
+    check_options(load.options, f"{field}.options")
 
 
 def _check_flush(flush: operation_pb2.FlushCache, field: str) -> None:

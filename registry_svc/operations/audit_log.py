@@ -95,6 +95,10 @@ class AuditLog:
         """Write down that the lease of a program is released for an operator. Raises SERVICE_UNAVAILABLE."""
         await self._write("lease.release_requested", requested_by, dict(lease))
 
+    async def switch_requested(self, profile: Mapping[str, object], requested_by: str) -> None:
+        """Write down that the mesh is switched to a profile for an operator. Raises SERVICE_UNAVAILABLE."""
+        await self._write("profile.switch_requested", requested_by, dict(profile))
+
     async def log_level_changed(self, process: str, level: str, until: str, changed_by: str) -> None:
         """Write down that the log level of a process was changed. Raises SERVICE_UNAVAILABLE.
 

@@ -79,7 +79,7 @@ class Executor:
     def pump(self) -> None:
         """Start what may start. Called whenever an operation was accepted or has ended."""
         unfinished = [
-            Unfinished(id=live.operation.id, subjects=live.subjects, running=live.task is not None)
+            Unfinished(id=live.operation.id, subjects=live.subjects, running=live.task is not None, after=live.after)
             for live in self._table
         ]
         for operation_id in startable(unfinished, self._settings.max_running):

@@ -82,6 +82,8 @@ class LiveOperation:
     """As it is on disk."""
     action: operation_pb2.OperationAction
     subjects: frozenset[str]
+    after: frozenset[str] = frozenset()
+    """Ids of the operations that it waits for."""
     progress: OperationProgress = NO_PROGRESS
     resumed: bool = False
     """Whether it was accepted by an earlier process of the registry."""

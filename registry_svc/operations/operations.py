@@ -116,16 +116,19 @@ class Operations:
             log.warning("the count of refusals was lost")
         self.audit.tell_head()
 
-    async def create(self, request: CreateOperationRequest, traceparent: str = "") -> tuple[OperationView, bool]:
+    async def create(
+        self, request: CreateOperationRequest, traceparent: str = "", *, after: frozenset[str] = frozenset()
+    ) -> tuple[OperationView, bool]:
         """Accept an operation; returns it, and whether an earlier call with the same request id created it.
 
-        `traceparent` is the valid one of its caller; empty: it has none.
+        `traceparent` is the valid one of its caller; empty: it has none. `after`: ids of operations that it waits for,
+        however they end; a restart of the registry forgets them.
         Raises ALREADY_EXISTS, OPERATION_REFUSED, TOO_MANY_RESOURCES, QUEUE_FULL and SERVICE_UNAVAILABLE, and what
         `require_known` raises. Once begun it is completed even if the caller is gone by then.
         """
         self._require_open()
         self._require_turn()
-        return await self._writer.run(lambda: self._accept(request, traceparent))
+        return await self._writer.run(lambda: self._accept(request, traceparent, after))
 
     async def get(self, operation_id: str) -> OperationView:
         """One operation; raises NOT_FOUND."""
@@ -202,6 +205,16 @@ class Operations:
         self._require_turn()
         await self._writer.run(lambda: self.audit.log_level_changed(process, level, until, changed_by))
 
+    async def record_profile_switch(self, detail: Mapping[str, object], requested_by: str) -> None:
+        """Write into the audit log that the mesh is switched to a profile for an operator.
+
+        Raises TOO_MANY_RESOURCES when the log is full, QUEUE_FULL and SERVICE_UNAVAILABLE.
+        """
+        self._require_open()
+        self._require_turn()
+        self.audit.require_room(len(self._table))
+        await self._writer.run(lambda: self.audit.switch_requested(detail, requested_by))
+
     async def audit_page(self, after_sequence: int, size: int) -> tuple[list[AuditEntry], AuditHead]:
         """At most `size` entries after that one, oldest first, and the end of the log."""
         self._require_open()
@@ -227,7 +240,9 @@ class Operations:
         expired = await self._store.delete_expired(ended_before=ended_before, now=now)
         self._may_expire = expired.is_any_left
 
-    async def _accept(self, request: CreateOperationRequest, traceparent: str) -> tuple[OperationView, bool]:
+    async def _accept(
+        self, request: CreateOperationRequest, traceparent: str, after: frozenset[str]
+    ) -> tuple[OperationView, bool]:
         self._require_open()
         live = self._table.of_request(request.request_id)
         earlier = live.operation if live is not None else await self._store.of_request(request.request_id)
@@ -244,6 +259,7 @@ class Operations:
             case Saved(operation, head):
                 self.audit.moved(head)
                 live = self._take(operation, resumed=False, traceparent=traceparent)
+                live.after = after
                 view = live.view
                 self._executor.pump()
                 return view, False

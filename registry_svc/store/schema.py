@@ -154,6 +154,16 @@ declared_aliases = Table(
     Column("created_at", UtcDateTime, nullable=False),
 )
 
+declared_profiles = Table(
+    "declared_profiles",
+    metadata,
+    Column("name", String(MAX_NAME_CHARS), primary_key=True),
+    Column("manifest", LargeBinary, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    # Set for at most one: the profile that the mesh was switched to.
+    Column("active_since", UtcDateTime, nullable=True),
+)
+
 # One row: the settings of the whole mesh.
 mesh_settings = Table(
     "mesh_settings",
@@ -309,6 +319,6 @@ SCHEMA = Schema(
     owner="registry",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0012",
+    newest="0013",
     version_table="alembic_version",
 )

@@ -18,6 +18,8 @@ from weft.api.registry.v1 import (
     declaration_service_pb2,
     declaration_service_pb2_grpc,
     event_pb2,
+    profile_service_pb2,
+    profile_service_pb2_grpc,
     registry_service_pb2,
     registry_service_pb2_grpc,
     resource_kind_pb2,
@@ -26,10 +28,12 @@ from weft.api.registry.v1 import (
     settings_service_pb2_grpc,
 )
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
+from weft.api.registry.v1.profile_service_pb2 import SwitchProfileResponse
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.api.runner.v1.load_pb2 import LoadOptions
 from weft.client._channel import MeshServiceClient, ServiceClient, open_mesh_channel, registry_failure
+from weft.client.operations import requester
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
     AnyDocument,
@@ -53,6 +57,8 @@ CALL_TIMEOUT_SECONDS = 5.0
 APPLY_TIMEOUT_SECONDS = 60.0
 FORCED_DELETE_TIMEOUT_SECONDS = 120.0
 """Timeout of a forced delete: the registry waits less than this for the model's requests to end."""
+PROFILE_TIMEOUT_SECONDS = 60.0
+"""Timeout of a save or a switch: runners with loaded models are asked how they were loaded."""
 PAGE_SIZE = 1000
 
 pb = registry_service_pb2
@@ -68,6 +74,7 @@ class Registry(MeshServiceClient):
         super().__init__(target, timeout_seconds)
         self._stub = registry_service_pb2_grpc.RegistryServiceStub(self._channel)
         self._declarations = declaration_service_pb2_grpc.DeclarationServiceStub(self._channel)
+        self._profiles = profile_service_pb2_grpc.ProfileServiceStub(self._channel)
         self._settings = settings_service_pb2_grpc.SettingsServiceStub(self._channel)
 
     def documents(self, kind: ResourceKind) -> list[AnyDocument]:
@@ -82,8 +89,8 @@ class Registry(MeshServiceClient):
 
     def names(self, kind: ResourceKind) -> Iterator[str]:
         """Yields the names of the resources of one kind, fetched lazily."""
-        named_by_manifest = kind in (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE, ResourceKind.ALIAS)
-        return (message.manifest.name if named_by_manifest else message.name for message in self._messages(kind))
+        named_by_itself = kind in (ResourceKind.RUNNER, ResourceKind.POOL)
+        return (message.name if named_by_itself else message.manifest.name for message in self._messages(kind))
 
     def document(self, kind: ResourceKind, name: str) -> AnyDocument:
         """Returns one resource. Raises NOT_FOUND or MODEL_NOT_FOUND."""
@@ -124,6 +131,25 @@ class Registry(MeshServiceClient):
         """Deletes a resource; `force` unloads it first. Raises NOT_FOUND, MODEL_NOT_FOUND or RESOURCE_IN_USE."""
         request = declaration_service_pb2.DeleteRequest(kind=kind_number(kind), name=name, force=force)
         self._call(self._declarations.Delete, request, FORCED_DELETE_TIMEOUT_SECONDS if force else None)
+
+    def save_profile(
+        self, name: str, *, description: str = "", leave_others: bool = False, dry_run: bool = False
+    ) -> ApplyResult:
+        """Declares a profile of what is now; an empty description stays as it is.
+
+        `leave_others`: a switch to it leaves models alone that are not loaded now, instead of unloading them.
+        """
+        request = profile_service_pb2.SaveProfileRequest(
+            name=name, description=description, leave_others=leave_others, dry_run=dry_run
+        )
+        result: ApplyResult = self._call(self._profiles.SaveProfile, request, PROFILE_TIMEOUT_SECONDS).result
+        return result
+
+    def switch_profile(self, name: str, *, dry_run: bool = False) -> SwitchProfileResponse:
+        """Declares what a profile declares, and begins its loads and unloads; does not wait for them."""
+        request = profile_service_pb2.SwitchProfileRequest(name=name, dry_run=dry_run, requested_by=requester("cli"))
+        found: SwitchProfileResponse = self._call(self._profiles.SwitchProfile, request, PROFILE_TIMEOUT_SECONDS)
+        return found
 
     def settings(self) -> MeshSettings:
         """Returns the settings of the mesh."""

@@ -185,3 +185,20 @@ def _wake(wake: "wake_pb2.Wake") -> str:
 
 CHECKS: Mapping[str, Callable[[Any], str]] = MappingProxyType({"weft.api.registry.v1.Wake": _wake})
 """Rules that concern several fields, by the full name of the message: what is wrong, or empty."""
+
+
+def _read_load_options(document: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Returns the document with the context among the parameters, where messages have it; see `_load_options`."""
+    names = [name for name in ("contextTokens", CONTEXT_TOKENS) if name in document]
+    parameters = document.get("parameters", {})
+    if not names or not isinstance(parameters, dict):
+        return document
+    rest = {name: value for name, value in document.items() if name not in names}
+    context = document[names[0]]
+    return rest | {"parameters": parameters if context is None else {CONTEXT_TOKENS: context} | parameters}
+
+
+READ_AS: Mapping[str, Callable[[Mapping[Any, Any]], Mapping[Any, Any]]] = MappingProxyType(
+    {"weft.api.runner.v1.LoadOptions": _read_load_options}
+)
+"""What becomes of a document before it is read, by the full name of the message: the way back of `COMPUTED`."""

@@ -4,7 +4,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, pool_pb2, registry_service_pb2, route_pb2, runner_pb2
+from weft.api.registry.v1 import (
+    agent_pb2,
+    alias_pb2,
+    model_pb2,
+    pool_pb2,
+    profile_pb2,
+    registry_service_pb2,
+    route_pb2,
+    runner_pb2,
+)
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, instance_of, model_document, observed_document, pool_document
 from weft.kernel.names import is_resource_id
@@ -21,6 +30,7 @@ class MeshState:
     agents: dict[str, agent_pb2.Agent] = field(default_factory=dict)
     routes: dict[str, route_pb2.Route] = field(default_factory=dict)
     aliases: dict[str, alias_pb2.Alias] = field(default_factory=dict)
+    profiles: dict[str, profile_pb2.Profile] = field(default_factory=dict)
     _of_pool: dict[str, set[str]] = field(default_factory=dict)
     """Names of the models of each pool."""
     _of_runner: dict[str, set[str]] = field(default_factory=dict)
@@ -42,6 +52,7 @@ class MeshState:
         yield from ((ResourceKind.POOL, name) for name in self._of_pool)
         yield from ((ResourceKind.ROUTE, name) for name in self.routes)
         yield from ((ResourceKind.ALIAS, name) for name in self.aliases)
+        yield from ((ResourceKind.PROFILE, name) for name in self.profiles)
 
     def __contains__(self, key: Key) -> bool:
         """Whether there is a resource of this kind and name."""
@@ -90,6 +101,7 @@ class MeshState:
         self.agents = {agent.manifest.name: agent for agent in snapshot.agents}
         self.routes = {route.manifest.name: route for route in snapshot.routes}
         self.aliases = {alias.manifest.name: alias for alias in snapshot.aliases}
+        self.profiles = {profile.manifest.name: profile for profile in snapshot.profiles}
         self.models, self._of_pool, self._of_runner = {}, {}, {}
         for model in snapshot.models:
             self._put(model)
@@ -109,11 +121,11 @@ class MeshState:
                 self._put(change.model)
             case "deleted_model":
                 yield from _model_keys(change.deleted_model, self._drop(change.deleted_model))
-            case "agent" | "route" | "alias" as kind:
+            case "agent" | "route" | "alias" | "profile" as kind:
                 message = getattr(change, kind)
                 self._named(ResourceKind(kind))[message.manifest.name] = message
                 yield ResourceKind(kind), message.manifest.name
-            case "deleted_agent" | "deleted_route" | "deleted_alias" as gone:
+            case "deleted_agent" | "deleted_route" | "deleted_alias" | "deleted_profile" as gone:
                 name = getattr(change, gone)
                 self._named(ResourceKind(gone.removeprefix("deleted_"))).pop(name, None)
                 yield ResourceKind(gone.removeprefix("deleted_")), name
@@ -125,6 +137,7 @@ class MeshState:
             ResourceKind.AGENT: self.agents,
             ResourceKind.ROUTE: self.routes,
             ResourceKind.ALIAS: self.aliases,
+            ResourceKind.PROFILE: self.profiles,
         }
         return named[kind]
 

@@ -14,8 +14,18 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import Message
 
 from weft.api.common.v1 import document_pb2 as pb
-from weft.documents.codec import camel, document_path, is_map, is_of, is_text, is_typed, oneof_words, plan_of
-from weft.documents.computed import CHECKS
+from weft.documents.codec import (
+    camel,
+    document_path,
+    is_map,
+    is_of,
+    is_text,
+    is_typed,
+    oneof_words,
+    plan_of,
+    value_oneof_of,
+)
+from weft.documents.computed import CHECKS, READ_AS
 from weft.kernel.errors import FieldError
 from weft.kernel.field_rules import DURATION, MapKey, RuleError, check_rules, enum_words
 from weft.kernel.units import keep_alive_seconds
@@ -44,6 +54,7 @@ def _read(value: Any, message: Any) -> None:
     if not isinstance(value, dict):
         raise RuleError("must be a mapping of names to values")
     plan = _reading_plan(message.DESCRIPTOR)
+    value = value if plan.prepare is None else plan.prepare(value)
     if plan.typed is not None:
         _read_typed(plan.typed, value, message)
         return
@@ -63,7 +74,7 @@ def _read(value: Any, message: Any) -> None:
         raise RuleError(problem)
 
 
-def _read_given(plan: "_ReadingPlan", value: dict[Any, Any], message: Any) -> dict[str, str]:
+def _read_given(plan: "_ReadingPlan", value: Mapping[Any, Any], message: Any) -> dict[str, str]:
     """Reads what a mapping has; returns how each field of it is spelled."""
     given: dict[str, str] = {}
     for key, part in value.items():
@@ -81,7 +92,7 @@ def _read_given(plan: "_ReadingPlan", value: dict[Any, Any], message: Any) -> di
     return given
 
 
-def _read_typed(oneof: OneofDescriptor, value: dict[str, Any], message: Any) -> None:
+def _read_typed(oneof: OneofDescriptor, value: Mapping[Any, Any], message: Any) -> None:
     key, words = oneof.GetOptions().Extensions[pb.document_oneof].type, oneof_words(oneof)
     name = next((name for name, word in words.items() if word == value.get(key)), None)
     if name is None:
@@ -140,6 +151,8 @@ class _ReadingPlan:
     typed: OneofDescriptor | None
     """The oneof whose type word says which message it is."""
     check: Callable[[Any], str] | None
+    prepare: Callable[[Mapping[Any, Any]], Mapping[Any, Any]] | None
+    """Changes a document before it is read."""
 
 
 @cache
@@ -154,6 +167,7 @@ def _reading_plan(descriptor: Descriptor) -> _ReadingPlan:
         parents=tuple(plan.field.name for plan in plan_of(descriptor).fields if plan.inline),
         typed=next((oneof for oneof in descriptor.oneofs if is_typed(oneof)), None),
         check=CHECKS.get(descriptor.full_name),
+        prepare=READ_AS.get(descriptor.full_name),
     )
 
 
@@ -205,13 +219,18 @@ def _decoder(field: FieldDescriptor) -> Callable[[Any, Any, str], None]:
 
 def _list_decoder(field: FieldDescriptor) -> Callable[[Any, Any, str], None]:
     decode = _value_decoder(field)
+    holds_messages = field.message_type is not None
 
     def decode_list(value: Any, message: Any, name: str) -> None:
         if not isinstance(value, list):
             raise RuleError("must be a list")
+        items = getattr(message, name)
         for index, item in enumerate(value):
             try:
-                getattr(message, name).append(decode(item))
+                if holds_messages:
+                    _read(item, items.add())
+                else:
+                    items.append(decode(item))
             except RuleError as error:
                 error.steps.append(index)
                 raise
@@ -222,20 +241,48 @@ def _list_decoder(field: FieldDescriptor) -> Callable[[Any, Any, str], None]:
 def _map_decoder(field: FieldDescriptor) -> Callable[[Any, Any, str], None]:
     assert field.message_type is not None
     key_field, value_field = field.message_type.fields_by_name["key"], field.message_type.fields_by_name["value"]
-    decode = _value_decoder(value_field)
+    oneof = value_oneof_of(value_field.message_type)
     takes_text = is_text(key_field)
+
+    def set_value(values: Any, key: Any, item: Any) -> None:
+        values[key] = decode(item)
+
+    def set_one_of(values: Any, key: Any, item: Any) -> None:
+        setattr(values[key], choose(item), item)
+
+    if oneof is None:
+        decode, put = _value_decoder(value_field), set_value
+    else:
+        choose, put = _chooser(oneof), set_one_of
 
     def decode_map(value: Any, message: Any, name: str) -> None:
         if not isinstance(value, dict):
             raise RuleError("must be a mapping of names to values")
         for key, item in value.items():
             try:
-                getattr(message, name)[_text(key) if takes_text else _number_key(key)] = decode(item)
+                put(getattr(message, name), _text(key) if takes_text else _number_key(key), item)
             except RuleError as error:
                 error.steps.append(MapKey(key))
                 raise
 
     return decode_map
+
+
+def _chooser(oneof: OneofDescriptor) -> Callable[[Any], str]:
+    """Returns the function from a value of JSON types to the field of a oneof that holds such values."""
+    fields = {field.cpp_type: field.name for field in oneof.fields}
+    types = {kind: fields[cpp_type] for kind, cpp_type in _VALUE_TYPES.items() if cpp_type in fields}
+
+    def choose(value: Any) -> str:
+        found = types.get(type(value))
+        if found is None:
+            raise RuleError("must be a number, a text, or true or false")
+        # Checks the range and the characters of the value.
+        check: Decode = _SCALARS.get(_VALUE_TYPES[type(value)], _number)
+        check(value)
+        return found
+
+    return choose
 
 
 def _number_key(key: Any) -> int:
@@ -251,6 +298,8 @@ def _value_decoder(field: FieldDescriptor) -> Decode:
         return _enum_decoder(field.enum_type)
     if is_of(field, DURATION):
         return _keep_alive if options.keep_alive else lambda value: _nanoseconds(_number(value))
+    if options.unit:
+        return lambda value: _whole(value, _MAX_INT64 // options.unit) * options.unit
     return _SCALARS.get(field.cpp_type, _number)
 
 
@@ -325,3 +374,12 @@ _SCALARS: Mapping[int, Decode] = MappingProxyType(
         FieldDescriptor.CPPTYPE_INT64: lambda value: _whole(value, _MAX_INT64),
     }
 )
+_VALUE_TYPES: Mapping[type, int] = MappingProxyType(
+    {
+        bool: FieldDescriptor.CPPTYPE_BOOL,
+        int: FieldDescriptor.CPPTYPE_INT64,
+        float: FieldDescriptor.CPPTYPE_DOUBLE,
+        str: FieldDescriptor.CPPTYPE_STRING,
+    }
+)
+"""The fields of a oneof that hold values of a type."""

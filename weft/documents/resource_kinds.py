@@ -17,6 +17,7 @@ class ResourceKind(StrEnum):
     POOL = "pool"
     ROUTE = "route"
     ALIAS = "alias"
+    PROFILE = "profile"
 
     @property
     def plural(self) -> str:

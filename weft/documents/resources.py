@@ -13,12 +13,12 @@ from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
 from weft.api.registry.v1.declaration_service_pb2 import (
     ApplyResult,
     Declaration,
-    ModelDeclaration,
     PoolDeclaration,
     RunnerDeclaration,
 )
-from weft.api.registry.v1.model_pb2 import Model, ModelManifest
+from weft.api.registry.v1.model_pb2 import Model, ModelDeclaration, ModelManifest
 from weft.api.registry.v1.pool_pb2 import Pool
+from weft.api.registry.v1.profile_pb2 import Profile, ProfileManifest
 from weft.api.registry.v1.route_pb2 import Route, RouteManifest
 from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
 from weft.documents.codec import document_of, without_defaults, word_of
@@ -193,9 +193,36 @@ class AliasDocument(Document[AliasManifest, Alias]):
         return ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileDocument(Document[ProfileManifest, Profile]):
+    """A configuration of the mesh that is switched to as a whole."""
+
+    kind = ResourceKind.PROFILE
+    declared_type = ProfileManifest
+
+    @property
+    def state(self) -> str:
+        """See `Document.state`: active, or inactive."""
+        if self.observed is None:
+            return ""
+        return "active" if self.observed.active else "inactive"
+
+    @property
+    def names_models(self) -> bool:
+        """Whether a switch to it may load or unload."""
+        return bool(self.declared.load or self.declared.unload or self.declared.unload_others)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it is active and something is not as it says."""
+        return self.observed is not None and bool(self.observed.changes)
+
+
 MEMBER_FIELDS = ("kind", "state", "runner")
 """Fields of a model that the document of its pool has."""
-AnyDocument = ModelDocument | AgentDocument | RunnerDocument | PoolDocument | RouteDocument | AliasDocument
+AnyDocument = (
+    ModelDocument | AgentDocument | RunnerDocument | PoolDocument | RouteDocument | AliasDocument | ProfileDocument
+)
 DOCUMENT_TYPES: Mapping[ResourceKind, type[AnyDocument]] = MappingProxyType(
     {
         ResourceKind.MODEL: ModelDocument,
@@ -204,6 +231,7 @@ DOCUMENT_TYPES: Mapping[ResourceKind, type[AnyDocument]] = MappingProxyType(
         ResourceKind.POOL: PoolDocument,
         ResourceKind.ROUTE: RouteDocument,
         ResourceKind.ALIAS: AliasDocument,
+        ResourceKind.PROFILE: ProfileDocument,
     }
 )
 
@@ -252,6 +280,11 @@ def alias_document(alias: Alias) -> AliasDocument:
     return AliasDocument(declared=alias.manifest, observed=alias)
 
 
+def profile_document(profile: Profile) -> ProfileDocument:
+    """Returns a profile."""
+    return ProfileDocument(declared=profile.manifest, observed=profile)
+
+
 _OBSERVED: Mapping[ResourceKind, Callable[[Any], AnyDocument]] = MappingProxyType(
     {
         ResourceKind.MODEL: model_document,
@@ -260,11 +293,14 @@ _OBSERVED: Mapping[ResourceKind, Callable[[Any], AnyDocument]] = MappingProxyTyp
         ResourceKind.POOL: pool_document,
         ResourceKind.ROUTE: route_document,
         ResourceKind.ALIAS: alias_document,
+        ResourceKind.PROFILE: profile_document,
     }
 )
 
 
-def observed_document(kind: ResourceKind, message: Model | Agent | Runner | Pool | Route | Alias) -> AnyDocument:
+def observed_document(
+    kind: ResourceKind, message: Model | Agent | Runner | Pool | Route | Alias | Profile
+) -> AnyDocument:
     """Returns a resource as the registry knows it; a model is without its state on its runner."""
     return _OBSERVED[kind](message)
 

@@ -3,7 +3,7 @@
 A caller whose scopes are not limited to names passes every check here.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from weft.api.operations.v1.operation_pb2 import OperationAction
 from weft.api.registry.v1.declaration_service_pb2 import Declaration
@@ -17,16 +17,29 @@ def require_declarable(principal: Principal, declarations: Iterable[Declaration]
     """Raises PERMISSION_DENIED for the first name that the caller may not edit, or not point to.
 
     The pool of a model is a name that it is about: its members answer for each other. An agent, a route or an alias
-    may point to what its caller may edit or use, since whoever may use it reaches that.
+    may point to what its caller may edit or use, since whoever may use it reaches that. A profile needs the scope for
+    everything.
     """
     if principal.may(EDIT_MODELS):
         return
     for declaration in declarations:
+        if declaration.HasField("profile"):
+            # A switch may change what no name in it says.
+            principal.require(EDIT_MODELS)
         for name in _declared_names(declaration):
             principal.require_name(EDIT_MODELS, name)
         for name in _targets(declaration):
             if not principal.may_name(EDIT_MODELS, name):
                 principal.require_name(USE_MODELS, name)
+
+
+def names_secret(declarations: Sequence[Declaration]) -> bool:
+    """Whether a model among these, or in a profile among these, is of a provider whose key is a secret."""
+    models = [
+        *(each.model for each in declarations if each.HasField("model")),
+        *(model for each in declarations for model in each.profile.models),
+    ]
+    return any(model.manifest.provider.api_key_ref for model in models)
 
 
 def visible_names(principal: Principal, names: Iterable[str]) -> Iterator[str]:

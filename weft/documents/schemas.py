@@ -10,6 +10,7 @@ from weft.api.registry.v1.alias_pb2 import Alias
 from weft.api.registry.v1.event_pb2 import Event
 from weft.api.registry.v1.model_pb2 import Model
 from weft.api.registry.v1.pool_pb2 import Pool
+from weft.api.registry.v1.profile_pb2 import Profile
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
 from weft.api.registry.v1.route_pb2 import Route
 from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
@@ -33,6 +34,7 @@ _OBSERVED: dict[ResourceKind, type[Any]] = {
     ResourceKind.POOL: Pool,
     ResourceKind.ROUTE: Route,
     ResourceKind.ALIAS: Alias,
+    ResourceKind.PROFILE: Profile,
 }
 _TEXT: Schema = {"type": "string"}
 

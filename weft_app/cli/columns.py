@@ -10,8 +10,9 @@ from weft.api.registry.v1.model_pb2 import Model
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.registry.v1.tags_pb2 import Tags
 from weft.documents.codec import document_of, word_of
+from weft.documents.profiles import declarations_of
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import AnyDocument, ModelDocument, plain
+from weft.documents.resources import AnyDocument, ModelDocument, ProfileDocument, plain
 from weft.kernel.abilities import skill_words
 from weft_app.cli.output import Column, Listing
 
@@ -149,6 +150,27 @@ _ALIAS_WIDE = (
 )
 
 
+def unloads_text(profile: ProfileDocument) -> str:
+    """What a switch to a profile unloads, as text."""
+    return "others" if profile.declared.unload_others else ",".join(profile.declared.unload)
+
+
+_PROFILE = (
+    Column("NAME", "{name}"),
+    Column("STATUS", lambda profile: "changed" if profile.is_changed else profile.state),
+    Column("LOADS", lambda profile: ",".join(each.model for each in profile.declared.load)),
+    Column("DOCUMENTS", lambda profile: str(len(declarations_of(profile.declared)))),
+    Column("DESCRIPTION", "{declared.description:short}"),
+)
+_PROFILE_WIDE = (
+    *_PROFILE[:-1],
+    Column("UNLOADS", unloads_text),
+    Column("ACTIVE", "[{observed.active_time:age}]", ticks=True),
+    Column("AGE", "[{observed.create_time:age}]", ticks=True),
+    Column("DESCRIPTION", "{declared.description}"),
+)
+
+
 _EVENT = (
     Column("TIME", "{time:local}", min_chars=19),
     Column("RESOURCE", "{kind}/{name}", min_chars=20),
@@ -187,6 +209,7 @@ _EMPTY: Mapping[ResourceKind, str] = {
     ResourceKind.POOL: "there are no pools; they follow from models, and there are none yet",
     ResourceKind.ROUTE: "there are no routes; weft apply -f FILE declares them",
     ResourceKind.ALIAS: "there are no aliases; weft apply -f FILE declares them",
+    ResourceKind.PROFILE: "there are no profiles; weft profile save NAME makes one of what is now",
 }
 NOTHING = f"the mesh is empty: {_EMPTY[ResourceKind.MODEL]}"
 
@@ -213,6 +236,7 @@ RESOURCES: Mapping[ResourceKind, Listing] = {
         (ResourceKind.POOL, _POOL, _POOL_WIDE),
         (ResourceKind.ROUTE, _ROUTE, _ROUTE_WIDE),
         (ResourceKind.ALIAS, _ALIAS, _ALIAS_WIDE),
+        (ResourceKind.PROFILE, _PROFILE, _PROFILE_WIDE),
     )
 }
 

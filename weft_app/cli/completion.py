@@ -93,6 +93,11 @@ def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
     return _offer(_names(ctx, ResourceKind.MODEL), incomplete)
 
 
+def complete_profile(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completes names of profiles."""
+    return _offer(_names(ctx, ResourceKind.PROFILE), incomplete)
+
+
 def complete_logged(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes what has logs: the mesh, its services, runners with files in the home, and models."""
     from weft_app.cli.mesh_logs import RUNNER_PREFIX, LogFolder  # noqa: PLC0415 - other completions read no files

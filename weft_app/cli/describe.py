@@ -36,7 +36,7 @@ def describe(
         list[str],
         typer.Argument(
             metavar="[KIND] NAME",
-            help="A model, agent, runner, pool, route or alias: KIND NAME, KIND/NAME or NAME alone; or task and an id.",
+            help="A model, agent, runner, pool, route, alias or profile: KIND NAME, KIND/NAME or NAME; or task, id.",
             autocompletion=complete_described,
         ),
     ],

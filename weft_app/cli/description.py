@@ -15,6 +15,7 @@ from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1.load_pb2 import LoadParameter
 from weft.documents.codec import document_of, moment_of, without_defaults, word_of
+from weft.documents.profiles import declarations_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
     AgentDocument,
@@ -22,12 +23,14 @@ from weft.documents.resources import (
     AnyDocument,
     ModelDocument,
     PoolDocument,
+    ProfileDocument,
     RouteDocument,
     RunnerDocument,
+    declared_document,
     plain,
 )
 from weft.kernel.abilities import mode_words, skill_words
-from weft_app.cli.columns import labels_text, source_of, upstream_of, who_wakes
+from weft_app.cli.columns import labels_text, source_of, unloads_text, upstream_of, who_wakes
 from weft_app.cli.output import INDENT, Column, block, page, safe_text, table_block
 from weft_app.cli.templates import filled, seconds_ago
 
@@ -304,6 +307,24 @@ _ALIAS = (
 )
 
 
+_PROFILE = (
+    Column("Kind", lambda _: "profile"),
+    Column("Status", lambda profile: "active, changed since" if profile.is_changed else profile.state),
+    Column("Active since", "[{observed.active_time:ago}|-]"),
+    Column("Description", "[{declared.description}|-]"),
+    Column("Loads", lambda profile: ", ".join(each.model for each in profile.declared.load) or "-"),
+    Column("Unloads", lambda profile: unloads_text(profile) or "-"),
+    Column("Declares", lambda profile: ", ".join(_labels_of(profile)) or "-"),
+    _CREATED,
+)
+
+
+def _labels_of(profile: ProfileDocument) -> list[str]:
+    """Returns what a profile declares, as KIND/NAME."""
+    documents = (declared_document(each) for each in declarations_of(profile.declared))
+    return [document.label for document in documents if document is not None]
+
+
 _RUNNER = (
     Column("Kind", lambda runner: f"{'dial-out' if runner.observed.dial_out else 'direct'} runner"),
     Column("Status", "{state}"),
@@ -322,6 +343,7 @@ _PAGES: Mapping[ResourceKind, Sequence[Column]] = {
     ResourceKind.AGENT: _AGENT,
     ResourceKind.ROUTE: _ROUTE,
     ResourceKind.ALIAS: _ALIAS,
+    ResourceKind.PROFILE: _PROFILE,
     ResourceKind.RUNNER: _RUNNER,
     ResourceKind.POOL: _POOL,
 }
@@ -395,6 +417,8 @@ def _lines(facts: Facts) -> Iterator[str]:
             yield from block("Instances", _instances(runner, facts.runner))
         case AgentDocument() if document.declared.system_prompt:
             yield from block("System prompt", map(safe_text, document.declared.system_prompt.split("\n")))
+    if isinstance(document, ProfileDocument) and document.observed is not None:
+        yield from block("Not as it says", map(safe_text, document.observed.changes))
     yield from block("Agents", map(_user, facts.agents))
     yield from block("Routes", map(_user, facts.routes))
     yield from block("Aliases", map(_alias, facts.aliases))

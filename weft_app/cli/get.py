@@ -228,7 +228,8 @@ ResourcesArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="KIND [NAME...]",
-        help="models, agents, runners, pools, routes or aliases, and names; or KIND/NAME...; also task and an id",
+        help="models, agents, runners, pools, routes, aliases or profiles, and names; or KIND/NAME...; "
+        "also task and an id",
         autocompletion=complete_with_tasks,
     ),
 ]
@@ -236,7 +237,7 @@ ShownArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="KIND [NAME...]",
-        help="models, agents, runners, pools, routes, aliases or all, and names; or KIND/NAME..., or NAME alone; "
+        help="models, agents, runners, pools, routes, aliases, profiles or all, and names; or KIND/NAME..., or NAME; "
         "requests, clients, tasks, secrets, leases",
         autocompletion=complete_shown,
     ),

@@ -114,6 +114,10 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "Cancel requests, tasks, batches or operations: what waits never starts, what runs is stopped with its engine.",
     ),
     "batch": CommandPlace("weft_app.cli.batch:app", "Submit batches of requests, and fetch their answers."),
+    "profile": CommandPlace(
+        "weft_app.cli.profile:app",
+        "Save what is declared and loaded as a profile, and switch to profiles. List them: weft get profiles.",
+    ),
     "events": CommandPlace("weft_app.cli.events:events", "Show recent events, oldest first."),
     "config": CommandPlace(
         "weft_app.cli.mesh_config:app", "Show what weft.yaml means; show and change settings of the whole mesh."
@@ -248,7 +252,19 @@ HELP_PANELS: Mapping[str, tuple[str, ...]] = {
         "estimate",
         "logs",
     ),
-    "Resources": ("get", "describe", "edit", "create", "rotate", "apply", "diff", "delete", "wait", "events"),
+    "Resources": (
+        "get",
+        "describe",
+        "edit",
+        "create",
+        "rotate",
+        "apply",
+        "diff",
+        "delete",
+        "profile",
+        "wait",
+        "events",
+    ),
     "Requests": ("explain", "cancel", "batch", "simulate"),
     "Administration": (
         "config",

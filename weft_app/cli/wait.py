@@ -106,6 +106,8 @@ def parse_expectation(text: str, kind: ResourceKind) -> Expectation:
             raise invalid_field("--for", "a pool has no status; wait for condition=Ready")
         case "status" | "condition" if kind is ResourceKind.ALIAS:
             raise invalid_field("--for", "an alias has no status; wait for exists or delete, or for its target")
+        case "condition" if kind is ResourceKind.PROFILE:
+            raise invalid_field("--for", "a profile has no conditions; wait for status=active, exists or delete")
         case "condition" if rest:
             name, _, value = rest.partition("=")
             return _condition(name.lower(), (value or "true").lower(), kind)
@@ -140,6 +142,7 @@ def _condition_types(kind: ResourceKind) -> tuple[str, ...]:
         ResourceKind.POOL: ("Ready",),
         ResourceKind.ROUTE: ("Ready",),
         ResourceKind.ALIAS: (),
+        ResourceKind.PROFILE: (),
     }[kind]
 
 

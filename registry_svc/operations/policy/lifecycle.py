@@ -180,6 +180,8 @@ class Unfinished:
     subjects: frozenset[str]
     """Names of the models it changes; empty: it conflicts with no other."""
     running: bool
+    after: frozenset[str] = frozenset()
+    """Ids of the operations that it waits for; those that have ended do not count."""
 
 
 def startable(unfinished: Iterable[Unfinished], max_running: int) -> list[str]:
@@ -189,12 +191,13 @@ def startable(unfinished: Iterable[Unfinished], max_running: int) -> list[str]:
     """
     waiting_or_running = list(unfinished)
     room = max_running - sum(each.running for each in waiting_or_running)
+    ids = {each.id for each in waiting_or_running}
     held: set[str] = set()
     chosen: list[str] = []
     for each in waiting_or_running:
         if room <= 0:
             break
-        if not each.running and held.isdisjoint(each.subjects):
+        if not each.running and held.isdisjoint(each.subjects) and ids.isdisjoint(each.after):
             chosen.append(each.id)
             room -= 1
         held |= each.subjects

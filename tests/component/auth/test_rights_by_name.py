@@ -22,8 +22,8 @@ from weft.api.registry.v1 import (
     resource_kind_pb2,
 )
 from weft.api.registry.v1.agent_pb2 import AgentManifest
-from weft.api.registry.v1.declaration_service_pb2 import Declaration, ModelDeclaration
-from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
+from weft.api.registry.v1.declaration_service_pb2 import Declaration
+from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelDeclaration, ModelManifest
 from weft.api.registry.v1.route_pb2 import RouteManifest
 from weft.api.registry.v1.tags_pb2 import Tags
 from weft.api.runner.v1.runner_service_pb2 import FlushCacheRequest

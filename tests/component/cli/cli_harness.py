@@ -156,6 +156,12 @@ class _Registry(registry_service_pb2_grpc.RegistryServiceServicer):
     def ListAliases(self, request: Any, context: Any) -> Any:  # noqa: N802
         return pb.ListAliasesResponse(aliases=self._mesh.state.aliases.values())
 
+    def ListProfiles(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.ListProfilesResponse(profiles=self._mesh.state.profiles.values())
+
+    def GetProfile(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.GetProfileResponse(profile=self._one(self._mesh.state.profiles, request.name, context, "profile"))
+
     def GetAlias(self, request: Any, context: Any) -> Any:  # noqa: N802
         return pb.GetAliasResponse(alias=self._one(self._mesh.state.aliases, request.name, context, "alias"))
 

@@ -16,6 +16,16 @@ from typer.testing import CliRunner, Result
 from registry_svc.operations.audit_chain import chained, empty_head, entry_draft
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
+from weft.api.registry.v1 import profile_service_pb2_grpc
+from weft.api.registry.v1.declaration_service_pb2 import ApplyResult, Declaration
+from weft.api.registry.v1.profile_pb2 import ProfileManifest
+from weft.api.registry.v1.profile_service_pb2 import (
+    SaveProfileRequest,
+    SaveProfileResponse,
+    SwitchProfileRequest,
+    SwitchProfileResponse,
+)
+from weft.api.registry.v1.resource_kind_pb2 import RESOURCE_KIND_PROFILE
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import SERVER_OPTIONS
@@ -38,6 +48,9 @@ class ScriptedRegistry:
     created: list[pb.CreateOperationRequest] = field(default_factory=list)
     cancelled: list[pb.CancelOperationRequest] = field(default_factory=list)
     audit: list[pb.AuditEntry] = field(default_factory=list)
+    switched: SwitchProfileResponse = field(default_factory=SwitchProfileResponse)
+    """What a switch to a profile answers."""
+    profile_calls: list[SaveProfileRequest | SwitchProfileRequest] = field(default_factory=list)
 
     def run(self, *arguments: str, stdin: str | None = None) -> Result:
         """A `weft` command to its end."""
@@ -114,6 +127,29 @@ class ScriptedOperations(operation_service_pb2_grpc.OperationServiceServicer):
         return pb.ListAuditEntriesResponse(entries=found, head=head)
 
 
+class ScriptedProfiles(profile_service_pb2_grpc.ProfileServiceServicer):
+    """Answers what the script says."""
+
+    def __init__(self, script: ScriptedRegistry) -> None:
+        self._script = script
+
+    def SaveProfile(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._script.profile_calls.append(request)
+        result = ApplyResult(
+            kind=RESOURCE_KIND_PROFILE,
+            name=request.name,
+            outcome=ApplyResult.OUTCOME_CREATED,
+            after=Declaration(profile=ProfileManifest(name=request.name, unload_others=not request.leave_others)),
+        )
+        return SaveProfileResponse(result=result)
+
+    def SwitchProfile(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._script.profile_calls.append(request)
+        if self._script.refusal is not None:
+            refuse(context, self._script.refusal.reason, self._script.refusal.message)
+        return self._script.switched
+
+
 @contextmanager
 def scripted_registry(home: Path) -> Iterator[ScriptedRegistry]:
     """A registry that says what it is told to say, written down in `home` like that of `weft up`."""
@@ -121,6 +157,7 @@ def scripted_registry(home: Path) -> Iterator[ScriptedRegistry]:
     (home / "run").mkdir(parents=True)
     server = grpc.server(ThreadPoolExecutor(max_workers=4), options=SERVER_OPTIONS)
     operation_service_pb2_grpc.add_OperationServiceServicer_to_server(ScriptedOperations(script), server)  # type: ignore[abstract]  # only what the CLI calls
+    profile_service_pb2_grpc.add_ProfileServiceServicer_to_server(ScriptedProfiles(script), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     (home / "run" / "up.json").write_text(json.dumps({"grpc": address}))
     server.start()

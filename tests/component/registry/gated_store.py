@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from registry_svc.mesh.domain import JoinToken
-from registry_svc.mesh.rows import StoredMesh, StoredPulse, StoredSession
+from registry_svc.mesh.rows import NO_NAMES, DeclaredNames, StoredMesh, StoredPulse, StoredSession
 from registry_svc.mesh.store import SqlStore
 from weft.api.registry.v1.agent_pb2 import Agent
 from weft.api.registry.v1.alias_pb2 import Alias
 from weft.api.registry.v1.model_pb2 import Model
+from weft.api.registry.v1.profile_pb2 import Profile
 from weft.api.registry.v1.route_pb2 import Route
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.kernel.errors import WeftError
@@ -62,9 +63,11 @@ class GatedStore:
         agents: Sequence[Agent],
         routes: Sequence[Route] = (),
         aliases: Sequence[Alias] = (),
+        profiles: Sequence[Profile] = (),
+        gone: DeclaredNames = NO_NAMES,
     ) -> None:
         await self._pass()
-        await self.inner.save_declarations(models, agents, routes, aliases)
+        await self.inner.save_declarations(models, agents, routes, aliases, profiles, gone)
 
     async def delete_names(
         self,
@@ -72,9 +75,10 @@ class GatedStore:
         agents: Sequence[str],
         routes: Sequence[str] = (),
         aliases: Sequence[str] = (),
+        profiles: Sequence[str] = (),
     ) -> None:
         await self._pass()
-        await self.inner.delete_names(models, agents, routes, aliases)
+        await self.inner.delete_names(models, agents, routes, aliases, profiles)
 
     async def save_settings(self, settings: MeshSettings) -> None:
         await self._pass()

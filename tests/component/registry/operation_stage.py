@@ -68,6 +68,8 @@ class ScriptedCalls:
     """Every call and every end of a load without a result, in order."""
     requests: list[runner_service_pb2.FlushCacheRequest] = field(default_factory=list)
     options: list[load_pb2.LoadOptions] = field(default_factory=list)
+    loaded_with: dict[str, load_pb2.LoadOptions] = field(default_factory=dict)
+    """How models are loaded now, whatever their runner."""
     failures: dict[str, list[WeftError]] = field(default_factory=dict)
     """Of unloads by model and of flushes by runner, one per call."""
     held: dict[str, asyncio.Event] = field(default_factory=dict)
@@ -140,6 +142,10 @@ class ScriptedCalls:
         finally:
             if not over:
                 self.heard.append(f"pull {request.source} stopped")
+
+    async def load_options(self, runner: str) -> dict[str, load_pb2.LoadOptions]:
+        self.heard.append(f"options of {runner}")
+        return self.loaded_with
 
     async def add_model(
         self, runner: str, name: str, request: operation_pb2.LoadModel, *, operation_id: str

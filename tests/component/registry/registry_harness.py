@@ -252,7 +252,7 @@ def a_route(name: str, *candidates: str) -> Declaration:
 
 def declare(model: model_pb2.ModelManifest | str, *, runner: str = "") -> Declaration:
     declared = manifest(model) if isinstance(model, str) else model
-    return Declaration(model=declaration_service_pb2.ModelDeclaration(manifest=declared, runner=runner))
+    return Declaration(model=model_pb2.ModelDeclaration(manifest=declared, runner=runner))
 
 
 def by_mesh() -> wake_pb2.Wake:

@@ -19,7 +19,8 @@ from weft.api.registry.v1 import (
     secret_service_pb2,
     secret_service_pb2_grpc,
 )
-from weft.api.registry.v1.declaration_service_pb2 import Declaration, ModelDeclaration
+from weft.api.registry.v1.declaration_service_pb2 import Declaration
+from weft.api.registry.v1.model_pb2 import ModelDeclaration
 from weft.kernel.names import CENTRAL_RUNNER
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server

@@ -10,7 +10,8 @@ import pytest
 from operation_stage import WAIT_LIMIT_SECONDS, Stage, load, loaded, running_stage, said, unload
 from registry_harness import refused
 
-from registry_svc.operations.actions import MAX_ACTION_BYTES, MAX_PARAMETERS, check_action
+from registry_svc.load_options import MAX_PARAMETERS
+from registry_svc.operations.actions import MAX_ACTION_BYTES, check_action
 from registry_svc.operations.audit_chain import AuditCheck
 from registry_svc.operations.governance import OpenGate
 from registry_svc.operations.policy.loads import PoolMember

@@ -9,9 +9,9 @@ from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import Kind, Outcome
-from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, Declaration, ModelDeclaration
+from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, Declaration
 from weft.api.registry.v1.join_token_service_pb2 import CreateJoinTokenRequest
-from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
+from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelDeclaration, ModelManifest
 from weft.api.registry.v1.runner_pb2 import Capability, Runner
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.kernel.errors import WeftError

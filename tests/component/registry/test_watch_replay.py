@@ -32,8 +32,8 @@ from registry_svc.mesh.domain import Status
 from registry_svc.mesh.watch import Snapshot, change_message
 from weft.api.registry.v1 import registry_service_pb2
 from weft.api.registry.v1.agent_pb2 import AgentManifest
-from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, Declaration, ModelDeclaration
-from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
+from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, Declaration
+from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelDeclaration, ModelManifest
 from weft.api.registry.v1.route_pb2 import RouteManifest
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest

@@ -19,7 +19,7 @@ from registry_svc.mesh.overlay import (
 )
 from registry_svc.mesh.policy.declarations import MAX_LISTED_NAMES, decide_outcome, in_use
 from registry_svc.mesh.records import Held
-from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, route_pb2, runner_pb2, wake_pb2
+from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, runner_pb2, wake_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.timestamps import stamp_of
 
@@ -100,7 +100,7 @@ def test_an_agent_follows_its_target_and_a_virtual_one_its_runner_too(target: St
 
 
 def decide(given: model_pb2.ModelManifest, runner: str = "", *, live: bool = True, adopt: bool = False) -> Outcome:
-    declaration = declaration_service_pb2.ModelDeclaration(manifest=given, runner=runner)
+    declaration = model_pb2.ModelDeclaration(manifest=given, runner=runner)
     view = virtual_model(Held(PUBLISHED), publisher(active=live))
     return decide_outcome(
         Kind.MODEL,

@@ -68,6 +68,8 @@ CHANGED = {
     "ApplyResult.properties.after.anyOf",
     "ApplyResult.properties.before.anyOf",
     "ApplyResult.properties.kind.enum",
+    # A switch to a profile deletes what the one before declared.
+    "ApplyResult.properties.outcome.enum",
     *(f"{kind}Status.properties.id" for kind in ("Model", "Agent", "Route")),
     # The times of a request as a whole, and at its engine, are new.
     "ReceiptDocument.properties.engineTimings",

@@ -14,6 +14,7 @@ import typing
 import weft.api.registry.v1.agent_pb2
 import weft.api.registry.v1.alias_pb2
 import weft.api.registry.v1.model_pb2
+import weft.api.registry.v1.profile_pb2
 import weft.api.registry.v1.resource_kind_pb2
 import weft.api.registry.v1.route_pb2
 
@@ -36,8 +37,9 @@ class Declaration(google.protobuf.message.Message):
     POOL_FIELD_NUMBER: builtins.int
     ROUTE_FIELD_NUMBER: builtins.int
     ALIAS_FIELD_NUMBER: builtins.int
+    PROFILE_FIELD_NUMBER: builtins.int
     @property
-    def model(self) -> global___ModelDeclaration:
+    def model(self) -> weft.api.registry.v1.model_pb2.ModelDeclaration:
         """A model."""
 
     @property
@@ -60,46 +62,26 @@ class Declaration(google.protobuf.message.Message):
     def alias(self) -> weft.api.registry.v1.alias_pb2.AliasManifest:
         """An alias."""
 
+    @property
+    def profile(self) -> weft.api.registry.v1.profile_pb2.ProfileManifest:
+        """A profile."""
+
     def __init__(
         self,
         *,
-        model: global___ModelDeclaration | None = ...,
+        model: weft.api.registry.v1.model_pb2.ModelDeclaration | None = ...,
         agent: weft.api.registry.v1.agent_pb2.AgentManifest | None = ...,
         runner: global___RunnerDeclaration | None = ...,
         pool: global___PoolDeclaration | None = ...,
         route: weft.api.registry.v1.route_pb2.RouteManifest | None = ...,
         alias: weft.api.registry.v1.alias_pb2.AliasManifest | None = ...,
+        profile: weft.api.registry.v1.profile_pb2.ProfileManifest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "model", b"model", "pool", b"pool", "resource", b"resource", "route", b"route", "runner", b"runner"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "model", b"model", "pool", b"pool", "resource", b"resource", "route", b"route", "runner", b"runner"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["resource", b"resource"]) -> typing.Literal["model", "agent", "runner", "pool", "route", "alias"] | None: ...
+    def HasField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "model", b"model", "pool", b"pool", "profile", b"profile", "resource", b"resource", "route", b"route", "runner", b"runner"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "model", b"model", "pool", b"pool", "profile", b"profile", "resource", b"resource", "route", b"route", "runner", b"runner"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["resource", b"resource"]) -> typing.Literal["model", "agent", "runner", "pool", "route", "alias", "profile"] | None: ...
 
 global___Declaration = Declaration
-
-@typing.final
-class ModelDeclaration(google.protobuf.message.Message):
-    """ModelDeclaration is a public model."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    MANIFEST_FIELD_NUMBER: builtins.int
-    RUNNER_FIELD_NUMBER: builtins.int
-    runner: builtins.str
-    """The one runner that may serve it, by name. Empty: the first live runner that publishes this name."""
-    @property
-    def manifest(self) -> weft.api.registry.v1.model_pb2.ModelManifest:
-        """What it is. It wins over what a runner says of the model, except that `remote` is true if either says so."""
-
-    def __init__(
-        self,
-        *,
-        manifest: weft.api.registry.v1.model_pb2.ModelManifest | None = ...,
-        runner: builtins.str = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["manifest", b"manifest"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["manifest", b"manifest", "runner", b"runner"]) -> None: ...
-
-global___ModelDeclaration = ModelDeclaration
 
 @typing.final
 class RunnerDeclaration(google.protobuf.message.Message):
@@ -235,6 +217,8 @@ class ApplyResult(google.protobuf.message.Message):
         """It existed and is different now."""
         OUTCOME_UNCHANGED: ApplyResult._Outcome.ValueType  # 3
         """It was like that already."""
+        OUTCOME_DELETED: ApplyResult._Outcome.ValueType  # 4
+        """It existed and does not any more; only a switch to a profile does that."""
 
     class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
         """Outcome is what was done."""
@@ -247,6 +231,8 @@ class ApplyResult(google.protobuf.message.Message):
     """It existed and is different now."""
     OUTCOME_UNCHANGED: ApplyResult.Outcome.ValueType  # 3
     """It was like that already."""
+    OUTCOME_DELETED: ApplyResult.Outcome.ValueType  # 4
+    """It existed and does not any more; only a switch to a profile does that."""
 
     KIND_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
@@ -265,7 +251,7 @@ class ApplyResult(google.protobuf.message.Message):
 
     @property
     def after(self) -> global___Declaration:
-        """The state after."""
+        """The state after; not set when it was deleted."""
 
     def __init__(
         self,

@@ -59,6 +59,8 @@ class _EventReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """Its runner ended its backend because of a fault, such as a stall; the message says which."""
     EVENT_REASON_UNOWNED: _EventReason.ValueType  # 16
     """It has a model loaded that it does not publish any more, so the memory has no owner; the registry unloads it."""
+    EVENT_REASON_SWITCHED: _EventReason.ValueType  # 17
+    """The mesh was switched to it."""
 
 class EventReason(_EventReason, metaclass=_EventReasonEnumTypeWrapper):
     """EventReason is what happened to a resource."""
@@ -97,6 +99,8 @@ EVENT_REASON_RESTARTED: EventReason.ValueType  # 15
 """Its runner ended its backend because of a fault, such as a stall; the message says which."""
 EVENT_REASON_UNOWNED: EventReason.ValueType  # 16
 """It has a model loaded that it does not publish any more, so the memory has no owner; the registry unloads it."""
+EVENT_REASON_SWITCHED: EventReason.ValueType  # 17
+"""The mesh was switched to it."""
 global___EventReason = EventReason
 
 @typing.final

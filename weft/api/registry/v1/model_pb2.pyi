@@ -377,6 +377,31 @@ class ModelManifest(google.protobuf.message.Message):
 global___ModelManifest = ModelManifest
 
 @typing.final
+class ModelDeclaration(google.protobuf.message.Message):
+    """ModelDeclaration is a public model."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MANIFEST_FIELD_NUMBER: builtins.int
+    RUNNER_FIELD_NUMBER: builtins.int
+    runner: builtins.str
+    """The one runner that may serve it, by name. Empty: the first live runner that publishes this name."""
+    @property
+    def manifest(self) -> global___ModelManifest:
+        """What it is. It wins over what a runner says of the model, except that `remote` is true if either says so."""
+
+    def __init__(
+        self,
+        *,
+        manifest: global___ModelManifest | None = ...,
+        runner: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["manifest", b"manifest"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["manifest", b"manifest", "runner", b"runner"]) -> None: ...
+
+global___ModelDeclaration = ModelDeclaration
+
+@typing.final
 class Model(google.protobuf.message.Message):
     """Model is a model known to the mesh."""
 

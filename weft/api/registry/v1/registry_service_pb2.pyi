@@ -14,6 +14,7 @@ import weft.api.registry.v1.alias_pb2
 import weft.api.registry.v1.event_pb2
 import weft.api.registry.v1.model_pb2
 import weft.api.registry.v1.pool_pb2
+import weft.api.registry.v1.profile_pb2
 import weft.api.registry.v1.resource_kind_pb2
 import weft.api.registry.v1.route_pb2
 import weft.api.registry.v1.runner_pb2
@@ -528,6 +529,97 @@ class GetAliasResponse(google.protobuf.message.Message):
 global___GetAliasResponse = GetAliasResponse
 
 @typing.final
+class ListProfilesRequest(google.protobuf.message.Message):
+    """ListProfilesRequest asks for a page of profiles."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    NAMES_FIELD_NUMBER: builtins.int
+    page_size: builtins.int
+    """At most this many; 0 means 100, more than 1,000 means 1,000."""
+    page_token: builtins.str
+    """Where the last page ended."""
+    @property
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Only those with such names, each a name or a beginning and "*". Empty: all."""
+
+    def __init__(
+        self,
+        *,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+        names: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["names", b"names", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+
+global___ListProfilesRequest = ListProfilesRequest
+
+@typing.final
+class ListProfilesResponse(google.protobuf.message.Message):
+    """ListProfilesResponse is a page of profiles."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROFILES_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Token of the next page; empty at the end."""
+    @property
+    def profiles(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.profile_pb2.Profile]:
+        """The profiles."""
+
+    def __init__(
+        self,
+        *,
+        profiles: collections.abc.Iterable[weft.api.registry.v1.profile_pb2.Profile] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "profiles", b"profiles"]) -> None: ...
+
+global___ListProfilesResponse = ListProfilesResponse
+
+@typing.final
+class GetProfileRequest(google.protobuf.message.Message):
+    """GetProfileRequest names a profile."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The profile's name."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+global___GetProfileRequest = GetProfileRequest
+
+@typing.final
+class GetProfileResponse(google.protobuf.message.Message):
+    """GetProfileResponse is the profile."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROFILE_FIELD_NUMBER: builtins.int
+    @property
+    def profile(self) -> weft.api.registry.v1.profile_pb2.Profile:
+        """The profile."""
+
+    def __init__(
+        self,
+        *,
+        profile: weft.api.registry.v1.profile_pb2.Profile | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["profile", b"profile"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["profile", b"profile"]) -> None: ...
+
+global___GetProfileResponse = GetProfileResponse
+
+@typing.final
 class ListRunnersRequest(google.protobuf.message.Message):
     """ListRunnersRequest asks for a page of runners."""
 
@@ -674,6 +766,7 @@ class Snapshot(google.protobuf.message.Message):
     ROUTES_FIELD_NUMBER: builtins.int
     SETTINGS_FIELD_NUMBER: builtins.int
     ALIASES_FIELD_NUMBER: builtins.int
+    PROFILES_FIELD_NUMBER: builtins.int
     @property
     def runners(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WatchedRunner]:
         """Every runner."""
@@ -698,6 +791,10 @@ class Snapshot(google.protobuf.message.Message):
     def aliases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.alias_pb2.Alias]:
         """Every alias."""
 
+    @property
+    def profiles(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.profile_pb2.Profile]:
+        """Every profile."""
+
     def __init__(
         self,
         *,
@@ -707,9 +804,10 @@ class Snapshot(google.protobuf.message.Message):
         routes: collections.abc.Iterable[weft.api.registry.v1.route_pb2.Route] | None = ...,
         settings: weft.api.registry.v1.settings_pb2.MeshSettings | None = ...,
         aliases: collections.abc.Iterable[weft.api.registry.v1.alias_pb2.Alias] | None = ...,
+        profiles: collections.abc.Iterable[weft.api.registry.v1.profile_pb2.Profile] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["settings", b"settings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "aliases", b"aliases", "models", b"models", "routes", b"routes", "runners", b"runners", "settings", b"settings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "aliases", b"aliases", "models", b"models", "profiles", b"profiles", "routes", b"routes", "runners", b"runners", "settings", b"settings"]) -> None: ...
 
 global___Snapshot = Snapshot
 
@@ -730,6 +828,8 @@ class Change(google.protobuf.message.Message):
     SETTINGS_FIELD_NUMBER: builtins.int
     ALIAS_FIELD_NUMBER: builtins.int
     DELETED_ALIAS_FIELD_NUMBER: builtins.int
+    PROFILE_FIELD_NUMBER: builtins.int
+    DELETED_PROFILE_FIELD_NUMBER: builtins.int
     deleted_runner: builtins.str
     """The runner of this name is gone."""
     deleted_model: builtins.str
@@ -740,6 +840,8 @@ class Change(google.protobuf.message.Message):
     """The route of this name is gone."""
     deleted_alias: builtins.str
     """The alias of this name is gone."""
+    deleted_profile: builtins.str
+    """The profile of this name is gone."""
     @property
     def runner(self) -> global___WatchedRunner:
         """A runner appeared or changed."""
@@ -764,6 +866,10 @@ class Change(google.protobuf.message.Message):
     def alias(self) -> weft.api.registry.v1.alias_pb2.Alias:
         """An alias appeared or changed."""
 
+    @property
+    def profile(self) -> weft.api.registry.v1.profile_pb2.Profile:
+        """A profile appeared or changed."""
+
     def __init__(
         self,
         *,
@@ -778,10 +884,12 @@ class Change(google.protobuf.message.Message):
         settings: weft.api.registry.v1.settings_pb2.MeshSettings | None = ...,
         alias: weft.api.registry.v1.alias_pb2.Alias | None = ...,
         deleted_alias: builtins.str = ...,
+        profile: weft.api.registry.v1.profile_pb2.Profile | None = ...,
+        deleted_profile: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "deleted_agent", b"deleted_agent", "deleted_alias", b"deleted_alias", "deleted_model", b"deleted_model", "deleted_route", b"deleted_route", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "route", b"route", "runner", b"runner", "settings", b"settings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "deleted_agent", b"deleted_agent", "deleted_alias", b"deleted_alias", "deleted_model", b"deleted_model", "deleted_route", b"deleted_route", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "route", b"route", "runner", b"runner", "settings", b"settings"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["runner", "model", "deleted_runner", "deleted_model", "agent", "deleted_agent", "route", "deleted_route", "settings", "alias", "deleted_alias"] | None: ...
+    def HasField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "deleted_agent", b"deleted_agent", "deleted_alias", b"deleted_alias", "deleted_model", b"deleted_model", "deleted_profile", b"deleted_profile", "deleted_route", b"deleted_route", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "profile", b"profile", "route", b"route", "runner", b"runner", "settings", b"settings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "deleted_agent", b"deleted_agent", "deleted_alias", b"deleted_alias", "deleted_model", b"deleted_model", "deleted_profile", b"deleted_profile", "deleted_route", b"deleted_route", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "profile", b"profile", "route", b"route", "runner", b"runner", "settings", b"settings"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["runner", "model", "deleted_runner", "deleted_model", "agent", "deleted_agent", "route", "deleted_route", "settings", "alias", "deleted_alias", "profile", "deleted_profile"] | None: ...
 
 global___Change = Change
 

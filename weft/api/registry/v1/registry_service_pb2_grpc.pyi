@@ -87,6 +87,18 @@ class RegistryServiceStub:
     ]
     """GetAlias returns one alias; NOT_FOUND / NOT_FOUND when there is none."""
 
+    ListProfiles: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListProfilesRequest,
+        weft.api.registry.v1.registry_service_pb2.ListProfilesResponse,
+    ]
+    """ListProfiles returns profiles by name, a page at a time."""
+
+    GetProfile: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetProfileRequest,
+        weft.api.registry.v1.registry_service_pb2.GetProfileResponse,
+    ]
+    """GetProfile returns one profile; NOT_FOUND / NOT_FOUND when there is none."""
+
     ListRunners: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.registry_service_pb2.ListRunnersRequest,
         weft.api.registry.v1.registry_service_pb2.ListRunnersResponse,
@@ -190,6 +202,18 @@ class RegistryServiceAsyncStub:
         weft.api.registry.v1.registry_service_pb2.GetAliasResponse,
     ]
     """GetAlias returns one alias; NOT_FOUND / NOT_FOUND when there is none."""
+
+    ListProfiles: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListProfilesRequest,
+        weft.api.registry.v1.registry_service_pb2.ListProfilesResponse,
+    ]
+    """ListProfiles returns profiles by name, a page at a time."""
+
+    GetProfile: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetProfileRequest,
+        weft.api.registry.v1.registry_service_pb2.GetProfileResponse,
+    ]
+    """GetProfile returns one profile; NOT_FOUND / NOT_FOUND when there is none."""
 
     ListRunners: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.registry_service_pb2.ListRunnersRequest,
@@ -316,6 +340,22 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetAliasResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetAliasResponse]]:
         """GetAlias returns one alias; NOT_FOUND / NOT_FOUND when there is none."""
+
+    @abc.abstractmethod
+    def ListProfiles(
+        self,
+        request: weft.api.registry.v1.registry_service_pb2.ListProfilesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListProfilesResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListProfilesResponse]]:
+        """ListProfiles returns profiles by name, a page at a time."""
+
+    @abc.abstractmethod
+    def GetProfile(
+        self,
+        request: weft.api.registry.v1.registry_service_pb2.GetProfileRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetProfileResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetProfileResponse]]:
+        """GetProfile returns one profile; NOT_FOUND / NOT_FOUND when there is none."""
 
     @abc.abstractmethod
     def ListRunners(

@@ -36,6 +36,8 @@ class _ResourceKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     """A Route."""
     RESOURCE_KIND_ALIAS: _ResourceKind.ValueType  # 6
     """An Alias. Aliases have a namespace of their own: a model of the name is meant before them."""
+    RESOURCE_KIND_PROFILE: _ResourceKind.ValueType  # 7
+    """A Profile. Profiles have a namespace of their own."""
 
 class ResourceKind(_ResourceKind, metaclass=_ResourceKindEnumTypeWrapper):
     """ResourceKind is a kind of thing with a name. All kinds share one namespace; only a pool may be called like a model."""
@@ -54,4 +56,6 @@ RESOURCE_KIND_ROUTE: ResourceKind.ValueType  # 5
 """A Route."""
 RESOURCE_KIND_ALIAS: ResourceKind.ValueType  # 6
 """An Alias. Aliases have a namespace of their own: a model of the name is meant before them."""
+RESOURCE_KIND_PROFILE: ResourceKind.ValueType  # 7
+"""A Profile. Profiles have a namespace of their own."""
 global___ResourceKind = ResourceKind

@@ -1,0 +1,53 @@
+"""The gRPC servicer of profiles."""
+
+from typing import Any
+
+import grpc
+from typing_extensions import override
+
+from registry_svc.mesh.policy.ownership import Author
+from registry_svc.operations.profiles import Profiles
+from registry_svc.wire_values import cleaned_multiline, to_actor
+from weft.api.registry.v1 import profile_service_pb2, profile_service_pb2_grpc
+from weft.documents.profiles import declarations_of
+from weft.documents.rights import names_secret
+from weft.kernel.names import require_name
+from weft.kernel.principal import OPERATE, USE_SECRETS
+from weft.kernel.rpc import answering
+from weft.kernel.rpc_auth import caller
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+MAX_DESCRIPTION_CHARS = 1_024
+
+
+class ProfileServicer(profile_service_pb2_grpc.ProfileServiceServicer):
+    """See ProfileService in the contract."""
+
+    def __init__(self, profiles: Profiles) -> None:
+        self._profiles = profiles
+
+    @override
+    async def SaveProfile(
+        self, request: profile_service_pb2.SaveProfileRequest, context: Context
+    ) -> profile_service_pb2.SaveProfileResponse:
+        async with answering(context):
+            require_name(request.name, "name")
+            request.description = cleaned_multiline(request.description, "description", MAX_DESCRIPTION_CHARS)
+            known = caller()
+            author = Author(name=request.requested_by if known.names_tenants else known.name)
+            return profile_service_pb2.SaveProfileResponse(result=await self._profiles.save(request, author))
+
+    @override
+    async def SwitchProfile(
+        self, request: profile_service_pb2.SwitchProfileRequest, context: Context
+    ) -> profile_service_pb2.SwitchProfileResponse:
+        async with answering(context):
+            require_name(request.name, "name")
+            profile, known = self._profiles.get(request.name), caller()
+            manifest = profile.manifest
+            if manifest.load or manifest.unload or manifest.unload_others:
+                known.require(OPERATE)
+            if names_secret(declarations_of(manifest)):
+                known.require(USE_SECRETS)
+            return await self._profiles.switch(request, to_actor(request.requested_by))

@@ -1,0 +1,144 @@
+"""Profiles over HTTP: read, put, saved, and switched to, with a dry run and by rights."""
+
+import json
+from typing import Any
+
+import pytest
+from gateway_script import RunningGateway, serving
+from registry_script import ScriptedRegistry, document
+
+from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
+
+PEPPER, SECRET = b"p" * 32, "5" * 64
+DAY = {
+    "kind": "profile",
+    "name": "day",
+    "load": [{"model": "tiny", "settings": {"contextTokens": 8192, "parameters": {}, "pin": True}}],
+    "unloadOthers": True,
+    "agents": [{"name": "coder", "model": "tiny", "systemPrompt": "Be terse."}],
+    "models": [{"name": "far", "provider": {"url": "https://api.example.com/v1", "apiKeyRef": "secret/far"}}],
+}
+HOLDERS = {
+    "everything00": ("models:edit", "operations:create", "secrets:create"),
+    "editor000000": ("models:edit", "secrets:create"),
+    "nosecrets000": ("models:edit", "operations:create"),
+    "onename00000": ("models/day:edit", "operations:create"),
+    "viewer000000": ("models:view",),
+}
+
+
+class Ring:
+    """The keys of HOLDERS."""
+
+    is_ready = True
+    ring = KeyRing(
+        pepper=PEPPER,
+        keys={
+            key_id: KeyVerifier(
+                key_id=key_id, tenant="ann", access=parse_scopes(scopes, "s"), digest=key_digest(PEPPER, SECRET)
+            )
+            for key_id, scopes in HOLDERS.items()
+        },
+    )
+
+
+def with_day(**fields: object) -> ScriptedRegistry:
+    own = DAY | fields
+    return ScriptedRegistry(documents=[document(**own)])  # type: ignore[arg-type]
+
+
+async def ask(
+    gateway: RunningGateway, method: str, path: str, body: object = None, key: str = ""
+) -> tuple[int, dict[str, Any]]:
+    headers = {"Content-Type": "application/json"} | (
+        {"Authorization": f"Bearer {key_text(key, SECRET)}"} if key else {}
+    )
+    raw = b"" if body is None else json.dumps(body).encode()
+    answer = await gateway.request(method, f"/api/v1/profiles{path}", raw, headers)
+    return answer.status, json.loads(answer.body) if answer.body else {}
+
+
+async def test_a_profile_is_shown_as_it_was_put() -> None:
+    async with serving(registry=with_day()) as gateway:
+        status, found = await ask(gateway, "GET", "/day")
+        assert status == 200
+        assert {name: found[name] for name in DAY if name != "models"} == {
+            name: value for name, value in DAY.items() if name != "models"
+        } | {"agents": found["agents"]}
+        assert found["agents"][0]["systemPrompt"] == "Be terse."
+        assert found["models"][0]["provider"]["apiKeyRef"] == "secret/far"
+        status, answer = await ask(gateway, "PUT", "/day", found)
+        assert (status, answer["results"][0]["after"]["load"]) == (200, DAY["load"])
+        status, page = await ask(gateway, "GET", "")
+        assert (page["kind"], [each["name"] for each in page["items"]]) == ("ProfileList", ["day"])
+
+
+async def test_a_switch_answers_with_what_was_done_and_the_operations_that_were_begun() -> None:
+    registry = with_day()
+    async with serving(registry=registry) as gateway:
+        status, rehearsed = await ask(gateway, "POST", "/day/switch?dryRun=1")
+        assert (status, rehearsed["dryRun"]) == (200, True)
+        assert rehearsed["steps"] == [{"step": "load", "model": "tiny"}]
+        status, done = await ask(gateway, "POST", "/day/switch")
+        assert (status, done["kind"], done["name"], done["previous"]) == (200, "SwitchAnswer", "day", "night")
+        assert done["steps"] == [{"step": "load", "model": "tiny", "operation": "operations/op-1"}]
+    switches = [call[1] for call in registry.asked if call[0] == "switch profile"]
+    assert [each.dry_run for each in switches] == [True, False]  # type: ignore[attr-defined]
+
+
+async def test_what_is_now_is_saved_under_a_name() -> None:
+    registry = ScriptedRegistry()
+    async with serving(registry=registry) as gateway:
+        status, answer = await ask(gateway, "POST", "/day/save", {"description": "Work", "leaveOthers": True})
+        assert (status, answer["results"][0]["after"]["description"]) == (201, "Work")
+        status, _ = await ask(gateway, "POST", "/day/save?dryRun=1", {})
+        assert status == 200
+    first, second = (call[1] for call in registry.asked if call[0] == "save profile")
+    assert (first.description, first.leave_others, first.dry_run) == ("Work", True, False)  # type: ignore[attr-defined]
+    assert second.dry_run  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("key", "statuses"),
+    [
+        # Reading, putting, saving, switching, deleting.
+        ("everything00", [200, 200, 201, 200, 204]),
+        ("editor000000", [200, 200, 201, 403, 204]),
+        ("nosecrets000", [200, 403, 201, 403, 204]),
+        ("onename00000", [403, 403, 403, 403, 403]),
+        ("viewer000000", [200, 403, 403, 403, 403]),
+    ],
+)
+async def test_rights_to_profiles_are_for_every_name_and_a_switch_needs_those_of_what_it_does(
+    key: str, statuses: list[int]
+) -> None:
+    async with serving(registry=with_day(), keys=Ring()) as gateway:
+        asked: tuple[tuple[str, str, object], ...] = (
+            ("GET", "/day", None),
+            ("PUT", "/day", DAY),
+            ("POST", "/night/save", {}),
+            ("POST", "/day/switch", None),
+            ("DELETE", "/day", None),
+        )
+        assert [(await ask(gateway, method, path, body, key))[0] for method, path, body in asked] == statuses
+
+
+async def test_a_profile_that_only_declares_needs_no_right_to_operate() -> None:
+    quiet = with_day(load=[], unloadOthers=False, models=[])
+    async with serving(registry=quiet, keys=Ring()) as gateway:
+        assert (await ask(gateway, "POST", "/day/switch", key="editor000000"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"load": [{"settings": {}}]}, "load[0].model"),
+        ({"agents": [{"name": "a b", "model": "tiny"}]}, "agents[0].name"),
+        ({"profiles": []}, "profiles"),
+        ({"unload": ["tiny", "tiny"]}, "unload[1]"),
+    ],
+)
+async def test_a_wrong_profile_is_refused_with_the_field(fields: dict[str, object], param: str) -> None:
+    async with serving() as gateway:
+        status, answer = await ask(gateway, "PUT", "/day", DAY | fields)
+        assert (status, answer["error"]["param"]) == (400, param)

@@ -1,0 +1,409 @@
+"""Profiles: declared, saved from what is, and switched to as a whole, on a registry whose runners are scripted."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from operation_stage import ScriptedCalls
+from registry_harness import a_route, an_agent, an_alias
+from roster_harness import BareRegistry
+
+from registry_svc.config import OperationSettings, RegistryConfig
+from registry_svc.mesh.declarations import Declarations
+from registry_svc.mesh.domain import EventReason, Kind, Session
+from registry_svc.mesh.manifests import valid_batch
+from registry_svc.mesh.policy.ownership import Author
+from registry_svc.mesh.store import SqlStore
+from registry_svc.operations.governance import OpenGate
+from registry_svc.operations.live_operations import OperationView
+from registry_svc.operations.operations import OperationService
+from registry_svc.operations.policy.lifecycle import OperationState
+from registry_svc.operations.profiles import Profiles
+from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
+from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResult, Declaration
+from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
+from weft.api.registry.v1.profile_pb2 import Profile, ProfileLoad, ProfileManifest
+from weft.api.registry.v1.profile_service_pb2 import ProfileStep, SaveProfileRequest, SwitchProfileRequest
+from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
+from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
+from weft.api.runner.v1.load_pb2 import LoadOptions, LoadValue
+from weft.api.runner.v1.runner_service_pb2 import LoadResponse, LoadResult
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft_testing.fake_clock import FakeClock
+
+LIMIT_SECONDS = 20.0
+MODELS = ("m1", "m2", "m3")
+LONG = LoadOptions(parameters={"context_tokens": LoadValue(integer=8192)})
+
+
+@dataclass
+class Mesh:
+    """A registry with one runner, r1, that serves MODELS."""
+
+    registry: BareRegistry
+    declarations: Declarations
+    desk: OperationService
+    calls: ScriptedCalls
+    profiles: Profiles
+    session: Session
+    sequence: int = 0
+
+    async def apply(self, *declarations: Declaration, dry_run: bool = False) -> list[str]:
+        request = valid_batch(ApplyRequest(declarations=declarations, dry_run=dry_run), self.registry.core.config)
+        return in_words(await self.declarations.apply(request))
+
+    async def profile(self, manifest: ProfileManifest) -> list[str]:
+        return await self.apply(Declaration(profile=manifest))
+
+    async def save(self, name: str, **more: bool | str) -> str:
+        request = SaveProfileRequest(name=name)
+        for field, value in more.items():
+            setattr(request, field, value)
+        return in_words([await self.profiles.save(request, Author())])[0]
+
+    async def switch(self, name: str, *, dry_run: bool = False) -> list[str]:
+        """What was done with documents, and what is done with models."""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            done = await self.profiles.switch(SwitchProfileRequest(name=name, dry_run=dry_run), "test")
+        changed = [each for each in done.results if each.outcome != ApplyResult.OUTCOME_UNCHANGED]
+        return in_words(changed) + [
+            f"{ProfileStep.Kind.Name(step.kind).removeprefix('KIND_').lower()} {step.model}" for step in done.steps
+        ]
+
+    def shown(self, name: str) -> Profile:
+        return self.registry.catalogue.profiles.get(name)
+
+    def active(self) -> list[str]:
+        return [each.manifest.name for each in self.registry.core.mesh.profiles if each.active]
+
+    async def report(self, *models: str, adapters: tuple[str, ...] = ()) -> None:
+        """The runner reports these models as loaded."""
+        self.sequence += 1
+        states = [InstanceState(model=model, phase=InstanceState.PHASE_READY, slots_total=1) for model in models]
+        states += [
+            InstanceState(model=model, phase=InstanceState.PHASE_READY, slots_total=1, base_model=models[0])
+            for model in adapters
+        ]
+        await self.registry.roster.heartbeat(
+            HeartbeatRequest(
+                session_id=self.session.id,
+                incarnation="life-1",
+                sequence=self.sequence,
+                capability=Capability(instances=states),
+            )
+        )
+
+    async def until_heard(self, *calls: str) -> None:
+        """Return once runners were asked for this, in this order."""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            # The calls are in a list that a task of the registry fills.
+            while [call for call in self.calls.heard if not call.startswith("options")] != list(calls):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+    async def audited(self) -> list[str]:
+        entries, _ = await self.desk.operations.audit_page(0, 100)
+        return [entry.event for entry in entries]
+
+    def events(self) -> list[str]:
+        found = self.registry.core.events.newest(Kind.PROFILE, "", 1000)
+        return [f"{each.name} {EventReason(each.reason).name.lower()}" for each in found]
+
+
+class GovernedGate(OpenGate):
+    def describe(self) -> GetGovernanceResponse:
+        return GetGovernanceResponse(mode=GetGovernanceResponse.MODE_SHARED_KEY)
+
+
+@asynccontextmanager
+async def mesh_of(
+    tmp_path: Path,
+    *,
+    gate: Callable[[], OpenGate] = OpenGate,
+    config: RegistryConfig | None = None,
+    settings: OperationSettings | None = None,
+) -> AsyncIterator[Mesh]:
+    clock, calls = FakeClock(), ScriptedCalls()
+    config = config or a_config(tmp_path)
+    store = SqlStore(config.database_url)
+    registry = BareRegistry(store, clock, config)
+    await registry.start()
+    desk = OperationService(registry.core, store, calls, gate(), settings or OperationSettings())
+    await desk.start()
+    declarations = Declarations(registry.core, desk.unloader)
+    session = await registry.roster.open_session(
+        OpenSessionRequest(
+            request_id=f"open-{clock.utc_now()}",
+            runner=Runner(name="r1", incarnation="life-1", address="unix:/r1", host="h1", runtime="fake", version="1"),
+            models=[ModelManifest(name=name, operations=[MODEL_OPERATION_CHAT]) for name in MODELS],
+        )
+    )
+    profiles = Profiles(registry.core, declarations, desk.operations, calls)
+    try:
+        yield Mesh(registry, declarations, desk, calls, profiles, session)
+    finally:
+        await desk.stop(1.0)
+        await registry.stop()
+
+
+def a_config(tmp_path: Path, **more: int) -> RegistryConfig:
+    return RegistryConfig(database_url=f"sqlite+aiosqlite:///{tmp_path / 'registry.db'}", **more)  # type: ignore[arg-type]
+
+
+def in_words(results: list[ApplyResult]) -> list[str]:
+    return [
+        f"{each.name} {ApplyResult.Outcome.Name(each.outcome).removeprefix('OUTCOME_').lower()}" for each in results
+    ]
+
+
+def loading(*models: str | ProfileLoad, **more: object) -> ProfileManifest:
+    loads = [ProfileLoad(model=each) if isinstance(each, str) else each for each in models]
+    return ProfileManifest(name="day", load=loads, **more)  # type: ignore[arg-type]
+
+
+async def refusal(reason: Reason, change: Awaitable[object]) -> WeftError:
+    with pytest.raises(WeftError) as caught:
+        await change
+    assert caught.value.reason is reason, caught.value
+    return caught.value
+
+
+async def test_a_saved_profile_holds_what_is_declared_and_loaded_and_is_the_active_one(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as mesh:
+        await mesh.apply(Declaration(agent=an_agent("coder")), a_route("way"), an_alias("gpt", "agent/coder"))
+        await mesh.report("m1", "m2")
+        mesh.calls.loaded_with["m2"] = LONG
+        assert await mesh.save("day", description="Work") == "day created"
+        saved = mesh.shown("day")
+        assert [each.model for each in saved.manifest.load] == ["m1", "m2"]
+        assert saved.manifest.load[1].settings == LONG
+        assert not saved.manifest.load[0].HasField("settings"), "as it is configured"
+        assert saved.manifest.unload_others
+        assert [each.name for each in saved.manifest.agents] == ["coder"]
+        assert [each.name for each in saved.manifest.routes] == ["way"]
+        assert [each.name for each in saved.manifest.aliases] == ["gpt"]
+        assert saved.active
+        assert not saved.changes, "it is what is"
+        assert await mesh.switch("day") == [], "nothing is different"
+
+
+async def test_adapters_are_saved_with_the_model_whose_engine_serves_them(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as mesh:
+        await mesh.report("m1", adapters=("m2",))
+        await mesh.save("day")
+        assert [each.model for each in mesh.shown("day").manifest.load] == ["m1"]
+        assert not mesh.shown("day").changes
+
+
+async def test_a_saved_profile_keeps_its_description_and_a_dry_run_saves_nothing(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as mesh:
+        assert await mesh.save("day", dry_run=True) == "day created"
+        assert mesh.active() == []
+        await mesh.save("day", description="Work")
+        await mesh.save("day", leave_others=True)
+        assert mesh.shown("day").manifest.description == "Work"
+        assert not mesh.shown("day").manifest.unload_others
+
+
+async def test_a_switch_declares_deletes_what_the_profile_before_declared_and_loads_after_it_unloaded(
+    tmp_path: Path,
+) -> None:
+    async with mesh_of(tmp_path) as mesh:
+        await mesh.apply(Declaration(agent=an_agent("own")))
+        await mesh.profile(
+            ProfileManifest(
+                name="day",
+                agents=[an_agent("coder"), an_agent("both", prompt="By day.")],
+                aliases=[an_alias("gpt", "agent/coder").alias],
+            )
+        )
+        await mesh.profile(
+            ProfileManifest(
+                name="night",
+                unload=["m1"],
+                load=[ProfileLoad(model="m2", settings=LONG)],
+                agents=[an_agent("both", prompt="By night.")],
+                aliases=[an_alias("gpt", "agent/both").alias],
+            )
+        )
+        await mesh.switch("day")
+        await mesh.report("m1", "m3")
+        mesh.calls.held["m1"] = asyncio.Event()
+        expected = ["both configured", "gpt configured", "coder deleted", "unload m1", "load m2"]
+        assert await mesh.switch("night", dry_run=True) == expected
+        assert mesh.active() == ["day"], "a dry run changes nothing"
+        assert await mesh.switch("night") == expected
+        assert mesh.active() == ["night"]
+        assert set(mesh.registry.core.mesh.agent_names()) == {"own", "both"}, "what no profile declares stays"
+        await mesh.until_heard("unload m1 on r1")
+        mesh.calls.held["m1"].set()
+        await mesh.until_heard("unload m1 on r1", "load m2 on r1")
+        assert mesh.calls.options == [LONG]
+        assert mesh.events() == ["day created", "night created", "day switched", "night switched"]
+        assert (await mesh.audited()).count("profile.switch_requested") == 2
+
+
+async def test_loads_begin_also_when_an_unload_before_them_failed(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as mesh:
+        await mesh.report("m1")
+        await mesh.profile(loading("m2", unload=["m1"]))
+        mesh.calls.failures["m1"] = [WeftError(Reason.INTERNAL, "it does not end")]
+        await mesh.switch("day")
+        await mesh.until_heard("unload m1 on r1", "load m2 on r1")
+        mesh.calls.answer("m2", LoadResponse(result=LoadResult()))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        ProfileManifest(name="day", agents=[an_agent("good"), an_agent("bad", "nothing")]),
+        ProfileManifest(name="day", agents=[an_agent("good")], load=[ProfileLoad(model="nothing")]),
+    ],
+    ids=["an agent of no model", "a load of no model"],
+)
+async def test_a_switch_that_is_refused_changes_nothing_and_names_what_is_wrong(
+    tmp_path: Path, broken: ProfileManifest
+) -> None:
+    async with mesh_of(tmp_path) as mesh:
+        await mesh.profile(broken)
+        error = await refusal(Reason.MODEL_NOT_FOUND, mesh.switch("day"))
+        assert "nothing" in error.message
+        assert not set(mesh.registry.core.mesh.agent_names())
+        assert mesh.active() == []
+        assert not mesh.calls.heard
+
+
+async def test_what_an_alias_that_stays_leads_to_is_not_deleted_by_a_switch(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as mesh:
+        await mesh.profile(ProfileManifest(name="day", agents=[an_agent("coder")]))
+        await mesh.profile(ProfileManifest(name="night"))
+        await mesh.switch("day")
+        await mesh.apply(an_alias("gpt", "agent/coder"))
+        error = await refusal(Reason.RESOURCE_IN_USE, mesh.switch("night"))
+        assert "gpt" in error.message
+        assert mesh.active() == ["day"]
+
+
+async def test_an_alias_of_the_next_profile_may_have_the_pattern_of_one_that_leaves(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as mesh:
+        for name, alias in (("day", "one"), ("night", "two")):
+            await mesh.profile(ProfileManifest(name=name, aliases=[an_alias(alias, pattern="gpt-*").alias]))
+        assert await mesh.switch("day") == ["one created"]
+        assert await mesh.switch("night") == ["two created", "one deleted"]
+
+
+async def test_the_active_profile_shows_what_is_not_as_it_says(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as mesh:
+        await mesh.profile(loading("m1", agents=[an_agent("coder")], unload_others=True))
+        await mesh.switch("day")
+        await mesh.report("m1")
+        assert list(mesh.shown("day").changes) == []
+        await mesh.apply(Declaration(agent=an_agent("coder", prompt="Be long.")))
+        await mesh.report("m2")
+        assert list(mesh.shown("day").changes) == [
+            "agent/coder is declared otherwise, or was deleted",
+            "model/m2 is loaded",
+            "model/m1 is not loaded",
+        ]
+        assert await mesh.switch("day") == ["coder configured", "unload m2", "load m1"]
+
+
+async def test_a_model_is_loaded_again_only_where_its_settings_are_others(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as mesh:
+        await mesh.report("m1", "m2")
+        mesh.calls.loaded_with |= {"m1": LONG, "m2": LONG}
+        await mesh.profile(loading(ProfileLoad(model="m1", settings=LONG), "m2"))
+        assert await mesh.switch("day") == ["load m2"]
+
+
+async def test_a_switch_that_loads_is_refused_where_operations_need_signatures(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path, gate=GovernedGate) as mesh:
+        await mesh.profile(loading("m1", agents=[an_agent("coder")]))
+        await refusal(Reason.OPERATION_REFUSED, mesh.switch("day"))
+        assert mesh.active() == []
+        await mesh.report("m1")
+        assert await mesh.switch("day") == ["coder created"], "it is loaded already"
+
+
+async def test_profiles_and_which_is_active_are_kept_over_a_restart(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as mesh:
+        await mesh.profile(ProfileManifest(name="day", agents=[an_agent("coder")]))
+        await mesh.profile(ProfileManifest(name="night"))
+        await mesh.switch("day")
+        before = list(mesh.registry.core.mesh.profiles)
+    async with mesh_of(tmp_path) as mesh:
+        assert list(mesh.registry.core.mesh.profiles) == before
+        assert await mesh.switch("night") == ["coder deleted"]
+
+
+async def test_the_active_profile_stays_active_when_it_is_changed_and_can_be_deleted(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as mesh:
+        await mesh.profile(ProfileManifest(name="day", agents=[an_agent("coder")]))
+        await mesh.switch("day")
+        await mesh.profile(ProfileManifest(name="day", description="Work"))
+        assert mesh.active() == ["day"]
+        await mesh.declarations.delete(Kind.PROFILE, "day")
+        assert mesh.active() == []
+        assert set(mesh.registry.core.mesh.agent_names()) == {"coder"}, "what it declared stays"
+        await refusal(Reason.NOT_FOUND, mesh.switch("day"))
+
+
+async def test_a_step_whose_operation_cannot_be_begun_says_why_and_the_switch_holds(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path, settings=OperationSettings(max_unfinished=1)) as mesh:
+        await mesh.profile(loading("m1", "m2"))
+        done = await mesh.profiles.switch(SwitchProfileRequest(name="day"), "test")
+        first, second = done.steps
+        assert first.operation
+        assert not first.problem
+        assert not second.operation
+        assert "1 operations wait or run already" in second.problem
+        assert mesh.active() == ["day"]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "field"),
+    [
+        (loading("m1", "m1"), "profile.load[1].model"),
+        (loading("m1", unload=["m1"]), "profile.unload"),
+        (ProfileManifest(name="day", agents=[an_agent("a b")]), "profile.agents[0].name"),
+        (ProfileManifest(name="day", agents=[an_agent("a"), an_agent("a")]), "profile.agents[1]"),
+        (ProfileManifest(name="day", aliases=[an_alias("a", "b c").alias]), "profile.aliases[0].target"),
+        (
+            loading(ProfileLoad(model="m1", settings=LoadOptions(parameters={"x": LoadValue()}))),
+            "profile.load[0].settings.parameters.x",
+        ),
+    ],
+)
+async def test_a_profile_that_cannot_hold_is_refused_with_the_field(
+    tmp_path: Path, manifest: ProfileManifest, field: str
+) -> None:
+    async with mesh_of(tmp_path) as mesh:
+        error = await refusal(Reason.INVALID_ARGUMENT, mesh.profile(manifest))
+        assert isinstance(error, FieldError)
+        assert error.field.endswith(field)
+
+
+async def test_the_number_and_size_of_profiles_and_of_their_documents_have_a_bound(tmp_path: Path) -> None:
+    config = a_config(tmp_path, max_profiles=1, max_profile_documents=1, max_profile_bytes=4096)
+    async with mesh_of(tmp_path, config=config) as mesh:
+        await mesh.profile(ProfileManifest(name="day"))
+        await refusal(Reason.TOO_MANY_RESOURCES, mesh.profile(ProfileManifest(name="night")))
+        two = ProfileManifest(name="day", agents=[an_agent("a"), an_agent("b")])
+        assert "at most 1" in (await refusal(Reason.INVALID_ARGUMENT, mesh.profile(two))).message
+        large = ProfileManifest(name="day", agents=[an_agent("a", prompt="x" * 5000)])
+        assert "4096 bytes" in (await refusal(Reason.INVALID_ARGUMENT, mesh.profile(large))).message
+
+
+async def test_operations_of_a_switch_end_as_any_other(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as mesh:
+        await mesh.profile(loading("m1"))
+        mesh.calls.answer("m1", LoadResponse(result=LoadResult()))
+        done = await mesh.profiles.switch(SwitchProfileRequest(name="day"), "cli:ann")
+        followed = await mesh.desk.operations.watch(done.steps[0].operation.removeprefix("operations/"))
+        async with asyncio.timeout(LIMIT_SECONDS):
+            views = [followed] if isinstance(followed, OperationView) else [view async for view in followed]
+        assert views[-1].operation.state is OperationState.SUCCEEDED
+        assert views[-1].operation.requested_by == "cli:ann"

@@ -1,0 +1,24 @@
+"""What a profile declares, as declarations."""
+
+from weft.api.registry.v1.declaration_service_pb2 import Declaration
+from weft.api.registry.v1.profile_pb2 import ProfileManifest
+
+
+def declarations_of(manifest: ProfileManifest) -> list[Declaration]:
+    """Returns what a switch to a profile declares: models, agents, routes and aliases, each kind in its order."""
+    return [
+        *(Declaration(model=each) for each in manifest.models),
+        *(Declaration(agent=each) for each in manifest.agents),
+        *(Declaration(route=each) for each in manifest.routes),
+        *(Declaration(alias=each) for each in manifest.aliases),
+    ]
+
+
+def profile_field(manifest: ProfileManifest, index: int) -> str:
+    """Returns the place of one of these declarations in its profile, such as "agents[0]"."""
+    for field in ("models", "agents", "routes", "aliases"):
+        count = len(getattr(manifest, field))
+        if index < count:
+            return f"{field}[{index}]"
+        index -= count
+    return field

@@ -1,0 +1,145 @@
+"""`weft profile`: save what is as a profile, and switch to one."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
+from weft.api.registry.v1.profile_service_pb2 import ProfileStep, SwitchProfileResponse
+from weft.client.operations import connect_operations
+from weft.client.resources import connect_registry
+from weft.documents.codec import document_of, without_defaults, word_of
+from weft.documents.resources import applied_document
+from weft.kernel.errors import WeftError
+from weft.kernel.names import require_name
+from weft_app.cli.completion import complete_profile
+from weft_app.cli.declare import difference
+from weft_app.cli.operations import follow, outcome_text
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note
+from weft_app.cli.output import print_document, say
+
+EXIT_NOT_DONE = 1
+"""The documents are switched, and a model could not be loaded or unloaded."""
+
+app = typer.Typer(
+    help="Save what is declared and loaded as a profile, and switch to profiles. List them: weft get profiles.",
+    epilog="Example: weft profile save day; weft profile switch night --dry-run",
+    no_args_is_help=True,
+)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The profile.", autocompletion=complete_profile)]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
+
+
+@app.command("save")
+def save(
+    name: NameArgument,
+    description: Annotated[str, typer.Option("--description", "-d", help="Purpose, for people.")] = "",
+    leave_others: Annotated[
+        bool, typer.Option("--leave-others", help="A switch to it leaves models alone that are not loaded now.")
+    ] = False,
+    dry_run: DryRunOption = False,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Save what is now as a profile: declared models, agents, routes and aliases, and what is loaded and how.
+
+    It is the active profile then. One of the same name is replaced.
+
+    Example: weft profile save coding --description "Two coders, no vision"
+    """
+    require_name(name, "NAME")
+    with connect_registry(home=home) as registry:
+        result = registry.save_profile(name, description=description, leave_others=leave_others, dry_run=dry_run)
+    if dry_run:
+        say(difference(result, "now"))
+    say(f"profile/{name} {word_of(result, 'outcome')}{' (dry run)' if dry_run else ''}\n")
+
+
+@app.command("switch")
+def switch(
+    name: NameArgument,
+    dry_run: DryRunOption = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Print the operations' names without waiting for their ends.")
+    ] = False,
+    output: OutputOption = OutputFormat.TABLE,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Switch to a profile: declare what it declares, all or nothing, then unload and load models.
+
+    Running requests finish before their model is unloaded. Exit code 1 when a model could not be loaded or unloaded.
+
+    Example: weft profile switch coding --dry-run
+    """
+    require_name(name, "NAME")
+    with connect_registry(home=home) as registry:
+        switched = registry.switch_profile(name, dry_run=dry_run)
+    if output is not OutputFormat.TABLE:
+        print_document(_document(switched, name, dry_run=dry_run), output)
+    else:
+        say(_text(switched, name, dry_run=dry_run))
+    if dry_run:
+        return
+    failed = _failed_to_begin(switched)
+    if not no_wait:
+        failed += _followed(switched, home, quiet=output is not OutputFormat.TABLE)
+    if failed:
+        note(f"profile/{name} is active, but {failed} of {len(switched.steps)} models are not as it says")
+        raise typer.Exit(EXIT_NOT_DONE)
+
+
+def _document(switched: SwitchProfileResponse, name: str, *, dry_run: bool) -> dict[str, object]:
+    return {
+        "kind": "SwitchAnswer",
+        "name": name,
+        "previous": switched.previous,
+        "dryRun": dry_run,
+        "results": [applied_document(result) for result in switched.results],
+        "steps": [document_of(step) for step in switched.steps],
+    }
+
+
+def _text(switched: SwitchProfileResponse, name: str, *, dry_run: bool) -> str:
+    changed = [each for each in switched.results if each.outcome != ApplyResult.OUTCOME_UNCHANGED]
+    if dry_run:
+        lines = [difference(each, f"profile/{name}") for each in changed]
+    else:
+        lines = [f"{word_of(each, 'kind')}/{each.name} {word_of(each, 'outcome')}\n" for each in changed]
+    suffix = " (dry run)" if dry_run else ""
+    lines += [f"{word_of(step, 'kind')} {step.model}{_settings(step)}{suffix}\n" for step in switched.steps]
+    if not lines:
+        lines = ["nothing is different\n"]
+    return "".join(lines) + (f"switched to profile/{name}\n" if not dry_run else "")
+
+
+def _settings(step: ProfileStep) -> str:
+    found = without_defaults(step.settings) if step.HasField("settings") else {}
+    return f" ({', '.join(f'{key}={value}' for key, value in found.items())})" if found else ""
+
+
+def _failed_to_begin(switched: SwitchProfileResponse) -> int:
+    """Prints which models have no operation, and returns how many."""
+    failed = [step for step in switched.steps if step.problem]
+    for step in failed:
+        note(f"cannot {word_of(step, 'kind')} {step.model}: {step.problem}")
+    return len(failed)
+
+
+def _followed(switched: SwitchProfileResponse, home: Path, *, quiet: bool) -> int:
+    """Follows the operations to their ends, and prints their outcomes; returns how many failed."""
+    failed = 0
+    with connect_operations(home=home) as operations:
+        for step in switched.steps:
+            if not step.operation:
+                continue
+            try:
+                ended = follow(operations, operations.get(step.operation), shown=sys.stderr.isatty())
+            except WeftError as error:
+                note(f"cannot {word_of(step, 'kind')} {step.model}: {error.message}")
+                failed += 1
+                continue
+            if not quiet:
+                say(f"{outcome_text(ended)}\n")
+    return failed
