@@ -1,4 +1,4 @@
-"""Models, agents, runners, pools, routes and aliases as sources of a watch, over one watch of the registry.
+"""Models, agents, runners, pools, routes, aliases and profiles as sources of a watch, over one watch of the registry.
 
 All streams of a gateway share that watch, and the JSON of each resource: it is open while one of them reads.
 """
@@ -180,7 +180,7 @@ class ResourceSource(WatchSource):
     @property
     @override
     def by_name(self) -> bool:
-        return self._kind is not ResourceKind.RUNNER
+        return self._kind not in (ResourceKind.RUNNER, ResourceKind.PROFILE)
 
     @override
     async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
