@@ -78,7 +78,7 @@ async def create_operation(
     wanted = pb.CreateOperationRequest(
         request_id=require_request_id(key, "Idempotency-Key") if key else new_id("op"),
         action=action,
-        requested_by=requester_of(request),
+        requested_by=_requester(request),
         authorization=authorization,
     )
     operation = await ports.operations.create(wanted, stated_traceparent(request.scope))
@@ -88,7 +88,7 @@ async def create_operation(
     return response
 
 
-def requester_of(request: Request) -> str:
+def _requester(request: Request) -> str:
     """Returns the caller's name for the audit log; without a key its self-reported tenant."""
     tenant = headers_of(request.scope).get(b"x-tenant-id", b"").decode("latin-1")
     return requester(request, f"http:{tenant if is_token(tenant, MAX_TENANT_CHARS) else DEFAULT_TENANT}")
@@ -125,7 +125,7 @@ async def get_operation(deps: AdminDeps, request: Request) -> Response:
 async def cancel_operation(deps: AdminDeps, request: Request) -> Response:
     """Requests the cancellation of an operation; a cancelled load is unloaded again."""
     begin_change(request, SURFACE)
-    cancelled = await deps.ports.operations.cancel(_name_of(request), requester_of(request))
+    cancelled = await deps.ports.operations.cancel(_name_of(request), _requester(request))
     return json_response(document_of(cancelled))
 
 
@@ -133,7 +133,7 @@ async def release_lease(deps: AdminDeps, request: Request) -> Response:
     """Releases the lease of a program, which is then told that it is lost; a runner's is refused: unload its model."""
     begin_change(request, SURFACE)
     lease_id = require_token(request.path_params["id"], "id", MAX_LEASE_ID_CHARS)
-    return json_response(document_of(await deps.ports.operations.release_lease(lease_id, requester_of(request))))
+    return json_response(document_of(await deps.ports.operations.release_lease(lease_id, _requester(request))))
 
 
 async def get_audit(deps: AdminDeps, request: Request) -> Response:
@@ -172,7 +172,7 @@ async def cancel_request(requests: RequestSource, request: Request) -> Response:
     """Cancels a running request of the caller's tenant; returns it as it ended."""
     begin_change(request, REQUESTS_SURFACE)
     request_id = require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
-    record = await requests.cancel(request_id, tenant_of(request.scope), requester_of(request))
+    record = await requests.cancel(request_id, tenant_of(request.scope), _requester(request))
     return json_response(document_of(record))
 
 

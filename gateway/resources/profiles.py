@@ -6,7 +6,6 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.operations import requester_of
 from gateway.answers.unary import json_response
 from gateway.deps import GatewayDeps
 from gateway.intake.body import read_model
@@ -23,7 +22,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ProfileDocument
 from weft.documents.rights import names_secret
 from weft.kernel.log import get_logger
-from weft.kernel.principal import OPERATE, USE_SECRETS
+from weft.kernel.principal import LOCAL, OPERATE, USE_SECRETS
 
 PARAMETERS = ("dryRun",)
 
@@ -73,8 +72,14 @@ async def switch_profile(deps: GatewayDeps, request: Request) -> Response:
         facts.principal.require(OPERATE)
     if names_secret(declarations_of(profile.declared)):
         facts.principal.require(USE_SECRETS)
-    wanted = SwitchProfileRequest(name=name, dry_run=dry_run, requested_by=requester_of(request))
+    wanted = SwitchProfileRequest(name=name, dry_run=dry_run, requested_by=_requester(request))
     switched = await deps.registry.switch_profile(wanted)
     if not dry_run:
         log.info("switched to a profile", request_id=facts.request_id, name=name, models=len(switched.steps))
     return json_response(switched_body(switched, name, dry_run=dry_run))
+
+
+def _requester(request: Request) -> str:
+    """Returns the caller's name for the audit log and for operations."""
+    principal = facts_of(request.scope).principal
+    return "http" if principal is LOCAL else principal.name

@@ -343,7 +343,7 @@ def code_of(answer: "Locator", language: str) -> str:
     page = answer.page
     answer.get_by_role("button", name="Show as code").click()
     page.get_by_role("button", name=language, exact=True).click()
-    text = page.get_by_role("dialog").locator("pre").inner_text()
+    text: str = page.get_by_role("dialog").locator("pre").inner_text()
     page.get_by_role("dialog").get_by_role("button", name="Close").click()
     return text
 
