@@ -22,7 +22,7 @@ from weft.api.registry.v1 import (
     route_pb2,
     wake_pb2,
 )
-from weft.documents.profiles import declarations_of, profile_field
+from weft.documents.profiles import declarations_of, load_options_of, profile_field
 from weft.documents.selectors import require_labels
 from weft.kernel.alias_rules import check_alias
 from weft.kernel.errors import invalid_field
@@ -194,7 +194,7 @@ def _check_loads(manifest: profile_pb2.ProfileManifest, field: str) -> None:
             raise invalid_field(f"{field}.load[{index}].model", f"must be named once; {load.model} is twice")
         if load.model in manifest.unload:
             raise invalid_field(f"{field}.unload", f"must not name {load.model}, which is to be loaded")
-        check_options(load.settings, f"{field}.load[{index}].settings")
+        check_options(load_options_of(load.settings), f"{field}.load[{index}].settings")
         if not load.settings.ByteSize():
             load.ClearField("settings")
 

@@ -21,7 +21,7 @@ from weft.api.operations.v1.operation_pb2 import LoadModel, OperationAction, Unl
 from weft.api.operations.v1.operation_service_pb2 import CreateOperationRequest, GetGovernanceResponse
 from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResult, Declaration
 from weft.api.registry.v1.model_pb2 import ModelDeclaration
-from weft.api.registry.v1.profile_pb2 import Profile, ProfileLoad, ProfileManifest
+from weft.api.registry.v1.profile_pb2 import Profile, ProfileLoad, ProfileLoadSettings, ProfileManifest
 from weft.api.registry.v1.profile_service_pb2 import (
     ProfileStep,
     SaveProfileRequest,
@@ -29,7 +29,7 @@ from weft.api.registry.v1.profile_service_pb2 import (
     SwitchProfileResponse,
 )
 from weft.api.runner.v1.load_pb2 import LoadOptions
-from weft.documents.profiles import declarations_of, profile_field
+from weft.documents.profiles import declarations_of, load_options_of, load_settings_of, profile_field
 from weft.documents.rights import visible_names
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -120,11 +120,12 @@ class Profiles:
         self, request: SaveProfileRequest, author: Author, options: Mapping[str, LoadOptions]
     ) -> ApplyResult:
         mesh, earlier = self._core.mesh, self._core.mesh.profiles.get(request.name)
+        settings_of = {model: load_settings_of(each) for model, each in options.items()}
         manifest = ProfileManifest(
             name=request.name,
             description=request.description or ("" if earlier is None else earlier.manifest.description),
             load=[
-                ProfileLoad(model=model, settings=options.get(model))
+                ProfileLoad(model=model, settings=settings_of.get(model))
                 for model, base in sorted(loaded_models(mesh).items())
                 if not base
             ],
@@ -258,7 +259,7 @@ class Profiles:
     ) -> None:
         """Begin the operation of a step; loads wait until what is unloaded is unloaded."""
         shown = ProfileStep(kind=_NUMBERS[step.kind], model=step.model)
-        settings = next((each.settings for each in manifest.load if each.model == step.model), LoadOptions())
+        settings = next((each.settings for each in manifest.load if each.model == step.model), ProfileLoadSettings())
         if step.kind is StepKind.LOAD and settings.ByteSize():
             shown.settings.CopyFrom(settings)
         begun.steps.append(shown)
@@ -267,7 +268,7 @@ class Profiles:
         if step.kind is StepKind.UNLOAD:
             action = OperationAction(unload_model=UnloadModel(model=step.model))
         else:
-            action = OperationAction(load_model=LoadModel(model=step.model, options=settings))
+            action = OperationAction(load_model=LoadModel(model=step.model, options=load_options_of(settings)))
         request = CreateOperationRequest(request_id=new_id("prf"), action=action, requested_by=requested_by)
         after = frozenset(begun.unloads) if step.kind is StepKind.LOAD else frozenset[str]()
         try:
@@ -299,12 +300,11 @@ def is_loaded_as(wanted: ProfileLoad, loaded: LoadOptions) -> bool:
     """Whether a model that is loaded is loaded as a profile says. What the profile leaves open may be anything."""
     if not wanted.HasField("settings"):
         return not loaded.parameters and not loaded.quantization
-    given, found = LoadOptions(), LoadOptions()
-    given.CopyFrom(wanted.settings)
+    given, found = wanted.settings, LoadOptions()
     found.CopyFrom(loaded)
     if not given.HasField("keep_alive"):
         found.ClearField("keep_alive")
-    return given == found
+    return load_options_of(given) == found
 
 
 def _of_profile(manifest: ProfileManifest, error: WeftError) -> WeftError:

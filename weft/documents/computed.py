@@ -143,20 +143,22 @@ _ERROR = {
 }
 _RESULT_NAMES = frozenset(name for names in _RESULT_FIELDS.values() for name in names) - {"models"}
 
+_LOAD_OPTIONS = Computed(
+    _load_options,
+    {
+        "contextTokens": _nullable(_CONTEXT),
+        "quantization": _nullable(_QUANTIZATION),
+        "memoryBudgetMb": _nullable({"type": "integer", "minimum": 1, "maximum": MAX_MEMORY_MB}),
+        "parameters": _PARAMETERS,
+    },
+)
 COMPUTED: Mapping[str, Computed] = MappingProxyType(
     {
         # Its state depends on the time, so `key_state` is added by the caller.
         "weft.api.registry.v1.Key": Computed(_as_it_is, {"state": _KEY_STATE}, required=("state",)),
         # As narrow as `operation_actions.LoadSettings`: the registry takes more from those who call it themselves.
-        "weft.api.runner.v1.LoadOptions": Computed(
-            _load_options,
-            {
-                "contextTokens": _nullable(_CONTEXT),
-                "quantization": _nullable(_QUANTIZATION),
-                "memoryBudgetMb": _nullable({"type": "integer", "minimum": 1, "maximum": MAX_MEMORY_MB}),
-                "parameters": _PARAMETERS,
-            },
-        ),
+        "weft.api.runner.v1.LoadOptions": _LOAD_OPTIONS,
+        "weft.api.registry.v1.ProfileLoadSettings": _LOAD_OPTIONS,
         "weft.api.runner.v1.LoadParameter": Computed(_load_parameter, {"type": _PARAMETER_TYPE}, required=("type",)),
         "weft.api.operations.v1.Operation": Computed(_operation),
         "weft.api.operations.v1.OperationResult": Computed(_as_it_is, left_out=_RESULT_NAMES),
@@ -199,6 +201,6 @@ def _read_load_options(document: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 READ_AS: Mapping[str, Callable[[Mapping[Any, Any]], Mapping[Any, Any]]] = MappingProxyType(
-    {"weft.api.runner.v1.LoadOptions": _read_load_options}
+    {"weft.api.registry.v1.ProfileLoadSettings": _read_load_options}
 )
 """What becomes of a document before it is read, by the full name of the message: the way back of `COMPUTED`."""

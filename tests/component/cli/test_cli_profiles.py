@@ -10,9 +10,9 @@ from operations_script import GIB, ScriptedRegistry, an_operation, scripted_regi
 from weft.api.operations.v1 import operation_pb2
 from weft.api.registry.v1.agent_pb2 import AgentManifest
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult, Declaration
+from weft.api.registry.v1.profile_pb2 import ProfileLoadSettings
 from weft.api.registry.v1.profile_service_pb2 import ProfileStep, SwitchProfileResponse
 from weft.api.registry.v1.resource_kind_pb2 import RESOURCE_KIND_AGENT
-from weft.api.runner.v1.load_pb2 import LoadOptions
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -42,7 +42,7 @@ def switched(*steps: ProfileStep) -> SwitchProfileResponse:
 
 
 def load(**fields: str) -> ProfileStep:
-    return ProfileStep(kind=ProfileStep.KIND_LOAD, model="qwen", settings=LoadOptions(pin=True), **fields)
+    return ProfileStep(kind=ProfileStep.KIND_LOAD, model="qwen", settings=ProfileLoadSettings(pin=True), **fields)
 
 
 def test_a_save_says_what_became_of_the_profile_and_its_dry_run_shows_it(registry: ScriptedRegistry) -> None:

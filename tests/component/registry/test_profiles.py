@@ -25,12 +25,19 @@ from registry_svc.operations.profiles import Profiles
 from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResult, Declaration
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
-from weft.api.registry.v1.profile_pb2 import Profile, ProfileLoad, ProfileManifest
+from weft.api.registry.v1.profile_pb2 import (
+    Profile,
+    ProfileLoad,
+    ProfileLoadSettings,
+    ProfileLoadValue,
+    ProfileManifest,
+)
 from weft.api.registry.v1.profile_service_pb2 import ProfileStep, SaveProfileRequest, SwitchProfileRequest
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.api.runner.v1.load_pb2 import LoadOptions, LoadValue
 from weft.api.runner.v1.runner_service_pb2 import LoadResponse, LoadResult
+from weft.documents.profiles import load_settings_of
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -38,6 +45,7 @@ from weft_testing.fake_clock import FakeClock
 LIMIT_SECONDS = 20.0
 MODELS = ("m1", "m2", "m3")
 LONG = LoadOptions(parameters={"context_tokens": LoadValue(integer=8192)})
+SETTINGS = load_settings_of(LONG)
 
 
 @dataclass
@@ -179,7 +187,7 @@ async def test_a_saved_profile_holds_what_is_declared_and_loaded_and_is_the_acti
         assert await mesh.save("day", description="Work") == "day created"
         saved = mesh.shown("day")
         assert [each.model for each in saved.manifest.load] == ["m1", "m2"]
-        assert saved.manifest.load[1].settings == LONG
+        assert saved.manifest.load[1].settings == SETTINGS
         assert not saved.manifest.load[0].HasField("settings"), "as it is configured"
         assert saved.manifest.unload_others
         assert [each.name for each in saved.manifest.agents] == ["coder"]
@@ -224,7 +232,7 @@ async def test_a_switch_declares_deletes_what_the_profile_before_declared_and_lo
             ProfileManifest(
                 name="night",
                 unload=["m1"],
-                load=[ProfileLoad(model="m2", settings=LONG)],
+                load=[ProfileLoad(model="m2", settings=SETTINGS)],
                 agents=[an_agent("both", prompt="By night.")],
                 aliases=[an_alias("gpt", "agent/both").alias],
             )
@@ -315,7 +323,7 @@ async def test_a_model_is_loaded_again_only_where_its_settings_are_others(tmp_pa
     async with mesh_of(tmp_path) as mesh:
         await mesh.report("m1", "m2")
         mesh.calls.loaded_with |= {"m1": LONG, "m2": LONG}
-        await mesh.profile(loading(ProfileLoad(model="m1", settings=LONG), "m2"))
+        await mesh.profile(loading(ProfileLoad(model="m1", settings=SETTINGS), "m2"))
         assert await mesh.switch("day") == ["load m2"]
 
 
@@ -372,7 +380,7 @@ async def test_a_step_whose_operation_cannot_be_begun_says_why_and_the_switch_ho
         (ProfileManifest(name="day", agents=[an_agent("a"), an_agent("a")]), "profile.agents[1]"),
         (ProfileManifest(name="day", aliases=[an_alias("a", "b c").alias]), "profile.aliases[0].target"),
         (
-            loading(ProfileLoad(model="m1", settings=LoadOptions(parameters={"x": LoadValue()}))),
+            loading(ProfileLoad(model="m1", settings=ProfileLoadSettings(parameters={"x": ProfileLoadValue()}))),
             "profile.load[0].settings.parameters.x",
         ),
     ],

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
-from weft.api.registry.v1.profile_pb2 import ProfileManifest
+from weft.api.registry.v1.profile_pb2 import ProfileLoadSettings, ProfileLoadValue, ProfileManifest
+from weft.api.runner.v1.load_pb2 import LoadOptions, LoadValue
 from weft.documents.codec import document_of
+from weft.documents.profiles import load_options_of, load_settings_of
 from weft.documents.reader import read_message
 from weft.kernel.field_rules import RuleError
 
@@ -58,3 +60,13 @@ def test_what_is_wrong_inside_is_named_by_its_path(wrong: dict[str, Any], path: 
     with pytest.raises(RuleError) as caught:
         read_message(PROFILE | wrong, ProfileManifest)
     assert [str(step) for step in caught.value.path] == [str(step) for step in path]
+
+
+def test_the_settings_of_a_load_in_a_profile_are_those_of_a_load() -> None:
+    pairs = ((ProfileLoadSettings, LoadOptions), (ProfileLoadValue, LoadValue))
+    for own, other in pairs:
+        facts = [[(field.name, field.number, field.type) for field in kind.DESCRIPTOR.fields] for kind in (own, other)]
+        assert facts[0] == facts[1]
+    settings = read_message(PROFILE, ProfileManifest).load[0].settings
+    assert document_of(load_options_of(settings)) == document_of(settings)
+    assert load_settings_of(load_options_of(settings)) == settings

@@ -22,16 +22,16 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 from weft.api.registry.v1 import agent_pb2 as weft_dot_api_dot_registry_dot_v1_dot_agent__pb2
 from weft.api.registry.v1 import alias_pb2 as weft_dot_api_dot_registry_dot_v1_dot_alias__pb2
 from weft.api.registry.v1 import model_pb2 as weft_dot_api_dot_registry_dot_v1_dot_model__pb2
 from weft.api.registry.v1 import route_pb2 as weft_dot_api_dot_registry_dot_v1_dot_route__pb2
-from weft.api.runner.v1 import load_pb2 as weft_dot_api_dot_runner_dot_v1_dot_load__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"weft/api/registry/v1/profile.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a weft/api/registry/v1/agent.proto\x1a weft/api/registry/v1/alias.proto\x1a weft/api/registry/v1/model.proto\x1a weft/api/registry/v1/route.proto\x1a\x1dweft/api/runner/v1/load.proto\"\xb7\x03\n\x0fProfileManifest\x12\x1c\n\x04name\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\x12\x1e\n\x0b\x64\x65scription\x18\x02 \x01(\tB\t\x8a\xb5\x18\x05\x10\x04 \x80\x08\x12\x37\n\x04load\x18\x03 \x03(\x0b\x32!.weft.api.registry.v1.ProfileLoadB\x06\x8a\xb5\x18\x02X@\x12\x1a\n\x06unload\x18\x04 \x03(\tB\n\x8a\xb5\x18\x06\x10\x01X@`\x01\x12\x15\n\runload_others\x18\x05 \x01(\x08\x12?\n\x06models\x18\x06 \x03(\x0b\x32&.weft.api.registry.v1.ModelDeclarationB\x07\x8a\xb5\x18\x03X\x80\x02\x12<\n\x06\x61gents\x18\x07 \x03(\x0b\x32#.weft.api.registry.v1.AgentManifestB\x07\x8a\xb5\x18\x03X\x80\x02\x12<\n\x06routes\x18\x08 \x03(\x0b\x32#.weft.api.registry.v1.RouteManifestB\x07\x8a\xb5\x18\x03X\x80\x02\x12=\n\x07\x61liases\x18\t \x03(\x0b\x32#.weft.api.registry.v1.AliasManifestB\x07\x8a\xb5\x18\x03X\x80\x02\"_\n\x0bProfileLoad\x12\x1d\n\x05model\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\x12\x31\n\x08settings\x18\x02 \x01(\x0b\x32\x1f.weft.api.runner.v1.LoadOptions\"\x92\x02\n\x07Profile\x12?\n\x08manifest\x18\x01 \x01(\x0b\x32%.weft.api.registry.v1.ProfileManifestB\x06\x92\xb5\x18\x02\x18\x01\x12\x16\n\x06\x61\x63tive\x18\x02 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x43\n\x0b\x61\x63tive_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x12\x92\xb5\x18\x0e\n\x0c\x61\x63tive_since\x12\x0f\n\x07\x63hanges\x18\x04 \x03(\t\x12\x41\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at:\x15\xb2\xb5\x18\x11\x12\rProfileStatus \x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"weft/api/registry/v1/profile.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a weft/api/registry/v1/agent.proto\x1a weft/api/registry/v1/alias.proto\x1a weft/api/registry/v1/model.proto\x1a weft/api/registry/v1/route.proto\"\xb7\x03\n\x0fProfileManifest\x12\x1c\n\x04name\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\x12\x1e\n\x0b\x64\x65scription\x18\x02 \x01(\tB\t\x8a\xb5\x18\x05\x10\x04 \x80\x08\x12\x37\n\x04load\x18\x03 \x03(\x0b\x32!.weft.api.registry.v1.ProfileLoadB\x06\x8a\xb5\x18\x02X@\x12\x1a\n\x06unload\x18\x04 \x03(\tB\n\x8a\xb5\x18\x06\x10\x01X@`\x01\x12\x15\n\runload_others\x18\x05 \x01(\x08\x12?\n\x06models\x18\x06 \x03(\x0b\x32&.weft.api.registry.v1.ModelDeclarationB\x07\x8a\xb5\x18\x03X\x80\x02\x12<\n\x06\x61gents\x18\x07 \x03(\x0b\x32#.weft.api.registry.v1.AgentManifestB\x07\x8a\xb5\x18\x03X\x80\x02\x12<\n\x06routes\x18\x08 \x03(\x0b\x32#.weft.api.registry.v1.RouteManifestB\x07\x8a\xb5\x18\x03X\x80\x02\x12=\n\x07\x61liases\x18\t \x03(\x0b\x32#.weft.api.registry.v1.AliasManifestB\x07\x8a\xb5\x18\x03X\x80\x02\"i\n\x0bProfileLoad\x12\x1d\n\x05model\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\x12;\n\x08settings\x18\x02 \x01(\x0b\x32).weft.api.registry.v1.ProfileLoadSettings\"\xf5\x02\n\x13ProfileLoadSettings\x12M\n\nparameters\x18\x01 \x03(\x0b\x32\x39.weft.api.registry.v1.ProfileLoadSettings.ParametersEntry\x12\x1c\n\x0cquantization\x18\x02 \x01(\tB\x06\x8a\xb5\x18\x02\x10\x01\x12\x46\n\x13memory_budget_bytes\x18\x03 \x01(\x03\x42)\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x92\xb5\x18\x18\n\x10memory_budget_mb\x10\x03\x38\x80\x80@\x12\x41\n\nkeep_alive\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x12\x92\xb5\x18\x0e\n\nkeep_aliveH\x01\x12\x0b\n\x03pin\x18\x05 \x01(\x08\x1aY\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x35\n\x05value\x18\x02 \x01(\x0b\x32&.weft.api.registry.v1.ProfileLoadValue:\x02\x38\x01\"g\n\x10ProfileLoadValue\x12\x11\n\x07integer\x18\x01 \x01(\x03H\x00\x12\x10\n\x06number\x18\x02 \x01(\x01H\x00\x12\x0e\n\x04word\x18\x03 \x01(\tH\x00\x12\x0e\n\x04\x66lag\x18\x04 \x01(\x08H\x00\x42\x0e\n\x04kind\x12\x06\xaa\xb5\x18\x02\x18\x01\"\x92\x02\n\x07Profile\x12?\n\x08manifest\x18\x01 \x01(\x0b\x32%.weft.api.registry.v1.ProfileManifestB\x06\x92\xb5\x18\x02\x18\x01\x12\x16\n\x06\x61\x63tive\x18\x02 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x43\n\x0b\x61\x63tive_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x12\x92\xb5\x18\x0e\n\x0c\x61\x63tive_since\x12\x0f\n\x07\x63hanges\x18\x04 \x03(\t\x12\x41\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at:\x15\xb2\xb5\x18\x11\x12\rProfileStatus \x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,6 +56,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROFILEMANIFEST'].fields_by_name['aliases']._serialized_options = b'\212\265\030\003X\200\002'
   _globals['_PROFILELOAD'].fields_by_name['model']._loaded_options = None
   _globals['_PROFILELOAD'].fields_by_name['model']._serialized_options = b'\212\265\030\004\010\001\020\001\222\265\030\002\020\001'
+  _globals['_PROFILELOADSETTINGS_PARAMETERSENTRY']._loaded_options = None
+  _globals['_PROFILELOADSETTINGS_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_PROFILELOADSETTINGS'].fields_by_name['quantization']._loaded_options = None
+  _globals['_PROFILELOADSETTINGS'].fields_by_name['quantization']._serialized_options = b'\212\265\030\002\020\001'
+  _globals['_PROFILELOADSETTINGS'].fields_by_name['memory_budget_bytes']._loaded_options = None
+  _globals['_PROFILELOADSETTINGS'].fields_by_name['memory_budget_bytes']._serialized_options = b'\212\265\030\t1\000\000\000\000\000\000\000\000\222\265\030\030\n\020memory_budget_mb\020\0038\200\200@'
+  _globals['_PROFILELOADSETTINGS'].fields_by_name['keep_alive']._loaded_options = None
+  _globals['_PROFILELOADSETTINGS'].fields_by_name['keep_alive']._serialized_options = b'\222\265\030\016\n\nkeep_aliveH\001'
+  _globals['_PROFILELOADVALUE'].oneofs_by_name['kind']._loaded_options = None
+  _globals['_PROFILELOADVALUE'].oneofs_by_name['kind']._serialized_options = b'\252\265\030\002\030\001'
   _globals['_PROFILE'].fields_by_name['manifest']._loaded_options = None
   _globals['_PROFILE'].fields_by_name['manifest']._serialized_options = b'\222\265\030\002\030\001'
   _globals['_PROFILE'].fields_by_name['active']._loaded_options = None
@@ -66,10 +76,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROFILE'].fields_by_name['create_time']._serialized_options = b'\222\265\030\014\n\ncreated_at'
   _globals['_PROFILE']._loaded_options = None
   _globals['_PROFILE']._serialized_options = b'\262\265\030\021\022\rProfileStatus \001'
-  _globals['_PROFILEMANIFEST']._serialized_start=296
-  _globals['_PROFILEMANIFEST']._serialized_end=735
-  _globals['_PROFILELOAD']._serialized_start=737
-  _globals['_PROFILELOAD']._serialized_end=832
-  _globals['_PROFILE']._serialized_start=835
-  _globals['_PROFILE']._serialized_end=1109
+  _globals['_PROFILEMANIFEST']._serialized_start=297
+  _globals['_PROFILEMANIFEST']._serialized_end=736
+  _globals['_PROFILELOAD']._serialized_start=738
+  _globals['_PROFILELOAD']._serialized_end=843
+  _globals['_PROFILELOADSETTINGS']._serialized_start=846
+  _globals['_PROFILELOADSETTINGS']._serialized_end=1219
+  _globals['_PROFILELOADSETTINGS_PARAMETERSENTRY']._serialized_start=1130
+  _globals['_PROFILELOADSETTINGS_PARAMETERSENTRY']._serialized_end=1219
+  _globals['_PROFILELOADVALUE']._serialized_start=1221
+  _globals['_PROFILELOADVALUE']._serialized_end=1324
+  _globals['_PROFILE']._serialized_start=1327
+  _globals['_PROFILE']._serialized_end=1601
 # @@protoc_insertion_point(module_scope)

@@ -6,6 +6,7 @@ isort:skip_file
 import builtins
 import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
@@ -14,7 +15,6 @@ import weft.api.registry.v1.agent_pb2
 import weft.api.registry.v1.alias_pb2
 import weft.api.registry.v1.model_pb2
 import weft.api.registry.v1.route_pb2
-import weft.api.runner.v1.load_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -93,19 +93,112 @@ class ProfileLoad(google.protobuf.message.Message):
     model: builtins.str
     """The model, by its name in the mesh."""
     @property
-    def settings(self) -> weft.api.runner.v1.load_pb2.LoadOptions:
+    def settings(self) -> global___ProfileLoadSettings:
         """How it is loaded. Not set: as it is configured."""
 
     def __init__(
         self,
         *,
         model: builtins.str = ...,
-        settings: weft.api.runner.v1.load_pb2.LoadOptions | None = ...,
+        settings: global___ProfileLoadSettings | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["settings", b"settings"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["model", b"model", "settings", b"settings"]) -> None: ...
 
 global___ProfileLoad = ProfileLoad
+
+@typing.final
+class ProfileLoadSettings(google.protobuf.message.Message):
+    """ProfileLoadSettings is how a model is loaded, field by field as `runner.v1.LoadOptions`: that package imports this one, and
+    packages may not import each other.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class ParametersEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        @property
+        def value(self) -> global___ProfileLoadValue: ...
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: global___ProfileLoadValue | None = ...,
+        ) -> None: ...
+        def HasField(self, field_name: typing.Literal["value", b"value"]) -> builtins.bool: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    PARAMETERS_FIELD_NUMBER: builtins.int
+    QUANTIZATION_FIELD_NUMBER: builtins.int
+    MEMORY_BUDGET_BYTES_FIELD_NUMBER: builtins.int
+    KEEP_ALIVE_FIELD_NUMBER: builtins.int
+    PIN_FIELD_NUMBER: builtins.int
+    quantization: builtins.str
+    """One of the model's declared variants, such as "q8_0"; empty: the one configured."""
+    memory_budget_bytes: builtins.int
+    """The most accelerator memory it may take. 0: as much as it needs."""
+    pin: builtins.bool
+    """Whether it is never evicted for another model."""
+    @property
+    def parameters(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___ProfileLoadValue]:
+        """Values by name of a load parameter of the model."""
+
+    @property
+    def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
+        """How long it stays loaded after a request. Negative: until it is unloaded. Zero: for one request. Not set: negative,
+        for it was loaded on purpose.
+        """
+
+    def __init__(
+        self,
+        *,
+        parameters: collections.abc.Mapping[builtins.str, global___ProfileLoadValue] | None = ...,
+        quantization: builtins.str = ...,
+        memory_budget_bytes: builtins.int = ...,
+        keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
+        pin: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["keep_alive", b"keep_alive", "memory_budget_bytes", b"memory_budget_bytes", "parameters", b"parameters", "pin", b"pin", "quantization", b"quantization"]) -> None: ...
+
+global___ProfileLoadSettings = ProfileLoadSettings
+
+@typing.final
+class ProfileLoadValue(google.protobuf.message.Message):
+    """ProfileLoadValue is a value of a load parameter. Exactly one is set."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INTEGER_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    WORD_FIELD_NUMBER: builtins.int
+    FLAG_FIELD_NUMBER: builtins.int
+    integer: builtins.int
+    """A whole number."""
+    number: builtins.float
+    """A number."""
+    word: builtins.str
+    """A word out of a list."""
+    flag: builtins.bool
+    """Yes or no."""
+    def __init__(
+        self,
+        *,
+        integer: builtins.int = ...,
+        number: builtins.float = ...,
+        word: builtins.str = ...,
+        flag: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["flag", b"flag", "integer", b"integer", "kind", b"kind", "number", b"number", "word", b"word"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["flag", b"flag", "integer", b"integer", "kind", b"kind", "number", b"number", "word", b"word"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["integer", "number", "word", "flag"] | None: ...
+
+global___ProfileLoadValue = ProfileLoadValue
 
 @typing.final
 class Profile(google.protobuf.message.Message):

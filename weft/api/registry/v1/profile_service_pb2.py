@@ -25,10 +25,10 @@ _sym_db = _symbol_database.Default()
 from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 from weft.api.registry.v1 import declaration_service_pb2 as weft_dot_api_dot_registry_dot_v1_dot_declaration__service__pb2
-from weft.api.runner.v1 import load_pb2 as weft_dot_api_dot_runner_dot_v1_dot_load__pb2
+from weft.api.registry.v1 import profile_pb2 as weft_dot_api_dot_registry_dot_v1_dot_profile__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*weft/api/registry/v1/profile_service.proto\x12\x14weft.api.registry.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a.weft/api/registry/v1/declaration_service.proto\x1a\x1dweft/api/runner/v1/load.proto\"t\n\x12SaveProfileRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x14\n\x0cleave_others\x18\x03 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\x12\x14\n\x0crequested_by\x18\x05 \x01(\t\"H\n\x13SaveProfileResponse\x12\x31\n\x06result\x18\x01 \x01(\x0b\x32!.weft.api.registry.v1.ApplyResult\"K\n\x14SwitchProfileRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\x14\n\x0crequested_by\x18\x03 \x01(\t\"\x8f\x01\n\x15SwitchProfileResponse\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.weft.api.registry.v1.ApplyResult\x12\x30\n\x05steps\x18\x02 \x03(\x0b\x32!.weft.api.registry.v1.ProfileStep\x12\x10\n\x08previous\x18\x03 \x01(\t\"\x85\x02\n\x0bProfileStep\x12\x42\n\x04kind\x18\x01 \x01(\x0e\x32&.weft.api.registry.v1.ProfileStep.KindB\x0c\x92\xb5\x18\x08\n\x04step\x10\x01\x12\x15\n\x05model\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x31\n\x08settings\x18\x03 \x01(\x0b\x32\x1f.weft.api.runner.v1.LoadOptions\x12\x11\n\toperation\x18\x04 \x01(\t\x12\x0f\n\x07problem\x18\x05 \x01(\t\"<\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_UNLOAD\x10\x01\x12\r\n\tKIND_LOAD\x10\x02:\x06\xb2\xb5\x18\x02 \x01\x32\x83\x02\n\x0eProfileService\x12v\n\x0bSaveProfile\x12(.weft.api.registry.v1.SaveProfileRequest\x1a).weft.api.registry.v1.SaveProfileResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmodels:edit\x12y\n\rSwitchProfile\x12*.weft.api.registry.v1.SwitchProfileRequest\x1a+.weft.api.registry.v1.SwitchProfileResponse\"\x0f\xb2\xb5\x18\x0bmodels:editb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*weft/api/registry/v1/profile_service.proto\x12\x14weft.api.registry.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a.weft/api/registry/v1/declaration_service.proto\x1a\"weft/api/registry/v1/profile.proto\"t\n\x12SaveProfileRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x14\n\x0cleave_others\x18\x03 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\x12\x14\n\x0crequested_by\x18\x05 \x01(\t\"H\n\x13SaveProfileResponse\x12\x31\n\x06result\x18\x01 \x01(\x0b\x32!.weft.api.registry.v1.ApplyResult\"K\n\x14SwitchProfileRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\x14\n\x0crequested_by\x18\x03 \x01(\t\"\x8f\x01\n\x15SwitchProfileResponse\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.weft.api.registry.v1.ApplyResult\x12\x30\n\x05steps\x18\x02 \x03(\x0b\x32!.weft.api.registry.v1.ProfileStep\x12\x10\n\x08previous\x18\x03 \x01(\t\"\x8f\x02\n\x0bProfileStep\x12\x42\n\x04kind\x18\x01 \x01(\x0e\x32&.weft.api.registry.v1.ProfileStep.KindB\x0c\x92\xb5\x18\x08\n\x04step\x10\x01\x12\x15\n\x05model\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12;\n\x08settings\x18\x03 \x01(\x0b\x32).weft.api.registry.v1.ProfileLoadSettings\x12\x11\n\toperation\x18\x04 \x01(\t\x12\x0f\n\x07problem\x18\x05 \x01(\t\"<\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_UNLOAD\x10\x01\x12\r\n\tKIND_LOAD\x10\x02:\x06\xb2\xb5\x18\x02 \x01\x32\x83\x02\n\x0eProfileService\x12v\n\x0bSaveProfile\x12(.weft.api.registry.v1.SaveProfileRequest\x1a).weft.api.registry.v1.SaveProfileResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmodels:edit\x12y\n\rSwitchProfile\x12*.weft.api.registry.v1.SwitchProfileRequest\x1a+.weft.api.registry.v1.SwitchProfileResponse\"\x0f\xb2\xb5\x18\x0bmodels:editb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,18 +45,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROFILESERVICE'].methods_by_name['SaveProfile']._serialized_options = b'\220\002\002\262\265\030\013models:edit'
   _globals['_PROFILESERVICE'].methods_by_name['SwitchProfile']._loaded_options = None
   _globals['_PROFILESERVICE'].methods_by_name['SwitchProfile']._serialized_options = b'\262\265\030\013models:edit'
-  _globals['_SAVEPROFILEREQUEST']._serialized_start=215
-  _globals['_SAVEPROFILEREQUEST']._serialized_end=331
-  _globals['_SAVEPROFILERESPONSE']._serialized_start=333
-  _globals['_SAVEPROFILERESPONSE']._serialized_end=405
-  _globals['_SWITCHPROFILEREQUEST']._serialized_start=407
-  _globals['_SWITCHPROFILEREQUEST']._serialized_end=482
-  _globals['_SWITCHPROFILERESPONSE']._serialized_start=485
-  _globals['_SWITCHPROFILERESPONSE']._serialized_end=628
-  _globals['_PROFILESTEP']._serialized_start=631
-  _globals['_PROFILESTEP']._serialized_end=892
-  _globals['_PROFILESTEP_KIND']._serialized_start=824
-  _globals['_PROFILESTEP_KIND']._serialized_end=884
-  _globals['_PROFILESERVICE']._serialized_start=895
-  _globals['_PROFILESERVICE']._serialized_end=1154
+  _globals['_SAVEPROFILEREQUEST']._serialized_start=220
+  _globals['_SAVEPROFILEREQUEST']._serialized_end=336
+  _globals['_SAVEPROFILERESPONSE']._serialized_start=338
+  _globals['_SAVEPROFILERESPONSE']._serialized_end=410
+  _globals['_SWITCHPROFILEREQUEST']._serialized_start=412
+  _globals['_SWITCHPROFILEREQUEST']._serialized_end=487
+  _globals['_SWITCHPROFILERESPONSE']._serialized_start=490
+  _globals['_SWITCHPROFILERESPONSE']._serialized_end=633
+  _globals['_PROFILESTEP']._serialized_start=636
+  _globals['_PROFILESTEP']._serialized_end=907
+  _globals['_PROFILESTEP_KIND']._serialized_start=839
+  _globals['_PROFILESTEP_KIND']._serialized_end=899
+  _globals['_PROFILESERVICE']._serialized_start=910
+  _globals['_PROFILESERVICE']._serialized_end=1169
 # @@protoc_insertion_point(module_scope)

@@ -12,7 +12,7 @@ import google.protobuf.message
 import sys
 import typing
 import weft.api.registry.v1.declaration_service_pb2
-import weft.api.runner.v1.load_pb2
+import weft.api.registry.v1.profile_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -175,7 +175,7 @@ class ProfileStep(google.protobuf.message.Message):
     problem: builtins.str
     """Why no operation could be begun, in words. Empty: one was, or it is a dry run."""
     @property
-    def settings(self) -> weft.api.runner.v1.load_pb2.LoadOptions:
+    def settings(self) -> weft.api.registry.v1.profile_pb2.ProfileLoadSettings:
         """How it is loaded."""
 
     def __init__(
@@ -183,7 +183,7 @@ class ProfileStep(google.protobuf.message.Message):
         *,
         kind: global___ProfileStep.Kind.ValueType = ...,
         model: builtins.str = ...,
-        settings: weft.api.runner.v1.load_pb2.LoadOptions | None = ...,
+        settings: weft.api.registry.v1.profile_pb2.ProfileLoadSettings | None = ...,
         operation: builtins.str = ...,
         problem: builtins.str = ...,
     ) -> None: ...
