@@ -22,6 +22,8 @@ MAX_COUNTED_TOKENS = 10**10
 """Most tokens of one request that are counted: what engines report is not believed without a bound."""
 MAX_COUNTED_GPU_NANOSECONDS = 10**6 * 10**9
 """Most accelerator time of one request that is counted: 1,000,000 s."""
+MAX_COUNTED_MILLIJOULES = 10**6 * 10**6
+"""Most energy of one request that is counted: 1,000 W for 1,000,000 s."""
 _NANOSECONDS = 10**9
 UNKNOWN_CALLER = "unknown"
 """The key of requests whose gateway does not say who sent them."""
@@ -48,6 +50,8 @@ class UsageSums:
     remote_count: int = 0
     remote_prompt_tokens: int = 0
     remote_completion_tokens: int = 0
+    energy_millijoules: int = 0
+    measured_energy_count: int = 0
 
     def add(self, other: "UsageSums") -> None:
         """Adds other sums to these."""
@@ -83,7 +87,7 @@ def count_outcome(sums: UsageSums, outcome: Outcome) -> None:
 
 
 def spent_of(receipt: receipt_pb2.Receipt) -> UsageSums:
-    """Returns tokens and accelerator time of a receipt, without its outcome."""
+    """Returns tokens, accelerator time and energy of a receipt, without its outcome."""
     sums = UsageSums()
     was_worked_on = bool(receipt.attempts)
     if receipt.left_premises:
@@ -103,6 +107,9 @@ def spent_of(receipt: receipt_pb2.Receipt) -> UsageSums:
         sums.gpu_nanoseconds = _bounded(nanoseconds, MAX_COUNTED_GPU_NANOSECONDS)
     elif was_worked_on:
         sums.unknown_gpu_count = 1
+    if receipt.device_usage.HasField("energy_millijoules"):
+        sums.energy_millijoules = _bounded(receipt.device_usage.energy_millijoules, MAX_COUNTED_MILLIJOULES)
+        sums.measured_energy_count = 1
     return sums
 
 

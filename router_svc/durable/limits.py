@@ -122,6 +122,8 @@ class UsageSettings:
     """How often counts are written: the most usage of live requests that a killed router loses. Tasks lose none."""
     sweep_interval_seconds: Seconds = 3_600.0
     """How often hours past `keep_seconds` are deleted."""
+    tenant_metrics: Annotated[bool, PUBLIC] = False
+    """Whether the metrics of usage (`weft_usage_...`) have the label `tenant`: those who read metrics then see tenants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -77,16 +77,30 @@ def _adding(dialect: str) -> Insert:
     return statement
 
 
+ObserveUsage = Callable[[Mapping[UsageKey, UsageSums]], None]
+"""Called with what was added to the database, once it is there."""
+
+
+def ignore_usage(_added: Mapping[UsageKey, UsageSums]) -> None:
+    """An ObserveUsage of a router without a page of metrics."""
+
+
 class UsageStore(UsageSource):
     """The usage in one router's database, that of other routers on it included."""
 
     def __init__(
-        self, database: RouterDatabase, recorder: UsageRecorder, settings: UsageSettings, clock: Clock
+        self,
+        database: RouterDatabase,
+        recorder: UsageRecorder,
+        settings: UsageSettings,
+        clock: Clock,
+        observe: ObserveUsage,
     ) -> None:
         self._database = database
         self._recorder = recorder
         self._settings = settings
         self._clock = clock
+        self._observe = observe
         self._lock = asyncio.Lock()
         self._rows: dict[int, HourRows] = {}
         """The rows of recent hours. Those that other routers made meanwhile are missing: with a shared database an hour
@@ -128,12 +142,13 @@ class UsageStore(UsageSource):
             try:
                 async with self._database.writing() as connection:
                     entries = (await connection.execute(_TAKE_ENTRIES)).mappings().all()
-                    await self._add(connection, taken, entries)
+                    added = await self._add(connection, taken, entries)
             except BaseException:
                 self._recorder.give_back(taken)
                 # Rows that were not written do not exist.
                 self._rows.clear()
                 raise
+            self._observe(added)
             return len(entries)
         return 0
 
@@ -142,7 +157,7 @@ class UsageStore(UsageSource):
 
     async def _add(
         self, connection: AsyncConnection, counted: Mapping[UsageKey, UsageSums], entries: Sequence[RowMapping]
-    ) -> None:
+    ) -> Mapping[UsageKey, UsageSums]:
         sums: defaultdict[UsageKey, UsageSums] = defaultdict(UsageSums)
         for key, one in [*counted.items(), *map(_entry_of, entries)]:
             rows = await self._rows_of(connection, key)
@@ -151,6 +166,7 @@ class UsageStore(UsageSource):
             # In one order everywhere: two routers that add to the same rows then cannot deadlock.
             values = [{**key._asdict(), **sums[key].values()} for key in sorted(sums)]
             await connection.execute(_adding(connection.dialect.name), values)
+        return sums
 
     async def _rows_of(self, connection: AsyncConnection, key: UsageKey) -> HourRows:
         known = self._rows.get(key.hour)
@@ -195,8 +211,10 @@ def _row_of(row: RowMapping) -> usage_pb2.UsageRow:
 
 def _counts_of(row: RowMapping) -> usage_pb2.UsageCounts:
     values: dict[str, Any] = {name: int(row[name] or 0) for name in COLUMNS}
-    nanoseconds = values.pop("gpu_nanoseconds")
+    nanoseconds, millijoules = values.pop("gpu_nanoseconds"), values.pop("energy_millijoules")
     counts = usage_pb2.UsageCounts(**values)
+    if counts.measured_energy_count:
+        counts.energy_millijoules = millijoules
     if nanoseconds or not counts.unknown_gpu_count:
         counts.gpu_time.FromNanoseconds(nanoseconds)
     return counts
@@ -233,10 +251,15 @@ class UsageServicer(usage_service_pb2_grpc.UsageServiceServicer):
 
 
 def build(
-    database: RouterDatabase, recorder: UsageRecorder, settings: UsageSettings, *, clock: Clock | None = None
+    database: RouterDatabase,
+    recorder: UsageRecorder,
+    settings: UsageSettings,
+    *,
+    clock: Clock | None = None,
+    observe: ObserveUsage = ignore_usage,
 ) -> "UsageService":
     """Returns the service on a database, not started."""
-    return UsageService(database, recorder, settings, clock or SystemClock())
+    return UsageService(database, recorder, settings, clock or SystemClock(), observe)
 
 
 class UsageService(Service):
@@ -246,12 +269,17 @@ class UsageService(Service):
     """
 
     def __init__(
-        self, database: RouterDatabase, recorder: UsageRecorder, settings: UsageSettings, clock: Clock
+        self,
+        database: RouterDatabase,
+        recorder: UsageRecorder,
+        settings: UsageSettings,
+        clock: Clock,
+        observe: ObserveUsage,
     ) -> None:
         self._database = database
         self._recorder = recorder
         self._settings = settings
-        self.store = UsageStore(database, recorder, settings, clock)
+        self.store = UsageStore(database, recorder, settings, clock, observe)
         """The usage, for gateways in this process."""
         self._sweeps: Sweeps = {"usage": self.store.sweep}
         self._sweeper = Sweeper("usage-sweeper", self._sweeps, settings.sweep_interval_seconds, clock)

@@ -240,6 +240,8 @@ _SUMS = (
     *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "unknown_tokens_count"),
     *("gpu_nanoseconds", "unknown_gpu_count", "remote_count", "remote_prompt_tokens", "remote_completion_tokens"),
 )
+_ENERGY = ("energy_millijoules", "measured_energy_count")
+"""Sums that routers of an earlier release do not write."""
 
 usage_hours = Table(
     "usage_hours",
@@ -250,6 +252,7 @@ usage_hours = Table(
     Column("model", String(MAX_MODEL_CHARS), nullable=False),
     Column("asked", String(MAX_MODEL_CHARS), nullable=False),
     *(Column(name, BigInteger, nullable=False) for name in _SUMS),
+    *(Column(name, BigInteger, nullable=False, server_default="0") for name in _ENERGY),
     PrimaryKeyConstraint("hour", "tenant", "key", "model", "asked"),
 )
 """Usage by hour (UTC, hours since the epoch), tenant, key, model and name asked for; see `durable.usage`."""
@@ -264,6 +267,7 @@ usage_entries = Table(
     Column("model", String(MAX_MODEL_CHARS), nullable=False),
     Column("asked", String(MAX_MODEL_CHARS), nullable=False),
     *(Column(name, BigInteger, nullable=False) for name in _SUMS),
+    *(Column(name, BigInteger, nullable=False, server_default="0") for name in _ENERGY),
     PrimaryKeyConstraint("seq"),
     sqlite_autoincrement=True,
 )
@@ -275,6 +279,6 @@ SCHEMA = Schema(
     owner="router",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0006",
+    newest="0007",
     version_table="router_alembic_version",
 )

@@ -91,6 +91,8 @@ def a_receipt(chance: random.Random, outcome: "receipt_pb2.Outcome.ValueType") -
             receipt.usage.cached_prompt_tokens = chance.randrange(9)
         if chance.random() < 0.5:
             receipt.gpu_time.FromNanoseconds(chance.randrange(10**9))
+        if chance.random() < 0.3:
+            receipt.device_usage.energy_millijoules = chance.randrange(10**6)
     return receipt
 
 
@@ -104,6 +106,8 @@ def sums_of(receipts: Iterable[receipt_pb2.Receipt]) -> Sums:
         sums["gpu"] += receipt.gpu_time.ToNanoseconds()
         sums["unknown_gpu_count"] += bool(receipt.attempts) and not receipt.HasField("gpu_time")
         sums["unknown_tokens_count"] += bool(receipt.attempts) and not receipt.HasField("usage")
+        sums["energy_millijoules"] += receipt.device_usage.energy_millijoules
+        sums["measured_energy_count"] += receipt.device_usage.HasField("energy_millijoules")
         if receipt.left_premises:
             sums["remote_count"] += 1
             sums["remote_prompt_tokens"] += receipt.usage.prompt_tokens

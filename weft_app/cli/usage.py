@@ -107,15 +107,12 @@ def _cell(text: str) -> str:
 
 
 def _numbers(counts: UsageCounts) -> list[object]:
-    """Returns the counts; the time of accelerators in seconds, empty where it is not known."""
-    return [
-        getattr(counts, name)
-        if name != "gpu_time"
-        else seconds_of(counts.gpu_time)
-        if counts.HasField("gpu_time")
-        else ""
-        for name in _CSV_COUNTS
-    ]
+    """Returns the counts; the time of accelerators in seconds, it and their energy empty where they are not known."""
+    found: dict[str, object] = {name: getattr(counts, name) for name in _CSV_COUNTS}
+    found["gpu_time"] = seconds_of(counts.gpu_time) if counts.HasField("gpu_time") else ""
+    if not counts.HasField("energy_millijoules"):
+        found["energy_millijoules"] = ""
+    return list(found.values())
 
 
 def _group_columns(groups: Sequence[str]) -> list[Column]:
@@ -150,6 +147,11 @@ def _gpu(row: UsageRow) -> str:
     return f"{known} (+{counts.unknown_gpu_count} unknown)" if counts.unknown_gpu_count else known
 
 
+def _energy(row: UsageRow) -> str:
+    counts = row.counts
+    return f"{counts.energy_millijoules / 3_600_000:.2f}" if counts.HasField("energy_millijoules") else "-"
+
+
 _COUNTS = (
     Column("REQUESTS", lambda row: str(_requests(row.counts))),
     _count("completed_count", "COMPLETED"),
@@ -164,6 +166,7 @@ _COUNTS = (
 )
 _WIDE = (
     *_COUNTS,
+    Column("WATT HOURS", _energy),
     _count("remote_prompt_tokens", "LEFT IN"),
     _count("remote_completion_tokens", "LEFT OUT"),
     _count("unknown_count", "UNKNOWN"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import router_svc.durable.batches.service
 import router_svc.durable.stored_responses
@@ -23,6 +24,9 @@ from weft.sql.write_check import write_check
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig
 
+if TYPE_CHECKING:
+    from weft.kernel.metrics import MetricsPage
+
 
 def router_database(config: WeftConfig, home: WeftHome) -> RouterDatabase:
     """Returns the database of a router; not open yet."""
@@ -35,9 +39,20 @@ def response_service(config: WeftConfig, database: RouterDatabase) -> ResponseSe
     return router_svc.durable.stored_responses.build(database, config.router.responses)
 
 
-def usage_service(config: WeftConfig, database: RouterDatabase, router: RouterService) -> UsageService:
-    """Returns the counts of usage, in the router's database; it must be started before the router."""
-    return router_svc.durable.usage.build(database, router.usage, config.router.usage)
+def usage_service(
+    config: WeftConfig, database: RouterDatabase, router: RouterService, page: "MetricsPage | None" = None
+) -> UsageService:
+    """Returns the counts of usage, in the router's database; it must be started before the router.
+
+    `page` gets the metrics of usage; None: there are none.
+    """
+    settings = config.router.usage
+    if page is None:
+        return router_svc.durable.usage.build(database, router.usage, settings)
+    from router_svc.durable.usage_metrics import UsageMetrics  # noqa: PLC0415 - only where there is a page
+
+    observe = UsageMetrics(page, router, by_tenant=settings.tenant_metrics)
+    return router_svc.durable.usage.build(database, router.usage, settings, observe=observe)
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
             service,
             config,
             lambda: announce(address),
-            before=[usage_service(config, database, service)],
+            before=[usage_service(config, database, service, page)],
             companions=companions,
             monitor=monitor,
         )

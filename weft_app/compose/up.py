@@ -289,7 +289,7 @@ class UpHost:
         RegistryMetrics(registry, self._page)
         database = router_database(self._config, self._home)
         responses, durable = response_service(self._config, database), durable_services(self._config, database, router)
-        usage = usage_service(self._config, database, router)
+        usage = usage_service(self._config, database, router, self._page)
         TaskMetrics(self._page, lambda: durable.tasks.states, lambda: durable.tasks.released, durable.tasks.utc_now)
         listeners = relay_listeners(self._config.relay, self._home, router.relay)
         # The other services go on from what they know while the registry cannot write.

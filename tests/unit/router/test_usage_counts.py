@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from router_svc.policy.usage_rows import OTHER, HourRows, UsageKey
-from router_svc.usage import MAX_COUNTED_TOKENS, UsageRecorder, UsageSums, usage_of
+from router_svc.usage import MAX_COUNTED_MILLIJOULES, MAX_COUNTED_TOKENS, UsageRecorder, UsageSums, usage_of
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView, ModelView
 from weft.dispatch.placement import PlacementRequest
@@ -91,6 +91,17 @@ def test_the_measured_share_of_device_time_counts_before_the_engines_report() ->
     assert usage_of(receipt).gpu_nanoseconds == 1_500_000_000
     receipt.device_usage.device_time.FromMilliseconds(400)
     assert usage_of(receipt).gpu_nanoseconds == 400_000_000
+
+
+def test_energy_is_counted_where_it_was_measured_and_how_often_it_was() -> None:
+    receipt = _receipt()
+    assert usage_of(receipt).measured_energy_count == 0
+    receipt.device_usage.energy_millijoules = 0
+    assert (usage_of(receipt).measured_energy_count, usage_of(receipt).energy_millijoules) == (1, 0)
+    receipt.device_usage.energy_millijoules = 12_000
+    assert usage_of(receipt).energy_millijoules == 12_000
+    receipt.device_usage.energy_millijoules = 2**62
+    assert usage_of(receipt).energy_millijoules == MAX_COUNTED_MILLIJOULES, "no engine is believed without a bound"
 
 
 def test_what_left_the_premises_is_counted_with_its_tokens() -> None:

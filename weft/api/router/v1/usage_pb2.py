@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eweft/api/router/v1/usage.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\"\xcf\x04\n\x0bUsageCounts\x12(\n\x0f\x63ompleted_count\x18\x01 \x01(\x03\x42\x0f\x92\xb5\x18\x0b\n\tcompleted\x12\"\n\x0c\x66\x61iled_count\x18\x02 \x01(\x03\x42\x0c\x92\xb5\x18\x08\n\x06\x66\x61iled\x12(\n\x0f\x63\x61ncelled_count\x18\x03 \x01(\x03\x42\x0f\x92\xb5\x18\x0b\n\tcancelled\x12&\n\x0erejected_count\x18\x04 \x01(\x03\x42\x0e\x92\xb5\x18\n\n\x08rejected\x12$\n\runknown_count\x18\x05 \x01(\x03\x42\r\x92\xb5\x18\t\n\x07unknown\x12$\n\rretried_count\x18\x06 \x01(\x03\x42\r\x92\xb5\x18\t\n\x07retried\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x03\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x08 \x01(\x03\x12\x19\n\x11\x63ompletion_tokens\x18\t \x01(\x03\x12\x32\n\x14unknown_tokens_count\x18\n \x01(\x03\x42\x14\x92\xb5\x18\x10\n\x0eunknown_tokens\x12>\n\x08gpu_time\x18\x0b \x01(\x0b\x32\x19.google.protobuf.DurationB\x11\x92\xb5\x18\r\n\x0bgpu_seconds\x12,\n\x11unknown_gpu_count\x18\x0c \x01(\x03\x42\x11\x92\xb5\x18\r\n\x0bunknown_gpu\x12\"\n\x0cremote_count\x18\r \x01(\x03\x42\x0c\x92\xb5\x18\x08\n\x06remote\x12\x1c\n\x14remote_prompt_tokens\x18\x0e \x01(\x03\x12 \n\x18remote_completion_tokens\x18\x0f \x01(\x03\"\xbb\x01\n\x08UsageRow\x12;\n\nstart_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0b\x92\xb5\x18\x07\n\x05start\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\r\n\x05\x61sked\x18\x05 \x01(\t\x12\x37\n\x06\x63ounts\x18\x06 \x01(\x0b\x32\x1f.weft.api.router.v1.UsageCountsB\x06\x92\xb5\x18\x02 \x01*\xb7\x01\n\nUsageGroup\x12\x1b\n\x17USAGE_GROUP_UNSPECIFIED\x10\x00\x12\x16\n\x12USAGE_GROUP_TENANT\x10\x01\x12\x13\n\x0fUSAGE_GROUP_KEY\x10\x02\x12\x15\n\x11USAGE_GROUP_MODEL\x10\x03\x12\x15\n\x11USAGE_GROUP_ASKED\x10\x04\x12\x14\n\x10USAGE_GROUP_HOUR\x10\x05\x12\x13\n\x0fUSAGE_GROUP_DAY\x10\x06\x1a\x06\x9a\xb5\x18\x02\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eweft/api/router/v1/usage.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\"\xbd\x05\n\x0bUsageCounts\x12(\n\x0f\x63ompleted_count\x18\x01 \x01(\x03\x42\x0f\x92\xb5\x18\x0b\n\tcompleted\x12\"\n\x0c\x66\x61iled_count\x18\x02 \x01(\x03\x42\x0c\x92\xb5\x18\x08\n\x06\x66\x61iled\x12(\n\x0f\x63\x61ncelled_count\x18\x03 \x01(\x03\x42\x0f\x92\xb5\x18\x0b\n\tcancelled\x12&\n\x0erejected_count\x18\x04 \x01(\x03\x42\x0e\x92\xb5\x18\n\n\x08rejected\x12$\n\runknown_count\x18\x05 \x01(\x03\x42\r\x92\xb5\x18\t\n\x07unknown\x12$\n\rretried_count\x18\x06 \x01(\x03\x42\r\x92\xb5\x18\t\n\x07retried\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x03\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x08 \x01(\x03\x12\x19\n\x11\x63ompletion_tokens\x18\t \x01(\x03\x12\x32\n\x14unknown_tokens_count\x18\n \x01(\x03\x42\x14\x92\xb5\x18\x10\n\x0eunknown_tokens\x12>\n\x08gpu_time\x18\x0b \x01(\x0b\x32\x19.google.protobuf.DurationB\x11\x92\xb5\x18\r\n\x0bgpu_seconds\x12,\n\x11unknown_gpu_count\x18\x0c \x01(\x03\x42\x11\x92\xb5\x18\r\n\x0bunknown_gpu\x12\"\n\x0cremote_count\x18\r \x01(\x03\x42\x0c\x92\xb5\x18\x08\n\x06remote\x12\x1c\n\x14remote_prompt_tokens\x18\x0e \x01(\x03\x12 \n\x18remote_completion_tokens\x18\x0f \x01(\x03\x12\x1f\n\x12\x65nergy_millijoules\x18\x10 \x01(\x03H\x00\x88\x01\x01\x12\x34\n\x15measured_energy_count\x18\x11 \x01(\x03\x42\x15\x92\xb5\x18\x11\n\x0fmeasured_energyB\x15\n\x13_energy_millijoules\"\xbb\x01\n\x08UsageRow\x12;\n\nstart_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0b\x92\xb5\x18\x07\n\x05start\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\r\n\x05\x61sked\x18\x05 \x01(\t\x12\x37\n\x06\x63ounts\x18\x06 \x01(\x0b\x32\x1f.weft.api.router.v1.UsageCountsB\x06\x92\xb5\x18\x02 \x01*\xb7\x01\n\nUsageGroup\x12\x1b\n\x17USAGE_GROUP_UNSPECIFIED\x10\x00\x12\x16\n\x12USAGE_GROUP_TENANT\x10\x01\x12\x13\n\x0fUSAGE_GROUP_KEY\x10\x02\x12\x15\n\x11USAGE_GROUP_MODEL\x10\x03\x12\x15\n\x11USAGE_GROUP_ASKED\x10\x04\x12\x14\n\x10USAGE_GROUP_HOUR\x10\x05\x12\x13\n\x0fUSAGE_GROUP_DAY\x10\x06\x1a\x06\x9a\xb5\x18\x02\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,14 +56,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_USAGECOUNTS'].fields_by_name['unknown_gpu_count']._serialized_options = b'\222\265\030\r\n\013unknown_gpu'
   _globals['_USAGECOUNTS'].fields_by_name['remote_count']._loaded_options = None
   _globals['_USAGECOUNTS'].fields_by_name['remote_count']._serialized_options = b'\222\265\030\010\n\006remote'
+  _globals['_USAGECOUNTS'].fields_by_name['measured_energy_count']._loaded_options = None
+  _globals['_USAGECOUNTS'].fields_by_name['measured_energy_count']._serialized_options = b'\222\265\030\021\n\017measured_energy'
   _globals['_USAGEROW'].fields_by_name['start_time']._loaded_options = None
   _globals['_USAGEROW'].fields_by_name['start_time']._serialized_options = b'\222\265\030\007\n\005start'
   _globals['_USAGEROW'].fields_by_name['counts']._loaded_options = None
   _globals['_USAGEROW'].fields_by_name['counts']._serialized_options = b'\222\265\030\002 \001'
-  _globals['_USAGEGROUP']._serialized_start=939
-  _globals['_USAGEGROUP']._serialized_end=1122
+  _globals['_USAGEGROUP']._serialized_start=1049
+  _globals['_USAGEGROUP']._serialized_end=1232
   _globals['_USAGECOUNTS']._serialized_start=155
-  _globals['_USAGECOUNTS']._serialized_end=746
-  _globals['_USAGEROW']._serialized_start=749
-  _globals['_USAGEROW']._serialized_end=936
+  _globals['_USAGECOUNTS']._serialized_end=856
+  _globals['_USAGEROW']._serialized_start=859
+  _globals['_USAGEROW']._serialized_end=1046
 # @@protoc_insertion_point(module_scope)

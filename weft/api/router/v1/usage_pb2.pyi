@@ -82,6 +82,8 @@ class UsageCounts(google.protobuf.message.Message):
     REMOTE_COUNT_FIELD_NUMBER: builtins.int
     REMOTE_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     REMOTE_COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
+    ENERGY_MILLIJOULES_FIELD_NUMBER: builtins.int
+    MEASURED_ENERGY_COUNT_FIELD_NUMBER: builtins.int
     completed_count: builtins.int
     """Requests that completed."""
     failed_count: builtins.int
@@ -110,6 +112,10 @@ class UsageCounts(google.protobuf.message.Message):
     """The tokens of their prompts."""
     remote_completion_tokens: builtins.int
     """The tokens generated for them."""
+    energy_millijoules: builtins.int
+    """Energy that accelerators used for those requests and attempts of which it was measured. Not set: of none."""
+    measured_energy_count: builtins.int
+    """Requests and attempts of which it was measured; the energy of the others is not known."""
     @property
     def gpu_time(self) -> google.protobuf.duration_pb2.Duration:
         """Time that accelerators computed, of those requests and attempts that report it: the measured share of the devices' time
@@ -134,9 +140,12 @@ class UsageCounts(google.protobuf.message.Message):
         remote_count: builtins.int = ...,
         remote_prompt_tokens: builtins.int = ...,
         remote_completion_tokens: builtins.int = ...,
+        energy_millijoules: builtins.int | None = ...,
+        measured_energy_count: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["gpu_time", b"gpu_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "completion_tokens", b"completion_tokens", "failed_count", b"failed_count", "gpu_time", b"gpu_time", "prompt_tokens", b"prompt_tokens", "rejected_count", b"rejected_count", "remote_completion_tokens", b"remote_completion_tokens", "remote_count", b"remote_count", "remote_prompt_tokens", b"remote_prompt_tokens", "retried_count", b"retried_count", "unknown_count", b"unknown_count", "unknown_gpu_count", b"unknown_gpu_count", "unknown_tokens_count", b"unknown_tokens_count"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_energy_millijoules", b"_energy_millijoules", "energy_millijoules", b"energy_millijoules", "gpu_time", b"gpu_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_energy_millijoules", b"_energy_millijoules", "cached_prompt_tokens", b"cached_prompt_tokens", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "completion_tokens", b"completion_tokens", "energy_millijoules", b"energy_millijoules", "failed_count", b"failed_count", "gpu_time", b"gpu_time", "measured_energy_count", b"measured_energy_count", "prompt_tokens", b"prompt_tokens", "rejected_count", b"rejected_count", "remote_completion_tokens", b"remote_completion_tokens", "remote_count", b"remote_count", "remote_prompt_tokens", b"remote_prompt_tokens", "retried_count", b"retried_count", "unknown_count", b"unknown_count", "unknown_gpu_count", b"unknown_gpu_count", "unknown_tokens_count", b"unknown_tokens_count"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_energy_millijoules", b"_energy_millijoules"]) -> typing.Literal["energy_millijoules"] | None: ...
 
 global___UsageCounts = UsageCounts
 

@@ -113,6 +113,7 @@ function columnsOf(groups) {
     number("cached", (row) => row.cachedPromptTokens, "of these, served from a prefix cache"),
     number("out", (row) => row.completionTokens, "generated tokens"),
     { title: "GPU seconds", className: "number", cell: gpu, hint: "time that accelerators computed" },
+    { title: "Wh", className: "number", cell: wattHours, hint: "energy of accelerators, where it was measured" },
     number("left", (row) => row.remote, "requests of which bytes left the premises"),
   ];
 }
@@ -125,6 +126,9 @@ function gpu({ gpuSeconds, unknownGpu }) {
   const known = gpuSeconds === undefined ? "-" : figure(gpuSeconds);
   return unknownGpu ? `${known} (+${count(unknownGpu)} unknown)` : known;
 }
+
+/** @param {any} row */
+const wattHours = ({ energyMillijoules }) => (energyMillijoules === undefined ? "-" : figure(energyMillijoules / 3_600_000));
 
 /** @param {string} group */
 const isTime = (group) => group === "hour" || group === "day";

@@ -5,6 +5,7 @@ const COUNTS = {
   retried_count: "retried", prompt_tokens: "promptTokens", cached_prompt_tokens: "cachedPromptTokens", completion_tokens: "completionTokens",
   unknown_tokens_count: "unknownTokens", gpu_seconds: "gpuSeconds", unknown_gpu_count: "unknownGpu", remote_count: "remote",
   remote_prompt_tokens: "remotePromptTokens", remote_completion_tokens: "remoteCompletionTokens",
+  energy_millijoules: "energyMillijoules", measured_energy_count: "measuredEnergy",
 };
 
 /** @param {any[]} items @param {string[]} groups */

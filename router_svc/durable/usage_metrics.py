@@ -1,0 +1,68 @@
+"""Prometheus metrics of usage: what this router wrote into its database, by model, and by tenant where that is set."""
+
+from collections.abc import Mapping
+
+from router_svc.policy.usage_rows import UsageKey
+from router_svc.usage import UsageSums
+from weft.dispatch.agents import TargetLabels
+from weft.dispatch.fleet import FleetSource
+from weft.kernel.metrics import MetricsPage
+
+_OUTCOMES = ("completed", "failed", "cancelled", "rejected", "unknown", "retried")
+_TOKENS = {"input": "prompt_tokens", "cached": "cached_prompt_tokens", "output": "completion_tokens"}
+_UNKNOWN = {"tokens": "unknown_tokens_count", "accelerator_time": "unknown_gpu_count"}
+_NANOSECONDS = 1e9
+_MILLIJOULES = 1e3
+
+
+class UsageMetrics:
+    """Counts usage on a page, as an ObserveUsage."""
+
+    def __init__(self, page: MetricsPage, fleet: FleetSource, *, by_tenant: bool) -> None:
+        """`fleet` has the names that may be labels; `by_tenant`: whether tenants are labels, too."""
+        self._fleet = fleet
+        self._targets = TargetLabels()
+        self._by_tenant = by_tenant
+        who = ("tenant", "model") if by_tenant else ("model",)
+        self._requests = page.counter(
+            "weft_usage_requests", "Requests that ended, and attempts that were begun again.", (*who, "outcome")
+        )
+        self._tokens = page.counter("weft_usage_tokens", "Tokens; cached ones are part of the input.", (*who, "type"))
+        self._accelerator = page.counter(
+            "weft_usage_accelerator_seconds", "Time that accelerators computed, as far as it is known.", who
+        )
+        self._energy = page.counter(
+            "weft_usage_energy_joules", "Energy that accelerators used, as far as it was measured.", who
+        )
+        self._remote = page.counter(
+            "weft_usage_remote_requests", "Requests of which bytes left the premises, or may have.", who
+        )
+        self._unknown = page.counter(
+            "weft_usage_unknown",
+            "Requests and attempts whose tokens or accelerator time are not known.",
+            (*who, "what"),
+        )
+
+    def __call__(self, added: Mapping[UsageKey, UsageSums]) -> None:
+        """Counts what was added to the database."""
+        view = self._fleet.view
+        for key, sums in added.items():
+            model = self._targets.label(key.model, view)
+            self._count((key.tenant, model) if self._by_tenant else (model,), sums)
+
+    def _count(self, who: tuple[str, ...], sums: UsageSums) -> None:
+        for outcome in _OUTCOMES:
+            if number := getattr(sums, f"{outcome}_count"):
+                self._requests.of(*who, outcome).inc(number)
+        for kind, column in _TOKENS.items():
+            if number := getattr(sums, column):
+                self._tokens.of(*who, kind).inc(number)
+        for what, column in _UNKNOWN.items():
+            if number := getattr(sums, column):
+                self._unknown.of(*who, what).inc(number)
+        if sums.gpu_nanoseconds:
+            self._accelerator.of(*who).inc(sums.gpu_nanoseconds / _NANOSECONDS)
+        if sums.energy_millijoules:
+            self._energy.of(*who).inc(sums.energy_millijoules / _MILLIJOULES)
+        if sums.remote_count:
+            self._remote.of(*who).inc(sums.remote_count)
