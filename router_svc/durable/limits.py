@@ -123,7 +123,7 @@ class UsageSettings:
     sweep_interval_seconds: Seconds = 3_600.0
     """How often hours past `keep_seconds` are deleted."""
     tenant_metrics: Annotated[bool, PUBLIC] = False
-    """Whether the metrics of usage (`weft_usage_...`) have the label `tenant`: those who read metrics then see tenants."""
+    """Whether the metrics of usage (`weft_usage_...`) have the label `tenant`: who reads metrics then sees tenants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
