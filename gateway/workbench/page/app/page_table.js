@@ -6,6 +6,8 @@
 export const PAGES = [
   { path: "", title: "Overview", group: "Use", needs: "models:view", load: () => import("./pages/overview.js") },
   { path: "chat", title: "Chat", group: "Use", needs: "inference:create", load: () => import("./pages/chat.js") },
+  { path: "requests", title: "Requests", group: "Use", needs: "inference:view", load: () => import("./pages/requests.js") },
+  { path: "queue", title: "Queue", group: "Use", needs: "inference:view", load: () => import("./pages/queue.js") },
   { path: "tasks", title: "Tasks", group: "Use", needs: "inference:view", load: () => import("./pages/tasks.js") },
   { path: "usage", title: "Usage", group: "Use", needs: "inference:view", load: () => import("./pages/usage.js") },
   { path: "models", title: "Models", group: "Mesh", needs: "models:view", load: () => import("./pages/models.js") },

@@ -1,0 +1,95 @@
+// The figures of the last hour as series: the hour, and the steps that came since, on one axis of time.
+
+/** Steps that are shown. */
+export const MAX_STEPS = 360;
+
+const COUNTS = ["completed", "failed", "rejected", "cancelled", "promptTokens", "cachedPromptTokens", "completionTokens"];
+const TIMES = ["timeToFirstTokenSeconds", "timePerOutputTokenSeconds"];
+
+/**
+ * @typedef {{counts: Record<string, number[]>, times: Record<string, {p50: (number | null)[], p95: (number | null)[]}>}} RequestSeries
+ * @typedef {{name: string, totalBytes: number, usedBytes: (number | null)[], utilization: (number | null)[]}} DeviceSeries
+ * @typedef {{stepSeconds: number, times: number[], waiting: number[], running: number[], all: RequestSeries,
+ *   models: Map<string, RequestSeries>, devices: Map<string, DeviceSeries>}} Series
+ */
+
+/** One axis over documents of figures; null: there is none, or no step has ended. @param {Iterable<any>} documents @returns {Series | null} */
+export function seriesOf(documents) {
+  const given = [...documents].filter((document) => document.stepCount).sort((left, right) => Date.parse(left.start) - Date.parse(right.start));
+  if (!given.length) return null;
+  const step = given[0].stepSeconds * 1000;
+  const last = given.reduce((end, document) => Math.max(end, Date.parse(document.start) + document.stepCount * step), 0);
+  const first = Math.max(Date.parse(given[0].start), last - MAX_STEPS * step);
+  const count = Math.max(1, Math.round((last - first) / step));
+  const blank = () => Array.from({ length: count }, () => 0);
+  /** @type {Series} */
+  const series = {
+    stepSeconds: step / 1000,
+    times: Array.from({ length: count }, (_, index) => first + (index + 1) * step),
+    waiting: blank(),
+    running: blank(),
+    all: requestSeries(count),
+    models: new Map(),
+    devices: new Map(),
+  };
+  for (const document of given) {
+    const from = Math.round((Date.parse(document.start) - first) / step);
+    put(series.waiting, document.waiting, from);
+    put(series.running, document.running, from);
+    putRequests(series.all, document.all, from);
+    for (const model of document.models) {
+      if (!series.models.has(model.model)) series.models.set(model.model, requestSeries(count));
+      putRequests(/** @type {RequestSeries} */ (series.models.get(model.model)), model, from);
+    }
+    for (const device of document.devices) putDevice(series.devices, device, from, count);
+  }
+  return series;
+}
+
+/** @param {number} count @returns {RequestSeries} */
+function requestSeries(count) {
+  const gaps = () => /** @type {(number | null)[]} */ (Array.from({ length: count }, () => null));
+  return {
+    counts: Object.fromEntries(COUNTS.map((name) => [name, Array.from({ length: count }, () => 0)])),
+    times: Object.fromEntries(TIMES.map((name) => [name, { p50: gaps(), p95: gaps() }])),
+  };
+}
+
+/** @param {RequestSeries} series @param {any} given @param {number} from */
+function putRequests(series, given, from) {
+  // 64-bit counts are text.
+  for (const name of COUNTS) put(series.counts[name], given[name].map(Number), from);
+  for (const name of TIMES) {
+    put(series.times[name].p50, given[name].p50, from);
+    put(series.times[name].p95, given[name].p95, from);
+  }
+}
+
+/** @param {Map<string, DeviceSeries>} devices @param {any} given @param {number} from @param {number} count */
+function putDevice(devices, given, from, count) {
+  const name = `${given.host} · device ${given.index}`;
+  const gaps = () => /** @type {(number | null)[]} */ (Array.from({ length: count }, () => null));
+  const known = devices.get(name) ?? { name: given.name, totalBytes: Number(given.totalBytes), usedBytes: gaps(), utilization: gaps() };
+  devices.set(name, known);
+  put(known.usedBytes, given.usedBytes, from);
+  put(known.utilization, given.utilization, from);
+}
+
+/** Puts values at a place; what lies before the axis is left out. @param {any[]} target @param {any[]} values @param {number} from */
+function put(target, values, from) {
+  values.forEach((value, index) => {
+    if (from + index >= 0 && from + index < target.length) target[from + index] = value;
+  });
+}
+
+/** The mean rate over the last `width` steps at each step, per second. @param {number[]} counts @param {number} stepSeconds @param {number} width */
+export function rates(counts, stepSeconds, width) {
+  let sum = 0;
+  return counts.map((count, index) => {
+    sum += count - (index >= width ? counts[index - width] : 0);
+    return sum / (stepSeconds * Math.min(width, index + 1));
+  });
+}
+
+/** @param {number[]} values */
+export const sumOf = (values) => values.reduce((sum, value) => sum + value, 0);

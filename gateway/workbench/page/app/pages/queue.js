@@ -1,0 +1,77 @@
+// The queue: who waits for what, at which position, for how long, and why; explained and cancelled in one click.
+import { html, useMemo, useState } from "../parts/html.js";
+import { collection, useLive } from "../live.js";
+import { address } from "../navigation.js";
+import { can } from "../session.js";
+import { count, seconds } from "../parts/format.js";
+import { Confirm } from "../parts/dialog.js";
+import { post } from "../api.js";
+import { Code, LiveNote, Progress, State } from "../parts/widgets.js";
+import { Table } from "../parts/table.js";
+import { useNow } from "./requests_timeline.js";
+import { etaText, waits, waitText } from "./requests_words.js";
+
+export function Page() {
+  useLive("request");
+  const live = collection("request").value;
+  const rows = useMemo(() => [...live.items.values()].filter(waits).sort(byTurn), [live]);
+  const running = useMemo(() => [...live.items.values()].filter((request) => request.state === "running").length, [live]);
+  const now = useNow(rows.length > 0);
+  const [cancelled, setCancelled] = useState(/** @type {any} */ (null));
+  return html`<h1>Queue</h1>
+    <${LiveNote} live=${live} />
+    ${live.isComplete &&
+    html`<p class="faint" role="status">${rows.length === 1 ? "1 request waits" : `${count(rows.length)} requests wait`}, ${count(running)} ${running === 1 ? "runs" : "run"}.</p>
+      <${Targets} rows=${rows} />
+      <${Table} label="Waiting requests" rows=${rows} rowKey=${(/** @type {any} */ request) => request.requestId} columns=${columnsOf(now, setCancelled)} empty=${html`<${Empty} />`} />`}
+    <p class="faint">Requests of your tenant; a position counts those of all tenants.</p>
+    <details><summary>The same on the command line</summary><${Code} label="Commands" text=${"weft get requests -w\nweft explain ID\nweft cancel request ID"} /></details>
+    ${cancelled &&
+    html`<${Confirm} title="Cancel this request?" text=${html`<p><code>${cancelled.requestId}</code> waits for ${cancelled.target}. Its caller gets the error <code>cancelled</code>.</p>`}
+      action="Cancel the request" isDangerous=${true} onClose=${() => setCancelled(null)}
+      onDo=${() => post(`/v1/requests/${cancelled.requestId.split("/").map(encodeURIComponent).join("/")}/cancel`)} />`}`;
+}
+
+function Empty() {
+  return html`Nothing waits. A request is here while all slots of its model are busy, or while its model is loaded; <a href=${address("requests")}>Requests</a> has those that run.`;
+}
+
+/** How many wait for each target. @param {{rows: any[]}} props */
+function Targets({ rows }) {
+  const targets = new Map();
+  for (const { target } of rows) targets.set(target, (targets.get(target) ?? 0) + 1);
+  if (targets.size < 2) return null;
+  return html`<ul class="targets">${[...targets].sort((left, right) => right[1] - left[1]).map(([target, number]) => html`<li key=${target}><strong>${count(number)}</strong> for ${target}</li>`)}</ul>`;
+}
+
+/** Those that wait for a load first, then by position, then by arrival. @param {any} left @param {any} right */
+function byTurn(left, right) {
+  const place = (/** @type {any} */ request) => request.queued?.position ?? 0;
+  return left.target.localeCompare(right.target) || place(left) - place(right) || (left.arrivedAt < right.arrivedAt ? -1 : 1);
+}
+
+/** @param {number} now @param {(request: any) => void} onCancel @returns {import("../parts/table.js").Column[]} */
+function columnsOf(now, onCancel) {
+  return [
+    { title: "Position", className: "number", cell: (request) => request.queued?.position ?? "", sort: (request) => request.queued?.position ?? 0 },
+    { title: "Request", cell: (request) => html`<a class="mono" href=${address(`requests/${request.requestId}`)}>${request.requestId}</a>` },
+    { title: "Waits for", cell: (request) => request.askedModel || request.target, sort: (request) => request.askedModel || request.target },
+    { title: "State", cell: (request) => html`<${State} value=${request.state} />`, sort: (request) => request.state },
+    { title: "Since", className: "number", cell: (request) => seconds(Math.max(1, Math.round((now - Date.parse(request.arrivedAt)) / 1000))), sort: (request) => -Date.parse(request.arrivedAt) },
+    { title: "Begins in", className: "number", cell: etaText, sort: (request) => (request.queued ?? request.loading)?.etaSeconds ?? Infinity },
+    { title: "Priority", cell: (request) => request.priority, sort: (request) => request.priority },
+    { title: "Client", cell: (request) => request.clientId ?? "", sort: (request) => request.clientId ?? "" },
+    { title: "Why", className: "wrap", cell: (request) => html`<${Why} request=${request} />` },
+    {
+      title: "Actions",
+      cell: (request) => html`<span class="row"><a href=${address(`requests/${request.requestId}`)} aria-label=${`Explain ${request.requestId}`}>Explain</a>
+        ${can("inference:edit") && html`<button aria-label=${`Cancel ${request.requestId}`} onClick=${() => onCancel(request)}>Cancel</button>`}</span>`,
+    },
+  ];
+}
+
+/** @param {{request: any}} props */
+function Why({ request }) {
+  const progress = request.loading?.progress;
+  return html`${waitText(request)}${progress !== undefined && html` <${Progress} value=${progress} label=${`Load for ${request.requestId}`} />`}`;
+}

@@ -1,0 +1,106 @@
+// One request: its timeline, receipt, and each decision about it with those who could have served it.
+import { html, useEffect, useState } from "../parts/html.js";
+import { get, post } from "../api.js";
+import { address } from "../navigation.js";
+import { can } from "../session.js";
+import { clock, count, figure, seconds, words } from "../parts/format.js";
+import { attempt } from "../parts/notices.js";
+import { Code, ErrorNote, Facts } from "../parts/widgets.js";
+import { Table } from "../parts/table.js";
+import { etaText, Outcome, tookOf, waitText } from "./requests_words.js";
+import { Timeline } from "./requests_timeline.js";
+
+/** The path of a request: ids may have slashes. @param {string} id */
+const pathOf = (id) => `/v1/requests/${id.split("/").map(encodeURIComponent).join("/")}`;
+
+/** Cancels a request. @param {string} id */
+export const cancelRequest = (id) => attempt(() => post(`${pathOf(id)}/cancel`), `${id} is cancelled.`);
+
+/** @param {{id: string, live: import("../live.js").Collection}} props */
+export function RequestDetail({ id, live }) {
+  const { record, error } = useRecord(id, live.items.get(id));
+  return html`<p class="back"><a href=${address("requests")}>Requests</a></p>
+    <div class="row title"><h1 class="mono">${id}</h1>
+      ${record && html`<${Outcome} request=${record} />`}<span class="fill"></span>
+      ${record && record.state !== "ended" && can("inference:edit") && html`<button onClick=${() => cancelRequest(id)}>Cancel</button>`}</div>
+    <${ErrorNote} error=${error} />
+    ${record && html`<${Known} record=${record} />`}`;
+}
+
+/** @param {{record: any}} props */
+function Known({ record }) {
+  return html`${record.message && html`<p class=${record.reason === "cancelled" ? "faint" : "problem"}>${record.message}</p>`}
+    ${waitText(record) && html`<p class="panel" role="status">Waits: ${waitText(record)}${etaText(record) && `, ${etaText(record)}`}</p>`}
+    <section class="panel"><h2>Timeline</h2><${Timeline} record=${record} /></section>
+    <section class="panel"><h2>Receipt</h2><${Receipt} record=${record} /></section>
+    <${Decisions} record=${record} />
+    <details><summary>The same on the command line</summary><${Code} label="Command" text=${`weft explain ${record.requestId}`} /></details>`;
+}
+
+/** @param {{record: any}} props */
+function Receipt({ record }) {
+  const receipt = record.receipt ?? {};
+  const attempts = receipt.attempts ?? [];
+  const timings = receipt.engineTimings ?? {};
+  return html`<${Facts} facts=${[
+      ["Asked for", record.askedModel ? `${record.askedModel} (${record.target})` : record.target],
+      ["Answered by", receipt.model],
+      ["Host", receipt.host],
+      ["Client", record.clientId],
+      ["Priority", record.priority],
+      ["Arrived", clock(record.arrivedAt)],
+      ["Ended", clock(record.endedAt)],
+      ["Took", seconds(tookOf(record))],
+      ["Waited in the queue", seconds(receipt.queueWaitSeconds)],
+      ["Waited for a load", receipt.loadWaitSeconds ? seconds(receipt.loadWaitSeconds) : ""],
+      ["First token after", seconds(receipt.timeToFirstTokenSeconds)],
+      ["Tokens in", receipt.promptTokens === undefined ? "" : `${count(receipt.promptTokens)}${receipt.cachedPromptTokens ? ` (${count(receipt.cachedPromptTokens)} cached)` : ""}`],
+      ["Tokens out", count(receipt.completionTokens)],
+      ["Tokens per second", figure(receipt.tokensPerSecond)],
+      ["Accelerator time", seconds(receipt.deviceUsage?.deviceSeconds ?? receipt.gpuSeconds)],
+      ["Read its prompt for", seconds(timings.prefillSeconds)],
+      ["Left the premises", record.receipt ? (receipt.leftPremises ? "yes, or may have" : "no") : ""],
+      ["Cancelled by", record.cancelledBy],
+      ["Task", receipt.taskId && html`<a href=${address(`tasks/${receipt.taskId}`)}>${receipt.taskId}</a>`],
+    ]} />
+    ${attempts.length > 1 || attempts.some((/** @type {any} */ each) => each.reason)
+      ? html`<h3>Attempts</h3><ol>${attempts.map((/** @type {any} */ each) => html`<li>${each.model} on ${each.runner}${each.reason ? html`: <span class="problem">${words(each.reason)}</span>` : ""}</li>`)}</ol>`
+      : null}
+    ${record.state === "ended" && !record.receipt && html`<p class="faint">Its caller left before its receipt came here; the log of its gateway has it.</p>`}`;
+}
+
+/** @param {{record: any}} props */
+function Decisions({ record }) {
+  const decisions = (record.decisions ?? []).map((/** @type {any} */ decision, /** @type {number} */ at) => ({ ...decision, at: String(at) }));
+  return html`<section><h2>Decisions</h2>
+    <${Table} label="Decisions" rows=${decisions} rowKey=${(/** @type {any} */ decision) => decision.at} empty="Nothing was decided about it yet." height="40rem"
+      columns=${[
+        { title: "After", className: "number", cell: (/** @type {any} */ decision) => seconds(decision.ageSeconds) },
+        { title: "What", cell: (/** @type {any} */ decision) => words(decision.kind) },
+        { title: "Why", className: "wrap", cell: (/** @type {any} */ decision) => html`<${Why} decision=${decision} />` },
+      ]} /></section>`;
+}
+
+/** @param {{decision: any}} props */
+function Why({ decision }) {
+  const { detail, policy, candidates = [], candidateCount } = decision;
+  return html`${detail}
+    ${candidates.length > 0 &&
+    html`<ul class="candidates">${candidates.map(
+      (/** @type {any} */ each) => html`<li class=${each.chosen ? "chosen" : "faint"}>${each.model}${each.runner ? ` on ${each.runner}` : ""}${each.chosen ? `: chosen${policy ? ` (${words(policy)})` : ""}` : each.gate ? `: ${each.gate}` : ""}${each.engineLoad ? `, ${each.engineLoad}` : ""}</li>`,
+    )}${candidateCount > candidates.length && html`<li class="faint">and ${candidateCount - candidates.length} more</li>`}</ul>`}`;
+}
+
+/** The whole record, read again whenever the stream says that it has changed. @param {string} id @param {any} changed */
+function useRecord(id, changed) {
+  const [found, setFound] = useState(/** @type {{record: any, error: unknown}} */ ({ record: null, error: null }));
+  useEffect(() => {
+    const stop = new AbortController();
+    get(pathOf(id), {}, stop.signal).then(
+      (record) => setFound({ record, error: null }),
+      (error) => stop.signal.aborted || setFound((before) => ({ ...before, error })),
+    );
+    return () => stop.abort();
+  }, [id, changed]);
+  return found;
+}

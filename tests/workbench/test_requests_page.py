@@ -1,0 +1,115 @@
+"""Requests and the queue in a real browser: lists, one request with its timeline, explain and cancel."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.error import HTTPError
+
+import pytest
+from mesh_process import MeshProcess
+from pages import accessibility_faults, opened, picture
+from requests_kit import busy, call, chat, served_mesh
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    with served_mesh(tmp_path_factory.mktemp("requests")) as mesh:
+        for number in range(3):
+            chat(mesh, "quick", f"quick-{number}")
+        with suppress(HTTPError):
+            chat(mesh, "quick", "refused-0", messages=[{"role": "user", "content": "word " * 60_000}])
+        yield mesh
+
+
+def test_requests_come_into_the_list_as_they_arrive_and_change_as_they_end(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "requests", "Requests")
+    page.get_by_role("link", name="quick-2").wait_for()
+    with busy(mesh, 1):
+        running = page.get_by_role("row").filter(has_text="slow-0")
+        running.get_by_text("running").wait_for()
+        waiting = page.get_by_role("row").filter(has_text="slow-1")
+        waiting.get_by_text("queued").wait_for()
+        waiting.get_by_text("slots of slow are busy").wait_for()
+        picture(page, "requests")
+        call(mesh, "POST", "/v1/requests/slow-1/cancel")
+        waiting.get_by_text("cancelled", exact=True).wait_for()
+
+
+def test_the_list_is_limited_to_outcomes_and_to_what_is_looked_for(page: "Page", mesh: MeshProcess) -> None:
+    chat(mesh, "quick", "looked-for")
+    opened(page, mesh, "requests?state=completed", "Requests")
+    page.get_by_role("link", name="looked-for").wait_for()
+    assert not page.get_by_role("link", name="slow-1").count()
+    page.get_by_label("Find").fill("looked")
+    page.get_by_text("1 shown").wait_for()
+    page.reload()
+    page.get_by_text("1 shown").wait_for()
+    page.get_by_label("Show").select_option("cancelled")
+    page.get_by_text("No such request.").wait_for()
+
+
+def test_one_request_has_its_timeline_its_receipt_and_the_decisions_about_it(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "requests", "Requests")
+    page.get_by_role("link", name="quick-0").click()
+    page.get_by_role("heading", level=1, name="quick-0").wait_for()
+    page.get_by_role("img", name="Timeline: ").wait_for()
+    told = page.get_by_role("img", name="Timeline: ").get_attribute("aria-label") or ""
+    assert "until its first token" in told
+    assert "answer" in told
+    facts = page.locator("dl.facts")
+    facts.get_by_text("m-a").wait_for()
+    facts.get_by_text("24", exact=True).wait_for()
+    page.get_by_role("cell", name="attempt 1 goes to m-a").wait_for()
+    picture(page, "request")
+
+
+def test_a_request_that_waits_is_explained_and_its_page_follows_it(page: "Page", mesh: MeshProcess) -> None:
+    with busy(mesh, 1):
+        opened(page, mesh, "requests/slow-1", "slow-1")
+        page.get_by_role("status").filter(has_text="Waits: all 1 slots of slow are busy").wait_for()
+        picture(page, "request-waiting")
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_text("slow-1 is cancelled.").wait_for()
+        page.locator(".state").get_by_text("cancelled").wait_for()
+
+
+def test_a_request_that_nobody_knows_is_said_to_be_unknown(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "requests/no-such", "no-such")
+    page.get_by_role("alert").get_by_text("no request no-such is known").wait_for()
+
+
+def test_the_queue_shows_who_waits_where_and_why_and_cancels(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "queue", "Queue")
+    page.get_by_text("Nothing waits.").wait_for()
+    with busy(mesh):
+        page.get_by_text("3 requests wait, 1 runs.").wait_for()
+        rows = page.get_by_role("table", name="Waiting requests").get_by_role("row")
+        cells = [rows.nth(at).get_by_role("cell").all_inner_texts()[:3] for at in (1, 2, 3)]
+        assert cells == [["1", "slow-1", "slow"], ["2", "slow-2", "slow"], ["3", "slow-3", "slow"]]
+        picture(page, "queue")
+        page.get_by_role("button", name="Cancel slow-2").click()
+        page.get_by_role("button", name="Cancel the request").click()
+        page.get_by_text("2 requests wait").wait_for()
+        # The one behind it moves up.
+        page.get_by_role("row").filter(has_text="slow-3").get_by_role("cell", name="2", exact=True).wait_for()
+        page.get_by_role("link", name="Explain slow-3").click()
+        page.get_by_role("heading", level=1, name="slow-3").wait_for()
+        page.get_by_role("heading", name="Decisions").wait_for()
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
+@pytest.mark.parametrize("path", ["requests", "requests/quick-0", "queue"])
+def test_the_pages_of_requests_have_no_accessibility_faults(
+    browser: "Browser", mesh: MeshProcess, theme: str, width: int, path: str
+) -> None:
+    def ready(page: "Page") -> None:
+        page.get_by_text("wait, " if path == "queue" else "quick-0").first.wait_for()
+        picture(page, f"{path.replace('/', '-')}-{theme}-{width}")
+
+    with busy(mesh, 2):
+        assert not accessibility_faults(browser, f"{mesh.url}/ui/{path}", theme=theme, width=width, after=ready)
