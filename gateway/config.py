@@ -372,6 +372,8 @@ class GatewaySettings:
     """Changes that wait for one reader of `/api/v1/watch`, one for each name: the newest. A source of more waits."""
     watch_interval_seconds: Seconds = 0.1
     """Shortest time between two writes of one stream of `/api/v1/watch`; changes of a name meanwhile are one."""
+    watch_queue_seconds: Seconds = 1.0
+    """Interval in which the router is asked for its queues while a stream of `/api/v1/watch` reads them."""
     key_check_seconds: Seconds = 2.0
     """Interval in which an open stream of events checks that its key is still valid; it ends with one that is not."""
     max_running_responses: Annotated[int, Ge(1), Le(100_000)] = 2048

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
         fake_runner("a"),
         fake_runner("b"),
         _named("busy"),
+        _named("queued", slots=1),
         slow,
         bad,
         _memory_runner(),
@@ -103,6 +105,25 @@ def test_every_model_is_listed_with_its_state_slots_memory_and_what_it_takes(pag
     assert "hibernating" in sleeping.inner_text()
     assert "~ 2.0 GiB" in sleeping.inner_text()
     picture(page, "models")
+
+
+def test_requests_that_wait_are_counted_in_the_list_as_they_come_and_go(page: "Page", models: Models) -> None:
+    mesh = models.mesh
+    finished(_behave(mesh, "runs-queued", prefill_held=True))
+    body = {"model": "queued", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    opened(page, mesh, "models", "Models")
+    row = _rows(page).filter(has=page.get_by_role("link", name="queued", exact=True))
+    with ThreadPoolExecutor(3) as pool, httpx2.Client(base_url=mesh.url, timeout=60.0) as client:
+        asked = [pool.submit(client.post, "/v1/chat/completions", json=body) for _ in range(3)]
+        try:
+            row.get_by_role("cell", name="1 / 1").wait_for()
+            row.get_by_role("cell", name="2", exact=True).wait_for()
+            picture(page, "models-queue")
+        finally:
+            finished(_behave(mesh, "runs-queued", prefill_held=False))
+        assert [each.result().status_code for each in asked] == [200] * 3
+    row.get_by_role("cell", name="0 / 1").wait_for()
+    row.get_by_role("cell", name="0", exact=True).wait_for()
 
 
 def test_the_list_is_filtered_by_words_and_by_state_and_the_address_keeps_that(page: "Page", models: Models) -> None:

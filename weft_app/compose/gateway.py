@@ -29,6 +29,7 @@ from gateway.resources.registry_client import RegistryClient
 from gateway.service import GatewayService
 from gateway.watch.events import EventSource
 from gateway.watch.operations import MemorySource, OperationSource
+from gateway.watch.queues import QueuesByName
 from gateway.watch.requests import FiguresOfMesh, RequestsOfTenant
 from gateway.watch.resources import resource_sources
 from weft.dispatch.dispatcher import Dispatcher
@@ -132,6 +133,7 @@ def build_gateway(config: WeftConfig, home: WeftHome, mesh: MeshClients) -> Gate
             EventSource(registry),
             RequestsOfTenant(mesh.requests),
             FiguresOfMesh(mesh.requests),
+            QueuesByName(mesh.queues, mesh.clock, edge.watch_queue_seconds),
             OperationSource(operations),
             MemorySource(operations),
         ),

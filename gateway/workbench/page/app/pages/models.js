@@ -6,7 +6,7 @@ import { ModelDetail } from "./models_detail.js";
 import { ModelList } from "./models_list.js";
 
 /** The kinds that are watched, and the right that each needs. */
-const KINDS = { model: "models:view", runner: "runners:view", operation: "operations:view" };
+const KINDS = { model: "models:view", runner: "runners:view", operation: "operations:view", queue: "operations:view" };
 const KINDS_OF_ONE = { ...KINDS, memory: "operations:view", event: "telemetry:view" };
 
 /** @param {{name: string, query: URLSearchParams}} props */

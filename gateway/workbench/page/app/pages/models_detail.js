@@ -13,7 +13,7 @@ import { Code, ErrorNote, Facts, LiveNote } from "../parts/widgets.js";
 import { FlushDialog, RemoveDialog, UnloadDialog, wake } from "./models_actions.js";
 import { ModelState } from "./models_list.js";
 import { LoadDialog, rangeText } from "./models_load.js";
-import { contextOf, isAsleep, memoryOf, poolOf, takes } from "./models_view.js";
+import { contextOf, isAsleep, memoryOf, poolOf, queueOf, takes } from "./models_view.js";
 import { WhyNot } from "./models_why.js";
 
 /** Between two reads of what the live documents do not have. */
@@ -106,13 +106,14 @@ function factsOf(model, admin) {
   const memory = memoryOf(model);
   const replica = admin?.replicas?.members?.find((/** @type {any} */ each) => each.model === model.name);
   const file = instance.modelFile ?? {};
+  const queue = queueOf(model);
   return [
     ["Pool", poolOf(model)],
     ["Runner", runner],
     ["Host", replica?.host],
     ["Engine", type],
     ["Slots", instance.slotsTotal ? `${instance.slotsUsed} of ${instance.slotsTotal} busy` : ""],
-    ["Queue", admin?.queue && `${admin.queue.waiting} waiting, at most ${admin.queue.maxWaiting}`],
+    ["Queue", queue && `${queue.waiting} waiting, at most ${queue.maxWaiting}`],
     ["Context", contextText(contextOf(model))],
     ["Memory", memory.bytes && (memory.isHeld ? bytes(memory.bytes) : `about ${bytes(memory.bytes)} to load (${words(instance.memory?.estimateSource)})`)],
     ["Unloaded when idle at", clock(instance.unloadAt)],

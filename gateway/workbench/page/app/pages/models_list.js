@@ -9,7 +9,7 @@ import { Table } from "../parts/table.js";
 import { LiveNote, State } from "../parts/widgets.js";
 import { DetachDialog } from "./models_actions.js";
 import { AddDialog } from "./models_add.js";
-import { contextOf, memoryOf, poolOf, searchText, stateOf, tagsOf, takes } from "./models_view.js";
+import { contextOf, memoryOf, poolOf, queueOf, searchText, stateOf, tagsOf, takes } from "./models_view.js";
 
 const MAX_OPERATIONS = 10;
 
@@ -61,6 +61,7 @@ const COLUMNS = [
   { title: "Model", cell: (row) => html`<a href=${address(`models/${row.name}`)}>${row.name}</a>`, sort: (row) => row.name },
   { title: "State", cell: (row) => html`<${ModelState} model=${row} />`, sort: stateOf },
   { title: "Slots", cell: slots, sort: (row) => row.status?.instance?.slotsUsed ?? -1, className: "number", hint: "busy / all" },
+  { title: "Queue", cell: (row) => queueOf(row)?.waiting ?? "–", sort: (row) => queueOf(row)?.waiting ?? -1, className: "number", hint: "waiting for its pool" },
   { title: "Memory", cell: memory, sort: (row) => memoryOf(row).bytes, className: "number", hint: "held, or ~ what loading it takes" },
   { title: "Context", cell: (row) => count(contextOf(row) || null), sort: contextOf, className: "number", hint: "tokens of one slot" },
   { title: "Takes", cell: (row) => takes(row).join(", ") || "–", sort: (row) => takes(row).join() },

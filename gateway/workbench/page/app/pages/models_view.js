@@ -1,4 +1,5 @@
 // What the pages of models read out of a model's document: its state, its memory, what it takes.
+import { collection } from "../live.js";
 import { toNumber } from "../parts/format.js";
 
 /** The state of a model: the phase of its engine, or that of its runner where that is gone. @param {any} model */
@@ -45,6 +46,9 @@ export function tagsOf(model) {
 
 /** The pool of a model; "" where the model is the pool. @param {any} model */
 export const poolOf = (model) => (model.status?.pool && model.status.pool !== model.name ? model.status.pool : "");
+
+/** The queue of a model: that of its pool; undefined: not known. Its page watches `queue`. @param {any} model */
+export const queueOf = (model) => collection("queue").value.items.get(model.status?.pool || model.poolName || model.name);
 
 /** @type {WeakMap<any, string>} */
 const texts = new WeakMap();

@@ -1,0 +1,69 @@
+"""Queues of the router as a source of a watch."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from functools import partial
+
+from typing_extensions import override
+
+from gateway.answers.answer_builder import encode_json
+from gateway.watch.source import Change, WatchCaller, WatchSource, delete, put, synced
+from weft.api.gateway.v1 import admin_model_pb2
+from weft.dispatch.placement import PoolQueue, QueueSource
+from weft.documents.codec import document_of
+from weft.kernel.clock import Clock
+from weft.kernel.principal import Access, Resource, Role
+
+
+class QueuesByName(WatchSource):
+    """The queue of each public name and of each route; the name of one is that name, or `route/` and the route's.
+
+    The router is asked at intervals, once for all streams of the gateway that read them.
+    """
+
+    kind = "queue"
+    access = Access(Resource.OPERATIONS, Role.VIEW)
+    by_name = False
+
+    def __init__(self, queues: QueueSource, clock: Clock, interval_seconds: float) -> None:
+        self._queues = queues
+        self._clock = clock
+        self._interval_seconds = interval_seconds
+        self._latest: Mapping[str, PoolQueue] = {}
+        self._read_at: float | None = None
+        """When `_latest` was read, by the clock; None: never."""
+        self._lock = asyncio.Lock()
+
+    @override
+    async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
+        known: Mapping[str, PoolQueue] | None = None
+        while True:
+            found = await self._read()
+            for name in (known or {}).keys() - found.keys():
+                yield delete(name)
+            for name, queue in found.items():
+                if known is None or _shown(known.get(name)) != _shown(queue):
+                    yield put(name, partial(_encoded, queue))
+            if known is None:
+                yield synced()
+            known = found
+            await self._clock.sleep(self._interval_seconds)
+
+    async def _read(self) -> Mapping[str, PoolQueue]:
+        """Returns the queues as they are, or were half an interval ago at most. Raises SERVICE_UNAVAILABLE."""
+        async with self._lock:
+            now = self._clock.monotonic()
+            if self._read_at is None or now - self._read_at > self._interval_seconds / 2:
+                self._latest = {queue.pool: queue for queue in await self._queues.queues()}
+                self._read_at = now
+            return self._latest
+
+
+def _shown(queue: PoolQueue | None) -> tuple[int, int, int] | None:
+    """What a reader sees of a queue."""
+    return None if queue is None else (queue.waiting, queue.max_waiting, queue.running)
+
+
+def _encoded(queue: PoolQueue) -> bytes:
+    message = admin_model_pb2.Queue(waiting=queue.waiting, max_waiting=queue.max_waiting, running=queue.running)
+    return encode_json(document_of(message))
