@@ -36,7 +36,7 @@ def slow(mesh: MeshProcess) -> Iterator[None]:
     """Answers take minutes until the test ends."""
     finished(behave(mesh, tokens_per_second=4.0, answer_tokens=1000))
     yield
-    finished(behave(mesh, answer_tokens=ANSWER_TOKENS))
+    finished(behave(mesh, tokens_per_second=0.0, answer_tokens=ANSWER_TOKENS))
 
 
 async def behave(mesh: MeshProcess, **switches: Any) -> None:
@@ -135,6 +135,21 @@ def test_tasks_are_listed_in_pages_and_by_their_state(page: "Page", mesh: MeshPr
     page.get_by_label("State").select_option("cancelled")
     page.get_by_role("link", name=tasks[0]).wait_for(state="detached")
     assert page.url.endswith("?state=cancelled")
+
+
+def test_a_task_of_somebody_else_is_listed_and_changes_while_the_list_is_shown(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "tasks", "Tasks")
+    page.get_by_role("banner").get_by_text("live", exact=True).wait_for()
+    finished(behave(mesh, tokens_per_second=4.0, answer_tokens=1000))
+    try:
+        task = submitted(mesh)
+        row = page.get_by_role("row").filter(has_text=task)
+        row.get_by_text("running", exact=True).wait_for()
+        posted(mesh, f"/api/v1/inference-tasks/{task}/cancel", {})
+        row.get_by_text("cancelled", exact=True).wait_for()
+    finally:
+        finished(behave(mesh, tokens_per_second=0.0, answer_tokens=ANSWER_TOKENS))
+    picture(page, "tasks")
 
 
 def test_a_batch_is_checked_sent_followed_and_its_results_saved(

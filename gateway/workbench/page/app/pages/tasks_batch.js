@@ -9,7 +9,8 @@ import { Table } from "../parts/table.js";
 import { ErrorNote, Facts, State } from "../parts/widgets.js";
 import { download } from "../transfer.js";
 import { textsOf } from "./tasks_answer.js";
-import { BatchProgress, isUnfinished, useBatchNews } from "./tasks_batches.js";
+import { BatchProgress, isUnfinished } from "./tasks_batches.js";
+import { useTaskNews } from "./tasks_news.js";
 
 /** Results that are shown; the file has all of them. */
 const SHOWN_RESULTS = 100;
@@ -24,7 +25,7 @@ export function BatchDetail({ id }) {
     [path],
   );
   useEffect(() => void refresh(), [refresh]);
-  useBatchNews(refresh, isUnfinished(batch));
+  useTaskNews(refresh, isUnfinished(batch));
   const back = html`<p class="back"><a href=${address("tasks/batches")}>Batches</a></p>`;
   if (!batch) return html`${back}<h1 class="mono">${id}</h1><${ErrorNote} error=${error} />${!error && html`<p class="faint">Loading…</p>`}`;
   const cancel = () => attempt(() => post(`${path}/cancel`).then(setBatch), `${id} is being cancelled.`);

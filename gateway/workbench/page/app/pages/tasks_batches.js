@@ -1,58 +1,30 @@
 // The list of batches: the newest first, with the progress of those that run.
-import { html, useEffect, useRef, useState } from "../parts/html.js";
+import { html, useState } from "../parts/html.js";
 import { get } from "../api.js";
-import { collection, useLive } from "../live.js";
 import { address } from "../navigation.js";
 import { can } from "../session.js";
 import { clock } from "../parts/format.js";
 import { PageEnd, usePages } from "../parts/paged.js";
 import { Table } from "../parts/table.js";
 import { Bar, State } from "../parts/widgets.js";
+import { useTaskNews } from "./tasks_news.js";
 import { NewBatch } from "./tasks_new_batch.js";
 
 const PAGE_SIZE = 100;
-const REFRESH_MILLISECONDS = 1000;
 const UNFINISHED = new Set(["in_progress", "cancelling", "finalizing"]);
 
 /** Whether a batch still changes. @param {any} batch */
 export const isUnfinished = (batch) => UNFINISHED.has(batch?.status);
 
-/** Asks again: soon after tasks have changed, which the lines of batches are; and while the results of one are written.
- * @param {() => unknown} refresh @param {boolean} isFollowed */
-export function useBatchNews(refresh, isFollowed) {
-  useLive("task");
-  const live = collection("task").value;
-  const timer = useRef(/** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined));
-  const newest = useRef({ refresh, isFollowed });
-  newest.current = { refresh, isFollowed };
-  const plan = () => {
-    timer.current ??= setTimeout(async () => {
-      await newest.current.refresh();
-      timer.current = undefined;
-      if (newest.current.isFollowed) plan();
-    }, REFRESH_MILLISECONDS);
-  };
-  useEffect(() => {
-    if (live.isComplete || isFollowed) plan();
-  }, [live, isFollowed]);
-  useEffect(
-    () => () => {
-      newest.current.isFollowed = false;
-      clearTimeout(timer.current);
-    },
-    [],
-  );
-}
-
 /** @param {{query: URLSearchParams}} props */
 export function BatchList({ query }) {
   const file = query.get("file") ?? "";
   const [isNew, setNew] = useState(Boolean(file));
-  const list = usePages(async (after) => {
-    const page = await get("/v1/batches", { limit: PAGE_SIZE, after });
+  const list = usePages(async (after, size) => {
+    const page = await get("/v1/batches", { limit: size, after });
     return { items: page.data, next: page.has_more ? page.last_id : "" };
-  }, "batches");
-  useBatchNews(list.refresh, list.rows.some(isUnfinished));
+  }, "batches", { size: PAGE_SIZE, most: PAGE_SIZE });
+  useTaskNews(list.refresh, list.rows.some(isUnfinished));
   return html`<div class="row tools"><span class="fill faint">Requests in a file, answers in a file; each line is a task.</span>
       ${can("inference:create") && html`<button class="main" onClick=${() => setNew(true)}>New batch</button>`}</div>
     ${list.isComplete &&

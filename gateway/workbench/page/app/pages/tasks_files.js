@@ -17,10 +17,10 @@ const PAGE_SIZE = 200;
 export function FileList() {
   const [isUploading, setUploading] = useState(false);
   const [deleted, setDeleted] = useState(/** @type {any} */ (null));
-  const list = usePages(async (after) => {
-    const page = await get("/v1/files", { limit: PAGE_SIZE, after });
+  const list = usePages(async (after, size) => {
+    const page = await get("/v1/files", { limit: size, after });
     return { items: page.data, next: page.has_more ? page.last_id : "" };
-  }, "files");
+  }, "files", { size: PAGE_SIZE, most: 10_000 });
   const path = (/** @type {any} */ file) => `/v1/files/${segment(file.id)}`;
   const actions = (/** @type {any} */ file) => html`<span class="row">
     <button onClick=${() => attempt(() => download(`${path(file)}/content`, file.filename))} aria-label=${`Download ${file.filename}`}>Download</button>

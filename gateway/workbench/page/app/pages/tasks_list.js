@@ -1,7 +1,6 @@
 // The list of tasks: the newest first, by state, with those that come and change while it is shown.
-import { html, useMemo, useState } from "../parts/html.js";
+import { html, useState } from "../parts/html.js";
 import { get } from "../api.js";
-import { collection, useLive } from "../live.js";
 import { address, go } from "../navigation.js";
 import { can } from "../session.js";
 import { clock, seconds } from "../parts/format.js";
@@ -9,9 +8,11 @@ import { PageEnd, usePages } from "../parts/paged.js";
 import { Table } from "../parts/table.js";
 import { State } from "../parts/widgets.js";
 import { NewTask } from "./tasks_new.js";
+import { useTaskNews } from "./tasks_news.js";
 
 const STATES = ["pending", "running", "completed", "failed", "cancelled"];
 const PAGE_SIZE = 100;
+const MAX_PAGE_SIZE = 1000;
 
 /** @param {{query: URLSearchParams}} props */
 export function TaskList({ query }) {
@@ -19,17 +20,16 @@ export function TaskList({ query }) {
   const model = query.get("model") ?? "";
   const [isNew, setNew] = useState(false);
   const [notice, setNotice] = useState("");
-  useLive("task");
-  const live = collection("task").value;
-  const list = usePages(async (after) => {
-    const page = await get("/api/v1/inference-tasks", { state, model, limit: PAGE_SIZE, page_token: after });
-    setNotice(page.notice ?? "");
-    return { items: page.data, next: page.next_page_token ?? "" };
-  }, `${state} ${model}`);
-  const rows = useMemo(
-    () => withLive(list, live, (task) => (!state || task.state === state) && (!model || task.model === model)),
-    [list.rows, list.next, live, state, model],
+  const list = usePages(
+    async (after, size) => {
+      const page = await get("/api/v1/inference-tasks", { state, model, limit: size, page_token: after });
+      setNotice(page.notice ?? "");
+      return { items: page.data, next: page.next_page_token ?? "" };
+    },
+    `${state} ${model}`,
+    { size: PAGE_SIZE, most: MAX_PAGE_SIZE },
   );
+  useTaskNews(list.refresh);
   /** @param {Record<string, string>} change */
   const filter = (change) => go("tasks", { state, model, ...change }, { replace: true });
   return html`<div class="row tools">
@@ -42,23 +42,14 @@ export function TaskList({ query }) {
     </div>
     ${notice && html`<p class="problem" role="alert">${notice}</p>`}
     ${list.isComplete &&
-    html`<${Table} label="Tasks" rows=${rows} rowKey=${(/** @type {any} */ task) => task.id} empty=${state || model ? "No such task." : html`<${Empty} />`} columns=${COLUMNS} />`}
+    html`<${Table} label="Tasks" rows=${list.rows} rowKey=${(/** @type {any} */ task) => task.id} empty=${state || model ? "No such task." : html`<${Empty} />`} columns=${COLUMNS} />`}
     <${PageEnd} list=${list} />
     ${isNew && html`<${NewTask} onClose=${() => setNew(false)} />`}`;
 }
 
 function Empty() {
-  return html`No task yet. A task is a request that outlives its caller: it is finished even if every process restarts in between. Begin one here, or by
+  return html`No task yet. A task is a request that outlives its caller: it is finished even if every process restarts in between. Begin one here, or by ${" "}
     <code>weft chat MODEL --async -m "…"</code>.`;
-}
-
-/** What was asked for, as the stream of the mesh knows it by now; and what came since, unless a later page has it.
- * @param {import("../parts/paged.js").PagedList} list @param {import("../live.js").Collection} live @param {(task: any) => boolean} isWanted */
-function withLive(list, live, isWanted) {
-  const tasks = new Map(list.rows.map((task) => [task.id, task]));
-  const oldest = list.next ? list.rows[list.rows.length - 1].created_at : "";
-  for (const task of live.items.values()) if (task.created_at >= oldest || tasks.has(task.id)) tasks.set(task.id, task);
-  return [...tasks.values()].filter(isWanted).sort((left, right) => (left.created_at < right.created_at ? 1 : -1));
 }
 
 /** How long a task ran, once it has ended. @param {any} task */

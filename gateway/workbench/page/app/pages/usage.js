@@ -90,7 +90,7 @@ function Rows({ found, by }) {
   const name = `usage-${groups.join("-")}.csv`;
   const rows = found.items.map((/** @type {any} */ row, /** @type {number} */ at) => ({ ...row, at: String(at) }));
   if (rows.length > 1) rows.push({ ...found.total, at: "total", isTotal: true });
-  return html`<div class="row tools"><h2>By ${GROUPS.filter(([group]) => groups.includes(group)).map(([, words]) => words).join(" and ")}</h2>
+  return html`<div class="row tools"><h2>By ${GROUPS.filter(([group]) => groups.includes(group)).map(([, words]) => words).join(", ")}</h2>
       <button disabled=${!found.items.length} onClick=${() => attempt(async () => saveText(csvText(found.items, groups), name, "text/csv"))}>Save as CSV</button></div>
     ${found.hasMore && html`<p class="problem" role="status">There are more than ${count(MAX_ROWS)} rows: choose a shorter time, a tenant or a model. The total counts all.</p>`}
     <${Table} label="Usage" rows=${rows} rowKey=${(/** @type {any} */ row) => row.at} columns=${columnsOf(groups)} empty="Nothing was used in this time." />

@@ -15,30 +15,41 @@ import { ErrorNote } from "./widgets.js";
 /** @type {{rows: any[], next: string, isComplete: boolean, isBusy: boolean, error: unknown}} */
 const NOTHING = { rows: [], next: "", isComplete: false, isBusy: false, error: null };
 
-/** The rows of a list, which have an `id` and a `created_at`. `load` asks for the page after a mark, "" for the first one.
- * @param {(after: string) => Promise<ListPage>} load @param {string} key What is listed: another one is another list.
+/** The rows of a list, which have an `id`. `load` asks for a page of some size after a mark, "" for the first one.
+ * @param {(after: string, size: number) => Promise<ListPage>} load @param {string} key What is listed: another one is another list.
+ * @param {{size: number, most: number}} pages How many rows a page has, and how many it may have: what is shown is asked for anew as one page.
  * @returns {PagedList} */
-export function usePages(load, key) {
+export function usePages(load, key, { size, most }) {
   const [state, setState] = useState(NOTHING);
   const turn = useRef(0);
   const isRefreshing = useRef(false);
+  const isDue = useRef(false);
+  const shown = useRef(0);
+  shown.current = state.rows.length;
 
-  /** @param {string} after @param {(old: typeof state, page: ListPage) => Partial<typeof state>} put */
-  const ask = async (after, put) => {
+  /** @param {string} after @param {number} length @param {(old: typeof state, page: ListPage) => Partial<typeof state>} put */
+  const ask = async (after, length, put) => {
     const own = turn.current;
     setState((old) => ({ ...old, isBusy: true }));
     try {
-      const page = await load(after);
+      const page = await load(after, length);
       if (own === turn.current) setState((old) => ({ ...old, ...put(old, page), isComplete: true, isBusy: false, error: null }));
     } catch (error) {
       if (own === turn.current) setState((old) => ({ ...old, isBusy: false, error }));
     }
   };
-  const more = () => ask(state.next, (old, page) => ({ rows: joined(old.rows, page.items), next: page.next }));
+  const more = () => ask(state.next, size, (old, page) => ({ rows: joined(old.rows, page.items), next: page.next }));
   const refresh = useCallback(async () => {
+    // What changed while it is asked may be missing in the answer.
+    isDue.current = isRefreshing.current;
     if (isRefreshing.current) return;
     isRefreshing.current = true;
-    await ask("", begun).finally(() => (isRefreshing.current = false));
+    const own = turn.current;
+    do {
+      isDue.current = false;
+      await ask("", Math.min(most, Math.max(size, shown.current)), begun);
+    } while (isDue.current && own === turn.current);
+    if (own === turn.current) isRefreshing.current = false;
   }, [key]);
   useEffect(() => {
     turn.current += 1;
