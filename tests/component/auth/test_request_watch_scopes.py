@@ -1,0 +1,123 @@
+"""Whose requests a key may watch over gRPC, and who may read figures, which are of all tenants."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, cast
+
+import grpc
+import pytest
+
+from router_svc.client_registry import ClientRegistry, ClientsConfig
+from router_svc.policy.settings import RateLimitConfig
+from router_svc.request_log import RequestLog
+from router_svc.request_servicer import LocalRequests, RequestServicer
+from weft.api.router.v1 import request_service_pb2 as pb
+from weft.api.router.v1 import request_service_pb2_grpc
+from weft.dispatch.placement import PlacementRequest
+from weft.kernel.clock import SystemClock
+from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.rpc import error_from_call, new_server, open_channel
+from weft.kernel.rpc_auth import AuthInterceptor
+
+if TYPE_CHECKING:
+    from weft.api.router.v1.request_service_pb2_grpc import RequestServiceAsyncStub
+
+PEPPER, SECRET = b"p" * 32, "5" * 64
+KEYS = {
+    "ann000000000": ("ann", "inference:view"),
+    "bob000000000": ("bob", "inference:view"),
+    "ops000000000": ("ops", "telemetry:view"),
+}
+
+
+def ring() -> KeyRing:
+    keys = {
+        key_id: KeyVerifier(
+            key_id=key_id, tenant=tenant, access=parse_scopes((scope,), "scopes"), digest=key_digest(PEPPER, SECRET)
+        )
+        for key_id, (tenant, scope) in KEYS.items()
+    }
+    return KeyRing(pepper=PEPPER, keys=keys)
+
+
+def as_key(key_id: str) -> tuple[tuple[str, str], ...]:
+    return (("x-api-key", key_text(key_id, SECRET)),)
+
+
+class NothingRuns:
+    """A RequestCanceller without requests."""
+
+    def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, object]:
+        raise AssertionError(request_id, tenant, cancelled_by)
+
+    def finish(self, key: int, reason: Reason) -> None:
+        raise AssertionError(key, reason)
+
+
+def arrive(log: RequestLog, key: int, tenant: str) -> None:
+    request = PlacementRequest(request_id=f"{tenant}-{key}", tenant=tenant, model="qwen", operation=Operation.CHAT)
+    log.note_arrival(key, request, SystemClock().monotonic(), datetime(2026, 11, 20, tzinfo=UTC))
+
+
+@asynccontextmanager
+async def served(log: RequestLog) -> AsyncIterator["RequestServiceAsyncStub"]:
+    """A RequestService that asks for keys."""
+    clock, keys = SystemClock(), ring()
+    clients = ClientRegistry(ClientsConfig(), RateLimitConfig(), clock)
+    local = LocalRequests(log, clients, clock, NothingRuns())  # type: ignore[arg-type]  # nothing is cancelled
+    server = new_server((AuthInterceptor(lambda: keys, clock),))
+    request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(local), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            yield cast("RequestServiceAsyncStub", request_service_pb2_grpc.RequestServiceStub(channel))
+    finally:
+        local.close()
+        await server.stop(grace=None)
+
+
+async def test_a_key_watches_the_requests_of_its_own_tenant_alone() -> None:
+    log = RequestLog()
+    for key, tenant in ((1, "ann"), (2, "bob")):
+        arrive(log, key, tenant)
+    async with served(log) as stub:
+        call = stub.WatchRequests(pb.WatchRequestsRequest(ended_limit=10), metadata=as_key("ann000000000"), timeout=10)
+        first = await call.read()
+        assert isinstance(first, pb.WatchRequestsResponse)
+        assert [one.request_id for one in first.requests] == ["ann-1"]
+        arrive(log, 3, "bob")
+        arrive(log, 4, "ann")
+        second = await call.read()
+        assert isinstance(second, pb.WatchRequestsResponse)
+        assert [one.request_id for one in second.requests] == ["ann-4"]
+        call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("method", "request_message", "key_id"),
+    [
+        ("WatchRequests", pb.WatchRequestsRequest(tenant="bob"), "ann000000000"),
+        ("WatchRequests", pb.WatchRequestsRequest(), "ops000000000"),
+        ("WatchFigures", pb.WatchFiguresRequest(), "ann000000000"),
+    ],
+)
+async def test_another_tenants_requests_and_what_a_key_may_not_see_are_refused(
+    method: str, request_message: object, key_id: str
+) -> None:
+    async with served(RequestLog()) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await getattr(stub, method)(request_message, metadata=as_key(key_id), timeout=10).read()
+    assert error_from_call(caught.value, Reason.INTERNAL).reason is Reason.PERMISSION_DENIED
+
+
+async def test_figures_are_for_those_who_may_see_telemetry() -> None:
+    async with served(RequestLog()) as stub:
+        found = await stub.GetFigures(pb.GetFiguresRequest(), metadata=as_key("ops000000000"), timeout=10)
+        assert found.HasField("figures")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.GetFigures(pb.GetFiguresRequest(), metadata=as_key("bob000000000"), timeout=10)
+    assert error_from_call(caught.value, Reason.INTERNAL).reason is Reason.PERMISSION_DENIED
