@@ -21,7 +21,17 @@ pytestmark = pytest.mark.heavy
 SEED = 20261120
 USUAL = Plan(seed=SEED, kills=25, tasks=250, max_minutes=3.0)
 SMALL = Plan(seed=SEED, kills=10, tasks=100, max_minutes=2.0)
-STALE = Plan(seed=SEED, kills=1, tasks=20, weights=STALE_ROUTERS, lease_seconds=1.0, stop_before_end=3, max_minutes=2.0)
+STALE = Plan(
+    seed=SEED,
+    kills=1,
+    tasks=20,
+    weights=STALE_ROUTERS,
+    lease_seconds=1.0,
+    stop_before_end=3,
+    # Longer than any answer: a revert deletes the written pieces, and a late end without them fails also unfenced.
+    piece_interval_seconds=30.0,
+    max_minutes=2.0,
+)
 """A router that sleeps in the moment in which only the fence keeps it from ending what another one has by then."""
 
 

@@ -104,7 +104,7 @@ def configuration(plan: Plan, folder: Folder) -> Mapping[str, Any]:
         "retry_delay_seconds": 0.05,
         "max_retry_delay_seconds": 0.5,
         "poll_interval_seconds": 0.5,
-        "piece_interval_seconds": 0.1,
+        "piece_interval_seconds": plan.piece_interval_seconds,
     }
     return {
         "runners": runners,

@@ -63,6 +63,8 @@ class Plan:
     """Time limit of the run."""
     database_url: str = ""
     """URL of an empty database; empty: an SQLite file."""
+    piece_interval_seconds: float = 0.1
+    """How often a router writes the answer of a running task."""
     is_fenced: bool = True
     stop_before_end: int = 0
     """The end before which the first router stops itself, counted from 1: the one moment in which only the fence keeps
