@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
+from keyed_mesh import new_key
 from mesh_process import MeshProcess, fake_runner, running_mesh, write_config
 from pages import accessibility_faults, finished, opened, picture
 from sleepy_server import SleepyServer
@@ -334,3 +335,27 @@ def test_the_pages_of_models_fit_a_phone(page: "Page", models: Models) -> None:
         page.get_by_text("0 / 2" if path == "models" else "0 of 2 busy").first.wait_for()
         picture(page, f"{path.replace('/', '-')}-390")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    """A mesh that asks for keys."""
+    folder = tmp_path_factory.mktemp("keyed-models")
+    config = write_config(folder, fake_runner("a"), auth={"required": True})
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        yield mesh
+
+
+@pytest.mark.parametrize("scope", ["models:view", "models/m-*:view"])
+def test_a_key_that_may_only_look_sees_models_and_no_action(page: "Page", keyed: MeshProcess, scope: str) -> None:
+    page.goto(f"{keyed.url}/ui/models")
+    page.get_by_label("API key").fill(new_key(keyed, "--scope", scope))
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("table", name="Models").get_by_role("link", name="m-a").click()
+    page.locator(".title .state", has_text="ready").wait_for()
+    page.get_by_role("heading", name="Definition").wait_for()
+    buttons = page.get_by_role("main").get_by_role("button").all_text_contents()
+    assert [text for text in buttons if text != "Copy"] == []
+    assert page.get_by_role("heading", name="Events").count() == 0
+    assert page.locator(".problem").count() == 0
+    picture(page, "models-view-only")

@@ -114,10 +114,21 @@ class Batches:
 
     async def newest(self, limit: int) -> list[Document]:
         """Returns the newest batches."""
+        return await self._pages("/v1/batches", limit)
+
+    async def newest_files(self, limit: int) -> list[Document]:
+        """Returns the newest files: those that were uploaded, and the answers and errors of batches."""
+        return await self._pages("/v1/files", limit)
+
+    async def delete_file(self, file_id: str) -> Document:
+        """Deletes a file. Raises NOT_FOUND."""
+        return await self._json("DELETE", f"/v1/files/{file_id}")
+
+    async def _pages(self, path: str, limit: int) -> list[Document]:
         found: list[Document] = []
         after: dict[str, str] = {}
         while len(found) < limit:
-            page = await self._json("GET", "/v1/batches", params={"limit": str(min(100, limit - len(found))), **after})
+            page = await self._json("GET", path, params={"limit": str(min(100, limit - len(found))), **after})
             found += page["data"]
             if not page["has_more"] or not page["data"]:
                 break

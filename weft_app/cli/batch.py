@@ -18,6 +18,7 @@ from weft.client.batches import Batches, Document, connect_batches
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_request_id, require_token
 from weft.kernel.reasons import Reason
+from weft.kernel.units import size_words
 from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, OutputFormat, exit_code, note
 from weft_app.cli.output import Column, Listing, print_page, safe_text, say
 from weft_app.cli.progress import ProgressStyle, shown_progress
@@ -68,6 +69,19 @@ _BATCHES = Listing(
     ),
     name=lambda batch: batch["id"],
     kind="BatchList",
+)
+
+_FILES = Listing(
+    empty="there are no files; weft batch submit FILE uploads one",
+    columns=(
+        Column("FILE", lambda file: file["id"]),
+        Column("PURPOSE", lambda file: file["purpose"]),
+        Column("SIZE", lambda file: size_words(file["bytes"])),
+        Column("AGE", lambda file: age(datetime.fromtimestamp(file["created_at"], UTC)), ticks=True),
+        Column("NAME", lambda file: safe_text(file["filename"])),
+    ),
+    name=lambda file: file["id"],
+    kind="FileList",
 )
 
 
@@ -209,6 +223,32 @@ def results(
         await _write(batches.content(file_id), to)
 
     _run(work, home)
+
+
+@app.command("files")
+def list_files(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MAX_LISTED, help="Maximum number of results.")] = 20,
+    output: FormatOption = NamedFormat.TABLE,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """List the files of batches, newest first: those that were uploaded, and answers and errors.
+
+    Example: weft batch files
+    """
+    _FILES.print(_run(lambda batches: batches.newest_files(limit), home), output)
+
+
+@app.command("delete-file")
+def delete_file(
+    file_id: Annotated[str, typer.Argument(metavar="FILE", help="Id of the file, from `weft batch files`.")],
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Delete a file of a batch: its requests, or its answers.
+
+    Example: weft batch delete-file file-5f0c0d2b7a9e4c31d6a8b2f4
+    """
+    _run(partial(Batches.delete_file, file_id=_id(file_id)), home)
+    say(f"{file_id} deleted\n")
 
 
 async def _write(content: AsyncIterator[bytes], to: Path | None) -> None:

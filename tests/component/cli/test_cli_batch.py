@@ -88,18 +88,32 @@ def _application(script: GatewayScript) -> web.Application:
         found = [document() | {"id": f"batch-{number}"} for number in range(start, min(5, start + 2))]
         return web.json_response({"data": found, "has_more": start + 2 < 5})
 
+    async def list_files(request: web.Request) -> web.Response:
+        script.pages.append(dict(request.query))
+        file = {
+            "id": "file-1",
+            "purpose": "batch",
+            "bytes": 2048,
+            "created_at": 1795208385,
+            "filename": "a\x1b[31m.jsonl",
+        }
+        return web.json_response({"data": [file], "has_more": False})
+
     async def content(request: web.Request) -> web.Response:
         if request.match_info["id"] != "file-out":
             return web.json_response({"error": {"message": "no such file"}}, status=404)
         return web.Response(body=ANSWERS)
 
     async def delete(request: web.Request) -> web.Response:
+        if request.match_info["id"] == "file-none":
+            return web.json_response({"error": {"message": "no such file"}}, status=404)
         script.deleted.append(request.match_info["id"])
         return web.json_response({"deleted": True})
 
     application = web.Application()
     application.router.add_delete("/v1/files/{id}", delete)
     application.router.add_post("/v1/files", upload)
+    application.router.add_get("/v1/files", list_files)
     application.router.add_post("/v1/batches", create)
     application.router.add_get("/v1/batches", list_all)
     application.router.add_get("/v1/batches/{id}", get)
@@ -288,3 +302,20 @@ def test_a_url_that_is_none_is_wrong_usage(monkeypatch: pytest.MonkeyPatch, url:
     done = CliRunner().invoke(app, ["batch", "list"], env={"WEFT_URL": url})
     assert done.exit_code == 2
     assert "WEFT_URL: must be http:// or https://" in done.stderr
+
+
+def test_files_are_listed_with_their_names_made_safe(script: GatewayScript) -> None:
+    listed = script.run("files", "--limit", "5")
+    assert listed.exit_code == 0, listed.output
+    assert listed.output.splitlines()[0].split() == ["FILE", "PURPOSE", "SIZE", "AGE", "NAME"]
+    assert listed.output.splitlines()[1].split()[:4] == ["file-1", "batch", "2", "KiB"]
+    assert "\x1b" not in listed.output
+    assert script.pages == [{"limit": "5"}]
+
+
+def test_a_file_is_deleted_by_its_id_and_one_that_is_gone_is_refused(script: GatewayScript) -> None:
+    assert script.run("delete-file", "file-1").output == "file-1 deleted\n"
+    assert script.deleted == ["file-1"]
+    refused = script.run("delete-file", "file-none")
+    assert (refused.exit_code, "no such file" in refused.output) == (3, True), refused.output
+    assert script.run("delete-file", "../batches").exit_code == 2
