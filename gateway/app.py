@@ -71,6 +71,7 @@ from gateway.tasks.task_apis import task_apis_of
 from gateway.visible_names import with_visible_names
 from gateway.watch.handlers import watch_deps
 from gateway.watch.source import WatchSource
+from gateway.watch.tasks import TasksOfTenant
 from gateway.workbench.page_files import PageFiles
 from gateway.workbench.serving import WorkbenchDeps
 from weft.dispatch.call import LayeredDispatcher, RequestDispatcher
@@ -214,7 +215,8 @@ def app_over(
     app.add_group(RESPONSES, responses_of(deps, ports.responses, tasks, running))
     for own in (RESOURCES, SETTINGS, HEALTH):
         app.add_group(own, deps)
-    app.add_group(WATCH, watch_deps(deps, ports.watched))
+    of_tasks = () if tasks is None else (TasksOfTenant(tasks, task_apis_of(deps)),)
+    app.add_group(WATCH, watch_deps(deps, (*ports.watched, *of_tasks)))
     _add_management(app, deps, ports)
     if tasks is not None:
         app.add_group(TASKS, TaskDeps(gateway=deps, tasks=tasks, task_apis=task_apis_of(deps)))

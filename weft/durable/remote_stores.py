@@ -227,6 +227,16 @@ class RemoteTasks(TaskPort):
                 if message.WhichOneof("news") is not None:
                     yield message
 
+    @override
+    async def watch_all(self, tenant: str, past_count: int = 0) -> AsyncGenerator[task_pb.WatchTasksResponse]:
+        request = task_pb.WatchTasksRequest(past_count=past_count)
+        call: Any = self._stub.WatchTasks(request, metadata=as_tenant(tenant))
+        async with aclosing(self._calls.read(call, is_timed=False)) as messages:
+            async for message in messages:
+                if message.HasField("task"):
+                    _require_known_states([message.task])
+                yield message
+
 
 def _require_known_states(tasks: Iterable[task_pb2.Task]) -> None:
     """Raises INTERNAL for a task of a state that this release does not know."""

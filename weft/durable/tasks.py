@@ -65,6 +65,14 @@ class TaskPort(Protocol):
         """
         ...
 
+    def watch_all(self, tenant: str, past_count: int = 0) -> AsyncGenerator[pb.WatchTasksResponse]:
+        """Yields the newest tasks of a tenant, oldest first, `synced`, then every task that is new or changes.
+
+        Deleted ones are named. It has no end. `past_count`: 0 means 100, more than 1,000 means 1,000. Raises
+        TOO_MANY_RESOURCES as `watch`.
+        """
+        ...
+
 
 def is_terminal(task: task_pb2.Task) -> bool:
     """Whether the state of the task is final."""

@@ -24,6 +24,7 @@ from router_svc.durable.tasks.sweeper import OpenTaskCounts
 from router_svc.durable.tasks.task_engine import TaskEngine
 from router_svc.durable.tasks.task_events import wait_for_event
 from router_svc.durable.tasks.task_run import TaskDeps
+from router_svc.durable.tasks.tenant_watch import TenantTaskWatcher
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.dispatch.agents import KnownNames
@@ -136,7 +137,7 @@ class TaskWatcher:
 
     async def watch(self, tenant: str, task_id: str, after_event: int) -> AsyncGenerator[pb.WatchTaskResponse]:
         """Yields what `TaskPort.watch` promises."""
-        with self._counted(), self._events.watching(task_id) as event:
+        with self.counted(), self._events.watching(task_id) as event:
             shown: task_pb2.Task | None = None
             last = after_event
             while True:
@@ -169,7 +170,8 @@ class TaskWatcher:
             index = index_of(chunks[-1].last_event)
 
     @contextmanager
-    def _counted(self) -> Generator[None]:
+    def counted(self) -> Generator[None]:
+        """Context of one watch. Raises TOO_MANY_RESOURCES at the limit."""
         if self._watches >= self._limits.max_watches:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
@@ -205,6 +207,8 @@ class LocalTasks(TaskPort):
         self._names = names
         self._shown = MonotonicReads()
         self._watcher = TaskWatcher(deps, self._get)
+        clock, poll_seconds = deps.database_clock.clock, deps.limits.watch_poll_seconds
+        self._tenants = TenantTaskWatcher(deps.events, self.list_page, self.get, clock, poll_seconds=poll_seconds)
 
     @override
     async def submit(
@@ -311,6 +315,13 @@ class LocalTasks(TaskPort):
                 if event.HasField("task"):
                     event.task.waiting_for = self._waiting_reason(event.task)
                 yield event
+
+    @override
+    async def watch_all(self, tenant: str, past_count: int = 0) -> AsyncGenerator[pb.WatchTasksResponse]:
+        with self._watcher.counted():
+            async with aclosing(self._tenants.watch(tenant, past_count)) as watched:
+                async for event in watched:
+                    yield event
 
     async def _get(self, tenant: str, task_id: str) -> task_pb2.Task:
         with self._shown.reading():

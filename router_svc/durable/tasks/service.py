@@ -100,6 +100,17 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
                     yield each
 
     @override
+    async def WatchTasks(
+        self, request: pb.WatchTasksRequest, context: Context
+    ) -> AsyncGenerator[pb.WatchTasksResponse]:
+        async with answering(context):
+            if request.past_count < 0:
+                raise invalid_field("past_count", "must not be negative")
+            async with aclosing(self._tasks.watch_all(_tenant(context), request.past_count)) as events:
+                async for each in events:
+                    yield each
+
+    @override
     @answers
     async def DeleteTask(self, request: pb.DeleteTaskRequest, context: Context) -> pb.DeleteTaskResponse:
         await self._tasks.delete(_tenant(context), _id(request.id))

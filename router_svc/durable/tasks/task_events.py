@@ -33,6 +33,15 @@ class TaskEventBus:
         """Registers a listener for every event, in order. It must not raise, and must not block."""
         self._listeners.append(listener)
 
+    @contextmanager
+    def listening(self, listener: Listener) -> Generator[None]:
+        """Registers a listener for the length of a block."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
     def publish(self, event: StoreEvent) -> None:
         """Publishes a change that is committed."""
         for listener in self._listeners:

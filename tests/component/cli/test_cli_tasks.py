@@ -121,6 +121,9 @@ class _Service(task_service_pb2_grpc.TaskServiceServicer):
             del self._script.news[:told]
             refuse(context, Reason.SERVICE_UNAVAILABLE, "the router stops")
 
+    def WatchTasks(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        raise NotImplementedError
+
     def _found(self, task_id: str, context: Any) -> task_pb2.Task:
         found = [each for each in self._script.tasks if each.id == task_id]
         if not found:

@@ -231,6 +231,23 @@ class ScriptedTasks:
         finally:
             self.was_left.set()
 
+    async def watch_all(self, tenant: str, past_count: int = 0) -> AsyncGenerator[task_service_pb2.WatchTasksResponse]:
+        """The tasks there are, and then each that is submitted or removed."""
+        self._fail()
+        sent: dict[str, task_pb2.Task] = {}
+        is_synced = False
+        while True:
+            now = {task_id: kept.task for task_id, kept in self.kept.items() if kept.task.tenant == tenant}
+            for task in now.values():
+                if sent.get(task.id) != task:
+                    yield task_service_pb2.WatchTasksResponse(task=task)
+            for task_id in sent.keys() - now.keys():
+                yield task_service_pb2.WatchTasksResponse(deleted_id=task_id)
+            if not is_synced:
+                yield task_service_pb2.WatchTasksResponse(synced=True)
+            sent, is_synced = now, True
+            await asyncio.sleep(0.001)
+
     def _kept(self, tenant: str, task_id: str) -> Kept:
         self._fail()
         kept = self.kept.get(task_id)

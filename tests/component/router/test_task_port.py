@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetView
 from weft.durable.remote_stores import RemoteTasks
-from weft.durable.tasks import TaskPort
+from weft.durable.tasks import TaskPort, state_name
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -120,6 +120,59 @@ class Mesh:
     def have(self, *names: str) -> None:
         qwen = dict.fromkeys(names, None)
         self.view = FleetView(self.view.revision + 1, agents=qwen)  # type: ignore[arg-type]  # only names are looked at
+
+
+@asynccontextmanager
+async def watching_all(tasks: TaskPort, tenant: str) -> AsyncIterator[Callable[[], Awaitable[str]]]:
+    """What is new of all tasks of a tenant, in words: `<id> <state>`, `<id> deleted`, `synced`."""
+    async with aclosing(tasks.watch_all(tenant)) as watched:
+
+        async def read() -> str:
+            async with asyncio.timeout(20.0):
+                response = await anext(watched)
+            if response.HasField("task"):
+                return f"{response.task.id} {state_name(response.task.state)}"
+            return "synced" if response.synced else f"{response.deleted_id} deleted"
+
+        yield read
+
+
+async def until(read: Callable[[], Awaitable[str]], word: str) -> list[str]:
+    """Everything up to this word; what comes between depends on which changes were merged."""
+    found = [await read()]
+    while found[-1] != word:
+        found.append(await read())
+    return found
+
+
+@both
+async def test_a_watch_of_all_tasks_has_each_that_comes_changes_and_goes(opening: Open, tmp_path: Path) -> None:
+    async with opening(tmp_path) as (tasks, calls):
+        first = (await tasks.submit(ANN, new(chat_spec()))).task.id
+        call = await calls.next()
+        async with watching_all(tasks, ANN) as read:
+            assert [line.split()[0] for line in await until(read, "synced")] == [first, "synced"]
+            foreign = (await tasks.submit(BOB, new(chat_spec()))).task.id
+            await call.grant()
+            call.say(text("hello"))
+            call.finish()
+            seen = await until(read, f"{first} COMPLETED")
+            await tasks.delete(ANN, first)
+            seen += await until(read, f"{first} deleted")
+            second = (await tasks.submit(ANN, new(chat_spec()))).task.id
+            while not (line := await read()).startswith(second):
+                seen.append(line)
+        assert not [line for line in seen if foreign in line]
+
+
+@both
+async def test_a_watch_of_all_tasks_counts_among_the_watches(opening: Open, tmp_path: Path) -> None:
+    async with opening(tmp_path, TaskLimits(max_watches=1)) as (tasks, _), watching_all(tasks, ANN) as read:
+        assert await read() == "synced"
+        async with watching_all(tasks, ANN) as other:
+            with pytest.raises(WeftError) as refused:
+                await other()
+        assert refused.value.reason is Reason.TOO_MANY_RESOURCES
 
 
 async def test_a_misspelt_model_is_refused_at_submission_and_a_task_that_is_kept_outlives_its_model(

@@ -65,7 +65,7 @@ class OneKeyOneTask:
     async def _unused(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
 
-    DeleteTask = ListTasks = WatchTask = _unused
+    DeleteTask = ListTasks = WatchTask = WatchTasks = _unused
 
 
 @asynccontextmanager

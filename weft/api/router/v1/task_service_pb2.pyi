@@ -290,6 +290,54 @@ class WatchTaskResponse(google.protobuf.message.Message):
 global___WatchTaskResponse = WatchTaskResponse
 
 @typing.final
+class WatchTasksRequest(google.protobuf.message.Message):
+    """WatchTasksRequest says what comes first."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PAST_COUNT_FIELD_NUMBER: builtins.int
+    past_count: builtins.int
+    """At most this many of the newest tasks, the oldest of them first; 0 means 100, more than 1,000 means 1,000."""
+    def __init__(
+        self,
+        *,
+        past_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["past_count", b"past_count"]) -> None: ...
+
+global___WatchTasksRequest = WatchTasksRequest
+
+@typing.final
+class WatchTasksResponse(google.protobuf.message.Message):
+    """WatchTasksResponse is what is new."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    DELETED_ID_FIELD_NUMBER: builtins.int
+    SYNCED_FIELD_NUMBER: builtins.int
+    deleted_id: builtins.str
+    """The id of a task that was deleted."""
+    synced: builtins.bool
+    """The newest tasks have been sent; what changes follows."""
+    @property
+    def task(self) -> weft.api.router.v1.task_pb2.Task:
+        """A task as it is now."""
+
+    def __init__(
+        self,
+        *,
+        task: weft.api.router.v1.task_pb2.Task | None = ...,
+        deleted_id: builtins.str = ...,
+        synced: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["deleted_id", b"deleted_id", "news", b"news", "synced", b"synced", "task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["deleted_id", b"deleted_id", "news", b"news", "synced", b"synced", "task", b"task"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["news", b"news"]) -> typing.Literal["task", "deleted_id", "synced"] | None: ...
+
+global___WatchTasksResponse = WatchTasksResponse
+
+@typing.final
 class DeleteTaskRequest(google.protobuf.message.Message):
     """DeleteTaskRequest names a task."""
 

@@ -64,6 +64,11 @@ class TaskServiceStub(object):
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_task__service__pb2.WatchTaskRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_router_dot_v1_dot_task__service__pb2.WatchTaskResponse.FromString,
                 _registered_method=True)
+        self.WatchTasks = channel.unary_stream(
+                '/weft.api.router.v1.TaskService/WatchTasks',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_task__service__pb2.WatchTasksRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_task__service__pb2.WatchTasksResponse.FromString,
+                _registered_method=True)
         self.DeleteTask = channel.unary_unary(
                 '/weft.api.router.v1.TaskService/DeleteTask',
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_task__service__pb2.DeleteTaskRequest.SerializeToString,
@@ -120,6 +125,15 @@ class TaskServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchTasks(self, request, context):
+        """WatchTasks streams the tasks of a tenant: first the newest, then every task that is new, changes or is deleted, for as
+        long as the caller listens. Changes of one task within a quarter of a second are merged. RESOURCE_EXHAUSTED /
+        TOO_MANY_RESOURCES at the limit of watches.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteTask(self, request, context):
         """DeleteTask deletes a finished task. FAILED_PRECONDITION / RESOURCE_IN_USE for an unfinished one.
         """
@@ -154,6 +168,11 @@ def add_TaskServiceServicer_to_server(servicer, server):
                     servicer.WatchTask,
                     request_deserializer=weft_dot_api_dot_router_dot_v1_dot_task__service__pb2.WatchTaskRequest.FromString,
                     response_serializer=weft_dot_api_dot_router_dot_v1_dot_task__service__pb2.WatchTaskResponse.SerializeToString,
+            ),
+            'WatchTasks': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchTasks,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_task__service__pb2.WatchTasksRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_task__service__pb2.WatchTasksResponse.SerializeToString,
             ),
             'DeleteTask': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteTask,
@@ -301,6 +320,33 @@ class TaskService(object):
             '/weft.api.router.v1.TaskService/WatchTask',
             weft_dot_api_dot_router_dot_v1_dot_task__service__pb2.WatchTaskRequest.SerializeToString,
             weft_dot_api_dot_router_dot_v1_dot_task__service__pb2.WatchTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchTasks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.api.router.v1.TaskService/WatchTasks',
+            weft_dot_api_dot_router_dot_v1_dot_task__service__pb2.WatchTasksRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_task__service__pb2.WatchTasksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -65,6 +65,15 @@ class TaskServiceStub:
     comes first says which attempt it is.
     """
 
+    WatchTasks: grpc.UnaryStreamMultiCallable[
+        weft.api.router.v1.task_service_pb2.WatchTasksRequest,
+        weft.api.router.v1.task_service_pb2.WatchTasksResponse,
+    ]
+    """WatchTasks streams the tasks of a tenant: first the newest, then every task that is new, changes or is deleted, for as
+    long as the caller listens. Changes of one task within a quarter of a second are merged. RESOURCE_EXHAUSTED /
+    TOO_MANY_RESOURCES at the limit of watches.
+    """
+
     DeleteTask: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.task_service_pb2.DeleteTaskRequest,
         weft.api.router.v1.task_service_pb2.DeleteTaskResponse,
@@ -116,6 +125,15 @@ class TaskServiceAsyncStub:
     and those that follow, the task again whenever its state or its attempt changes, and last the finished task.
     NOT_FOUND / NOT_FOUND, OUT_OF_RANGE is never sent: an event of a lost attempt counts as none, and the task that
     comes first says which attempt it is.
+    """
+
+    WatchTasks: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.router.v1.task_service_pb2.WatchTasksRequest,
+        weft.api.router.v1.task_service_pb2.WatchTasksResponse,
+    ]
+    """WatchTasks streams the tasks of a tenant: first the newest, then every task that is new, changes or is deleted, for as
+    long as the caller listens. Changes of one task within a quarter of a second are merged. RESOURCE_EXHAUSTED /
+    TOO_MANY_RESOURCES at the limit of watches.
     """
 
     DeleteTask: grpc.aio.UnaryUnaryMultiCallable[
@@ -179,6 +197,17 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         and those that follow, the task again whenever its state or its attempt changes, and last the finished task.
         NOT_FOUND / NOT_FOUND, OUT_OF_RANGE is never sent: an event of a lost attempt counts as none, and the task that
         comes first says which attempt it is.
+        """
+
+    @abc.abstractmethod
+    def WatchTasks(
+        self,
+        request: weft.api.router.v1.task_service_pb2.WatchTasksRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.task_service_pb2.WatchTasksResponse], collections.abc.AsyncIterator[weft.api.router.v1.task_service_pb2.WatchTasksResponse]]:
+        """WatchTasks streams the tasks of a tenant: first the newest, then every task that is new, changes or is deleted, for as
+        long as the caller listens. Changes of one task within a quarter of a second are merged. RESOURCE_EXHAUSTED /
+        TOO_MANY_RESOURCES at the limit of watches.
         """
 
     @abc.abstractmethod

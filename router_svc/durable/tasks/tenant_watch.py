@@ -1,0 +1,141 @@
+"""The watch of all tasks of a tenant: the newest, then every task that is new or changes.
+
+Events are hints to read again: what they name is read, and sent where it differs from what the watcher has. What comes
+often, as with each piece of an answer, is merged.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+from router_svc.durable.tasks.store_port import StoreEvent, TaskChanged
+from router_svc.durable.tasks.task_events import TaskEventBus, wait_for_event
+from weft.api.router.v1 import task_pb2
+from weft.api.router.v1 import task_service_pb2 as pb
+from weft.durable.tasks import DEFAULT_LISTED, MAX_LISTED, is_terminal
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+MERGE_SECONDS = 0.25
+"""Time between two rounds of reads of one watcher: a task that changes more often is read once in it."""
+MAX_READS = 100
+"""Tasks that one round reads; the others are read in the next ones."""
+MAX_CHANGED = 10_000
+"""Changed tasks of all tenants that a watcher notes; beyond that it reads the newest page and all it has."""
+MAX_HELD = 2 * MAX_LISTED
+"""Tasks that a watcher compares with what it has sent; of an older one every change is sent, and no deletion."""
+
+ListPage = Callable[[str, pb.ListTasksRequest], Awaitable[pb.ListTasksResponse]]
+ReadTask = Callable[[str, str], Awaitable[task_pb2.Task]]
+
+
+class ChangedTasks:
+    """The ids of tasks that changed since they were taken, of all tenants."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        """Set while there are any."""
+        self._ids: dict[str, None] = {}
+        self._are_many = False
+
+    def note(self, event: StoreEvent) -> None:
+        """Notes an event of the bus."""
+        if isinstance(event, TaskChanged) and len(self._ids) < MAX_CHANGED:
+            self._ids[event.task_id] = None
+        else:
+            # Many at once, or new ones, whose ids a filled lane does not name.
+            self._are_many = True
+        self.event.set()
+
+    def take(self, limit: int) -> tuple[list[str], bool]:
+        """Returns at most `limit` ids, and whether there may be changes without an id; forgets them."""
+        taken = list(self._ids)[:limit]
+        for task_id in taken:
+            del self._ids[task_id]
+        many, self._are_many = self._are_many, False
+        if not self._ids:
+            self.event.clear()
+        return taken, many
+
+
+class TenantTaskWatcher:
+    """Streams the tasks of tenants."""
+
+    def __init__(
+        self, events: TaskEventBus, list_page: ListPage, read: ReadTask, clock: Clock, *, poll_seconds: float
+    ) -> None:
+        """`read` raises NOT_FOUND. `poll_seconds`: how often it reads without an event, as one may have been lost."""
+        self._events = events
+        self._list_page = list_page
+        self._read = read
+        self._clock = clock
+        self._poll_seconds = poll_seconds
+
+    async def watch(self, tenant: str, past_count: int) -> AsyncGenerator[pb.WatchTasksResponse]:
+        """Yields what `TaskPort.watch_all` promises."""
+        changed = ChangedTasks()
+        newest = pb.ListTasksRequest(page_size=min(past_count or DEFAULT_LISTED, MAX_LISTED))
+        sent = _SentTasks()
+        with self._events.listening(changed.note):
+            for task in reversed((await self._list_page(tenant, newest)).tasks):
+                sent.is_news(task)
+                yield pb.WatchTasksResponse(task=task)
+            yield pb.WatchTasksResponse(synced=True)
+            while True:
+                is_event = await wait_for_event(changed.event, self._clock, self._poll_seconds)
+                await self._clock.sleep(MERGE_SECONDS)
+                ids, are_many = changed.take(MAX_READS)
+                page = None if is_event and not are_many else newest
+                async with aclosing(self._round(tenant, ids, sent, page)) as news:
+                    async for each in news:
+                        yield each
+
+    async def _round(
+        self, tenant: str, ids: list[str], sent: "_SentTasks", newest: pb.ListTasksRequest | None
+    ) -> AsyncGenerator[pb.WatchTasksResponse]:
+        """Reads tasks, and with `newest` that page and all unfinished ones that were sent; yields what differs."""
+        if newest is not None:
+            for task in reversed((await self._list_page(tenant, newest)).tasks):
+                if sent.is_news(task):
+                    yield pb.WatchTasksResponse(task=task)
+            ids = list(dict.fromkeys([*ids, *sent.unfinished()]))
+        for task_id in ids:
+            found = await self._found(tenant, task_id)
+            if found is not None and sent.is_news(found):
+                yield pb.WatchTasksResponse(task=found)
+            elif found is None and sent.drop(task_id):
+                yield pb.WatchTasksResponse(deleted_id=task_id)
+
+    async def _found(self, tenant: str, task_id: str) -> task_pb2.Task | None:
+        """Returns a task; None: it is deleted, or another tenant's."""
+        try:
+            return await self._read(tenant, task_id)
+        except WeftError as error:
+            if error.reason is not Reason.NOT_FOUND:
+                raise
+            return None
+
+
+class _SentTasks:
+    """The tasks as they were sent last, at most MAX_HELD."""
+
+    def __init__(self) -> None:
+        self._tasks: OrderedDict[str, task_pb2.Task] = OrderedDict()
+
+    def is_news(self, task: task_pb2.Task) -> bool:
+        """Whether a task differs from what was sent; it counts as sent from now on."""
+        known = self._tasks.pop(task.id, None)
+        self._tasks[task.id] = task
+        if len(self._tasks) > MAX_HELD:
+            self._tasks.popitem(last=False)
+        return known != task
+
+    def drop(self, task_id: str) -> bool:
+        """Forgets a task; returns whether it was sent."""
+        return self._tasks.pop(task_id, None) is not None
+
+    def unfinished(self) -> list[str]:
+        """Returns the ids of those that can still change."""
+        return [task.id for task in self._tasks.values() if not is_terminal(task)]

@@ -1,0 +1,43 @@
+"""What a watcher of all tasks of a tenant notes of the events of the router."""
+
+import pytest
+
+from router_svc.durable.tasks import tenant_watch
+from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, TaskChanged
+from router_svc.durable.tasks.tenant_watch import ChangedTasks
+from weft.kernel.request import Priority
+
+
+def test_changes_of_one_task_are_one_until_they_are_taken() -> None:
+    changed = ChangedTasks()
+    for _ in range(3):
+        changed.note(TaskChanged("a"))
+    changed.note(TaskChanged("b"))
+    assert changed.event.is_set()
+    assert changed.take(10) == (["a", "b"], False)
+    assert not changed.event.is_set()
+
+
+def test_what_one_round_does_not_read_is_left_for_the_next() -> None:
+    changed = ChangedTasks()
+    for name in "abc":
+        changed.note(TaskChanged(name))
+    assert changed.take(2) == (["a", "b"], False)
+    assert changed.event.is_set()
+    assert changed.take(2) == (["c"], False)
+
+
+@pytest.mark.parametrize("event", [ManyChanged(), LaneFilled(Lane("m", "ann", Priority.NORMAL))])
+def test_events_without_an_id_have_the_newest_page_read(event: ManyChanged | LaneFilled) -> None:
+    changed = ChangedTasks()
+    changed.note(event)
+    assert changed.take(10) == ([], True)
+    assert changed.take(10) == ([], False)
+
+
+def test_more_changes_than_are_noted_count_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenant_watch, "MAX_CHANGED", 2)
+    changed = ChangedTasks()
+    for name in "abc":
+        changed.note(TaskChanged(name))
+    assert changed.take(10) == (["a", "b"], True)
