@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from chat_steps import asked, behave, until_idle
 from google.protobuf import json_format
 from mesh_process import MeshProcess, fake_runner, running_mesh, write_config
 from pages import accessibility_faults, finished, opened, picture
@@ -55,34 +56,6 @@ def usual_models(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "chat_mesh" in request.fixturenames:
         finished(request.getfixturevalue("chat_mesh").reset("a", "b"))
-
-
-def behave(mesh: MeshProcess, runner: str, **switches: Any) -> None:
-    """Changes the fake behind a runner."""
-
-    async def change() -> None:
-        async with await mesh.backend(runner) as backend:
-            await backend.set_behaviour(**switches)
-
-    finished(change())
-
-
-def until_idle(mesh: MeshProcess, runner: str) -> Any:
-    """Waits until no slot of the fake is busy; its state."""
-
-    async def wait() -> Any:
-        async with await mesh.backend(runner) as backend:
-            return await backend.wait_for_state(lambda state: state.busy_slots == 0 and state.active_requests == 0)
-
-    return finished(wait())
-
-
-def asked(page: "Page", text: str) -> "Locator":
-    """Sends a message; the answer to it."""
-    page.get_by_role("textbox", name="Message").fill(text)
-    page.keyboard.press("Enter")
-    page.locator(".said", has_text=text).wait_for()
-    return page.get_by_role("article").last
 
 
 def test_an_answer_comes_in_pieces_and_has_its_receipt(page: "Page", chat_mesh: MeshProcess) -> None:

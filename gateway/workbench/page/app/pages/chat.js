@@ -30,7 +30,7 @@ export function Page({ name, query }) {
     <div class="chat-main">
       <div class="chat-head">
         <h1>Chat</h1>
-        <button class="list-button" aria-expanded=${isListOpen} onClick=${() => setListOpen(!isListOpen)}>Conversations</button>
+        <button class="list-button" aria-expanded=${isListOpen} onClick=${() => setListOpen(!isListOpen)}>Chats</button>
         ${conversation.models.map(
           (model, column) => html`<${ModelPicker} key=${column} value=${model} label=${column ? "Second model" : "Model"}
             onChoose=${(/** @type {string} */ id) => setModel(column, id)} />`,

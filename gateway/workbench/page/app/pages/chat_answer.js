@@ -15,11 +15,12 @@ export function AnswerView({ answer, at, column, onCode }) {
   revisionOf(answer);
   const runs = isRunning(answer);
   const lastText = answer.parts.findLastIndex((part) => part.kind === "text" || part.kind === "thinking");
-  return html`<article class="answer" aria-busy=${runs}>
+  return html`<article class="reply" aria-busy=${runs}>
     <h2 class="who-says"><bdi>${answer.model}</bdi></h2>
     ${answer.parts.map((part, number) => html`<${PartView} key=${number} part=${part} revision=${partRevision(part)}
       isGrowing=${runs && number === lastText} isLast=${number === answer.parts.length - 1} />`)}
     ${runs && html`<${Wait} answer=${answer} />`}
+    ${answer.state === "complete" && !answer.parts.length && html`<p class="faint">The answer is empty.</p>`}
     ${answer.state === "stopped" && html`<p class="faint">Stopped.</p>`}
     ${answer.finishReason === "length" && html`<p class="faint">Cut off: the limit of tokens was reached.</p>`}
     ${answer.error && html`<p class="problem" role="alert">${answer.error.message}${answer.error.code && html` <code>${answer.error.code}</code>`}</p>`}

@@ -1,6 +1,6 @@
 // Where a message is written, with its pictures and recordings.
 import { html, useEffect, useRef, useState } from "../parts/html.js";
-import { attempt } from "../parts/notices.js";
+import { ErrorNote } from "../parts/widgets.js";
 import { revisionOf } from "./chat_conversation.js";
 import { FileChips, read } from "./chat_files.js";
 import { takes } from "./chat_models.js";
@@ -17,6 +17,7 @@ export function Composer({ conversation, isBusy }) {
   const field = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
   const chooser = useRef(/** @type {HTMLInputElement | null} */ (null));
   const [files, setFiles] = useState(/** @type {Attachment[]} */ ([]));
+  const [problem, setProblem] = useState(/** @type {unknown} */ (null));
   const [isOver, setOver] = useState(false);
   useEffect(() => field.current?.focus(), []);
   const refusal = (/** @type {"image" | "audio"} */ skill) => {
@@ -24,16 +25,21 @@ export function Composer({ conversation, isBusy }) {
     return unable ? `${unable} takes no ${NAMES[skill]}.` : "";
   };
   const accepted = ["image", "audio"].filter((skill) => !refusal(/** @type {"image" | "audio"} */ (skill)));
-  const add = (/** @type {File[]} */ given) =>
-    void attempt(async () => {
+  const add = async (/** @type {File[]} */ given) => {
+    try {
       const added = await read(given, refusal);
       setFiles((before) => [...before, ...added]);
-    });
+      setProblem(null);
+    } catch (error) {
+      setProblem(error);
+    }
+  };
   const submit = () => {
     const text = field.current?.value ?? "";
     if ((!text.trim() && !files.length) || isBusy || !conversation.models.every(Boolean)) return;
     if (field.current) field.current.value = "";
     setFiles([]);
+    setProblem(null);
     send(text, files);
   };
   const onKeyDown = (/** @type {KeyboardEvent} */ event) => {
@@ -44,9 +50,9 @@ export function Composer({ conversation, isBusy }) {
   const onFiles = (/** @type {Event} */ event, /** @type {FileList | undefined} */ given) => {
     if (!given?.length) return;
     event.preventDefault();
-    add([...given]);
+    void add([...given]);
   };
-  return html`<div class="composer"><div class=${isOver ? "field over" : "field"}
+  return html`<div class="composer"><${ErrorNote} error=${problem} /><div class=${isOver ? "field over" : "field"}
       onDragOver=${(/** @type {DragEvent} */ event) => (event.preventDefault(), setOver(true))} onDragLeave=${() => setOver(false)}
       onDrop=${(/** @type {DragEvent} */ event) => (event.preventDefault(), setOver(false), onFiles(event, event.dataTransfer?.files))}>
     <${FileChips} files=${files} onChange=${setFiles} />
@@ -55,7 +61,7 @@ export function Composer({ conversation, isBusy }) {
     ${accepted.length > 0 &&
     html`<button class="quiet" title=${accepted.map((skill) => NAMES[/** @type {"image" | "audio"} */ (skill)]).join(" and ")} onClick=${() => chooser.current?.click()}>Attach</button>
       <input ref=${chooser} type="file" hidden multiple aria-label="Files to attach" accept=${accepted.map((skill) => `${skill}/*`).join(",")}
-        onChange=${(/** @type {any} */ event) => (add([...event.target.files]), (event.target.value = ""))} />`}
+        onChange=${(/** @type {any} */ event) => (void add([...event.target.files]), (event.target.value = ""))} />`}
     ${isBusy
       ? html`<button class="main" title="Escape" onClick=${() => stopAll(conversation)}>Stop</button>`
       : html`<button class="main" title="Enter" onClick=${submit}>Send</button>`}

@@ -42,13 +42,13 @@ export function ConversationList({ onChosen }) {
   return html`<button onClick=${create}>New conversation</button>
     ${kept.value.length >= SEARCHED_FROM &&
     html`<input type="search" aria-label="Search conversations" placeholder="Search" value=${typed} onInput=${(/** @type {any} */ event) => setTyped(event.target.value)} />`}
+    ${kept.value.length === 0 && html`<p class="faint">Conversations are kept in this browser, and nowhere else.</p>`}
     <ul>
       ${found.map(
         (each) => html`<li key=${each.id}><a href=${address(`chat/${each.id}`)} aria-current=${each.id === shown.value.id ? "page" : undefined} onClick=${onChosen}
           title=${`${each.models.join(", ")}, ${ago(each.updatedAt)}`}><bdi>${each.title || "Untitled"}</bdi></a></li>`,
       )}
     </ul>
-    ${kept.value.length === 0 && html`<p class="faint">Conversations are kept in this browser, and nowhere else.</p>`}
     <div class="actions">
       <button class="quiet" onClick=${() => file.current?.click()}>Import</button>
       <input ref=${file} type="file" accept=".json,application/json" hidden aria-label="File of conversations" onChange=${read} />

@@ -92,11 +92,14 @@ function takeCall(answer, call) {
 /** @param {unknown} value */
 const textOfJson = (value) => (typeof value === "string" ? value : value === undefined ? "" : JSON.stringify(value, null, 2));
 
+/** @param {number} value */
+const wholeSeconds = (value) => (value < 60 ? `${Math.max(1, value)} s` : seconds(value));
+
 /** A comment of the stream: what the request waits for, or its receipt. @param {Answer} answer @param {string} comment */
 function takeComment(answer, comment) {
   const [kind] = comment.split(" ", 1);
   const fields = Object.fromEntries([...comment.matchAll(/(?:^|\s)([\w-]+)=(\S+)/g)].map((found) => [found[1], found[2]]));
-  const about = fields.eta_seconds ? `, about ${seconds(fields.eta_seconds)}` : "";
+  const about = fields.eta_seconds ? `, about ${wholeSeconds(Number(fields.eta_seconds))}` : "";
   if (kind === "queued") {
     const reason = /\breason=(.*)$/.exec(comment)?.[1] ?? "";
     show(answer, `Waiting, position ${fields.position}${about}${reason && `: ${reason}`}`);

@@ -54,31 +54,41 @@ export class Blocks {
   of(raw, isComplete) {
     const text = raw.replace(/\r\n?/g, "\n");
     if (text === this.source && isComplete === this.isComplete) return this.elements;
-    const isOther = !text.startsWith(this.source);
-    // A link may be defined after it is used.
-    const isLast = isComplete && this.environment.references !== undefined;
-    if (isOther || isLast) {
+    // The whole text is read once more: a link may be defined after it is used.
+    if (isComplete || !text.startsWith(this.source)) {
       this.final = [];
       this.finalChars = 0;
-      if (isOther) this.environment = {};
+      this.environment = {};
     }
     this.source = text;
     this.isComplete = isComplete;
     const rest = text.slice(this.finalChars);
-    const groups = blocksOf(parser.parse(rest, this.environment));
-    const starts = lineStarts(rest);
-    const endOfLines = rest.lastIndexOf("\n") + 1;
-    const startOf = (/** @type {any[]} */ group) => starts[group[0].map?.[0] ?? 0];
-    let kept = groups.length - 1;
-    while (kept > 0 && startOf(groups[kept]) >= endOfLines) kept -= 1;
+    // Of a copy: a definition whose line still grows is none yet.
+    const environment = { references: { ...this.environment.references } };
+    const groups = blocksOf(parser.parse(rest, environment));
     const elements = groups.map((group, at) => elementsOf(group, `${this.final.length + at}`));
-    if (kept > 0 && !isComplete) {
-      this.finalChars += startOf(groups[kept]);
-      this.final.push(...elements.splice(0, kept));
+    const end = isComplete ? 0 : finalEnd(rest, groups);
+    if (end) {
+      const count = groups.findIndex((group) => startOf(group, lineStarts(rest)) === end);
+      parser.parse(rest.slice(0, end), this.environment);
+      this.finalChars += end;
+      this.final.push(...elements.splice(0, count));
     }
     return (this.elements = [...this.final, ...elements]);
   }
 }
+
+/** Where the last block begins that has a whole line: those before it do not change any more.
+ * @param {string} text @param {any[][]} groups */
+function finalEnd(text, groups) {
+  const starts = lineStarts(text);
+  const endOfLines = text.lastIndexOf("\n") + 1;
+  const last = groups.findLast((group) => startOf(group, starts) < endOfLines);
+  return last ? startOf(last, starts) : 0;
+}
+
+/** @param {any[]} group @param {number[]} starts of lines */
+const startOf = (group, starts) => starts[group[0].map?.[0] ?? 0];
 
 /** Tokens by the block of the outermost level that they are in. @param {any[]} tokens */
 function blocksOf(tokens) {
@@ -112,7 +122,10 @@ function childrenOf(tokens) {
     else if (token.nesting === -1) {
       const { opening, children } = /** @type {{opening: any, children: any[]}} */ (stack.pop());
       stack[stack.length - 1].children.push(container(opening, children));
-    } else stack[stack.length - 1].children.push(leaf(token));
+    } else {
+      const child = leaf(token);
+      if (child !== "") stack[stack.length - 1].children.push(child);
+    }
   }
   return stack[0].children;
 }

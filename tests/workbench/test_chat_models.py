@@ -1,0 +1,159 @@
+"""The chat with what a mesh has: agents with tools and signals, routes, aliases, sleeping models, keys."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from chat_steps import asked, until_idle
+from mesh_process import MeshProcess, fake_runner, run_weft, running_mesh, write_config
+from pages import finished, opened, picture
+from playwright.sync_api import expect
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
+
+DECISION = {"question": "Which <b>shard</b>?", "options": ["a", "b"]}
+TURNS = [
+    {"calls": [{"name": "desk_echo", "arguments": '{"text": "<img src=x onerror=alert(1)>"}'}]},
+    {"text": "Before I go on: ", "calls": [{"name": "NEEDS_MANAGER_DECISION", "arguments": json.dumps(DECISION)}]},
+]
+AGENT = {
+    "name": "clerk",
+    "model": "m-a",
+    "description": "Looks <script>things</script> up",
+    "tools": ["desk.echo"],
+    "signals": ["NEEDS_MANAGER_DECISION"],
+}
+DECLARED = """
+kind: route
+name: usual
+candidates: [pool, other]
+---
+kind: alias
+name: fast
+pattern: gpt-fast
+target: route/usual
+"""
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    """An agent with a tool and a signal, a route, an alias, and a model that wakes slowly."""
+    folder = tmp_path_factory.mktemp("chat-models")
+    argv = [sys.executable, "-m", "weft_testing.fake_mcp_server", "--bare"]
+    desk = {"type": "mcp_command", "name": "desk", "argv": argv}
+    runner = {**fake_runner("a", turns=TURNS), "tools": [desk], "agents": [AGENT]}
+    config = write_config(folder, runner, fake_runner("b", pool="other", load_seconds=2, text="Awake."))
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        code, _, err = finished(run_weft("apply", "-f", "-", home=mesh.home, stdin=DECLARED.encode()))
+        assert code == 0, err
+        yield mesh
+
+
+def test_tools_and_signals_of_an_agent_are_at_their_place_in_its_answer(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "chat?model=agent/clerk", "Chat")
+    answer = asked(page, "Delete a shard")
+    expect(answer.locator(".receipt")).to_contain_text("completed")
+    shown = answer.locator(".notice-part, .markdown")
+    expect(shown).to_have_count(3)
+    expect(shown.nth(0)).to_contain_text("Tool desk.echo done")
+    expect(shown.nth(1)).to_have_text("Before I go on:")
+    expect(shown.nth(2)).to_contain_text("Signal NEEDS_MANAGER_DECISION")
+    shown.nth(0).locator("summary").click()
+    expect(shown.nth(0)).to_contain_text('"text": "<img src=x onerror=alert(1)>"')
+    shown.nth(2).locator("summary").click()
+    expect(shown.nth(2)).to_contain_text("Which <b>shard</b>?")
+    assert answer.locator("img, b").count() == 0
+    picture(page, "chat-agent")
+
+
+def test_the_models_that_answer_chats_are_searched_by_name_and_chosen_by_keyboard(
+    page: "Page", mesh: MeshProcess
+) -> None:
+    opened(page, mesh, "chat", "Chat")
+    field = page.get_by_role("combobox", name="Model")
+    expect(field).not_to_have_value("")
+    field.click()
+    options = page.get_by_role("listbox", name="Model").get_by_role("option")
+    for name in ("pool", "other", "agent/clerk", "route/usual", "gpt-fast"):
+        options.filter(has=page.locator(".name", has_text=name)).first.wait_for()
+    options.filter(has_text="Looks <script>things</script> up").wait_for()
+    picture(page, "chat-picker")
+    field.fill("usual rout")
+    expect(options).to_have_count(1)
+    field.fill("o")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowUp")
+    field.fill("gpt")
+    page.keyboard.press("Enter")
+    expect(field).to_have_value("gpt-fast")
+    field.click()
+    field.fill("nobody/knows-this")
+    page.get_by_text("Enter asks for").wait_for()
+    page.keyboard.press("Escape")
+    expect(field).to_have_value("gpt-fast")
+    answer = asked(page, "Through an alias to a route")
+    answer.get_by_text("The answer is empty.").wait_for()
+    expect(answer.locator(".receipt")).to_contain_text("completed")
+
+
+def test_a_sleeping_model_is_marked_and_says_that_it_loads(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "chat?model=other", "Chat")
+    code, _, err = finished(run_weft("unload", "m-b", home=mesh.home))
+    assert code == 0, err
+    page.get_by_text("hibernating").wait_for()
+    answer = asked(page, "Wake up")
+    answer.get_by_text("Loading the model").wait_for()
+    picture(page, "chat-loading")
+    answer.get_by_text("Awake.").wait_for()
+    receipt = answer.locator(".receipt")
+    receipt.locator("summary").click()
+    expect(receipt).to_contain_text("for loads")
+    expect(page.locator(".picker .state")).to_have_count(0)
+
+
+def test_a_key_goes_with_the_chat_and_is_a_variable_in_its_code(
+    page: "Page", tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("chat-keys")
+    config = write_config(folder, fake_runner("a"), auth={"required": True})
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        code, out, err = finished(run_weft("keys", "create", "--role", "user", "-o", "json", home=mesh.home))
+        assert code == 0, err
+        key = json.loads(out)["key"]
+        page.goto(f"{mesh.url}/ui/chat?model=pool")
+        page.get_by_label("API key").fill(key)
+        page.keyboard.press("Enter")
+        answer = asked(page, "Hello")
+        expect(answer.locator(".receipt")).to_contain_text("completed")
+        answer.get_by_role("button", name="Show as code").click()
+        page.get_by_text("The key is read from").wait_for()
+        text = page.get_by_role("dialog").locator("pre").inner_text()
+        assert key not in text
+        done = subprocess.run(
+            ["bash", "-c", text], env={**os.environ, "WEFT_API_KEY": key}, capture_output=True, text=True, check=True
+        )
+        assert "[DONE]" in done.stdout
+        requests = until_idle(mesh, "a").requests_finished
+        assert requests == 2
+
+
+def test_a_real_model_streams_and_is_stopped_and_its_slot_is_free(page: "Page", tmp_path: Path) -> None:
+    with running_mesh(tmp_path / "home", "--port", "0") as mesh:
+        opened(page, mesh, "chat", "Chat")
+        expect(page.get_by_role("combobox", name="Model")).to_have_value("smollm2-135m")
+        answer = asked(page, "Count from one to one thousand, every number in words.")
+        answer.locator(".markdown").get_by_text(" ").first.wait_for()
+        page.keyboard.press("Escape")
+        expect(answer.locator(".receipt")).to_contain_text("cancelled")
+        answer = asked(page, "Say hello.")
+        page.get_by_role("button", name="Stop", exact=True).last.wait_for()
+        expect(answer.locator(".receipt")).to_contain_text("completed", timeout=60_000)
+        picture(page, "chat-real")
