@@ -63,6 +63,8 @@ class RequestWatch:
         buffer = self._buffer
         before = buffer.due_at()
         if not (buffer.note_figures(key) if only_figures else buffer.note(key)):
+            # What waits is useless with a gap behind it; the watcher may be stuck in a write for long.
+            self._buffer = ChangeBuffer(self._limits)
             self.end(self._lagged())
         elif before is None or (not only_figures and buffer.due_at() != before):
             self._woken.set()

@@ -84,12 +84,14 @@ class FiguresOfMesh(WatchSource):
 
     @override
     async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
-        count = 0
+        count: int | None = None
         async with aclosing(self._requests.watch_figures()) as steps:
-            first = await anext(steps)
-            yield _put_figures(first)
-            yield synced()
             async for figures in steps:
+                if count is None:
+                    count = 0
+                    yield _put_figures(figures)
+                    yield synced()
+                    continue
                 count += figures.step_count
                 if count < self._renewed_after:
                     yield _put_figures(figures)

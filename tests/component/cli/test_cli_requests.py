@@ -458,3 +458,22 @@ def test_figures_of_the_last_hour_are_a_table_and_a_document(mesh: Mesh) -> None
     assert table.exit_code == 0, table.output
     assert table.stdout.splitlines()[1].split()[:7] == ["unknown", "1", "0", "0", "0", "12", "0"]
     assert (document["kind"], sum(document["all"]["completionTokens"])) == ("figures", 34)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ids"),
+    [(("requests",), ["req-1"]), (("requests", "--state", "ended"), ["req-2"]), (("requests", "req-2"), ["req-2"])],
+)
+def test_a_watch_of_requests_ends_with_ctrl_c_and_without_an_error(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], ids: list[str]
+) -> None:
+    mesh.arrive(1, "req-1")
+    mesh.log.note_end(2, mesh.arrive(2, "req-2") + 1, Reason.UNSPECIFIED)
+
+    def until_interrupted(home: Path, ended_limit: int = 0) -> Iterator[tuple[list[RequestRecord], bool]]:
+        yield next(follow_requests(home, ended_limit))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weft_app.cli.get.follow_requests", until_interrupted)
+    result = mesh.run("get", *arguments, "-w", "-o", "name")
+    assert (result.exit_code, result.stdout.splitlines()) == (0, ids)

@@ -11,6 +11,7 @@ from watch_script import QUICK, WATCH, brief, watching
 from gateway.watch.requests import FiguresOfMesh, RequestsOfTenant
 from gateway.watch.source import Change, ChangeType, WatchCaller
 from weft.api.router.v1 import request_pb2 as pb
+from weft.api.router.v1.figures_pb2 import Figures
 from weft.kernel.principal import (
     LOCAL,
     KeyRing,
@@ -167,3 +168,12 @@ async def test_a_reader_gets_the_hour_anew_when_it_has_had_an_hour_of_steps() ->
         ChangeType.PUT,
         ChangeType.SYNCED,
     ]
+
+
+async def test_figures_of_a_router_that_ends_at_once_are_no_changes() -> None:
+    class Gone(ScriptedRequests):
+        async def watch_figures(self) -> AsyncGenerator[Figures]:
+            for figures in list[Figures]():
+                yield figures
+
+    assert [change async for change in FiguresOfMesh(Gone()).changes(CALLER)] == []
