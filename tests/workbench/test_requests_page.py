@@ -91,6 +91,8 @@ def test_the_queue_shows_who_waits_where_and_why_and_cancels(page: "Page", mesh:
         rows = page.get_by_role("table", name="Waiting requests").get_by_role("row")
         cells = [rows.nth(at).get_by_role("cell").all_inner_texts()[:3] for at in (1, 2, 3)]
         assert cells == [["1", "slow-1", "slow"], ["2", "slow-2", "slow"], ["3", "slow-3", "slow"]]
+        queues = page.get_by_role("table", name="Queues").get_by_role("row")
+        queues.filter(has_text="slow").get_by_role("img", name="Queue of slow: wait 3 of 16").wait_for()
         picture(page, "queue")
         page.get_by_role("button", name="Cancel slow-2").click()
         page.get_by_role("button", name="Cancel the request").click()

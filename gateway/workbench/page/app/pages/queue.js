@@ -6,13 +6,14 @@ import { can } from "../session.js";
 import { count, seconds } from "../parts/format.js";
 import { Confirm } from "../parts/dialog.js";
 import { post } from "../api.js";
-import { Code, LiveNote, Progress, State } from "../parts/widgets.js";
+import { Bar, Code, LiveNote, Progress, State } from "../parts/widgets.js";
 import { Table } from "../parts/table.js";
 import { useNow } from "./requests_timeline.js";
 import { etaText, waits, waitText } from "./requests_words.js";
 
 export function Page() {
-  useLive("request");
+  const seesQueues = can("operations:view");
+  useLive("request", ...(seesQueues ? ["queue"] : []));
   const live = collection("request").value;
   const rows = useMemo(() => [...live.items.values()].filter(waits).sort(byTurn), [live]);
   const running = useMemo(() => [...live.items.values()].filter((request) => request.state === "running").length, [live]);
@@ -22,9 +23,9 @@ export function Page() {
     <${LiveNote} live=${live} />
     ${live.isComplete &&
     html`<p class="faint" role="status">${rows.length === 1 ? "1 request waits" : `${count(rows.length)} requests wait`}, ${count(running)} ${running === 1 ? "runs" : "run"}.</p>
-      <${Targets} rows=${rows} />
       <${Table} label="Waiting requests" rows=${rows} rowKey=${(/** @type {any} */ request) => request.requestId} columns=${columnsOf(now, setCancelled)} empty=${html`<${Empty} />`} />`}
     <p class="faint">Requests of your tenant; a position counts those of all tenants.</p>
+    ${seesQueues && html`<${Queues} />`}
     <details><summary>The same on the command line</summary><${Code} label="Commands" text=${"weft get requests -w\nweft explain ID\nweft cancel request ID"} /></details>
     ${cancelled &&
     html`<${Confirm} title="Cancel this request?" text=${html`<p><code>${cancelled.requestId}</code> waits for ${cancelled.target}. Its caller gets the error <code>cancelled</code>.</p>`}
@@ -36,13 +37,27 @@ function Empty() {
   return html`Nothing waits. A request is here while all slots of its model are busy, or while its model is loaded; <a href=${address("requests")}>Requests</a> has those that run.`;
 }
 
-/** How many wait for each target. @param {{rows: any[]}} props */
-function Targets({ rows }) {
-  const targets = new Map();
-  for (const { target } of rows) targets.set(target, (targets.get(target) ?? 0) + 1);
-  if (targets.size < 2) return null;
-  return html`<ul class="targets">${[...targets].sort((left, right) => right[1] - left[1]).map(([target, number]) => html`<li key=${target}><strong>${count(number)}</strong> for ${target}</li>`)}</ul>`;
+/** How many of all tenants wait for each name and run there, where any does. */
+function Queues() {
+  const live = collection("queue").value;
+  const rows = [...live.items].filter(([, queue]) => queue.waiting || queue.running).map(([name, queue]) => ({ name, ...queue }));
+  if (!rows.length) return null;
+  rows.sort((left, right) => right.waiting - left.waiting || left.name.localeCompare(right.name));
+  return html`<section><h2>Of all tenants</h2>
+    <${Table} label="Queues" rows=${rows} rowKey=${(/** @type {any} */ row) => row.name} height="24rem" columns=${QUEUE_COLUMNS} /></section>`;
 }
+
+/** @type {import("../parts/table.js").Column[]} */
+const QUEUE_COLUMNS = [
+  { title: "Model, pool or route", cell: (row) => row.name, sort: (row) => row.name },
+  { title: "Wait", className: "number", cell: (row) => count(row.waiting), sort: (row) => row.waiting },
+  { title: "May wait", className: "number", cell: (row) => count(row.maxWaiting), hint: "one more is refused" },
+  { title: "Run", className: "number", cell: (row) => count(row.running), sort: (row) => row.running },
+  {
+    title: "Filled",
+    cell: (row) => html`<${Bar} label=${`Queue of ${row.name}`} total=${row.maxWaiting} parts=${[{ name: "wait", value: row.waiting, tone: row.waiting >= row.maxWaiting ? "bad" : "foreign", text: `${row.waiting} of ${row.maxWaiting}` }]} />`,
+  },
+];
 
 /** Those that wait for a load first, then by position, then by arrival. @param {any} left @param {any} right */
 function byTurn(left, right) {
