@@ -261,17 +261,20 @@ def test_a_file_is_uploaded_downloaded_used_and_deleted(page: "Page", mesh: Mesh
     row.wait_for(state="detached")
 
 
+@pytest.mark.parametrize(
+    ("lines", "words"), [(60, f"the file is larger than {MAX_FILE_BYTES} bytes"), (20_000, "the body is larger than")]
+)
 def test_a_file_beyond_the_limit_is_refused_in_the_words_of_the_server(
-    page: "Page", mesh: MeshProcess, tmp_path: Path
+    page: "Page", mesh: MeshProcess, tmp_path: Path, lines: int, words: str
 ) -> None:
-    path = requests_file(tmp_path, *(line(f"r{number}") for number in range(60)))
+    path = requests_file(tmp_path, *(line(f"r{number}") for number in range(lines)))
     assert path.stat().st_size > MAX_FILE_BYTES
     opened(page, mesh, "tasks/files", "Tasks")
     page.get_by_role("button", name="Upload").click()
     form = page.get_by_role("dialog")
     form.get_by_label("File with one request per line").set_input_files(path)
     form.get_by_role("button", name="Upload").click()
-    form.get_by_text(f"the file is larger than {MAX_FILE_BYTES} bytes").wait_for()
+    form.get_by_text(words).wait_for()
     picture(page, "files-too-large")
 
 
