@@ -11,6 +11,8 @@ export const PAGES = [
   { path: "tasks", title: "Tasks", group: "Use", needs: "inference:view", load: () => import("./pages/tasks.js") },
   { path: "usage", title: "Usage", group: "Use", needs: "inference:view", load: () => import("./pages/usage.js") },
   { path: "models", title: "Models", group: "Mesh", needs: "models:view", load: () => import("./pages/models.js") },
+  { path: "memory", title: "Memory", group: "Mesh", needs: "operations:view", load: () => import("./pages/memory.js") },
+  { path: "operations", title: "Operations", group: "Mesh", needs: "operations:view", load: () => import("./pages/operations.js") },
 ];
 
 /** The page of a path, and what is left of the path: the name of what it shows. @param {string} path */

@@ -43,7 +43,7 @@ export function allOperations() {
 }
 
 /** What an operation does, such as "Load qwen". @param {any} operation */
-function title(operation) {
+export function titleOf(operation) {
   const { type, model, source } = operation.action;
   const verb = type === "load" && source ? "serve" : type;
   return `${verb[0].toUpperCase()}${verb.slice(1)} ${source || model || "cached prefixes"}`;
@@ -60,7 +60,7 @@ function progressText({ progress, doneBytes, totalBytes, etaSeconds }) {
 }
 
 /** What came of it. @param {any} operation */
-function outcome({ result = {}, startedAt, createdAt, endedAt }) {
+export function outcomeOf({ result = {}, startedAt, createdAt, endedAt }) {
   const pulled = result.pulled;
   const parts = [
     result.added?.name ? `${result.added.server ? "attached" : "served"} as ${result.added.name}` : "",
@@ -88,14 +88,14 @@ export function OperationNote({ operation, onDismiss }) {
   const [isAsking, setAsking] = useState(false);
   const share = useShare(operation);
   const isOver = hasEnded(operation);
-  const what = title(operation);
+  const what = titleOf(operation);
   // What is under way says its stage again, such as "loading qwen".
   const detail = !isOver && operation.stage && operation.detail?.startsWith(operation.stage) ? "" : operation.detail;
   return html`<section class="operation" aria-label=${what}>
     <div class="row">
       <strong>${what}</strong><${State} value=${operation.state} />
       ${!isOver && html`<${Progress} value=${share} label=${what} />`}
-      <span class="faint grow" role="status">${isOver ? outcome(operation) : [words(operation.stage), progressText(operation)].filter(Boolean).join(" · ")}</span>
+      <span class="faint grow" role="status">${isOver ? outcomeOf(operation) : [words(operation.stage), progressText(operation)].filter(Boolean).join(" · ")}</span>
       <span class="faint">${clock(operation.endedAt ?? operation.createdAt)}</span>
       ${!isOver && can("operations:edit") && html`<button onClick=${() => setAsking(true)}>Cancel</button>`}
       ${isOver && onDismiss && html`<button class="quiet" aria-label=${`Dismiss: ${what}`} onClick=${onDismiss}>×</button>`}
