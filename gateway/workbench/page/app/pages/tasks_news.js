@@ -1,4 +1,4 @@
-// News of durable work: tasks are among the requests of the stream of the mesh, from the moment that they wait.
+// News of durable work, from the tasks in the stream of the mesh.
 import { useEffect, useRef } from "../parts/html.js";
 import { collection, useLive } from "../live.js";
 
@@ -10,8 +10,8 @@ const FOLLOW_MILLISECONDS = 1000;
 /** Asks again soon after tasks have begun, changed or ended, and for as long as something is followed.
  * @param {() => Promise<unknown>} refresh @param {boolean} [isFollowed] */
 export function useTaskNews(refresh, isFollowed = false) {
-  useLive("request");
-  const live = collection("request").value;
+  useLive("task");
+  const live = collection("task").value;
   const known = useRef(/** @type {Map<string, any> | null} */ (null));
   const timer = useRef(/** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined));
   const newest = useRef({ refresh, isFollowed });
@@ -25,10 +25,10 @@ export function useTaskNews(refresh, isFollowed = false) {
     }, pause);
   };
   useEffect(() => {
-    const tasks = new Map([...live.items].filter(([, request]) => isTask(request)));
     const before = known.current;
-    if (live.isComplete) known.current = tasks;
-    if (before && [...tasks].some(([name, request]) => before.get(name) !== request)) plan(PAUSE_MILLISECONDS);
+    if (live.isComplete) known.current = new Map(live.items);
+    const isOther = before && (before.size !== live.items.size || [...live.items].some(([name, task]) => before.get(name) !== task));
+    if (isOther) plan(PAUSE_MILLISECONDS);
   }, [live]);
   useEffect(() => {
     if (isFollowed) plan(FOLLOW_MILLISECONDS);
@@ -41,6 +41,3 @@ export function useTaskNews(refresh, isFollowed = false) {
     [],
   );
 }
-
-/** @param {any} request */
-const isTask = (request) => request.priority === "durable" || Boolean(request.receipt?.taskId) || request.requestId.startsWith("task-");
