@@ -3,6 +3,7 @@ import { html, useEffect, useState } from "../parts/html.js";
 import { get, segment } from "../api.js";
 import { collection } from "../live.js";
 import { address } from "../navigation.js";
+import { pageOf } from "../page_table.js";
 import { can } from "../session.js";
 import { command } from "../parts/commands.js";
 import { bytes, clock, count, words } from "../parts/format.js";
@@ -109,7 +110,7 @@ function factsOf(model, admin) {
   const queue = queueOf(model);
   return [
     ["Pool", poolOf(model)],
-    ["Runner", runner],
+    ["Runner", runner && linked("runners", runner)],
     ["Host", replica?.host],
     ["Engine", type],
     ["Slots", instance.slotsTotal ? `${instance.slotsUsed} of ${instance.slotsTotal} busy` : ""],
@@ -134,6 +135,12 @@ function factsOf(model, admin) {
     ["Labels", Object.entries(model.labels ?? {}).map(([key, value]) => `${key}=${value}`).join(", ")],
     ["Wakes", model.wake && (model.wake.byMesh ? `by the mesh (${words(model.wake.byMesh.type)})` : "by its runner")],
   ];
+}
+
+/** A name, as a link where its page is there for this key. @param {string} path @param {string} name */
+function linked(path, name) {
+  const entry = pageOf(path)?.entry;
+  return entry && can(entry.needs) ? html`<a href=${address(`${path}/${name}`)}>${name}</a>` : name;
 }
 
 /** @param {number} tokens */
