@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import pytest
 from chat_steps import asked, behave, until_idle
@@ -147,6 +148,27 @@ def test_nothing_that_a_model_writes_becomes_code_or_leads_elsewhere_unseen(
     assert all(url.startswith(chat_mesh.url) for url in requests), requests
 
 
+def test_the_name_of_a_model_is_text_wherever_it_is_shown(page: "Page", chat_mesh: MeshProcess) -> None:
+    name = "<img src=x onerror=document.title='owned'>"
+    page.goto(f"{chat_mesh.url}/ui/chat?{urlencode({'model': name})}")
+    expect(page.get_by_role("combobox", name="Model")).to_have_value(name)
+    answer = asked(page, "Hello?")
+    answer.get_by_role("heading", name=name).wait_for()
+    answer.get_by_role("alert").wait_for()
+    assert page.locator(".chat img").count() == 0
+    assert page.title() == "Chat · weft"
+
+
+def test_without_the_record_of_a_request_the_receipt_is_what_the_stream_said(
+    page: "Page", chat_mesh: MeshProcess
+) -> None:
+    page.route("**/v1/requests/*", lambda route: route.fulfill(status=403, json={"error": {"message": "no"}}))
+    opened(page, chat_mesh, "chat?model=pool", "Chat")
+    receipt = asked(page, "Hello").locator(".receipt")
+    expect(receipt).to_contain_text("16 out")
+    expect(receipt).to_contain_text("stayed on the premises")
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_chat_has_no_accessibility_faults(
@@ -155,6 +177,8 @@ def test_the_chat_has_no_accessibility_faults(
     behave(chat_mesh, "a", text=HOSTILE + "\n\n# One\n\n```python\nx = 1\n```", reasoning_text="Think.")
 
     def chatted(page: "Page") -> None:
+        page.get_by_role("button", name="Compare").click()
+        page.get_by_role("button", name="Options").click()
         expect(asked(page, "Hello").locator(".receipt")).to_contain_text("completed")
 
     url = f"{chat_mesh.url}/ui/chat?model=pool"

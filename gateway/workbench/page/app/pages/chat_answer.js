@@ -77,19 +77,45 @@ function CopyButton({ text }) {
   return html`<button class="quiet" onClick=${copy}>${isCopied ? "Copied" : "Copy"}</button>`;
 }
 
+/** @param {number} number */
+const tokens = (number) => `${count(number)} ${number === 1 ? "token" : "tokens"}`;
+
+/** @param {number} queue seconds @param {number} load seconds */
+function waited(queue, load) {
+  const parts = [queue >= 0.001 && `${seconds(queue)} in the queue`, load >= 0.001 && `${seconds(load)} for loads`];
+  return parts.filter(Boolean).join(", ") || "no";
+}
+
+/** What the stream itself says of its receipt: for a key that may not see requests, or for an answer of long ago.
+ * @param {{answer: Answer}} props */
+function StreamReceipt({ answer }) {
+  const { facts, usage } = answer;
+  if (!usage) return null;
+  const milliseconds = (/** @type {string} */ name) => Number(facts[name] ?? 0) / 1000;
+  const left = facts["x-left-premises"];
+  const shown = [
+    `${count(usage.prompt_tokens)} tokens in`,
+    usage.prompt_tokens_details?.cached_tokens > 0 && `${count(usage.prompt_tokens_details.cached_tokens)} of them cached`,
+    `${count(usage.completion_tokens)} out`,
+    `waited: ${waited(milliseconds("x-queue-wait-ms"), milliseconds("x-load-wait-ms"))}`,
+    left && (left === "true" ? "left the premises" : "stayed on the premises"),
+  ];
+  return html`<p class="receipt faint">${shown.filter(Boolean).join(" · ")}</p>`;
+}
+
 /** @param {{answer: Answer}} props */
 function Receipt({ answer }) {
   const found = answer.receipt?.receipt;
-  if (!found) return null;
+  if (!found) return html`<${StreamReceipt} answer=${answer} />`;
   const waits = (answer.receipt.decisions ?? []).filter((/** @type {any} */ decision) => decision.kind !== "placed");
   const runners = found.attempts.map((/** @type {any} */ attempt) => `${attempt.model} on ${attempt.runner}${attempt.reason ? `: ${attempt.reason}` : ""}`);
   const summary = [
-    found.outcome, seconds(found.totalSeconds), found.completionTokens && `${count(found.completionTokens)} tokens`,
+    found.outcome, seconds(found.totalSeconds), found.completionTokens && tokens(found.completionTokens),
     found.tokensPerSecond && `${figure(found.tokensPerSecond)}/s`, found.attempts.at(-1)?.runner, found.leftPremises && "left the premises",
   ];
   return html`<details class="receipt"><summary>${summary.filter(Boolean).join(" · ")}</summary>
     <${Facts} facts=${[
-      ["Waited", found.queueWaitSeconds + found.loadWaitSeconds < 0.001 ? "no" : `${seconds(found.queueWaitSeconds)} in the queue, ${seconds(found.loadWaitSeconds)} for loads`],
+      ["Waited", waited(found.queueWaitSeconds, found.loadWaitSeconds)],
       ["First token after", seconds(found.timeToFirstTokenSeconds)],
       ["Tokens in", found.promptTokens === undefined ? "" : `${count(found.promptTokens)} (${count(found.cachedPromptTokens ?? 0)} cached)`],
       ["Tokens out", count(found.completionTokens)],

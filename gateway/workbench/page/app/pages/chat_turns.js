@@ -2,7 +2,7 @@
 import { html, useEffect, useRef, useState } from "../parts/html.js";
 import { AnswerView } from "./chat_answer.js";
 import { CodeDialog } from "./chat_code.js";
-import { revisionOf } from "./chat_conversation.js";
+import { isBusy, revisionOf } from "./chat_conversation.js";
 import { SentFiles } from "./chat_files.js";
 import { resend } from "./chat_state.js";
 
@@ -23,8 +23,17 @@ export function Turns({ conversation }) {
       ${!conversation.turns.length && html`<p class="faint empty">Ask something: the answer comes from the model above. The conversation stays in this browser.</p>`}
       ${conversation.turns.map((turn, at) => html`<${TurnView} key=${turn.id} conversation=${conversation} turn=${turn} at=${at} />`)}
     </div>
+    <p class="announced" role="status">${announcementOf(conversation)}</p>
     ${!isAtEnd && html`<button class="to-end" onClick=${() => box.current?.scrollTo({ top: box.current.scrollHeight })}>↓ To the end</button>`}
   </div>`;
+}
+
+/** What a screen reader says of the last answers: not their words as they come. @param {Conversation} conversation */
+function announcementOf(conversation) {
+  const last = conversation.turns.at(-1);
+  if (!last) return "";
+  if (isBusy(conversation)) return "The answer comes.";
+  return last.answers.some((answer) => answer.state === "failed") ? "The answer failed." : "The answer is there.";
 }
 
 /** Keeps the end of what grows in sight, as long as it is: whoever has scrolled up stays there.
