@@ -13,6 +13,7 @@ export const PAGES = [
   { path: "models", title: "Models", group: "Mesh", needs: "models:view", load: () => import("./pages/models.js") },
   { path: "memory", title: "Memory", group: "Mesh", needs: "operations:view", load: () => import("./pages/memory.js") },
   { path: "operations", title: "Operations", group: "Mesh", needs: "operations:view", load: () => import("./pages/operations.js") },
+  { path: "settings", title: "Settings", group: "Mesh", needs: "models:view", load: () => import("./pages/settings.js") },
 ];
 
 /** The page of a path, and what is left of the path: the name of what it shows. @param {string} path */

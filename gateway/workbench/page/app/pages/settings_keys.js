@@ -1,0 +1,119 @@
+// API keys: listed without their secrets, created and rotated with the secret shown once, revoked.
+import { html, useEffect, useState } from "../parts/html.js";
+import { get, post, remove, segment } from "../api.js";
+import { comebacks } from "../live.js";
+import { caller, can } from "../session.js";
+import { command } from "../parts/commands.js";
+import { Confirm, Dialog } from "../parts/dialog.js";
+import { clock } from "../parts/format.js";
+import { notify } from "../parts/notices.js";
+import { Table } from "../parts/table.js";
+import { Code, ErrorNote, State } from "../parts/widgets.js";
+
+/** Named sets of scopes, as `weft keys create --role` has them. @type {Record<string, string[]>} */
+const ROLES = {
+  user: ["inference:create", "inference:edit", "models:view"],
+  viewer: ["*:view"],
+  operator: ["inference:*", "models:*", "runners:*", "settings:*", "operations:*", "telemetry:*"],
+  admin: ["*:*"],
+};
+
+export function KeyList() {
+  const [keys, setKeys] = useState(/** @type {any[] | null} */ (null));
+  const [error, setError] = useState(/** @type {unknown} */ (null));
+  const [isCreating, setCreating] = useState(false);
+  const [chosen, setChosen] = useState(/** @type {{key: any, action: "rotate" | "revoke"} | null} */ (null));
+  const load = () => get("/api/v1/keys").then((found) => { setKeys(found.items); setError(null); }, setError);
+  useEffect(() => void load(), [comebacks.value]);
+  if (caller.value && !caller.value.keysRequired) {
+    return html`<p class="faint">Callers need no keys here. The first key is made on the command line, and callers need one from then on:</p>
+      <${Code} label="Command" text=${command("keys", "create", ["--role", "admin"])} />`;
+  }
+  const columns = [
+    { title: "Id", cell: (/** @type {any} */ key) => html`<span class="mono">${key.id}</span>`, sort: (/** @type {any} */ key) => key.id },
+    { title: "Tenant", cell: (/** @type {any} */ key) => key.tenant, sort: (/** @type {any} */ key) => key.tenant },
+    { title: "Description", cell: (/** @type {any} */ key) => key.description, className: "wrap" },
+    { title: "Scopes", cell: (/** @type {any} */ key) => key.scopes.join(", "), className: "wrap" },
+    { title: "State", cell: (/** @type {any} */ key) => html`<${State} value=${key.state} />`, sort: (/** @type {any} */ key) => key.state },
+    { title: "Created", cell: (/** @type {any} */ key) => clock(key.createTime), sort: (/** @type {any} */ key) => key.createTime },
+    { title: "Expires", cell: (/** @type {any} */ key) => clock(key.expireTime) || "never" },
+    { title: "", cell: (/** @type {any} */ key) => can("keys:edit") && !key.revokeTime && html`<span class="row">
+        ${can("keys:create") && html`<button onClick=${() => setChosen({ key, action: "rotate" })}>Rotate<span class="unseen"> ${key.id}</span></button>`}
+        <button onClick=${() => setChosen({ key, action: "revoke" })}>Revoke<span class="unseen"> ${key.id}</span></button></span>` },
+  ];
+  return html`<div class="row tools"><span class="faint grow">Keys authenticate callers; each carries its tenant. Tenants are not declared.</span>
+      ${can("keys:create") && html`<button class="main" onClick=${() => setCreating(true)}>New key</button>`}</div>
+    <${ErrorNote} error=${error} />
+    ${keys && html`<${Table} label="Keys" rows=${keys} rowKey=${(/** @type {any} */ key) => key.id} columns=${columns} empty="There are no keys." />`}
+    ${isCreating && html`<${NewKeyDialog} onClose=${() => { setCreating(false); void load(); }} />`}
+    ${chosen?.action === "rotate" && html`<${RotateDialog} id=${chosen.key.id} onClose=${() => { setChosen(null); void load(); }} />`}
+    ${chosen?.action === "revoke" && html`<${Confirm} title=${`Revoke ${chosen.key.id}`} action="Revoke" isDangerous onClose=${() => setChosen(null)}
+      text=${html`<p>It is refused from now on, everywhere, and cannot be made good again.</p><${Code} label="Command" text=${command("keys", "revoke", chosen.key.id)} />`}
+      onDo=${async () => {
+        await remove(`/api/v1/keys/${segment(chosen.key.id)}`);
+        notify(`key ${chosen.key.id} revoked`);
+        void load();
+      }} />`}`;
+}
+
+/** The secret of a key, which is never shown again. @param {{made: any, onClose: () => void}} props */
+function Secret({ made, onClose }) {
+  return html`<p role="status">This is the only time that the key is shown. Copy it now.</p>
+    <${Code} label="Key" text=${made.key} />
+    ${made.oldExpireTime && html`<p class="faint">The old secret is good until ${clock(made.oldExpireTime)}.</p>`}
+    <div class="buttons"><button class="main" onClick=${onClose}>Done</button></div>`;
+}
+
+/** @param {{onClose: () => void}} props */
+function NewKeyDialog({ onClose }) {
+  const [fields, setFields] = useState({ tenant: "", description: "", scopes: ROLES.user.join("\n"), days: "" });
+  const [made, setMade] = useState(/** @type {any} */ (null));
+  const [error, setError] = useState(/** @type {unknown} */ (null));
+  const scopes = fields.scopes.split("\n").map((scope) => scope.trim()).filter(Boolean);
+  /** @param {Partial<typeof fields>} changed */
+  const change = (changed) => setFields({ ...fields, ...changed });
+  /** @param {Event} event */
+  const submit = async (event) => {
+    event.preventDefault();
+    setError(null);
+    const lifetimeSeconds = fields.days === "" ? undefined : Math.round(Number(fields.days) * 86_400);
+    try {
+      setMade(await post("/api/v1/keys", { tenant: fields.tenant, description: fields.description, scopes, lifetimeSeconds }));
+    } catch (failure) {
+      setError(failure);
+    }
+  };
+  const role = Object.keys(ROLES).find((name) => ROLES[name].join() === scopes.join()) ?? "";
+  if (made) return html`<${Dialog} title="New key" onClose=${onClose}><${Secret} made=${made} onClose=${onClose} /></${Dialog}>`;
+  return html`<${Dialog} title="New key" onClose=${onClose} isWide>
+    <form onSubmit=${submit} novalidate>
+      <div class="fields">
+        <label>Tenant <input name="tenant" value=${fields.tenant} placeholder="default" autocomplete="off" spellcheck=${false} onInput=${(/** @type {any} */ event) => change({ tenant: event.target.value.trim() })} /></label>
+        <label>Description <input name="description" value=${fields.description} autocomplete="off" onInput=${(/** @type {any} */ event) => change({ description: event.target.value })} /></label>
+        <label>Valid for days <input name="days" value=${fields.days} placeholder="no limit" inputmode="decimal" autocomplete="off" onInput=${(/** @type {any} */ event) => change({ days: event.target.value.trim() })} /></label>
+        <label>Role <select name="role" value=${role} onChange=${(/** @type {any} */ event) => event.target.value && change({ scopes: ROLES[event.target.value].join("\n") })}>
+          <option value="">other scopes</option>${Object.keys(ROLES).map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>
+        <label class="whole">Scopes, one in each line <textarea class="mono short" name="scopes" rows="5" spellcheck=${false} value=${fields.scopes} onInput=${(/** @type {any} */ event) => change({ scopes: event.target.value })}></textarea></label>
+      </div>
+      <${Code} label="Command" text=${command("keys", "create", ["--tenant", fields.tenant], ["--description", fields.description], ["--expires", fields.days && `${fields.days}d`],
+        ...scopes.map((scope) => /** @type {[string, string]} */ (["--scope", scope])))} />
+      <${ErrorNote} error=${error} />
+      <div class="buttons"><button type="button" onClick=${onClose}>Cancel</button><button type="submit" class="main">Create</button></div>
+    </form>
+  </${Dialog}>`;
+}
+
+/** @param {{id: string, onClose: () => void}} props */
+function RotateDialog({ id, onClose }) {
+  const [made, setMade] = useState(/** @type {any} */ (null));
+  const [error, setError] = useState(/** @type {unknown} */ (null));
+  const act = () => post(`/api/v1/keys/${segment(id)}/rotate`).then(setMade, setError);
+  return html`<${Dialog} title=${`Rotate ${id}`} onClose=${onClose}>
+    ${made
+      ? html`<${Secret} made=${made} onClose=${onClose} />`
+      : html`<p>It gets a new secret. The old one stays good for a while, so that programs can be changed.</p>
+          <${Code} label="Command" text=${command("keys", "rotate", id)} />
+          <${ErrorNote} error=${error} />
+          <div class="buttons"><button onClick=${onClose}>Cancel</button><button class="main" onClick=${act}>Rotate</button></div>`}
+  </${Dialog}>`;
+}

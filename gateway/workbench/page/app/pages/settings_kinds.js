@@ -1,0 +1,131 @@
+// The kinds of documents that the settings edit: their fields as a form, and what a new one begins with.
+
+/**
+ * @typedef {{
+ *   name: string, label: string, type: "text" | "area" | "number" | "flag" | "list" | "choice" | "target" | "models",
+ *   hint?: string, choices?: [string, string][], isWide?: boolean,
+ * }} Field
+ * A field of a document. `list`: texts, one in each line; `target`: whoever answers a request; `models`: models and pools, in lines.
+ * @typedef {{kind: string, plural: string, title: string, one: string, about: string, fields: Field[], empty: Record<string, any>}} Kind
+ */
+
+/** @type {Field} */
+const NAME = { name: "name", label: "Name", type: "text" };
+/** @type {Field} */
+const DESCRIPTION = { name: "description", label: "Description", type: "text", isWide: true };
+
+/** @type {Kind[]} */
+export const KINDS = [
+  {
+    kind: "agent", plural: "agents", title: "Agents", one: "agent", about: "A model or a pool with a prompt and parameters of its own: asked for as agent/NAME.",
+    empty: { model: "" },
+    fields: [
+      NAME,
+      { name: "model", label: "Model", type: "target", hint: "answers; or a pool" },
+      { name: "pool", label: "Pool", type: "text", hint: "instead of a model" },
+      DESCRIPTION,
+      { name: "systemPrompt", label: "System prompt", type: "area", isWide: true },
+      { name: "defaultParams.temperature", label: "Temperature", type: "number", hint: "the model's own" },
+      { name: "defaultParams.maxTokens", label: "Tokens of an answer", type: "number", hint: "no limit" },
+      { name: "tools", label: "Tools", type: "list", hint: "one in each line" },
+      { name: "tier", label: "Tier", type: "text", hint: "none" },
+      { name: "platformPrompt", label: "Begins with the platform's own prompt", type: "flag" },
+    ],
+  },
+  {
+    kind: "route", plural: "routes", title: "Routes", one: "route", about: "A ladder of models for one kind of task: asked for as route/NAME.",
+    empty: { candidates: [] },
+    fields: [
+      NAME,
+      DESCRIPTION,
+      { name: "candidates", label: "Candidates, best first", type: "models", hint: "a model or a pool in each line", isWide: true },
+      { name: "budgetSeconds", label: "Budget in seconds", type: "number", hint: "none" },
+      { name: "keepAlive", label: "Kept loaded", type: "text", hint: "as the model is configured" },
+      { name: "pinPrimary", label: "Wait for the primary while it is there", type: "flag" },
+    ],
+  },
+  {
+    kind: "alias", plural: "aliases", title: "Aliases", one: "alias", about: "Another name of a model, a pool, an agent or a route.",
+    empty: { target: "" },
+    fields: [
+      NAME,
+      { name: "pattern", label: "Pattern", type: "text", hint: "its name; or a beginning and *" },
+      { name: "target", label: "Target", type: "target", hint: "a model, a pool, agent/NAME or route/NAME" },
+      { name: "tenant", label: "Tenant", type: "text", hint: "every tenant" },
+      DESCRIPTION,
+    ],
+  },
+  {
+    kind: "profile", plural: "profiles", title: "Profiles", one: "profile", about: "A configuration that is switched to as a whole: what is declared, and which models are loaded.",
+    empty: { load: [], unloadOthers: false },
+    fields: [
+      NAME,
+      DESCRIPTION,
+      { name: "load", label: "Models to load, in this order", type: "models", hint: "a model in each line; their settings are in the JSON", isWide: true },
+      { name: "unload", label: "Models to unload", type: "list", hint: "a model in each line" },
+      { name: "unloadOthers", label: "Unload every model that is not loaded by it", type: "flag" },
+    ],
+  },
+];
+
+/** The kind of a path. @param {string} plural */
+export const kindOf = (plural) => KINDS.find((each) => each.plural === plural);
+
+/** The value of a field in the form: a text, or whether it is set. @param {Record<string, any>} document @param {Field} field */
+export function valueOf(document, { name, type }) {
+  const value = name.split(".").reduce((/** @type {any} */ part, step) => part?.[step], document);
+  if (type === "flag") return value === true;
+  if (Array.isArray(value)) return value.map((each) => each.model ?? each).join("\n");
+  return value === undefined || value === null ? "" : String(value);
+}
+
+/** A copy of a document with another value of a field; an empty one leaves the field out.
+ * @param {Record<string, any>} document @param {Field} field @param {string | boolean} given */
+export function withValue(document, field, given) {
+  const changed = structuredClone(document);
+  const steps = field.name.split(".");
+  const last = /** @type {string} */ (steps.pop());
+  let owner = changed;
+  for (const step of steps) owner = owner[step] ??= {};
+  const value = parsed(document, field, given);
+  if (value === undefined) delete owner[last];
+  else owner[last] = value;
+  return changed;
+}
+
+/** @param {Record<string, any>} document @param {Field} field @param {string | boolean} given @returns {any} */
+function parsed(document, { name, type }, given) {
+  if (typeof given === "boolean") return given;
+  if (type === "list" || type === "models") {
+    // A line that is being written may be empty; it is left out of what is sent.
+    const lines = given.split("\n");
+    return name === "load" ? lines.map((model) => ({ ...loadOf(document, model.trim()), model: model.trim() })) : lines.map((line) => line.trim());
+  }
+  if (given === "") return name === "name" ? "" : undefined;
+  const number = Number(given);
+  return type === "number" && Number.isFinite(number) ? number : given;
+}
+
+/** The load of a model in a profile, with its settings. @param {Record<string, any>} document @param {string} model */
+const loadOf = (document, model) => (document.load ?? []).find((/** @type {any} */ load) => load.model === model) ?? {};
+
+/** A document as it is sent: without empty lines of lists. @param {Record<string, any>} document @returns {Record<string, any>} */
+export function sendable(document) {
+  return Object.fromEntries(
+    Object.entries(document).map(([name, value]) => [name, Array.isArray(value) ? value.filter((each) => (each?.model ?? each) !== "") : value]),
+  );
+}
+
+/** What is declared of a document that the mesh shows. @param {Record<string, any>} shown */
+export function declaredOf(shown) {
+  const { status, ...declared } = shown;
+  return declared;
+}
+
+/** Why a document cannot be changed here; "": it can. @param {Record<string, any> | undefined} shown */
+export function fixedBecause(shown) {
+  return shown?.status?.source === "configured" ? "It is of the mesh's weft.yaml (registry.aliases): change it there, then weft reload." : "";
+}
+
+/** Whether a runner publishes it, so that declaring it takes it over. @param {Record<string, any> | undefined} shown */
+export const isPublished = (shown) => shown?.status?.kind === "virtual" || shown?.status?.type === "virtual";

@@ -1,0 +1,215 @@
+"""The settings of the workbench: documents applied after their difference was shown, profiles, keys, the mesh."""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import httpx2
+import pytest
+from keyed_mesh import new_key
+from mesh_process import MeshProcess, fake_runner, running_mesh, write_config
+from pages import accessibility_faults, opened, picture
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
+
+pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    """A mesh that asks for keys."""
+    folder = tmp_path_factory.mktemp("keyed")
+    config = write_config(folder, fake_runner("a"), auth={"required": True})
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        yield mesh
+
+
+def sign_in(page: "Page", mesh: MeshProcess, key: str, path: str) -> None:
+    page.goto(f"{mesh.url}/ui/{path}")
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Sign in").click()
+
+
+def declared(mesh: MeshProcess, path: str) -> dict[str, object]:
+    found: dict[str, object] = httpx2.get(f"{mesh.url}/api/v1/{path}").json()
+    return found
+
+
+def planned(page: "Page") -> "Locator":
+    """The dialog with the difference, once it is there."""
+    page.get_by_role("button", name="Show changes").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("heading", level=2).wait_for()
+    return dialog
+
+
+def test_an_agent_is_made_by_a_form_and_applied_after_its_difference_was_shown(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "settings", "Settings")
+    page.get_by_role("button", name="New agent").click()
+    page.get_by_label("Name").fill("coder")
+    page.get_by_label("Model", exact=True).fill("m-a")
+    page.get_by_label("System prompt").fill(f"Be terse.\n{HOSTILE}")
+    page.get_by_label("Temperature").fill("0.2")
+    dialog = planned(page)
+    dialog.get_by_text("agent/coder created").wait_for()
+    dialog.get_by_text('"temperature": 0.2').wait_for()
+    picture(page, "settings-diff")
+    assert httpx2.get(f"{mesh.url}/api/v1/agents/coder").status_code == 404, "a dry run changes nothing"
+    dialog.get_by_role("button", name="Apply").click()
+    page.get_by_role("table", name="Agents").get_by_role("link", name="coder").click()
+    page.get_by_role("heading", level=1, name="coder").wait_for()
+    assert page.get_by_label("System prompt").input_value() == f"Be terse.\n{HOSTILE}"
+    page.get_by_label("System prompt").fill("Be long.")
+    dialog = planned(page)
+    assert dialog.locator(".gone").count() == 1
+    assert "Be long." in dialog.locator(".added").inner_text()
+    dialog.get_by_role("button", name="Apply").click()
+    page.get_by_role("table", name="Agents").wait_for()
+    assert declared(mesh, "agents/coder")["systemPrompt"] == "Be long."
+    assert page.locator("img").count() == 0
+
+
+def test_a_document_is_edited_as_json_and_what_is_wrong_with_it_is_said(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "settings/routes", "Settings")
+    page.get_by_role("button", name="New route").click()
+    page.get_by_label("Name").fill("way")
+    page.get_by_label("Candidates").fill("m-a\nm-b")
+    page.get_by_role("button", name="Edit as JSON").click()
+    text = page.get_by_label("JSON")
+    assert json.loads(text.input_value()) == {"kind": "route", "name": "way", "candidates": ["m-a", "m-b"]}
+    text.fill("{")
+    page.get_by_role("button", name="Show changes").click()
+    page.get_by_text("This is not JSON").wait_for()
+    text.fill(json.dumps({"kind": "route", "name": "way", "candidates": ["nothing"]}))
+    page.get_by_role("button", name="Show changes").click()
+    page.locator(".problem", has_text="nothing").wait_for()
+    text.fill(json.dumps({"kind": "route", "name": "way", "candidates": ["m-b"], "budgetSeconds": 60}))
+    page.get_by_role("button", name="Edit as a form").click()
+    assert page.get_by_label("Budget in seconds").input_value() == "60"
+    planned(page).get_by_role("button", name="Apply").click()
+    page.get_by_role("table", name="Routes").get_by_role("link", name="way").wait_for()
+
+
+def test_what_was_changed_elsewhere_is_said_and_a_document_is_deleted(page: "Page", mesh: MeshProcess) -> None:
+    alias = {"kind": "alias", "name": "gpt", "pattern": "gpt-*", "target": "m-a"}
+    httpx2.put(f"{mesh.url}/api/v1/aliases/gpt", json=alias).raise_for_status()
+    opened(page, mesh, "settings/aliases/gpt", "gpt")
+    page.get_by_label("Description").fill("mine")
+    httpx2.put(f"{mesh.url}/api/v1/aliases/gpt", json=alias | {"target": "m-b"}).raise_for_status()
+    page.get_by_text("It was changed elsewhere").wait_for()
+    page.get_by_role("button", name="Show it as it is").click()
+    assert page.get_by_label("Target").input_value() == "m-b"
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("dialog").get_by_text("weft delete alias gpt").wait_for()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    page.get_by_text("There are no aliases.").wait_for()
+
+
+def test_a_profile_is_saved_and_switched_to_after_its_difference_was_shown(page: "Page", mesh: MeshProcess) -> None:
+    agent = {"kind": "agent", "name": "by-day", "model": "m-a"}
+    httpx2.put(f"{mesh.url}/api/v1/agents/by-day", json=agent).raise_for_status()
+    opened(page, mesh, "settings/profiles", "Settings")
+    page.get_by_role("button", name="Save what is now").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("day")
+    dialog.get_by_role("button", name="Show changes").click()
+    dialog.get_by_text("profile/day created").wait_for()
+    picture(page, "settings-profile-save")
+    dialog.get_by_role("button", name="Save").click()
+    table = page.get_by_role("table", name="Profiles")
+    table.get_by_text("active", exact=True).wait_for()
+    httpx2.delete(f"{mesh.url}/api/v1/agents/by-day").raise_for_status()
+    page.get_by_text("agent/by-day is declared otherwise, or was deleted").wait_for()
+    table.get_by_text("changed", exact=True).wait_for()
+    night = {"kind": "profile", "name": "night", "load": [{"model": "m-b", "settings": {"pin": True}}]}
+    httpx2.put(f"{mesh.url}/api/v1/profiles/night", json=night).raise_for_status()
+    table.get_by_role("button", name="Switch to day").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text("agent/by-day created").wait_for()
+    picture(page, "settings-profile-switch")
+    dialog.get_by_role("button", name="Switch", exact=True).click()
+    page.get_by_text("switched to profile day").wait_for()
+    page.get_by_text("agent/by-day is declared otherwise, or was deleted").wait_for(state="detached")
+    table.get_by_role("button", name="Switch to night").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text("agent/by-day deleted").wait_for()
+    dialog.get_by_text("load m-b").wait_for()
+    dialog.get_by_text("weft profile switch night").wait_for()
+    dialog.get_by_role("button", name="Switch", exact=True).click()
+    operations = page.get_by_role("region", name="Operations")
+    operations.get_by_role("region", name="Load m-b").locator(".state", has_text="succeeded").wait_for()
+    picture(page, "settings-profiles")
+    assert declared(mesh, "profiles/night")["status"]["active"] is True  # type: ignore[index]
+    assert httpx2.get(f"{mesh.url}/api/v1/agents/by-day").status_code == 404
+
+
+def test_the_settings_of_the_mesh_are_changed_after_their_difference_was_shown(page: "Page", mesh: MeshProcess) -> None:
+    before = declared(mesh, "config")["allowCloudFallback"]
+    opened(page, mesh, "settings/mesh", "Settings")
+    page.get_by_label("Routes may fall back").click()
+    dialog = planned(page)
+    assert dialog.locator(".added, .gone").count() == 2
+    dialog.get_by_role("button", name="Apply").click()
+    page.get_by_text("settings of the mesh changed").wait_for()
+    assert declared(mesh, "config")["allowCloudFallback"] is not before
+
+
+def test_a_mesh_without_keys_says_how_the_first_is_made(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "settings/keys", "Settings")
+    page.get_by_text("weft keys create --role admin").wait_for()
+
+
+def test_a_key_is_created_shown_once_rotated_and_revoked(page: "Page", keyed: MeshProcess) -> None:
+    sign_in(page, keyed, new_key(keyed, "--role", "admin"), "settings/keys")
+    page.get_by_role("button", name="New key").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Tenant").fill("team-a")
+    dialog.get_by_label("Role").select_option("viewer")
+    dialog.get_by_text("weft keys create --tenant team-a --scope '*:view'").wait_for()
+    dialog.get_by_role("button", name="Create").click()
+    secret = dialog.get_by_label("Key", exact=True).inner_text()
+    picture(page, "settings-key")
+    headers = {"Authorization": f"Bearer {secret}"}
+    assert httpx2.get(f"{keyed.url}/api/v1/caller", headers=headers).json()["tenant"] == "team-a"
+    dialog.get_by_role("button", name="Done").click()
+    row = page.get_by_role("table", name="Keys").locator("tr", has_text="team-a")
+    row.wait_for()
+    assert secret not in page.content(), "it is shown once"
+    row.get_by_role("button", name="Rotate").click()
+    page.get_by_role("dialog").get_by_role("button", name="Rotate", exact=True).click()
+    rotated = page.get_by_role("dialog").get_by_label("Key", exact=True).inner_text()
+    assert rotated != secret
+    page.get_by_role("dialog").get_by_role("button", name="Done").click()
+    row.get_by_role("button", name="Revoke").click()
+    page.get_by_role("dialog").get_by_role("button", name="Revoke", exact=True).click()
+    row.get_by_text("revoked").wait_for()
+    for text in (secret, rotated):
+        refused = httpx2.get(f"{keyed.url}/v1/models", headers={"Authorization": f"Bearer {text}"})
+        assert refused.status_code == 401
+
+
+def test_a_wrong_key_opens_no_settings(page: "Page", keyed: MeshProcess) -> None:
+    sign_in(page, keyed, f"weft_abcdefghijk1_{'0' * 64}", "settings/keys")
+    page.get_by_role("alert").wait_for()
+    page.get_by_role("heading", level=1, name="Sign in").wait_for()
+    assert page.get_by_role("table").count() == 0
+
+
+def test_a_key_that_may_only_look_is_offered_no_change(page: "Page", keyed: MeshProcess) -> None:
+    sign_in(page, keyed, new_key(keyed, "--scope", "models:view"), "settings")
+    page.get_by_role("navigation", name="Settings").wait_for()
+    tabs = page.get_by_role("navigation", name="Settings").get_by_role("link").all_text_contents()
+    assert tabs == ["Agents", "Routes", "Aliases", "Profiles"]
+    page.get_by_text("There are no agents.").wait_for()
+    assert page.get_by_role("button", name="New agent").count() == 0
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("path", ["settings/profiles", "settings/agents/new", "settings/mesh"])
+def test_every_part_of_the_settings_is_accessible(
+    browser: "Browser", mesh: MeshProcess, path: str, theme: str
+) -> None:
+    assert not accessibility_faults(browser, f"{mesh.url}/ui/{path}", theme=theme)
