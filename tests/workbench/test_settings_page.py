@@ -207,9 +207,11 @@ def test_a_key_that_may_only_look_is_offered_no_change(page: "Page", keyed: Mesh
     assert page.get_by_role("button", name="New agent").count() == 0
 
 
+def _until_shown(page: "Page") -> None:
+    page.locator("main form, main table").first.wait_for()
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("path", ["settings/profiles", "settings/agents/new", "settings/mesh"])
-def test_every_part_of_the_settings_is_accessible(
-    browser: "Browser", mesh: MeshProcess, path: str, theme: str
-) -> None:
-    assert not accessibility_faults(browser, f"{mesh.url}/ui/{path}", theme=theme)
+def test_every_part_of_the_settings_is_accessible(browser: "Browser", mesh: MeshProcess, path: str, theme: str) -> None:
+    assert not accessibility_faults(browser, f"{mesh.url}/ui/{path}", theme=theme, after=_until_shown)

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from gateway.endpoints import GATEWAY_GROUPS, endpoints_of
 from gateway.workbench.page_files import FOLDER
+from weft_app.cli.keys import KeyRole, scopes_of
 from weft_app.cli.main import COMMANDS, load
 
 PAGE = Path(__file__).parents[3] / "docs" / "workbench.md"
@@ -94,3 +95,13 @@ def test_a_path_that_no_endpoint_has_is_found() -> None:
         ("GET", "/v1/admin/operations/x")
     ]
     assert not calls_of('put("/v1/admin/pulls", {})')[0].endpoints()
+
+
+def test_the_roles_of_the_page_are_those_of_the_command_line() -> None:
+    text = (FOLDER / "app" / "pages" / "settings_keys.js").read_text()
+    found = {
+        name: tuple(re.findall(r'"([^"]+)"', scopes))
+        for name, scopes in re.findall(r"^  (\w+): \[(.*)\],$", text, re.MULTILINE)
+    }
+    # A service is no caller that somebody makes a key for in a browser.
+    assert found == {role.value: scopes_of(role) for role in KeyRole if role is not KeyRole.SERVICE}

@@ -49,7 +49,7 @@ function Editor({ kind, shown }) {
     }
   };
   /** @param {any} wanted @param {boolean} dryRun */
-  const send = (wanted, dryRun) => put(`/api/v1/${kind.plural}/${segment(wanted.name ?? "")}`, wanted, { query: { dryRun: dryRun || undefined, adopt: adopt || undefined } });
+  const send = (wanted, dryRun) => put(`/api/v1/${kind.plural}/${segment(wanted.name)}`, wanted, { query: { dryRun: dryRun || undefined, adopt: adopt || undefined } });
   /** @param {Event} event */
   const rehearse = async (event) => {
     event.preventDefault();

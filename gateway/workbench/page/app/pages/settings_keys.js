@@ -14,7 +14,7 @@ import { Code, ErrorNote, State } from "../parts/widgets.js";
 const ROLES = {
   user: ["inference:create", "inference:edit", "models:view"],
   viewer: ["*:view"],
-  operator: ["inference:*", "models:*", "runners:*", "settings:*", "operations:*", "telemetry:*"],
+  operator: ["inference:*", "remote:*", "models:*", "runners:*", "operations:*", "settings:*", "telemetry:*"],
   admin: ["*:*"],
 };
 
@@ -37,7 +37,7 @@ export function KeyList() {
     { title: "State", cell: (/** @type {any} */ key) => html`<${State} value=${key.state} />`, sort: (/** @type {any} */ key) => key.state },
     { title: "Created", cell: (/** @type {any} */ key) => clock(key.createTime), sort: (/** @type {any} */ key) => key.createTime },
     { title: "Expires", cell: (/** @type {any} */ key) => clock(key.expireTime) || "never" },
-    { title: "", cell: (/** @type {any} */ key) => can("keys:edit") && !key.revokeTime && html`<span class="row">
+    { title: "Actions", cell: (/** @type {any} */ key) => can("keys:edit") && !key.revokeTime && html`<span class="row">
         ${can("keys:create") && html`<button onClick=${() => setChosen({ key, action: "rotate" })}>Rotate<span class="unseen"> ${key.id}</span></button>`}
         <button onClick=${() => setChosen({ key, action: "revoke" })}>Revoke<span class="unseen"> ${key.id}</span></button></span>` },
   ];
@@ -84,7 +84,7 @@ function NewKeyDialog({ onClose }) {
     }
   };
   const role = Object.keys(ROLES).find((name) => ROLES[name].join() === scopes.join()) ?? "";
-  if (made) return html`<${Dialog} title="New key" onClose=${onClose}><${Secret} made=${made} onClose=${onClose} /></${Dialog}>`;
+  if (made) return html`<${Dialog} title="New key" onClose=${onClose} isWide><${Secret} made=${made} onClose=${onClose} /></${Dialog}>`;
   return html`<${Dialog} title="New key" onClose=${onClose} isWide>
     <form onSubmit=${submit} novalidate>
       <div class="fields">
@@ -108,7 +108,7 @@ function RotateDialog({ id, onClose }) {
   const [made, setMade] = useState(/** @type {any} */ (null));
   const [error, setError] = useState(/** @type {unknown} */ (null));
   const act = () => post(`/api/v1/keys/${segment(id)}/rotate`).then(setMade, setError);
-  return html`<${Dialog} title=${`Rotate ${id}`} onClose=${onClose}>
+  return html`<${Dialog} title=${`Rotate ${id}`} onClose=${onClose} isWide>
     ${made
       ? html`<${Secret} made=${made} onClose=${onClose} />`
       : html`<p>It gets a new secret. The old one stays good for a while, so that programs can be changed.</p>

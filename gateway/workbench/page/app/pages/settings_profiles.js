@@ -44,7 +44,7 @@ export function ProfileList() {
     { title: "Documents", cell: documentsOf, className: "number" },
     { title: "Active since", cell: (/** @type {any} */ row) => clock(row.status?.activeSince) },
     { title: "Description", cell: (/** @type {any} */ row) => row.description, className: "wrap" },
-    { title: "", cell: (/** @type {any} */ row) => can("models:edit") && html`<button onClick=${() => rehearse(row.name)}>Switch<span class="unseen"> to ${row.name}</span></button>` },
+    { title: "Actions", cell: (/** @type {any} */ row) => can("models:edit") && html`<button onClick=${() => rehearse(row.name)}>Switch<span class="unseen"> to ${row.name}</span></button>` },
   ];
   const begun = allOperations().filter(isBegunHere);
   return html`<div class="row tools"><span class="faint grow">${KIND.about}</span>
