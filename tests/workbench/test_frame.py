@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from signal import SIGKILL
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from every_page import NEEDS, PAGES, TABLE, WITH_MODELS
@@ -19,7 +19,7 @@ from pages import accessibility_faults, opened, picture
 from weft_testing.free_port import free_port
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
 
@@ -200,6 +200,28 @@ def test_a_tab_that_comes_back_to_an_updated_gateway_says_so(page: "Page", mesh:
     page.get_by_role("button", name="Reload").click()
     until_live(page)
     assert not page.get_by_text("another version of this page").count()
+
+
+def test_a_kind_that_is_refused_leaves_the_others_live(page: "Page", mesh: MeshProcess) -> None:
+    refused: list[str] = []
+
+    def answer(route: "Route") -> None:
+        kinds = parse_qs(urlsplit(route.request.url).query)["kinds"][0].split(",")
+        place = next((place for place, kind in enumerate(kinds) if kind != "model"), None)
+        if place is None:
+            route.continue_()
+            return
+        refused.append(kinds[place])
+        param = f"kinds[{place}]"
+        message = f"{param}: {kinds[place]}: the key lacks a scope"
+        route.fulfill(status=403, json={"error": {"message": message, "param": param, "code": "permission_denied"}})
+
+    page.route("**/api/v1/watch?**", answer)
+    page.goto(f"{mesh.url}/ui/{WITH_MODELS}")
+    page.get_by_role("main").get_by_text("m-a").first.wait_for()
+    until_live(page)
+    assert refused
+    assert len(refused) == len(set(refused))
 
 
 def test_a_page_that_fails_leaves_the_menu_and_the_other_pages(page: "Page", mesh: MeshProcess) -> None:
