@@ -137,6 +137,13 @@ def test_no_more_run_than_may() -> None:
     assert startable([*running, unfinished("3", "x")], 3) == []
 
 
+def test_one_that_comes_after_others_waits_until_they_have_ended() -> None:
+    unload, load = unfinished("1", "m"), replace(unfinished("2", "n"), after=frozenset({"1", "0"}))
+    assert startable([unload, load], 10) == ["1"]
+    assert startable([replace(unload, running=True), load], 10) == []
+    assert startable([load], 10) == ["2"]
+
+
 def test_one_without_subjects_disturbs_nobody() -> None:
     assert startable([unfinished("1", "m", running=True), unfinished("2"), unfinished("3")], 10) == ["2", "3"]
 
