@@ -66,5 +66,5 @@ def test_an_empty_mesh_says_how_to_get_a_model(page: "Page", tmp_path_factory: p
     folder = tmp_path_factory.mktemp("empty")
     with running_mesh(folder / "home", "--config", str(write_config(folder))) as mesh:
         opened(page, mesh, "", "Overview")
-        page.get_by_text("weft load hf:OWNER/REPO").wait_for()
+        page.get_by_role("region", name="First steps").get_by_text("weft load hf:").wait_for()
         picture(page, "overview-empty")

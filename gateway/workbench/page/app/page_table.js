@@ -12,6 +12,7 @@ export const PAGES = [
   { path: "usage", title: "Usage", group: "Use", needs: "inference:view", load: () => import("./pages/usage.js") },
   { path: "models", title: "Models", group: "Mesh", needs: "models:view", load: () => import("./pages/models.js") },
   { path: "memory", title: "Memory", group: "Mesh", needs: "operations:view", load: () => import("./pages/memory.js") },
+  { path: "runners", title: "Runners", group: "Mesh", needs: "runners:view", load: () => import("./pages/runners.js") },
   { path: "operations", title: "Operations", group: "Mesh", needs: "operations:view", load: () => import("./pages/operations.js") },
   { path: "settings", title: "Settings", group: "Mesh", needs: "models:view", load: () => import("./pages/settings.js") },
 ];

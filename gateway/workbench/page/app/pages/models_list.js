@@ -7,6 +7,7 @@ import { bytes, count, words } from "../parts/format.js";
 import { dismiss, hasEnded, isBegunHere, OperationNote, allOperations } from "../parts/operations.js";
 import { Table } from "../parts/table.js";
 import { LiveNote, State } from "../parts/widgets.js";
+import { FirstRun } from "./first_run.js";
 import { DetachDialog } from "./models_actions.js";
 import { AddDialog } from "./models_add.js";
 import { contextOf, memoryOf, poolOf, queueOf, searchText, stateOf, tagsOf, takes } from "./models_view.js";
@@ -32,7 +33,9 @@ export function ModelList({ models, query }) {
       ${can("operations:create") && html`<button class="main" onClick=${() => setAdding(true)}>Add a model</button>`}</div>
     <${Operations} operations=${shown} />
     <${LiveNote} live=${models} />
+    ${models.isComplete && !all.length && html`<${FirstRun} />`}
     ${models.isComplete &&
+    all.length > 0 &&
     html`<div class="row tools">
         <label class="inline grow">Filter <input type="search" class="grow" value=${wanted} placeholder="name, pool, runner, label"
           onInput=${(/** @type {any} */ event) => choose({ q: event.target.value })} /></label>
@@ -44,7 +47,7 @@ export function ModelList({ models, query }) {
       </div>
       <${Table} label="Models" rows=${rows} rowKey=${(/** @type {any} */ row) => row.name} columns=${COLUMNS} height="calc(100vh - 11rem)"
         onOpen=${(/** @type {any} */ row) => go(`models/${row.name}`)}
-        empty=${all.length ? "No model is like that." : html`No model yet. Add one by its name on the Hugging Face hub, or attach a server that runs already.`} />`}
+        empty="No model is like that." />`}
     <${Servers} />
     ${isAdding && html`<${AddDialog} onClose=${() => setAdding(false)} />`}`;
 }

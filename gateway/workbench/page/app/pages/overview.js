@@ -5,8 +5,9 @@ import { address, go } from "../navigation.js";
 import { can } from "../session.js";
 import { bytes, count, figure, seconds } from "../parts/format.js";
 import { LineChart, newest } from "../parts/line_chart.js";
-import { Code, LiveNote, State } from "../parts/widgets.js";
+import { LiveNote, State } from "../parts/widgets.js";
 import { Table } from "../parts/table.js";
+import { FirstRun } from "./first_run.js";
 import { rates, seriesOf, sumOf } from "./overview_figures.js";
 
 /** Rates are means of this time: few long answers end unevenly. */
@@ -17,7 +18,7 @@ export function Page({ query }) {
   const seesFigures = can("telemetry:view");
   useLive("model", ...(seesFigures ? ["figures"] : []));
   const models = collection("model").value;
-  if (models.isComplete && !models.items.size) return html`<h1>Overview</h1><${NoModel} />${seesFigures && html`<${Hour} chosen="" />`}`;
+  if (models.isComplete && !models.items.size) return html`<h1>Overview</h1><${FirstRun} />${seesFigures && html`<${Hour} chosen="" />`}`;
   return html`<h1>Overview</h1>
     ${seesFigures && html`<${Hour} chosen=${query.get("model") ?? ""} />`}
     <h2>Models</h2>
@@ -107,11 +108,6 @@ const rateText = (rate) => (rate ? figure(rate) : "0");
 
 /** @param {number} share */
 const percent = (share) => `${Math.round(100 * share)} %`;
-
-function NoModel() {
-  return html`<section class="panel"><h2>No model yet</h2><p>Load one by its name on the Hugging Face hub, or look for servers and model files that are here already:</p>
-    <${Code} label="Commands" text=${"weft load hf:OWNER/REPO\nweft discover"} /></section>`;
-}
 
 /** @param {{items: Map<string, any>}} props */
 function Models({ items }) {
