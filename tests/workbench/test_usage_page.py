@@ -12,7 +12,7 @@ from mesh_process import MeshProcess, fake_runner, run_weft, running_mesh, write
 from pages import accessibility_faults, finished, opened, picture
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
 
@@ -80,6 +80,22 @@ def test_one_tenant_and_one_model_are_chosen(page: "Page", mesh: MeshProcess) ->
     page.get_by_label("Model", exact=True).fill("m-b")
     page.get_by_label("Model", exact=True).press("Enter")
     page.get_by_role("img", name="requests by day: 1 in all").wait_for()
+
+
+def test_what_is_typed_stays_while_the_answer_comes(page: "Page", mesh: MeshProcess) -> None:
+    """A page that was drawn anew, as by its first answer, emptied the field."""
+    held: list[Route] = []
+
+    def hold(route: "Route") -> None:
+        held.append(route)
+
+    page.route("**/v1/admin/usage?**", hold)
+    opened(page, mesh, "usage", "Usage")
+    page.get_by_label("Tenant", exact=True).fill("ann")
+    for each in held:
+        each.continue_()
+    page.get_by_role("cell", name="total").wait_for()
+    assert page.get_by_label("Tenant", exact=True).input_value() == "ann"
 
 
 def test_the_saved_csv_is_that_of_weft_usage(page: "Page", mesh: MeshProcess) -> None:

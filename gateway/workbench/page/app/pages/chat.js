@@ -118,7 +118,7 @@ function Rename({ conversation, onClose }) {
     onClose();
   };
   return html`<${Dialog} title="Rename" onClose=${onClose}>
-    <form onSubmit=${submit}><label>Title <input ref=${field} value=${conversation.title} maxlength="60" required autofocus /></label>
+    <form onSubmit=${submit}><label>Title <input ref=${field} defaultValue=${conversation.title} maxlength="60" required autofocus /></label>
       <div class="buttons"><button type="button" onClick=${onClose}>Cancel</button><button class="main">Rename</button></div></form>
   </${Dialog}>`;
 }

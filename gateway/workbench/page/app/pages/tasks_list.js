@@ -5,6 +5,7 @@ import { address, go } from "../navigation.js";
 import { can } from "../session.js";
 import { clock, seconds } from "../parts/format.js";
 import { PageEnd, usePages } from "../parts/paged.js";
+import { CommittedText } from "../parts/fields.js";
 import { Table } from "../parts/table.js";
 import { State } from "../parts/widgets.js";
 import { NewTask } from "./tasks_new.js";
@@ -35,8 +36,7 @@ export function TaskList({ query }) {
   return html`<div class="row tools">
       <label class="inline">State <select value=${state} onChange=${(/** @type {any} */ event) => filter({ state: event.target.value })}>
         <option value="">all</option>${STATES.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select></label>
-      <label class="inline">Model <input type="search" value=${model} placeholder="all" spellcheck=${false}
-        onChange=${(/** @type {any} */ event) => filter({ model: event.target.value.trim() })} /></label>
+      <${CommittedText} label="Model" value=${model} onCommit=${(/** @type {string} */ wanted) => filter({ model: wanted })} />
       <span class="fill"></span>
       ${can("inference:create") && html`<button class="main" onClick=${() => setNew(true)}>New task</button>`}
     </div>

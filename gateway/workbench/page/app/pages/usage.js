@@ -4,6 +4,7 @@ import { ApiError, get } from "../api.js";
 import { go } from "../navigation.js";
 import { caller, can } from "../session.js";
 import { count, figure } from "../parts/format.js";
+import { CommittedText } from "../parts/fields.js";
 import { attempt } from "../parts/notices.js";
 import { Table } from "../parts/table.js";
 import { Code, ErrorNote } from "../parts/widgets.js";
@@ -74,8 +75,8 @@ function Choices({ chosen, set, seesAll, isAll }) {
         <option value="own">${caller.value?.tenant || "my tenant"}</option></select></label>`}
       <label class="inline">Last <select value=${chosen.since} onChange=${on("since")}>${spans.map(([value, words]) => html`<option key=${value} value=${value}>${words}</option>`)}</select></label>
       <label class="inline">Until <input type="date" value=${chosen.until} onChange=${on("until")} /></label>
-      ${isAll && html`<label class="inline">Tenant <input type="search" value=${chosen.tenant} placeholder="all" spellcheck=${false} onChange=${on("tenant")} /></label>`}
-      <label class="inline">Model <input type="search" value=${chosen.model} placeholder="all" spellcheck=${false} onChange=${on("model")} /></label>
+      ${isAll && html`<${CommittedText} label="Tenant" value=${chosen.tenant} onCommit=${(/** @type {string} */ tenant) => set({ tenant })} />`}
+      <${CommittedText} label="Model" value=${chosen.model} onCommit=${(/** @type {string} */ model) => set({ model })} />
     </div>
     <fieldset class="row tools"><legend>Rows by</legend>
       ${GROUPS.filter(([name]) => isAll || name !== "tenant").map(
