@@ -1,7 +1,7 @@
 // Copies the modules that the workbench's page imports out of node_modules, with their licences, and writes vendor.json:
 // package, version, licence and SHA-256 of each file. Usage: node vendor.mjs <node_modules> <vendor folder>
 import { createHash } from "node:crypto";
-import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 
 const [modules, vendor] = process.argv.slice(2);
@@ -12,20 +12,28 @@ const FILES = [
   ["@preact/signals-core", "dist/signals-core.mjs", "signals-core.mjs"],
   ["@preact/signals", "dist/signals.mjs", "signals.mjs"],
   ["markdown-it", "dist/browser/markdown-it.esm.min.mjs", "markdown-it.mjs"],
-  ["uplot", "dist/uPlot.esm.js", "uplot.mjs"],
-  ["uplot", "dist/uPlot.min.css", "uplot.css"],
 ];
+/** Packages whose code is within a file of another one. */
+const BUNDLED = { "markdown-it": ["entities", "linkify-it", "mdurl", "punycode.js", "uc.micro"] };
+
+/** Copies the licence of a package, and says what the package is. */
+function described(name) {
+  const { version, license } = JSON.parse(readFileSync(join(modules, name, "package.json"), "utf8"));
+  const licenceFile = `${name.replace("@", "").replace("/", "-")}.LICENSE`;
+  const source = readdirSync(join(modules, name)).find((file) => /^LICEN[CS]E/i.test(file));
+  writeFileSync(join(vendor, licenceFile), readFileSync(join(modules, name, source), "utf8"));
+  return { package: name, version, licence: license, licenceFile };
+}
+
 rmSync(vendor, { recursive: true, force: true });
 mkdirSync(vendor, { recursive: true });
 const entries = [];
 for (const [name, source, target] of FILES) {
-  const { version, license } = JSON.parse(readFileSync(join(modules, name, "package.json"), "utf8"));
   // The browser would ask for the source map, which is not here.
   const text = readFileSync(join(modules, name, source), "utf8").replace(/\n?\/\/# sourceMappingURL=.*\n?$/, "\n");
   writeFileSync(join(vendor, target), text);
-  const licence = `${name.replace("@", "").replace("/", "-")}.LICENSE`;
-  writeFileSync(join(vendor, licence), readFileSync(join(modules, name, "LICENSE"), "utf8"));
-  entries.push({ file: target, package: name, version, licence: license, licenceFile: licence, source,
-    sha256: createHash("sha256").update(text).digest("hex") });
+  const sha256 = createHash("sha256").update(text).digest("hex");
+  const bundles = (BUNDLED[name] ?? []).map(described);
+  entries.push({ file: target, ...described(name), source, sha256, ...(bundles.length ? { bundles } : {}) });
 }
 writeFileSync(join(vendor, "vendor.json"), JSON.stringify(entries, null, 2) + "\n");
