@@ -22,7 +22,7 @@ COMPILED := $(BIN)/python -m compileall -q -j 0 -x '/(test_[^/]*|conftest)\.py$$
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test test-all torture test-install test-clients test-runtimes test-workbench workbench-vendor check lint types imports protos-lint protos verify docs dashboards site recording dist bench lock clean
+.PHONY: help up demo test test-all torture test-install test-clients test-runtimes test-workbench workbench-vendor check lint types imports protos-lint protos verify docs dashboards site recording pictures dist bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -99,6 +99,9 @@ site: .venv-site/.done ## the documentation as a static site with search, in sit
 
 recording: $(VENV)/.dev $(DIST_VENV)/.done ## run the first minutes of a new user, and draw docs/first-minutes.svg from what was printed
 	@$(BIN)/python docs/site/recording.py docs/first-minutes.svg
+
+pictures: $(VENV)/.workbench ## take the pictures of the workbench in docs, from a mesh of the demo model
+	@$(BIN)/python docs/site/workbench_pictures.py docs
 
 bench: $(VENV)/.dev ## measure, and write the table to bench/results
 	@$(BIN)/python -m bench $(ARGS)

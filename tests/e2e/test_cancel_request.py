@@ -38,11 +38,20 @@ async def mesh(shared_mesh: MeshProcess) -> MeshProcess:
     return shared_mesh
 
 
-async def _ask(http: aiohttp.ClientSession, request_id: str, *, stream: bool = False, tenant: str = "") -> Answer:
-    """The status and the body of a chat; of a stream its text."""
+async def _ask(
+    http: aiohttp.ClientSession,
+    request_id: str,
+    *,
+    stream: bool = False,
+    tenant: str = "",
+    began: asyncio.Event | None = None,
+) -> Answer:
+    """The status and the body of a chat; of a stream its text. `began` is set once the status is there."""
     body = {"model": POOL, "messages": [{"role": "user", "content": "hi"}], "stream": stream, "max_tokens": 4000}
     headers = {"X-Request-Id": request_id} | ({"X-Tenant-ID": tenant} if tenant else {})
     async with http.post(CHAT, json=body, headers=headers) as answer:
+        if began is not None:
+            began.set()
         return answer.status, (await answer.text() if stream else await answer.json())
 
 
@@ -72,9 +81,13 @@ async def _reach(http: aiohttp.ClientSession, request_id: str, state: str, tenan
 async def test_a_request_in_mid_answer_is_ended_by_the_command_line(mesh: MeshProcess, stream: bool) -> None:
     request_id = f"req-running-{stream}"
     async with aiohttp.ClientSession(mesh.url) as http, await mesh.backend("a") as backend:
-        asking = asyncio.create_task(_ask(http, request_id, stream=stream))
+        began = asyncio.Event()
+        asking = asyncio.create_task(_ask(http, request_id, stream=stream, began=began))
         await backend.wait_for_state(lambda state: state.active_requests == 1)
         await _reach(http, request_id, "running")
+        if stream:
+            # Before its first token a stream has no status yet, and is answered as one that has not begun.
+            await began.wait()
         code, out, err = await run_weft("cancel", "request", request_id, home=mesh.home)
         assert (code, out) == (0, f"request/{request_id} cancelled by local\n"), err
         await backend.wait_for_state(lambda state: state.active_requests == 0)

@@ -52,7 +52,8 @@ async def test_a_pull_that_is_interrupted_goes_on_and_ends_in_a_real_answer_of_o
     hub.faults.chunk_seconds, before = 0.0, hub.sent_bytes
     code, answer, said = await run_weft("run", SOURCE, "Say hello", "--max-tokens", "16", home=home)
     assert code == 0, said
-    assert len(answer.split()) >= 3
+    # What a small model says is not foreseen: once it was five globes.
+    assert len(answer.strip()) >= 3
     assert hub.sent_bytes - before < size, "what was pulled is not pulled again"
     assert f"weft: {SOURCE} is served as smol-q4_1\n" in said
     assert "weft:   context 8192: all that the model was trained for; 360 MiB of KV cache\n" in said

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mesh_process import MeshProcess
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 WORKBENCH = Path(__file__).parents[2] / ".workbench"
 SCREENSHOTS = WORKBENCH / "screenshots"
@@ -18,6 +18,13 @@ AXE = WORKBENCH / "node_modules" / "axe-core" / "axe.min.js"
 RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice")
 
 T = TypeVar("T")
+
+
+def expect(found: "Locator | Page") -> Any:
+    """Playwright's assertions about what is found. It is imported where it is used: `make test` has no browser."""
+    from playwright.sync_api import expect as assertions  # noqa: PLC0415
+
+    return assertions(found)
 
 
 def opened(page: "Page", mesh: MeshProcess, path: str = "", heading: str = "") -> "Page":

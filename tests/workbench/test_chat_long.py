@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from chat_steps import asked, behave
 from mesh_process import MeshProcess, fake_runner, running_mesh, write_config
-from pages import opened, picture
-from playwright.sync_api import expect
+from pages import expect, opened, picture
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from chat_steps import asked, until_idle
 from mesh_process import MeshProcess, fake_runner, run_weft, running_mesh, write_config
-from pages import finished, opened, picture
-from playwright.sync_api import expect
+from pages import expect, finished, opened, picture
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -14,8 +14,7 @@ import pytest
 from chat_steps import asked, behave, until_idle
 from google.protobuf import json_format
 from mesh_process import MeshProcess, fake_runner, running_mesh, write_config
-from pages import accessibility_faults, finished, opened, picture
-from playwright.sync_api import expect
+from pages import accessibility_faults, expect, finished, opened, picture
 
 from weft.api.router.v1.inference_service_pb2 import ChatRequest
 from weft_testing.media_files import png, wav

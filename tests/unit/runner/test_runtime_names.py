@@ -24,6 +24,7 @@ ALLOWED = {
     "weft/kernel/model_source.py": "`server` is the suggested name of a server without one",
     "weft/kernel/tracing.py": "`server` is a kind of span",
     "weft_app/cli/operations.py": "`server` is the name of a field",
+    "weft_app/compose/discovered_here.py": "`server` is the name of a field",
     "weft_app/compose/followed_servers.py": "`server` is the suggested name of a server without one",
     "weft_app/cli/doctor.py": "`server` is a check of `weft doctor`",
 }
