@@ -4,13 +4,12 @@ Routing, access rules, the OpenAPI document and the table in docs/http-api.md fo
 here, its handler and its schema.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 
 from gateway.admin import join_tokens, keys, operations, secrets
 from gateway.admin import models as admin_models
@@ -47,8 +46,12 @@ from gateway.batches.handlers import (
     list_files,
 )
 from gateway.deps import GatewayDeps, InferenceDeps
+from gateway.endpoint_rows import Handler
+from gateway.endpoint_rows import delete_row as _delete
+from gateway.endpoint_rows import get_row as _get
+from gateway.endpoint_rows import post_row as _post
+from gateway.endpoint_rows import put_row as _put
 from gateway.health import VIEW_TELEMETRY, get_authority, get_health, get_livez, get_metrics, get_readyz
-from gateway.metrics import GatewayMetrics
 from gateway.ollama import chat as ollama
 from gateway.ollama import embed as ollama_embed
 from gateway.ollama import models as ollama_models
@@ -74,7 +77,6 @@ from gateway.openai.rerank import RerankRequest, rerank_documents
 from gateway.openai.tokenize import TokenizeRequest, tokenize
 from gateway.openapi import (
     JSON_LINES,
-    OperationDoc,
     Schema,
     answers,
     answers_events,
@@ -107,13 +109,8 @@ from gateway.responses.handlers import (
 )
 from gateway.responses.retrieval import Responses
 from gateway.responses.schema import DeletedResponse, ResponseItemList, ResponseObject, ResponsesRequest
-from gateway.routing import DepsT, Endpoint, EndpointApp, EndpointGroup, get_openapi
-from gateway.runner_api import operations as runner_operations
-from gateway.runner_api import state as runner_state
-from gateway.runner_api.operations import FlushBody as RunnerFlushBody
-from gateway.runner_api.operations import LoadBody as RunnerLoadBody
-from gateway.runner_api.operations import UnloadBody as RunnerUnloadBody
-from gateway.runner_api.state import RunnerApiDeps
+from gateway.routing import Endpoint, EndpointApp, EndpointGroup, get_openapi
+from gateway.runner_api.endpoints import RUNNER_METRICS, RUNNER_OPERATIONS, RUNNER_STATE
 from gateway.tasks import handlers as tasks
 from gateway.tasks.handlers import NewTaskBody, TaskDeps, TaskList, TaskObject
 from gateway.watch import handlers as watching
@@ -148,32 +145,6 @@ _OPERATION_SCHEMA = record_schema(operation_pb2.Operation)
 _REQUEST_SCHEMA, _REQUEST_LIST = record_schema(RequestRecord), record_schema(request_service_pb2.ListRequestsResponse)
 _FIGURES = record_schema(figures_pb2.Figures)
 _CLIENT_LIST = record_schema(request_service_pb2.ListClientsResponse)
-
-Handler = Callable[[DepsT, Request], Awaitable[Response]]
-_NOTHING_MORE = OperationDoc()
-
-
-def _get(
-    path: str, access: Access | None, handler: Handler[DepsT], doc: OperationDoc = _NOTHING_MORE, **fields: Any
-) -> Endpoint[DepsT]:
-    return Endpoint(method="GET", path=path, access=access, handler=handler, doc=doc, **fields)
-
-
-def _post(path: str, access: Access, handler: Handler[DepsT], doc: OperationDoc, **fields: Any) -> Endpoint[DepsT]:
-    # `gateway.intake.headers.request_context` checks the name of each request to a model; an upload is about none.
-    fields.setdefault("by_name", access == _USE)
-    return Endpoint(method="POST", path=path, access=access, handler=handler, doc=doc, **fields)
-
-
-def _put(path: str, access: Access, handler: Handler[DepsT], doc: OperationDoc, **fields: Any) -> Endpoint[DepsT]:
-    return Endpoint(method="PUT", path=path, access=access, handler=handler, doc=doc, **fields)
-
-
-def _delete(
-    path: str, access: Access, handler: Handler[DepsT], doc: OperationDoc = _NOTHING_MORE, **fields: Any
-) -> Endpoint[DepsT]:
-    return Endpoint(method="DELETE", path=path, access=access, handler=handler, doc=doc, **fields)
-
 
 _RECORDING = binary_content("The recording", "audio/*", "application/octet-stream")
 
@@ -715,36 +686,6 @@ DOCUMENT: EndpointGroup[EndpointApp] = EndpointGroup(
     endpoints=(_get("/openapi.json", _VIEW_MODELS, get_openapi, with_head=True, in_schema=False, by_name=True),),
 )
 
-_LOAD_TASK = "/v1/models/load/{task}"
-RUNNER_OPERATIONS: EndpointGroup[RunnerApiDeps] = EndpointGroup(
-    tag="runner",
-    endpoints=(
-        _post("/v1/models/load", _OPERATE, runner_operations.load_model, json_body(RunnerLoadBody)),
-        _post("/v1/models/unload", _OPERATE, runner_operations.unload_model, json_body(RunnerUnloadBody)),
-        _post("/v1/cache/flush", _OPERATE, runner_operations.flush_cache, json_body(RunnerFlushBody)),
-        _get(_LOAD_TASK, _VIEW_OPERATIONS, runner_operations.get_task),
-        _delete(_LOAD_TASK, _EDIT_OPERATIONS, runner_operations.cancel_task),
-    ),
-)
-RUNNER_STATE: EndpointGroup[RunnerApiDeps] = EndpointGroup(
-    tag="runner",
-    endpoints=(
-        _get(
-            "/v1/capabilities",
-            Access(Resource.RUNNERS, Role.VIEW),
-            runner_state.get_capabilities,
-            name="capabilities",
-            with_head=True,
-        ),
-        _get("/health", None, runner_state.get_health, name="health", with_head=True),
-        _get("/livez", None, runner_state.get_livez, with_head=True),
-        _get("/readyz", None, runner_state.get_readyz, with_head=True),
-    ),
-)
-RUNNER_METRICS: EndpointGroup[GatewayMetrics] = EndpointGroup(
-    tag="runner",
-    endpoints=(_get("/metrics", VIEW_TELEMETRY, runner_state.get_metrics, name="metrics_text", with_head=True),),
-)
 WORKBENCH: EndpointGroup[WorkbenchDeps] = EndpointGroup(
     tag="workbench",
     endpoints=(

@@ -7,11 +7,12 @@ import grpc
 from gateway.app import bare_app, gate_of
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.deps import InferenceDeps
-from gateway.endpoints import DOCUMENT, OPENAI, RUNNER_GROUPS, RUNNER_METRICS, RUNNER_OPERATIONS, RUNNER_STATE
+from gateway.endpoints import DOCUMENT, OPENAI, RUNNER_GROUPS
 from gateway.http.server import AppServer
 from gateway.metrics import GatewayMetrics
 from gateway.routing import EndpointApp
 from gateway.runner_api.capabilities import CapabilityCache
+from gateway.runner_api.endpoints import RUNNER_METRICS, RUNNER_OPERATIONS, RUNNER_STATE
 from gateway.runner_api.metrics import RequestObserver, RunnerMetrics, StateCollector
 from gateway.runner_api.ports import RunnerApiPorts
 from gateway.runner_api.state import RunnerApiConfig, RunnerApiDeps, queue_facts

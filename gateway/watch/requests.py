@@ -78,7 +78,7 @@ class FiguresOfMesh(WatchSource):
     by_name = False
 
     def __init__(self, requests: RequestSource, renewed_after: int = 360) -> None:
-        """`renewed_after`: steps that are sent before the hour is sent anew."""
+        """`renewed_after`: number of steps after which the whole hour is sent again, as a `reset`."""
         self._requests = requests
         self._renewed_after = renewed_after
 
