@@ -52,7 +52,7 @@ torture: $(VENV)/.dev ## kill everything 1,000 times under 10,000 tasks, and che
 
 test-workbench: $(VENV)/.workbench ## check the types of the page at /ui, and try it in a real browser
 	@PATH="$$($(NODE_HOME))/bin:$$PATH" node .workbench/node_modules/typescript/bin/tsc -p .workbench
-	@$(PYTEST) -m workbench tests/workbench $(ARGS)
+	@$(PYTEST) -n 2 --dist loadfile -m workbench tests/workbench $(ARGS)
 
 workbench-vendor: $(VENV)/.workbench ## copy the modules that the page at /ui imports from npm, as requirements/workbench pins them
 	@PATH="$$($(NODE_HOME))/bin:$$PATH" node requirements/workbench/vendor.mjs .workbench/node_modules gateway/workbench/page/vendor

@@ -68,6 +68,17 @@ WATCH = """() => {
 }"""
 
 
+AT_END = """
+async box => {
+  const until = performance.now() + 5000;
+  const isThere = () => box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+  while (!isThere() && performance.now() < until) await new Promise(requestAnimationFrame);
+  return isThere();
+}
+"""
+"""Whether a box is scrolled to its end, or gets there by itself: what comes last is scrolled to in a later frame."""
+
+
 def long_text(tokens: int, seed: int = 1) -> str:
     """Markdown of about so many words."""
     chance = random.Random(seed)
@@ -100,7 +111,7 @@ def test_a_long_answer_draws_its_last_blocks_alone(page: "Page", mesh: MeshProce
     drawn = page.evaluate("window.drawn")
     assert drawn["times"] >= 3
     assert drawn["early"] == 0, drawn
-    assert page.locator(".turns").evaluate("box => box.scrollHeight - box.scrollTop - box.clientHeight < 40")
+    assert page.locator(".turns").evaluate(AT_END)
 
 
 def test_a_text_that_grows_is_drawn_as_the_whole_text_is(page: "Page", mesh: MeshProcess) -> None:

@@ -5,6 +5,7 @@ import { CodeDialog } from "./chat_code.js";
 import { isBusy, revisionOf } from "./chat_conversation.js";
 import { SentFiles } from "./chat_files.js";
 import { resend } from "./chat_state.js";
+import { EndFollower } from "../parts/end_follower.js";
 
 /** @typedef {import("./chat_conversation.js").Conversation} Conversation */
 /** @typedef {import("./chat_conversation.js").Turn} Turn */
@@ -42,15 +43,9 @@ function useFollowedEnd(box) {
   const [isAtEnd, setAtEnd] = useState(true);
   useEffect(() => {
     const element = /** @type {HTMLElement} */ (box.current);
-    let follows = true;
-    const onScroll = () => {
-      follows = element.scrollHeight - element.scrollTop - element.clientHeight < END_PIXELS;
-      setAtEnd(follows);
-    };
-    const observer = new ResizeObserver(() => {
-      if (follows) element.scrollTop = element.scrollHeight;
-      else onScroll();
-    });
+    const end = new EndFollower(END_PIXELS);
+    const onScroll = () => setAtEnd(end.scrolled(element));
+    const observer = new ResizeObserver(() => setAtEnd(end.grown(element)));
     observer.observe(element);
     observer.observe(/** @type {Element} */ (element.firstElementChild));
     element.addEventListener("scroll", onScroll, { passive: true });

@@ -2,6 +2,10 @@
 import { ApiError, events, segment } from "../api.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { ErrorNote } from "./widgets.js";
+import { EndFollower } from "./end_follower.js";
+
+/** From where on a box counts as scrolled to its end. */
+const END_PIXELS = 8;
 
 const FIRST_LINES = 200;
 /** Lines that are kept; older ones go. */
@@ -58,14 +62,11 @@ function useLog(model) {
 export function EngineLog({ model }) {
   const { lines, error, isOpen } = useLog(model);
   const box = useRef(/** @type {HTMLElement | null} */ (null));
-  const isAtEnd = useRef(true);
+  const end = useRef(new EndFollower(END_PIXELS));
   useLayoutEffect(() => {
-    if (box.current && isAtEnd.current) box.current.scrollTop = box.current.scrollHeight;
+    if (box.current) end.current.grown(box.current);
   }, [lines]);
-  const onScroll = () => {
-    const element = box.current;
-    if (element) isAtEnd.current = element.scrollHeight - element.scrollTop - element.clientHeight < 8;
-  };
+  const onScroll = () => box.current && end.current.scrolled(box.current);
   return html`<${ErrorNote} error=${error} />
     <pre class="log" ref=${box} tabindex="0" role="log" aria-label=${`Output of the engine of ${model}`} onScroll=${onScroll}>${lines.length ? lines.join("\n") : html`<span class="faint">${isOpen ? "It has printed nothing." : "…"}</span>`}</pre>`;
 }
