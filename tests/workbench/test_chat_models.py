@@ -13,6 +13,8 @@ from chat_steps import asked, until_idle
 from mesh_process import MeshProcess, fake_runner, run_weft, running_mesh, write_config
 from pages import expect, finished, opened, picture
 
+from weft_app.compose.demo import DEMO_MODEL, demo_runner_document
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
@@ -30,6 +32,12 @@ AGENT = {
     "tools": ["desk.echo"],
     "signals": ["NEEDS_MANAGER_DECISION"],
 }
+TIRELESS = {
+    "name": "counter",
+    "model": DEMO_MODEL,
+    "default_params": {"logit_bias": {"0": -100, "2": -100}, "max_tokens": 4096},
+}
+"""The real model without the two tokens that end its answers: it writes on until it is stopped."""
 DECLARED = """
 kind: route
 name: usual
@@ -145,14 +153,18 @@ def test_a_key_goes_with_the_chat_and_is_a_variable_in_its_code(
 
 
 def test_a_real_model_streams_and_is_stopped_and_its_slot_is_free(page: "Page", tmp_path: Path) -> None:
-    with running_mesh(tmp_path / "home", "--port", "0") as mesh:
-        opened(page, mesh, "chat", "Chat")
-        expect(page.get_by_role("combobox", name="Model")).to_have_value("smollm2-135m")
+    runner = demo_runner_document()
+    runner["models"][0] |= {"slots": 1, "default_max_tokens": 48}
+    config = write_config(tmp_path, {**runner, "agents": [TIRELESS]})
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        opened(page, mesh, "chat?model=agent/counter", "Chat")
         answer = asked(page, "Count from one to one thousand, every number in words.")
         answer.locator(".markdown").get_by_text(" ").first.wait_for()
         page.keyboard.press("Escape")
         expect(answer.locator(".receipt")).to_contain_text("cancelled")
+        opened(page, mesh, f"chat?model={DEMO_MODEL}", "Chat")
+        expect(page.get_by_role("combobox", name="Model")).to_have_value(DEMO_MODEL)
+        # The only slot is free again, or this answer would wait.
         answer = asked(page, "Say hello.")
-        page.get_by_role("button", name="Stop", exact=True).last.wait_for()
         expect(answer.locator(".receipt")).to_contain_text("completed", timeout=60_000)
         picture(page, "chat-real")
