@@ -24,6 +24,12 @@ MAX_COUNTED_GPU_NANOSECONDS = 10**6 * 10**9
 """Most accelerator time of one request that is counted: 1,000,000 s."""
 MAX_COUNTED_MILLIJOULES = 10**6 * 10**6
 """Most energy of one request that is counted: 1,000 W for 1,000,000 s."""
+MAX_COUNTED_STEPS = 10**6
+"""Most steps of one request that are counted."""
+MAX_COUNTED_PIXELS = 10**11
+"""Most pixels of the images of one request that are counted."""
+MAX_COUNTED_AUDIO_MILLISECONDS = 10**6 * 1_000
+"""Most audio of one request that is counted: 1,000,000 s."""
 _NANOSECONDS = 10**9
 UNKNOWN_CALLER = "unknown"
 """The key of requests whose gateway does not say who sent them."""
@@ -52,6 +58,9 @@ class UsageSums:
     remote_completion_tokens: int = 0
     energy_millijoules: int = 0
     measured_energy_count: int = 0
+    image_steps: int = 0
+    image_pixels: int = 0
+    audio_milliseconds: int = 0
 
     def add(self, other: "UsageSums") -> None:
         """Adds other sums to these."""
@@ -87,7 +96,7 @@ def count_outcome(sums: UsageSums, outcome: Outcome) -> None:
 
 
 def spent_of(receipt: receipt_pb2.Receipt) -> UsageSums:
-    """Returns tokens, accelerator time and energy of a receipt, without its outcome."""
+    """Returns tokens, work on media, accelerator time and energy of a receipt, without its outcome."""
     sums = UsageSums()
     was_worked_on = bool(receipt.attempts)
     if receipt.left_premises:
@@ -97,6 +106,9 @@ def spent_of(receipt: receipt_pb2.Receipt) -> UsageSums:
         sums.prompt_tokens = _bounded(usage.prompt_tokens, MAX_COUNTED_TOKENS)
         sums.cached_prompt_tokens = _bounded(usage.cached_prompt_tokens, MAX_COUNTED_TOKENS)
         sums.completion_tokens = _bounded(usage.completion_tokens, MAX_COUNTED_TOKENS)
+        sums.image_steps = _bounded(usage.image_steps, MAX_COUNTED_STEPS)
+        sums.image_pixels = _bounded(usage.image_pixels, MAX_COUNTED_PIXELS)
+        sums.audio_milliseconds = _bounded(usage.audio_milliseconds, MAX_COUNTED_AUDIO_MILLISECONDS)
         if receipt.left_premises:
             sums.remote_prompt_tokens, sums.remote_completion_tokens = sums.prompt_tokens, sums.completion_tokens
     elif was_worked_on:

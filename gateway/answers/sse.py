@@ -159,8 +159,20 @@ def receipt_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
         *_gpu_facts(receipt),
         (b"x-cache-hit", b"true" if cached else b"false"),
         (b"x-cache-tokens-reused", b"%d" % cached),
+        *_media_facts(receipt),
         (b"x-left-premises", b"true" if receipt.left_premises else b"false"),
     ]
+
+
+def _media_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
+    """Returns the work on images and recordings, where there was any."""
+    usage = receipt.usage
+    figures = (
+        (b"x-image-steps", usage.image_steps),
+        (b"x-image-pixels", usage.image_pixels),
+        (b"x-audio-ms", usage.audio_milliseconds),
+    )
+    return [(name, b"%d" % number) for name, number in figures if number]
 
 
 def _gpu_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:

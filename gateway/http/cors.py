@@ -32,9 +32,9 @@ REQUEST_HEADERS = (
 """Headers that pages may send besides Accept and Content-Type: those that the APIs read, and those that their SDKs
 add."""
 EXPOSED_HEADERS = (
-    "location", "request-id", "retry-after", "x-cache-hit", "x-cache-tokens-reused", "x-gpu-energy-mj", "x-gpu-time-ms",
-    "x-gpu-time-source", "x-left-premises", "x-load-wait-ms", "x-queue-wait-ms", "x-request-id", "x-should-retry",
-    "x-weft-task-id", "x-weft-warnings",
+    "location", "request-id", "retry-after", "x-audio-ms", "x-cache-hit", "x-cache-tokens-reused", "x-gpu-energy-mj",
+    "x-gpu-time-ms", "x-gpu-time-source", "x-image-pixels", "x-image-steps", "x-left-premises", "x-load-wait-ms",
+    "x-queue-wait-ms", "x-request-id", "x-should-retry", "x-weft-task-id", "x-weft-warnings",
 )  # fmt: skip
 """Headers of answers that pages may read."""
 _ORIGIN = b"origin"

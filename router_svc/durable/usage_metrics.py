@@ -1,6 +1,7 @@
 """Prometheus metrics of usage: what this router wrote into its database, by model, and by tenant where that is set."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from router_svc.policy.usage_rows import UsageKey
 from router_svc.usage import UsageSums
@@ -11,8 +12,36 @@ from weft.kernel.metrics import MetricsPage
 _OUTCOMES = ("completed", "failed", "cancelled", "rejected", "unknown", "retried")
 _TOKENS = {"input": "prompt_tokens", "cached": "cached_prompt_tokens", "output": "completion_tokens"}
 _UNKNOWN = {"tokens": "unknown_tokens_count", "accelerator_time": "unknown_gpu_count"}
-_NANOSECONDS = 1e9
-_MILLIJOULES = 1e3
+
+
+class _Sum(NamedTuple):
+    """A counter of one column."""
+
+    metric: str
+    help: str
+    column: str
+    per_unit: float = 1.0
+    """What the column counts in one unit of the metric."""
+
+
+_SUMS = (
+    _Sum(
+        "weft_usage_accelerator_seconds",
+        "Time that accelerators computed, as far as it is known.",
+        "gpu_nanoseconds",
+        1e9,
+    ),
+    _Sum(
+        "weft_usage_energy_joules",
+        "Energy that accelerators used, as far as it was measured.",
+        "energy_millijoules",
+        1e3,
+    ),
+    _Sum("weft_usage_image_steps", "Steps of denoising, over all images.", "image_steps"),
+    _Sum("weft_usage_image_pixels", "Pixels of the images that were made.", "image_pixels"),
+    _Sum("weft_usage_audio_seconds", "Length of recordings that were heard or spoken.", "audio_milliseconds", 1e3),
+    _Sum("weft_usage_remote_requests", "Requests of which bytes left the premises, or may have.", "remote_count"),
+)
 
 
 class UsageMetrics:
@@ -28,15 +57,7 @@ class UsageMetrics:
             "weft_usage_requests", "Requests that ended, and attempts that were begun again.", (*who, "outcome")
         )
         self._tokens = page.counter("weft_usage_tokens", "Tokens; cached ones are part of the input.", (*who, "type"))
-        self._accelerator = page.counter(
-            "weft_usage_accelerator_seconds", "Time that accelerators computed, as far as it is known.", who
-        )
-        self._energy = page.counter(
-            "weft_usage_energy_joules", "Energy that accelerators used, as far as it was measured.", who
-        )
-        self._remote = page.counter(
-            "weft_usage_remote_requests", "Requests of which bytes left the premises, or may have.", who
-        )
+        self._sums = tuple((page.counter(each.metric, each.help, who), each.column, each.per_unit) for each in _SUMS)
         self._unknown = page.counter(
             "weft_usage_unknown",
             "Requests and attempts whose tokens or accelerator time are not known.",
@@ -60,9 +81,6 @@ class UsageMetrics:
         for what, column in _UNKNOWN.items():
             if number := getattr(sums, column):
                 self._unknown.of(*who, what).inc(number)
-        if sums.gpu_nanoseconds:
-            self._accelerator.of(*who).inc(sums.gpu_nanoseconds / _NANOSECONDS)
-        if sums.energy_millijoules:
-            self._energy.of(*who).inc(sums.energy_millijoules / _MILLIJOULES)
-        if sums.remote_count:
-            self._remote.of(*who).inc(sums.remote_count)
+        for metric, column, per_unit in self._sums:
+            if number := getattr(sums, column):
+                metric.of(*who).inc(number / per_unit)

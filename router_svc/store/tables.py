@@ -240,7 +240,10 @@ _SUMS = (
     *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "unknown_tokens_count"),
     *("gpu_nanoseconds", "unknown_gpu_count", "remote_count", "remote_prompt_tokens", "remote_completion_tokens"),
 )
-_ENERGY = ("energy_millijoules", "measured_energy_count")
+_LATER_SUMS = (
+    *("energy_millijoules", "measured_energy_count"),
+    *("image_steps", "image_pixels", "audio_milliseconds"),
+)
 """Sums that routers of an earlier release do not write."""
 
 usage_hours = Table(
@@ -252,7 +255,7 @@ usage_hours = Table(
     Column("model", String(MAX_MODEL_CHARS), nullable=False),
     Column("asked", String(MAX_MODEL_CHARS), nullable=False),
     *(Column(name, BigInteger, nullable=False) for name in _SUMS),
-    *(Column(name, BigInteger, nullable=False, server_default="0") for name in _ENERGY),
+    *(Column(name, BigInteger, nullable=False, server_default="0") for name in _LATER_SUMS),
     PrimaryKeyConstraint("hour", "tenant", "key", "model", "asked"),
 )
 """Usage by hour (UTC, hours since the epoch), tenant, key, model and name asked for; see `durable.usage`."""
@@ -267,7 +270,7 @@ usage_entries = Table(
     Column("model", String(MAX_MODEL_CHARS), nullable=False),
     Column("asked", String(MAX_MODEL_CHARS), nullable=False),
     *(Column(name, BigInteger, nullable=False) for name in _SUMS),
-    *(Column(name, BigInteger, nullable=False, server_default="0") for name in _ENERGY),
+    *(Column(name, BigInteger, nullable=False, server_default="0") for name in _LATER_SUMS),
     PrimaryKeyConstraint("seq"),
     sqlite_autoincrement=True,
 )
@@ -279,6 +282,6 @@ SCHEMA = Schema(
     owner="router",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0007",
+    newest="0008",
     version_table="router_alembic_version",
 )

@@ -92,6 +92,9 @@ def a_receipt(chance: random.Random, outcome: "receipt_pb2.Outcome.ValueType") -
         if chance.random() < 0.5:
             receipt.gpu_time.FromNanoseconds(chance.randrange(10**9))
         if chance.random() < 0.3:
+            receipt.usage.image_steps, receipt.usage.image_pixels = chance.randrange(99), chance.randrange(10**7)
+            receipt.usage.audio_milliseconds = chance.randrange(10**6)
+        if chance.random() < 0.3:
             receipt.device_usage.energy_millijoules = chance.randrange(10**6)
     return receipt
 
@@ -103,6 +106,8 @@ def sums_of(receipts: Iterable[receipt_pb2.Receipt]) -> Sums:
         sums["prompt_tokens"] += receipt.usage.prompt_tokens
         sums["cached_prompt_tokens"] += receipt.usage.cached_prompt_tokens
         sums["completion_tokens"] += receipt.usage.completion_tokens
+        for name in ("image_steps", "image_pixels", "audio_milliseconds"):
+            sums[name] += getattr(receipt.usage, name)
         sums["gpu"] += receipt.gpu_time.ToNanoseconds()
         sums["unknown_gpu_count"] += bool(receipt.attempts) and not receipt.HasField("gpu_time")
         sums["unknown_tokens_count"] += bool(receipt.attempts) and not receipt.HasField("usage")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from google.protobuf.duration_pb2 import Duration
 
-from weft.api.common.v1 import receipt_pb2
+from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.dispatch.request_trace import AttemptRecord, RequestTrace, WaitPeriod
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -97,9 +97,7 @@ class _SpansOfRequest:
         }
         found |= {name: text for name, text in named.items() if text}
         if receipt.HasField("usage"):
-            found[Attribute.INPUT_TOKENS] = receipt.usage.prompt_tokens
-            found[Attribute.OUTPUT_TOKENS] = receipt.usage.completion_tokens
-            found[Attribute.CACHED_TOKENS] = receipt.usage.cached_prompt_tokens
+            found |= _usage(receipt.usage)
         return Span(
             name=f"{operation} {asked}",
             service=self._service,
@@ -181,6 +179,21 @@ class _SpansOfRequest:
 
     def _nanoseconds(self, moment: float) -> int:
         return self._epoch + int(moment * 1e9)
+
+
+def _usage(usage: usage_pb2.Usage) -> dict[str, AttributeValue]:
+    """Returns tokens, and the work on images and recordings where there was any."""
+    found: dict[str, AttributeValue] = {
+        Attribute.INPUT_TOKENS: usage.prompt_tokens,
+        Attribute.OUTPUT_TOKENS: usage.completion_tokens,
+        Attribute.CACHED_TOKENS: usage.cached_prompt_tokens,
+    }
+    media: dict[str, AttributeValue] = {
+        Attribute.IMAGE_STEPS: usage.image_steps,
+        Attribute.IMAGE_PIXELS: usage.image_pixels,
+        Attribute.AUDIO_SECONDS: usage.audio_milliseconds / 1e3,
+    }
+    return found | {name: value for name, value in media.items() if value}
 
 
 def _error(reason: Reason) -> str:

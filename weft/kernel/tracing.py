@@ -76,6 +76,9 @@ class Attribute(StrEnum):
     INPUT_TOKENS = "gen_ai.usage.input_tokens"
     OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
     CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+    IMAGE_STEPS = "weft.usage.image_steps"
+    IMAGE_PIXELS = "weft.usage.image_pixels"
+    AUDIO_SECONDS = "weft.usage.audio_seconds"
     TIME_IN_QUEUE = "gen_ai.latency.time_in_queue"
     TIME_TO_FIRST_TOKEN = "gen_ai.latency.time_to_first_token"  # noqa: S105 - a name
     END_TO_END = "gen_ai.latency.e2e"

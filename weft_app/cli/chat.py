@@ -38,6 +38,7 @@ from weft_app.cli.columns import source_of
 from weft_app.cli.completion import complete_chat_target
 from weft_app.cli.options import DEFAULT_HOME, HomeOption
 from weft_app.cli.output import safe_text
+from weft_app.cli.usage_text import has_tokens, work_parts
 
 MAX_SHOWN_CHARS = 160
 """Longest text shown of a signal's or tool's arguments and of a tool's result."""
@@ -491,7 +492,9 @@ def timings(receipt: receipt_pb2.Receipt) -> str:
     first = receipt.time_to_first_token.ToNanoseconds() / 1e9
     queue = receipt.queue_wait.ToNanoseconds() / 1e9
     load = receipt.load_wait.ToNanoseconds() / 1e9
-    parts = [f"{usage.prompt_tokens} + {usage.completion_tokens} tokens"] if receipt.HasField("usage") else []
+    is_counted = receipt.HasField("usage") and has_tokens(usage)
+    parts = [f"{usage.prompt_tokens} + {usage.completion_tokens} tokens"] if is_counted else []
+    parts += work_parts(usage)
     if receipt.tokens_per_second:
         parts.append(f"{receipt.tokens_per_second:.{0 if receipt.tokens_per_second >= 10 else 1}f} tokens/s")
     if receipt.HasField("time_to_first_token"):

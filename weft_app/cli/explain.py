@@ -15,6 +15,7 @@ from weft.kernel.reasons import Reason
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import INDENT, Column, TextTable, page, print_page, safe_text
 from weft_app.cli.templates import filled
+from weft_app.cli.usage_text import has_tokens, work_parts
 
 _CANDIDATES = (
     Column("", lambda candidate: "*" if candidate.chosen else " "),
@@ -77,12 +78,18 @@ def _device_usage(receipt: Receipt) -> str | None:
     return filled(_DEVICE, receipt) + f", {usage.energy_millijoules / 1e3:.3g} J"
 
 
+def _tokens(receipt: Receipt) -> str | None:
+    is_known = receipt.HasField("usage") and has_tokens(receipt.usage)
+    return filled(_USAGE, receipt) if is_known else None
+
+
 _COSTS = (
     Column("Waited", "{queue_wait:.3g} s in the queue, {load_wait:.3g} s for loads"),
     Column("First token", "[after {time_to_first_token:.3g} s]"),
     Column("Engine", _ENGINE),
     Column("GPU", _device_usage),
-    Column("Tokens", lambda receipt: filled(_USAGE, receipt) if receipt.HasField("usage") else None),
+    Column("Tokens", _tokens),
+    Column("Work", lambda receipt: ", ".join(work_parts(receipt.usage)) or None),
     Column("Remote", "{left_premises:yes}"),
     Column("Cancelled", "[by {cancelled_by}]"),
 )

@@ -49,7 +49,7 @@ def usage(
     output: Annotated[UsageFormat, typer.Option("--output", "-o", help="How to print.")] = UsageFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Show what tenants, keys and models used: requests, tokens, accelerator time, what left the premises.
+    """Show what tenants, keys and models used: requests, tokens, images, audio, accelerator time, what left.
 
     Whole hours are counted, in UTC. What receipts do not know is counted as not known, never as zero.
 
@@ -152,6 +152,14 @@ def _energy(row: UsageRow) -> str:
     return f"{counts.energy_millijoules / 3_600_000:.2f}" if counts.HasField("energy_millijoules") else "-"
 
 
+def _audio(row: UsageRow) -> str:
+    return f"{row.counts.audio_milliseconds / 1e3:.1f}"
+
+
+def _megapixels(row: UsageRow) -> str:
+    return f"{row.counts.image_pixels / 1e6:.2f}"
+
+
 _COUNTS = (
     Column("REQUESTS", lambda row: str(_requests(row.counts))),
     _count("completed_count", "COMPLETED"),
@@ -167,6 +175,9 @@ _COUNTS = (
 _WIDE = (
     *_COUNTS,
     Column("WATT HOURS", _energy),
+    _count("image_steps", "IMAGE STEPS"),
+    Column("MEGAPIXELS", _megapixels),
+    Column("AUDIO SECONDS", _audio),
     _count("remote_prompt_tokens", "LEFT IN"),
     _count("remote_completion_tokens", "LEFT OUT"),
     _count("unknown_count", "UNKNOWN"),

@@ -91,6 +91,21 @@ def test_tokens_are_on_the_request_alone_and_the_engines_times_on_the_generation
     }
 
 
+def test_the_work_on_images_and_recordings_is_on_the_request_where_there_was_any() -> None:
+    trace = RequestTrace(CONTEXT, arrived=0.0)
+    trace.note_grant(GRANT, 1.0)
+    part = receipt_pb2.Receipt(usage=usage_pb2.Usage(image_steps=20, image_pixels=262_144, audio_milliseconds=1_500))
+    attributes = _spans(trace, Reason.UNSPECIFIED, ended=2.0, part=part)[0].attributes
+    work = {name: value for name, value in attributes.items() if name.startswith("weft.usage.")}
+    assert work == {
+        "weft.usage.image_steps": 20,
+        "weft.usage.image_pixels": 262_144,
+        "weft.usage.audio_seconds": 1.5,
+    }
+    _, spans = _answered_at_the_second_attempt()
+    assert not any(name.startswith("weft.usage.") for name in spans[0].attributes)
+
+
 def test_times_that_an_engine_does_not_say_are_left_out() -> None:
     trace = RequestTrace(CONTEXT, arrived=0.0)
     trace.note_grant(GRANT, 1.0)

@@ -38,3 +38,12 @@ def _receipt(*, engine_ms: int | None, device_ms: int | None, energy: int | None
 )
 def test_the_time_on_accelerators_says_where_it_comes_from(receipt: Receipt, facts: dict[bytes, bytes]) -> None:
     assert _gpu(receipt) == facts
+
+
+def test_the_work_on_images_and_recordings_is_in_headers_where_there_was_any() -> None:
+    receipt = Receipt()
+    names = (b"x-image-steps", b"x-image-pixels", b"x-audio-ms")
+    assert not set(names) & dict(receipt_facts(receipt)).keys()
+    receipt.usage.image_steps, receipt.usage.image_pixels, receipt.usage.audio_milliseconds = 20, 1_048_576, 2_500
+    facts = dict(receipt_facts(receipt))
+    assert [facts[name] for name in names] == [b"20", b"1048576", b"2500"]

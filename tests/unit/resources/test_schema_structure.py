@@ -28,6 +28,10 @@ CHANGED = {
     # What a model takes, and what its engine says of its load, is new.
     "InstanceStatus.properties.engineLoad",
     "InstanceStatus.properties.abilities",
+    # The work on images and recordings is new.
+    "ReceiptDocument.properties.imageSteps",
+    "ReceiptDocument.properties.imagePixels",
+    "ReceiptDocument.properties.audioMilliseconds",
     # Adapters of models are new.
     "InstanceStatus.properties.baseModel",
     "CandidateDocument.properties.engineLoad",

@@ -51,6 +51,9 @@ def lines_after(*, by_tenant: bool) -> set[str]:
         energy_millijoules=2_500,
         measured_energy_count=2,
         remote_count=1,
+        image_steps=40,
+        image_pixels=2_097_152,
+        audio_milliseconds=12_500,
     )
     metrics({ANN: worked, BOB: UsageSums(failed_count=1, unknown_tokens_count=1, unknown_gpu_count=1)})
     metrics({ANN: UsageSums(completed_count=1)})
@@ -67,6 +70,9 @@ def test_usage_is_counted_by_model_and_a_callers_text_is_no_label() -> None:
         'weft_usage_tokens_total{model="qwen",type="output"} 5.0',
         'weft_usage_accelerator_seconds_total{model="qwen"} 1.5',
         'weft_usage_energy_joules_total{model="qwen"} 2.5',
+        'weft_usage_image_steps_total{model="qwen"} 40.0',
+        'weft_usage_image_pixels_total{model="qwen"} 2.097152e+06',
+        'weft_usage_audio_seconds_total{model="qwen"} 12.5',
         'weft_usage_remote_requests_total{model="qwen"} 1.0',
         'weft_usage_unknown_total{model="unknown",what="tokens"} 1.0',
         'weft_usage_unknown_total{model="unknown",what="accelerator_time"} 1.0',

@@ -12,7 +12,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Usage(google.protobuf.message.Message):
-    """Usage counts tokens, as the backend reported them."""
+    """Usage counts tokens, as the backend reported them, and the work on images and recordings."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -21,6 +21,9 @@ class Usage(google.protobuf.message.Message):
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     REASONING_TOKENS_FIELD_NUMBER: builtins.int
     CACHE_WRITE_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    IMAGE_STEPS_FIELD_NUMBER: builtins.int
+    IMAGE_PIXELS_FIELD_NUMBER: builtins.int
+    AUDIO_MILLISECONDS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     """Tokens of the prompt, cached ones included."""
     completion_tokens: builtins.int
@@ -31,6 +34,12 @@ class Usage(google.protobuf.message.Message):
     """Generated tokens that were reasoning."""
     cache_write_prompt_tokens: builtins.int
     """Prompt tokens that were written to a provider's cache, for requests to come."""
+    image_steps: builtins.int
+    """Steps of denoising, over all images."""
+    image_pixels: builtins.int
+    """Pixels of the images that were made."""
+    audio_milliseconds: builtins.int
+    """Length of the recordings that were heard or spoken, in milliseconds."""
     def __init__(
         self,
         *,
@@ -39,7 +48,10 @@ class Usage(google.protobuf.message.Message):
         cached_prompt_tokens: builtins.int = ...,
         reasoning_tokens: builtins.int = ...,
         cache_write_prompt_tokens: builtins.int = ...,
+        image_steps: builtins.int = ...,
+        image_pixels: builtins.int = ...,
+        audio_milliseconds: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cache_write_prompt_tokens", b"cache_write_prompt_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["audio_milliseconds", b"audio_milliseconds", "cache_write_prompt_tokens", b"cache_write_prompt_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "image_pixels", b"image_pixels", "image_steps", b"image_steps", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]) -> None: ...
 
 global___Usage = Usage

@@ -84,6 +84,9 @@ class UsageCounts(google.protobuf.message.Message):
     REMOTE_COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
     ENERGY_MILLIJOULES_FIELD_NUMBER: builtins.int
     MEASURED_ENERGY_COUNT_FIELD_NUMBER: builtins.int
+    IMAGE_STEPS_FIELD_NUMBER: builtins.int
+    IMAGE_PIXELS_FIELD_NUMBER: builtins.int
+    AUDIO_MILLISECONDS_FIELD_NUMBER: builtins.int
     completed_count: builtins.int
     """Requests that completed."""
     failed_count: builtins.int
@@ -116,6 +119,12 @@ class UsageCounts(google.protobuf.message.Message):
     """Energy that accelerators used for those requests and attempts of which it was measured. Not set: of none."""
     measured_energy_count: builtins.int
     """Requests and attempts of which it was measured; the energy of the others is not known."""
+    image_steps: builtins.int
+    """Steps of denoising, over all images."""
+    image_pixels: builtins.int
+    """Pixels of the images that were made."""
+    audio_milliseconds: builtins.int
+    """Length of the recordings that were heard or spoken, in milliseconds."""
     @property
     def gpu_time(self) -> google.protobuf.duration_pb2.Duration:
         """Time that accelerators computed, of those requests and attempts that report it: the measured share of the devices' time
@@ -142,9 +151,12 @@ class UsageCounts(google.protobuf.message.Message):
         remote_completion_tokens: builtins.int = ...,
         energy_millijoules: builtins.int | None = ...,
         measured_energy_count: builtins.int = ...,
+        image_steps: builtins.int = ...,
+        image_pixels: builtins.int = ...,
+        audio_milliseconds: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_energy_millijoules", b"_energy_millijoules", "energy_millijoules", b"energy_millijoules", "gpu_time", b"gpu_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_energy_millijoules", b"_energy_millijoules", "cached_prompt_tokens", b"cached_prompt_tokens", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "completion_tokens", b"completion_tokens", "energy_millijoules", b"energy_millijoules", "failed_count", b"failed_count", "gpu_time", b"gpu_time", "measured_energy_count", b"measured_energy_count", "prompt_tokens", b"prompt_tokens", "rejected_count", b"rejected_count", "remote_completion_tokens", b"remote_completion_tokens", "remote_count", b"remote_count", "remote_prompt_tokens", b"remote_prompt_tokens", "retried_count", b"retried_count", "unknown_count", b"unknown_count", "unknown_gpu_count", b"unknown_gpu_count", "unknown_tokens_count", b"unknown_tokens_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_energy_millijoules", b"_energy_millijoules", "audio_milliseconds", b"audio_milliseconds", "cached_prompt_tokens", b"cached_prompt_tokens", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "completion_tokens", b"completion_tokens", "energy_millijoules", b"energy_millijoules", "failed_count", b"failed_count", "gpu_time", b"gpu_time", "image_pixels", b"image_pixels", "image_steps", b"image_steps", "measured_energy_count", b"measured_energy_count", "prompt_tokens", b"prompt_tokens", "rejected_count", b"rejected_count", "remote_completion_tokens", b"remote_completion_tokens", "remote_count", b"remote_count", "remote_prompt_tokens", b"remote_prompt_tokens", "retried_count", b"retried_count", "unknown_count", b"unknown_count", "unknown_gpu_count", b"unknown_gpu_count", "unknown_tokens_count", b"unknown_tokens_count"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_energy_millijoules", b"_energy_millijoules"]) -> typing.Literal["energy_millijoules"] | None: ...
 
 global___UsageCounts = UsageCounts

@@ -94,12 +94,12 @@ function Rows({ found, by }) {
   return html`<div class="row tools"><h2>By ${GROUPS.filter(([group]) => groups.includes(group)).map(([, words]) => words).join(", ")}</h2>
       <button disabled=${!found.items.length} onClick=${() => attempt(async () => saveText(csvText(found.items, groups), name, "text/csv"))}>Save as CSV</button></div>
     ${found.hasMore && html`<p class="problem" role="status">There are more than ${count(MAX_ROWS)} rows: choose a shorter time, a tenant or a model. The total counts all.</p>`}
-    <${Table} label="Usage" rows=${rows} rowKey=${(/** @type {any} */ row) => row.at} columns=${columnsOf(groups)} empty="Nothing was used in this time." />
+    <${Table} label="Usage" rows=${rows} rowKey=${(/** @type {any} */ row) => row.at} columns=${columnsOf(groups, rows)} empty="Nothing was used in this time." />
     <p class="faint">Whole hours are counted, in UTC. What receipts do not know is counted as unknown, never as zero.</p>`;
 }
 
-/** @param {string[]} groups @returns {import("../parts/table.js").Column[]} */
-function columnsOf(groups) {
+/** @param {string[]} groups @param {any[]} rows @returns {import("../parts/table.js").Column[]} */
+function columnsOf(groups, rows) {
   const names = GROUPS.filter(([group]) => groups.includes(group) && !isTime(group));
   const time = groups.find(isTime);
   const keys = [...(time ? [{ title: `${time} (UTC)`, text: (/** @type {any} */ row) => timeText(row.start, time) }] : []), ...names.map(([group, words]) => ({ title: words, text: (/** @type {any} */ row) => row[group] || "-" }))];
@@ -113,6 +113,7 @@ function columnsOf(groups) {
     number("in", (row) => row.promptTokens, "tokens of prompts"),
     number("cached", (row) => row.cachedPromptTokens, "of these, served from a prefix cache"),
     number("out", (row) => row.completionTokens, "generated tokens"),
+    ...mediaColumns(rows),
     { title: "GPU seconds", className: "number", cell: gpu, hint: "time that accelerators computed" },
     { title: "Wh", className: "number", cell: wattHours, hint: "energy of accelerators, where it was measured" },
     number("left", (row) => row.remote, "requests of which bytes left the premises"),
@@ -121,6 +122,19 @@ function columnsOf(groups) {
 
 /** @param {string} title @param {(row: any) => number} of @param {string} [hint] */
 const number = (title, of, hint) => ({ title, className: "number", hint, cell: (/** @type {any} */ row) => html`<span title=${of(row)}>${count(of(row))}</span>` });
+
+/** The columns of pictures and recordings, where there are any. @param {any[]} rows */
+function mediaColumns(rows) {
+  const some = (/** @type {string} */ name) => rows.some((row) => row[name] > 0);
+  return [
+    ...(some("imageSteps") ? [number("steps", (row) => row.imageSteps ?? 0, "steps of denoising, over all pictures")] : []),
+    ...(some("imagePixels") ? [measured("megapixels", (row) => (row.imagePixels ?? 0) / 1e6, "of the pictures that were made")] : []),
+    ...(some("audioMilliseconds") ? [measured("audio seconds", (row) => (row.audioMilliseconds ?? 0) / 1000, "of the recordings that were heard or spoken")] : []),
+  ];
+}
+
+/** @param {string} title @param {(row: any) => number} of @param {string} hint */
+const measured = (title, of, hint) => ({ title, className: "number", hint, cell: (/** @type {any} */ row) => figure(of(row)) });
 
 /** @param {any} row */
 function gpu({ gpuSeconds, unknownGpu }) {

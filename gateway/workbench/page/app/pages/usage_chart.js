@@ -11,6 +11,8 @@ const MEASURES = {
   requests: { title: "requests", whole: requests, bad: (row) => row.failed + row.rejected + row.unknown },
   in: { title: "tokens in", whole: (row) => row.promptTokens },
   out: { title: "tokens out", whole: (row) => row.completionTokens },
+  megapixels: { title: "megapixels", whole: (row) => (row.imagePixels ?? 0) / 1e6 },
+  audio: { title: "seconds of audio", whole: (row) => (row.audioMilliseconds ?? 0) / 1000 },
   gpu: { title: "GPU seconds", whole: (row) => row.gpuSeconds ?? 0 },
 };
 

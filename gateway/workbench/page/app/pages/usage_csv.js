@@ -6,6 +6,7 @@ const COUNTS = {
   unknown_tokens_count: "unknownTokens", gpu_seconds: "gpuSeconds", unknown_gpu_count: "unknownGpu", remote_count: "remote",
   remote_prompt_tokens: "remotePromptTokens", remote_completion_tokens: "remoteCompletionTokens",
   energy_millijoules: "energyMillijoules", measured_energy_count: "measuredEnergy",
+  image_steps: "imageSteps", image_pixels: "imagePixels", audio_milliseconds: "audioMilliseconds",
 };
 
 /** @param {any[]} items @param {string[]} groups */

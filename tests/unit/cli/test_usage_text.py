@@ -1,0 +1,54 @@
+"""The work on images and recordings, in words."""
+
+from weft.api.common.v1.receipt_pb2 import OUTCOME_COMPLETED, Attempt, Receipt
+from weft.api.common.v1.usage_pb2 import Usage
+from weft.api.router.v1.usage_pb2 import UsageCounts, UsageRow
+from weft.api.router.v1.usage_service_pb2 import ListUsageResponse
+from weft_app.cli.chat import timings
+from weft_app.cli.explain import receipt_lines
+from weft_app.cli.usage import csv_text, table_text
+from weft_app.cli.usage_text import work_parts
+
+
+def _receipt(usage: Usage) -> Receipt:
+    attempts = [Attempt(runner="r1", model="sdxl")]
+    return Receipt(outcome=OUTCOME_COMPLETED, attempts=attempts, host="h", model="sdxl", usage=usage)
+
+
+def test_an_image_has_its_steps_and_megapixels() -> None:
+    assert work_parts(Usage(image_steps=1, image_pixels=1_048_576)) == ["1 step", "1.05 megapixels"]
+
+
+def test_a_recording_has_its_length() -> None:
+    assert work_parts(Usage(audio_milliseconds=12_400)) == ["12.4 s of audio"]
+
+
+def test_a_receipt_of_an_image_tells_its_work_and_no_tokens() -> None:
+    text = "\n".join(receipt_lines(_receipt(Usage(image_steps=20, image_pixels=262_144))))
+    assert "20 steps, 0.262 megapixels" in text
+    assert "Tokens" not in text
+
+
+def test_a_receipt_of_a_chat_about_a_recording_tells_both() -> None:
+    text = "\n".join(receipt_lines(_receipt(Usage(prompt_tokens=7, completion_tokens=2, audio_milliseconds=500))))
+    assert "7 in, 2 out" in text
+    assert "0.5 s of audio" in text
+
+
+def test_a_receipt_of_a_chat_has_no_line_of_work() -> None:
+    assert "Work" not in "\n".join(receipt_lines(_receipt(Usage(prompt_tokens=7, completion_tokens=2))))
+
+
+def test_the_line_after_an_answer_has_the_work() -> None:
+    assert timings(_receipt(Usage(image_steps=20))).startswith("20 steps, ")
+    assert timings(_receipt(Usage())).startswith("0 + 0 tokens, ")
+
+
+def test_usage_has_the_work_in_wide_tables_and_in_csv() -> None:
+    counts = UsageCounts(completed_count=1, image_steps=40, image_pixels=2_097_152, audio_milliseconds=1_500)
+    found = ListUsageResponse(rows=[UsageRow(tenant="ann", counts=counts)])
+    title, row = table_text(found, ["tenant"], is_wide=True).splitlines()[:2]
+    assert "IMAGE STEPS  MEGAPIXELS  AUDIO SECONDS" in title
+    assert {"40", "2.10", "1.5"} <= set(row.split())
+    assert "MEGAPIXELS" not in table_text(found, ["tenant"])
+    assert csv_text(found, ["tenant"]).splitlines()[1].endswith("40,2097152,1500")
