@@ -3,15 +3,17 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
 import pytest
+from kit.demo_answers import without_end
 from kit.engine_settings import engine_settings
 from kit.warm_python import warm
 
+from runner_svc.backend.port import CallInfo
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER
@@ -24,6 +26,7 @@ from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.server.settings import ServerModel
 from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend
 from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
+from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_app.compose.demo import demo_model_path
@@ -242,6 +245,20 @@ class TestOpenAiRemoteOverTheFake(TestAttachedServerOverTheFake):
             assert (report.reason, report.how) == (Reason.CONNECT_FAILED, "the provider stopped answering")
 
 
+class EndlessServer(ServerBackend):
+    """A backend whose answers end at the limit of tokens alone, as the suite expects of an engine."""
+
+    def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        return super().generate(without_end(payload), call)
+
+
+class EndlessLlamaServer(LlamaServerBackend):
+    """As EndlessServer."""
+
+    def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        return super().generate(without_end(payload), call)
+
+
 @pytest.mark.real
 @pytest.mark.heavy
 class TestServerBackendOverLlamaCpp(BackendConformance):
@@ -254,7 +271,7 @@ class TestServerBackendOverLlamaCpp(BackendConformance):
             raise SkipTest("the real server has no such fault switch")
         slots, context = (1, 4096) if engine is Engine.SLOW else (4, 1024)
         flags = ("--port", "{port}", "--model", "{model}", "--alias", "{name}", "--parallel", "{slots}", "--jinja")
-        return ServerBackend(
+        return EndlessServer(
             *engine_settings(
                 ServerModel,
                 command=(sys.executable, "-m", LAUNCHER, *flags, "--ctx-size", str(slots * context), "--threads", "1"),
@@ -303,7 +320,7 @@ class TestLlamaServerBackendOverLlamaCpp(BackendConformance):
     def make_backend(self, engine: Engine) -> LlamaServerBackend:
         if engine not in (Engine.NORMAL, Engine.SLOW):
             raise SkipTest("the real server has no such fault switch")
-        return LlamaServerBackend(
+        return EndlessLlamaServer(
             *engine_settings(
                 LlamaServerModel,
                 command=(sys.executable, "-m", LAUNCHER),

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mesh_process import MeshProcess, running_mesh
+from kit.demo_answers import demo_runner_without_end
+from mesh_process import MeshProcess, running_mesh, write_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +18,10 @@ pytestmark = pytest.mark.real
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
-    with running_mesh(tmp_path_factory.mktemp("examples") / "home", "--port", "0") as mesh:
+    """The demo model, whose answers have as many tokens as they may have."""
+    folder = tmp_path_factory.mktemp("examples")
+    config = write_config(folder, demo_runner_without_end(default_max_tokens=48))
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
         yield mesh
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from kit.demo_answers import WITHOUT_END
 from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
 from weft.api.registry.v1.runner_pb2 import InstanceState
@@ -59,7 +60,7 @@ def test_the_demo_model_is_pulled_from_a_hub_onto_an_empty_home_and_answers(hub:
     model = {"name": "smol", "source": "hf:acme/smol-GGUF", "context_tokens": 512, "slots": 1}
     config = str(write_config(tmp_path, {"name": "real", "models": [model]}))
     with running_mesh(tmp_path / "home", "--config", config) as mesh:
-        assert len(_chat(mesh.url, "smol", max_tokens=16, temperature=0).split()) >= 3
+        assert len(_chat(mesh.url, "smol", max_tokens=16, temperature=0, extra_body=WITHOUT_END).split()) >= 3
 
 
 async def test_a_pull_is_the_progress_of_the_load_and_its_files_are_used(hub: ModelHub, tmp_path: Path) -> None:

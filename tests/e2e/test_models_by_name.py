@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import openai
 import pytest
+from kit.demo_answers import WITHOUT_END
 from mesh_process import MeshProcess, eventually, run_weft, running_mesh, write_config
 
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
@@ -49,6 +50,7 @@ def _chat(mesh: MeshProcess) -> str:
             messages=[{"role": "user", "content": "Say one sentence about the sea."}],
             max_tokens=16,
             temperature=0,
+            extra_body=WITHOUT_END,
         )
     return answer.choices[0].message.content or ""
 

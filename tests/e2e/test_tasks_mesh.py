@@ -8,6 +8,7 @@ from pathlib import Path
 import aiohttp
 import openai
 import pytest
+from kit.demo_answers import WITHOUT_END
 from mesh_process import POOL, MeshProcess, fake_runner, run_weft, running_mesh, write_config
 from openai import AsyncOpenAI
 
@@ -205,7 +206,7 @@ async def test_an_idempotent_submission_is_one_task_and_another_tenants_is_not_f
 @pytest.mark.real
 async def test_a_batch_runs_on_the_real_model(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    file = batch_file(tmp_path, *({"max_tokens": 8} for _ in range(3)), model="smollm2-135m")
+    file = batch_file(tmp_path, *({"max_tokens": 8, **WITHOUT_END} for _ in range(3)), model="smollm2-135m")
     with running_mesh(home, "--port", "0") as mesh:
         code, out, err = await run_weft("batch", "submit", str(file), "--watch", home=home)
         assert code == 0, err
@@ -215,5 +216,5 @@ async def test_a_batch_runs_on_the_real_model(tmp_path: Path) -> None:
                 await client.with_options(default_headers={"X-Tenant-ID": "other"}).batches.retrieve(out.strip())
     bodies = [json.loads(line)["response"]["body"] for line in answers.splitlines()]
     assert len(bodies) == 3
-    assert all(body["usage"]["completion_tokens"] > 0 for body in bodies)
+    assert all(body["usage"]["completion_tokens"] == 8 for body in bodies)
     assert all(body["choices"][0]["message"]["content"].strip() for body in bodies)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chat_steps import asked, until_idle
+from kit.demo_answers import WITHOUT_END
 from mesh_process import MeshProcess, fake_runner, run_weft, running_mesh, write_config
 from pages import expect, finished, opened, picture
 
@@ -35,9 +36,10 @@ AGENT = {
 TIRELESS = {
     "name": "counter",
     "model": DEMO_MODEL,
-    "default_params": {"logit_bias": {"0": -100, "2": -100}, "max_tokens": 4096},
+    "default_params": {**WITHOUT_END, "max_tokens": 4096},
+    "repetition": "off",
 }
-"""The real model without the two tokens that end its answers: it writes on until it is stopped."""
+"""The real model without the tokens that end its answers: it writes on until it is stopped."""
 DECLARED = """
 kind: route
 name: usual

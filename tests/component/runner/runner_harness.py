@@ -203,8 +203,11 @@ class RunningRunner:
         request = generation_service_pb2.GenerateRequest(
             ticket=ticket_pb2.Ticket(claims=raw, mac=sign(raw, TICKET_KEY)),
             chat=chat_pb2.ChatPayload(
-                sampling=sampling_pb2.SamplingParams(max_tokens=max_tokens, temperature=0),
-                **{"messages": [message], **chat},
+                **{
+                    "messages": [message],
+                    "sampling": sampling_pb2.SamplingParams(max_tokens=max_tokens, temperature=0),
+                    **chat,
+                },
             ),
             behaviour=behaviour,
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.demo_answers import sampling_without_end
 from kit.engine_settings import engine_settings
 from kit.fake_backend import run_fake_backend
 
@@ -25,7 +26,7 @@ from runner_svc.runtimes.llama_server.runtime import LAUNCHER
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
-from weft.api.common.v1 import chat_pb2, sampling_pb2
+from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
@@ -51,7 +52,7 @@ class Watched:
         call = CallInfo(request_id="r1", traceparent="")
         payload = chat_pb2.ChatPayload(
             messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])],
-            sampling=sampling_pb2.SamplingParams(max_tokens=max_tokens),
+            sampling=sampling_without_end(max_tokens=max_tokens),
         )
         frames = []
         with self.records.keep("r1") as record:

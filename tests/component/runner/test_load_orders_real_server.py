@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from kit.demo_answers import sampling_without_end
 from kit.engine_settings import engine_settings
 
 from runner_svc.backend import engine_process
@@ -17,7 +18,7 @@ from runner_svc.backend.port import CallInfo, LoadOrder
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
-from weft.api.common.v1 import chat_pb2, sampling_pb2
+from weft.api.common.v1 import chat_pb2
 from weft_app.compose.demo import demo_model_path
 
 pytestmark = [pytest.mark.heavy, pytest.mark.real]
@@ -42,9 +43,7 @@ def _backend(**settings: Any) -> LlamaServerBackend:
 
 async def _answer_tokens(backend: LlamaServerBackend) -> int:
     message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="Count to three.")])
-    # Greedy: drawn by chance, its first sentence was once three tokens long.
-    sampling = sampling_pb2.SamplingParams(max_tokens=4, temperature=0.0)
-    payload = chat_pb2.ChatPayload(messages=[message], sampling=sampling)
+    payload = chat_pb2.ChatPayload(messages=[message], sampling=sampling_without_end(max_tokens=4))
     call = CallInfo(request_id="r1", traceparent="")
     async with asyncio.timeout(LOAD_SECONDS):
         events = [event async for frame in backend.generate(payload, call) for event in frame]

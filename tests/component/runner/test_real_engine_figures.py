@@ -5,6 +5,7 @@ import sys
 from contextlib import aclosing
 
 import pytest
+from kit.demo_answers import sampling_without_end
 from kit.engine_settings import engine_settings
 
 from runner_svc.backend.port import CallInfo
@@ -12,7 +13,7 @@ from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.llama_server import xllamacpp_launcher
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
-from weft.api.common.v1 import chat_pb2, sampling_pb2
+from weft.api.common.v1 import chat_pb2
 from weft.kernel.telemetry import new_traceparent
 from weft_app.compose.demo import demo_model_path
 
@@ -23,7 +24,7 @@ CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
 _TEXT = chat_pb2.ContentPart(text="Tell me a long story about a river.")
 STORY = chat_pb2.ChatPayload(
     messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[_TEXT])],
-    sampling=sampling_pb2.SamplingParams(max_tokens=400),
+    sampling=sampling_without_end(max_tokens=3000),
 )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from kit.demo_answers import sampling_without_end
 from kit.engine_settings import engine_settings
 from runner_harness import POLL_SECONDS, WAIT_SECONDS, RunningRunner, events_of, refusal, running_runner
 
@@ -78,7 +79,7 @@ async def test_llama_cpp_that_ends_in_mid_answer_is_named_and_back_in_time(
 ) -> None:
     async with _real_runner(tmp_path) as runner:
         before = await _described(runner)
-        call = runner.generate(max_tokens=4000)
+        call = runner.generate(sampling=sampling_without_end(max_tokens=4000))
         while not any(event.HasField("delta") for event in (await call.read()).events):
             pass
         os.kill(before.process_id, number)

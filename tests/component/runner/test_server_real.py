@@ -6,21 +6,24 @@ import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import psutil
 import pytest
+from kit.demo_answers import sampling_without_end
 from kit.engine_settings import engine_settings
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER
 from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.server.settings import ServerModel
-from weft.api.common.v1 import chat_pb2, sampling_pb2
+from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import new_traceparent
 from weft_app.compose.demo import demo_model_path
+from weft_testing.conformance.backend_steps import until
 
 pytestmark = pytest.mark.real
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
@@ -56,7 +59,7 @@ async def _running() -> AsyncGenerator[ServerBackend]:
 
 def _story(max_tokens: int) -> chat_pb2.ChatPayload:
     message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="Tell a long story.")])
-    return chat_pb2.ChatPayload(messages=[message], sampling=sampling_pb2.SamplingParams(max_tokens=max_tokens))
+    return chat_pb2.ChatPayload(messages=[message], sampling=sampling_without_end(max_tokens=max_tokens))
 
 
 async def _read(stream: AsyncGenerator[Frame]) -> None:
@@ -64,10 +67,17 @@ async def _read(stream: AsyncGenerator[Frame]) -> None:
         pass
 
 
+def _is_stopped(pid: int) -> bool:
+    """Whether every thread of a process is stopped: each stops when it is next scheduled."""
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(thread.read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
+
+
 async def test_a_frozen_program_does_not_respond_and_shows_no_work_until_it_goes_on() -> None:
     async with _running() as backend:
         process = psutil.Process(backend.process_id)
         os.kill(process.pid, signal.SIGSTOP)
+        await until(lambda: _is_stopped(process.pid), LIMIT_SECONDS, "a thread of it still runs")
         before = backend.signs()
         assert not await backend.responds(1.0)
         after = backend.signs()
