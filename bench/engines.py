@@ -23,7 +23,7 @@ from bench.load import Job, Result
 from bench.report import Figures
 from bench.scenarios import Options
 from runner_svc.runtimes.ctranslate2.arguments import HOST_PROGRAM
-from runner_svc.runtimes.hosted_engine import host_command
+from runner_svc.runtimes.host_backend import host_command
 from runner_svc.runtimes.llama_server.runtime import llama_command
 from runner_svc.runtimes.vllm.arguments import ENGINE_SEPARATOR
 from runner_svc.runtimes.vllm.arguments import HOST_PROGRAM as VLLM_PROGRAM

@@ -61,13 +61,12 @@ class InferenceServicer:
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
         """Add InferenceService to a server."""
-        add_methods(
-            server,
-            {
-                spec.router_rpc: partial(self._stream if spec.streamed else self._answer, spec)
-                for spec in OPERATIONS.values()
-            },
-        )
+        methods = {
+            spec.router_rpc: partial(self._stream if spec.streamed else self._answer, spec)
+            for spec in OPERATIONS.values()
+        }
+        whole = {spec.whole.rpc: partial(self._whole_answer, spec) for spec in OPERATIONS.values() if spec.whole}
+        add_methods(server, {**methods, **whole})
 
     async def _stream(self, spec: Spec, request: Any, context: Context) -> AsyncGenerator[Any]:
         response = spec.router_rpc.response
@@ -94,6 +93,20 @@ class InferenceServicer:
                 _send_receipt(context, call)
                 self._spans.end(trace, spec.router_rpc.path, call.receipt)
             return spec.router_rpc.response(receipt=call.receipt, **spec.fields(result))
+        raise AssertionError("abort has raised")
+
+    async def _whole_answer(self, spec: Spec, request: Any, context: Context) -> Any:
+        assert spec.whole is not None, "only these operations have the method"
+        rpc = spec.whole.rpc
+        async with answering(context):
+            trace = self._spans.begin(metadata_of(context))
+            call = await self._call(spec, request, context, trace.traceparent)
+            try:
+                result = await call.whole_result()
+            finally:
+                _send_receipt(context, call)
+                self._spans.end(trace, rpc.path, call.receipt)
+            return rpc.response(receipt=call.receipt, **{spec.whole.field: result})
         raise AssertionError("abort has raised")
 
     async def _call(self, spec: Spec, request: Any, context: Context, traceparent: str) -> Call[Any]:

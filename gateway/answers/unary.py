@@ -66,16 +66,16 @@ def unary_answer(
     spec: OperationSpec[PayloadT, ChunkT],
     context: RequestContext,
     payload: PayloadT,
-    to_body: Callable[[ChunkT, receipt_pb2.Receipt], bytes],
+    to_body: Callable[[Any, receipt_pb2.Receipt], bytes],
     media_type: bytes = JSON,
 ) -> Response:
-    """Returns the response of a unary operation whose result `to_body` encodes."""
+    """Returns the response of an operation whose result `to_body` encodes; of a streamed one its whole answer."""
     facts = facts_of(scope)
 
     async def produce() -> JsonAnswer:
         facts.was_dispatched = True
         call = deps.dispatcher.call(spec, context, payload)
-        result = await call.result()
+        result = await (call.result() if spec.whole is None else call.whole_result())
         receipt = call.receipt or receipt_pb2.Receipt()
         body = to_body(result, receipt)
         deps.metrics.tokens_used(facts, receipt.usage)

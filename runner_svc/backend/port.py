@@ -151,14 +151,6 @@ class RerankResult:
     usage: usage_pb2.Usage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageResult:
-    """Images and their usage."""
-
-    images: list[image_pb2.GeneratedImage]
-    usage: usage_pb2.Usage
-
-
 @dataclass(frozen=True, slots=True)
 class SpeechPart:
     """A part of a recording, at least one byte, and the media type of the recording."""
@@ -330,12 +322,20 @@ class Backend(Protocol):
         """Returns one score per document by its likeness to the query, or those of the best `top_n`."""
         raise not_offered(Operation.RERANK)
 
-    async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> ImageResult:
-        """Returns at least one image."""
+    def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        """Make images.
+
+        Yields frames of `work_progress`, `partial_image`, `image` and `warning` events; calls `call.on_prefill` for
+        progress. The last event of the last frame is `finished`, as of `generate`; its usage counts steps and pixels
+        where they are known. Closing the generator cancels the engine's work at its next step.
+        """
         raise not_offered(Operation.IMAGE)
 
-    async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> audio_pb2.Transcription:
-        """Returns the transcription of a recording."""
+    def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        """Transcribe a recording, as `generate_images` makes images: `transcript` events in the order of the recording.
+
+        Closing the generator cancels the engine's work at its next segment.
+        """
         raise not_offered(Operation.TRANSCRIPTION)
 
     def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:

@@ -33,6 +33,7 @@ from runner_svc.engine_host.messages import (
     Token,
     TooLongError,
     ToRunner,
+    Worked,
     body_length,
     encode,
 )
@@ -56,6 +57,7 @@ _REASONS = MappingProxyType(
             Reason.BACKEND_NOT_READY,
             Reason.CONTEXT_LENGTH_EXCEEDED,
             Reason.INVALID_ARGUMENT,
+            Reason.OUT_OF_MEMORY,
             Reason.REPEATED_LINE_LOOP,
             Reason.UNSUPPORTED_OPERATION,
         )
@@ -112,7 +114,7 @@ class UnreadAnswers:
 
     def _join(self, answer: Answer) -> bool:
         """Whether the answer was joined with an earlier one; a last answer and the end of a choice never are."""
-        if isinstance(answer, PromptProgress):
+        if isinstance(answer, PromptProgress | Worked):
             return True
         if not isinstance(answer, Token) or answer.finish_reason:
             return False

@@ -69,6 +69,67 @@ class Tokenize(msgspec.Struct, tag="tokenize", kw_only=True):
     with_pieces: bool = False
 
 
+class Transcribe(msgspec.Struct, tag="transcribe", kw_only=True):
+    """Transcribe the recording in a file."""
+
+    id: int
+    path: str
+    """The file, which the runner removes once the request has ended."""
+    language: str = ""
+    """ISO 639-1; empty: to be detected."""
+    prompt: str = ""
+    """Words that guide the style or continue an earlier part."""
+    temperature: float | None = None
+    """None: the engine's own."""
+    translate: bool = False
+    """Whether the words are to be English."""
+    with_words: bool = False
+    """Whether the times of words are wanted."""
+    voice_detection: bool | None = None
+    """Whether parts without a voice are left out; None: as the model is configured."""
+
+
+class MakeImages(msgspec.Struct, tag="make_images", kw_only=True):
+    """Make images, one after the other; the image of a number has the seed `seed` + number."""
+
+    id: int
+    prompt: str
+    seed: int
+    negative_prompt: str = ""
+    width: int | None = None
+    """In pixels; None: the model's own, or that of the source image."""
+    height: int | None = None
+    count: int = 1
+    steps: int | None = None
+    """None: as the model is configured; so with the next two."""
+    guidance: float | None = None
+    strength: float | None = None
+    """How much of the source image is changed, 0 to 1."""
+    image_paths: list[str] = []
+    """The source images, files that the runner removes once the request has ended; none: from words alone."""
+    mask_path: str = ""
+    """The mask of the first of them; empty: it may be changed everywhere."""
+    partial_images: int = 0
+    """How many previews of each image are sent."""
+    output_format: str = "png"
+    """`png`, `jpeg` or `webp`."""
+    options: dict[str, Any] = {}
+    """Further parameters by the library's names."""
+
+
+class Speak(msgspec.Struct, tag="speak", kw_only=True):
+    """Speak a text."""
+
+    id: int
+    text: str
+    voice: str
+    format: str
+    """`mp3`, `opus`, `aac`, `flac`, `wav` or `pcm`."""
+    speed: float = 1.0
+    options: dict[str, Any] = {}
+    """Further parameters by the engine's names."""
+
+
 class Forget(msgspec.Struct, tag="forget"):
     """Erase the cached prompts; answered with Done, whose `prompt_tokens` are the erased ones where they are known."""
 
@@ -165,6 +226,12 @@ class Done(msgspec.Struct, tag="done", kw_only=True):
     """Time from there to the last token."""
     is_undivided: bool = False
     """Whether a choice came in one piece, so that `decode_seconds` has the time of its prompt too."""
+    image_steps: int = 0
+    """Steps of denoising, over all images."""
+    image_pixels: int = 0
+    """Pixels of all images."""
+    audio_seconds: float = 0.0
+    """Length of the recording that was heard or spoken."""
 
 
 class Vector(msgspec.Struct, tag="vector"):
@@ -173,6 +240,74 @@ class Vector(msgspec.Struct, tag="vector"):
     id: int
     index: int
     values: list[float]
+
+
+class Worked(msgspec.Struct, tag="worked", kw_only=True):
+    """The progress of the work on images, a recording or speech: steps, seconds or characters."""
+
+    id: int
+    done: float
+    total: float = 0.0
+    """0: unknown."""
+    stage: str = ""
+    """What is happening, in words; empty: the work itself."""
+
+
+class Picture(msgspec.Struct, tag="picture", kw_only=True):
+    """An image, or a preview of one."""
+
+    id: int
+    index: int
+    """Which image of the request it is, counted from 0."""
+    data: bytes
+    media_type: str
+    seed: int | None = None
+    partial_index: int | None = None
+    """Which preview of the image it is, counted from 0; None: the image is complete."""
+
+
+class Recording(msgspec.Struct, tag="recording", kw_only=True):
+    """What is found out about a recording before its first words."""
+
+    id: int
+    language: str = ""
+    """ISO 639-1; empty: unknown."""
+    duration_seconds: float = 0.0
+    """0: unknown."""
+
+
+class Word(msgspec.Struct, kw_only=True):
+    """One word of a recording."""
+
+    start: float
+    end: float
+    text: str
+    """Without the space before it."""
+    probability: float | None = None
+
+
+class Segment(msgspec.Struct, tag="segment", kw_only=True):
+    """A part of a transcription, in the order of the recording. Times are in seconds."""
+
+    id: int
+    start: float
+    end: float
+    text: str
+    """With the space before it, so that the texts of all segments together are the transcription."""
+    words: list[Word] = []
+    mean_logprob: float | None = None
+    no_speech_probability: float | None = None
+    compression_ratio: float | None = None
+    temperature: float | None = None
+
+
+class Sound(msgspec.Struct, tag="sound", kw_only=True):
+    """A piece of generated speech."""
+
+    id: int
+    data: bytes
+    """At least one byte."""
+    media_type: str
 
 
 class Tokens(msgspec.Struct, tag="tokens", kw_only=True):
@@ -215,11 +350,12 @@ class Pong(msgspec.Struct, tag="pong"):
     id: int
 
 
-Work = Generate | Embed | Forget | Sleep | Wake
+Work = Generate | Embed | Forget | Sleep | Wake | Transcribe | MakeImages | Speak
 EngineRequest = Work | Tokenize
 """Requests whose answers end with Done or Failed."""
 ToEngine = EngineRequest | Cancel | Ping
-Answer = PromptProgress | Token | Vector | Tokens | Done | Failed
+MediaAnswer = Worked | Picture | Recording | Segment | Sound
+Answer = PromptProgress | Token | Vector | Tokens | MediaAnswer | Done | Failed
 """Answers to a request."""
 ToRunner = Hello | LoadProgress | Ready | EngineFigures | Pong | Answer
 

@@ -166,6 +166,29 @@ class AdmittedRequest:
             with self._judging(), self._calling():
                 return await getattr(self._backend, row.name)(payload, self._begin(call, turn))
 
+    async def stream(self, operation: Operation, payload: Any, call: CallInfo) -> AsyncGenerator[Frame]:
+        """Run an operation on images or recordings, as the backend's method of `ENGINE_METHODS`; the end last.
+
+        Raises UNSUPPORTED_OPERATION where the engine lacks it.
+        """
+        record = self.record
+        last: Frame = []
+        with self._judging(), self._calling():
+            engine = getattr(self._backend, ENGINE_METHODS[operation].name)
+            async with aclosing(engine(payload, self._begin(call, RunningTurn()))) as frames:
+                async for frame in frames:
+                    if frame and frame[-1].WhichOneof("event") == "finished":
+                        self.note_wall_time(frame[-1].finished.receipt)
+                        last = frame
+                        continue
+                    record.with_caller = True
+                    yield frame
+                    record.with_caller = False
+        if last:
+            record.with_caller = True
+            yield last
+            record.with_caller = False
+
     async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
         """As Backend.speak."""
         record = self.record

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from runner_svc.backend.port import CallInfo, ImageResult, SpeechPart
+from runner_svc.backend.port import CallInfo, SpeechPart
 from runner_svc.openai_upstream.client import (
     IMAGE_EDITS,
     IMAGES,
@@ -22,7 +22,8 @@ from runner_svc.openai_upstream.client import (
 from runner_svc.openai_upstream.errors import read_json
 from runner_svc.openai_upstream.request import Json, json_object, model_field
 from runner_svc.openai_upstream.stream import Count
-from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, usage_pb2
+from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
+from weft.dispatch.frames import Frame
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -32,6 +33,16 @@ MAX_TRANSCRIPT_BODY_BYTES = 16 * 1024 * 1024
 _IMAGE_TYPES = MappingProxyType(
     {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp", b"GIF8": "image/gif"}
 )
+_IMAGE_FIELDS = MappingProxyType(
+    {
+        "negative_prompt": "negative_prompt",
+        "steps": "num_inference_steps",
+        "guidance": "guidance_scale",
+        "seed": "seed",
+        "strength": "strength",
+    }
+)
+"""Fields beyond OpenAI's, by the names that servers of diffusion models have for them."""
 _ANSWER = "the engine's answer is"
 _SUFFIXES = MappingProxyType({"jpeg": "jpg", "mpeg": "mp3", "x-wav": "wav", "wave": "wav", "x-m4a": "m4a"})
 
@@ -64,13 +75,14 @@ class _TranscriptionReply(msgspec.Struct):
     segments: list[_Segment] | None = None
 
 
-async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, call: CallInfo) -> ImageResult:
+async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
     """See Backend.generate_images."""
     count = payload.count if payload.HasField("count") else 1
     fields: Json = {"prompt": payload.prompt, "n": count, **model_field(http.endpoint.model)}
     for name in ("size", "quality", "output_format"):
         if value := getattr(payload, name):
             fields[name] = value
+    fields.update({theirs: getattr(payload, ours) for ours, theirs in _IMAGE_FIELDS.items() if _is_set(payload, ours)})
     if not http.endpoint.is_provider:
         # The default of some servers is the address of a file on the server. OpenAI itself refuses the parameter.
         fields["response_format"] = "b64_json"
@@ -84,16 +96,16 @@ async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, cal
     else:
         raw = await http.post(IMAGES, fields, call, MAX_IMAGE_BODY_BYTES)
     reply = read_json(raw, _ImageReply, _ANSWER)
+    # All are read before the first is sent: after content there is no failover.
+    for image in [_image(image, index) for index, image in enumerate(reply.data)]:
+        yield [event_pb2.InferenceEvent(image=image)]
     usage = reply.usage or _ImageUsage()
-    return ImageResult(
-        images=[_image(image) for image in reply.data],
-        usage=usage_pb2.Usage(prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens),
-    )
+    yield _end(usage_pb2.Usage(prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens))
 
 
 async def transcribe(
     http: OpenAiHttp, payload: audio_pb2.TranscriptionPayload, call: CallInfo
-) -> audio_pb2.Transcription:
+) -> AsyncGenerator[Frame]:
     """See Backend.transcribe."""
     answer = "verbose_json" if payload.with_segments else "json"
     fields: Json = {"response_format": answer, **model_field(http.endpoint.model)}
@@ -106,15 +118,28 @@ async def transcribe(
     body = form(fields, [("file", payload.audio)])
     raw = await http.post(path, body, call, MAX_TRANSCRIPT_BODY_BYTES)
     reply = read_json(raw, _TranscriptionReply, _ANSWER)
-    return audio_pb2.Transcription(
-        text=reply.text,
-        language=reply.language or "",
-        duration_seconds=_seconds(reply.duration),
-        segments=[
-            audio_pb2.TranscriptionSegment(start_seconds=part.start, end_seconds=part.end, text=part.text)
-            for part in reply.segments or ()
-        ],
-    )
+    seconds = _seconds(reply.duration)
+    language = reply.language or ""
+    segments = [
+        audio_pb2.TranscriptionSegment(start_seconds=part.start, end_seconds=part.end, text=part.text)
+        for part in reply.segments or ()
+    ]
+    yield [event_pb2.InferenceEvent(transcript=part) for part in _parts(reply.text, segments, language, seconds)]
+    yield _end(usage_pb2.Usage(audio_milliseconds=round(seconds * 1000)))
+
+
+def _parts(
+    text: str, segments: Sequence[audio_pb2.TranscriptionSegment], language: str, seconds: float
+) -> list[audio_pb2.TranscriptPart]:
+    """Returns the pieces of a transcription; the first has the whole text, as the engine joined it."""
+    first = audio_pb2.TranscriptPart(text=text, language=language, duration_seconds=seconds)
+    if segments:
+        first.segment.CopyFrom(segments[0])
+    return [first, *(audio_pb2.TranscriptPart(segment=segment) for segment in segments[1:])]
+
+
+def _end(usage: usage_pb2.Usage) -> Frame:
+    return [event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt_pb2.Receipt(usage=usage)))]
 
 
 async def speak(http: OpenAiHttp, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
@@ -160,7 +185,11 @@ def _quoted(text: str) -> str:
     return "".join(sign for sign in text if sign.isalnum() or sign in "-_.[]")
 
 
-def _image(image: _Image) -> image_pb2.GeneratedImage:
+def _is_set(payload: image_pb2.ImagePayload, name: str) -> bool:
+    return bool(payload.negative_prompt) if name == "negative_prompt" else payload.HasField(name)  # type: ignore[arg-type]  # names of the table above
+
+
+def _image(image: _Image, index: int) -> image_pb2.GeneratedImage:
     if image.b64_json is None:
         message = "the engine sent no image but perhaps an address of one; it must answer with b64_json"
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
@@ -170,7 +199,7 @@ def _image(image: _Image) -> image_pb2.GeneratedImage:
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent an image that is no base64") from None
     kind = next((kind for mark, kind in _IMAGE_TYPES.items() if data.startswith(mark)), "application/octet-stream")
     part = chat_pb2.MediaPart(media_type=kind, data=data)
-    return image_pb2.GeneratedImage(image=part, revised_prompt=image.revised_prompt or "")
+    return image_pb2.GeneratedImage(image=part, revised_prompt=image.revised_prompt or "", index=index)
 
 
 def _seconds(duration: float | str | None) -> float:

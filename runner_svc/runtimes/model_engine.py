@@ -30,6 +30,7 @@ from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.runtimes.settings import (
     FileModelSettings,
     HostedModelSettings,
+    MediaModelSettings,
     ModelSettings,
     StartedModelSettings,
     UpstreamSettings,
@@ -257,6 +258,41 @@ def file_engine(
         operations=operations,
         abilities=abilities,
         model_file=context.model_file,
+    )
+
+
+def media_engine(
+    model: MediaModelSettings,
+    context: ModelContext,
+    make_backend: Callable[[], Backend],
+    *,
+    operations: frozenset[Operation],
+    habits: EngineHabits,
+    abilities: Abilities = UNKNOWN,
+) -> ModelEngine:
+    """Returns the engine of a model of images or recordings in files."""
+    weights = model.weights_of(model.file)
+    facts = read_model_facts(weights)
+    forecast = ForecastModel(
+        name=model.name,
+        files=ModelFiles(path=weights),
+        quantizations={},
+        context_tokens=model.slot_context_tokens,
+        slots=model.slots,
+        parameters={},
+        habits=habits,
+        manifest_bytes=manifest_bytes_of(model.memory_mb),
+    )
+    return ModelEngine(
+        make_backend=make_backend,
+        slots=model.slots,
+        model_path=weights if weights.is_file() else None,
+        forecast=FileForecast(forecast, context.estimator),
+        remote=bool(model.remote),
+        timeouts=context.timeouts,
+        operations=operations,
+        abilities=abilities,
+        model_file=model_file_of(facts),
     )
 
 

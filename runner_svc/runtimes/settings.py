@@ -371,6 +371,45 @@ class FileModelSettings(SourcedModelSettings):
         return self.path.name if self.path is not None else self.source or ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaModelSettings(SourcedModelSettings):
+    """Adds what can be said about a model of images or recordings whose engine is a library."""
+
+    path: Annotated[PathText, PUBLIC] | None = None
+    """The folder of the model; `~` is your home folder. Required without `source`."""
+    memory_mb: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
+    """Accelerator memory that it takes, in MiB. Default: estimated from its files, and learned from what loads took."""
+    slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = 1
+    """Requests it works on at once."""
+
+    form: ClassVar[ModelForm] = ModelForm.FOLDER
+    files_setting: ClassVar[str] = "path"
+
+    @property
+    @override
+    def file(self) -> Path:
+        return NOT_PULLED if self.path is None else self.path.expanduser()
+
+    @override
+    def pulled(self, path: Path, projector: Path | None) -> Self:
+        del projector
+        return replace(self, path=path, source=None)
+
+    def weights_of(self, path: Path) -> Path:
+        """Returns the file with the weights of a model that is configured by this path."""
+        return path
+
+    @property
+    @override
+    def location(self) -> str:
+        return str(self.path) if self.path is not None else self.source or ""
+
+    @property
+    @override
+    def upstream_name(self) -> str:
+        return self.path.name if self.path is not None else self.source or ""
+
+
 # Without slots: it is mixed into settings that have them.
 @dataclass(frozen=True, kw_only=True)
 class UpstreamSettings(ModelSettings):

@@ -19,7 +19,6 @@ from runner_svc.backend.port import (
     CallInfo,
     EmbeddingResult,
     ExitReport,
-    ImageResult,
     LoadOrder,
     RerankResult,
     SpeechPart,
@@ -209,16 +208,20 @@ class UnmanagedServer(Backend, Generic[Model]):
             return await tokenize(self._running(), payload, call)
 
     @override
-    async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> ImageResult:
+    async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
         self._require(Operation.IMAGE, "images")
         with self._redacted_errors():
-            return await media.generate_images(self._running(), payload, call)
+            async with aclosing(media.generate_images(self._running(), payload, call)) as frames:
+                async for frame in frames:
+                    yield frame
 
     @override
-    async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> audio_pb2.Transcription:
+    async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         self._require(Operation.TRANSCRIPTION, "transcriptions")
         with self._redacted_errors():
-            return await media.transcribe(self._running(), payload, call)
+            async with aclosing(media.transcribe(self._running(), payload, call)) as frames:
+                async for frame in frames:
+                    yield frame
 
     @override
     async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:

@@ -24,7 +24,7 @@ from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.api.runner.v1 import model_call_service_pb2 as pb
 from weft.dispatch.frames import Frame, has_content
-from weft.dispatch.operations import CHAT, OPERATIONS, SPEECH, TOKENIZE, OperationSpec
+from weft.dispatch.operations import CHAT, IMAGE, OPERATIONS, SPEECH, TOKENIZE, TRANSCRIPTION, OperationSpec
 from weft.dispatch.tickets import Permit
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.rpc import add_methods, answering
@@ -69,6 +69,45 @@ def _only_deltas(frame: Frame) -> bool:
     return all(event.HasField("delta") for event in frame)
 
 
+MAX_WHOLE_BYTES = 128 * 1024 * 1024
+"""Maximum size of images or of a transcript that are held back until they are complete."""
+
+
+class WholeAnswerWriter:
+    """Writes the frames of images or a transcription.
+
+    Content of an answer that is read when complete is held until the end, while progress is sent at once: a runner that
+    is lost before the end costs an attempt, not the request. Beyond MAX_WHOLE_BYTES what is held is sent.
+    """
+
+    def __init__(self, write: Callable[[Frame], Awaitable[None]], *, whole: bool) -> None:
+        self._write = write
+        self._holds = whole
+        self._held: list[Frame] = []
+        self._held_bytes = 0
+
+    async def put(self, frame: Frame) -> None:
+        """Send a frame, now or at the end."""
+        if self._holds and has_content(frame):
+            self._held.append(frame)
+            self._held_bytes += sum(event.ByteSize() for event in frame)
+            self._holds = self._held_bytes <= MAX_WHOLE_BYTES
+            if self._holds:
+                return
+            frame = []
+        if not self._holds or _receipt_in(frame) is not None:
+            held, self._held = self._held, []
+            for each in held:
+                await self._write(each)
+        if frame:
+            await self._write(frame)
+
+
+def _receipt_in(frame: Frame) -> receipt_pb2.Receipt | None:
+    """Returns the receipt of a frame with the end of the answer; None for any other frame."""
+    return frame[-1].finished.receipt if frame and frame[-1].WhichOneof("event") == "finished" else None
+
+
 MAX_SPEECH_MESSAGE_BYTES = 256 * 1024
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -88,7 +127,8 @@ class DataPlane:
     def add_to_server(self, server: grpc.aio.Server) -> None:
         """Add the services to a server."""
         unary = {spec.runner_rpc: partial(self._answer, spec) for spec in OPERATIONS.values() if not spec.streamed}
-        add_methods(server, {CHAT.runner_rpc: self._generate, SPEECH.runner_rpc: self._speak, **unary})
+        media = {spec.runner_rpc: partial(self._stream, spec) for spec in (IMAGE, TRANSCRIPTION)}
+        add_methods(server, {CHAT.runner_rpc: self._generate, SPEECH.runner_rpc: self._speak, **unary, **media})
 
     async def _generate(self, request: generation_service_pb2.GenerateRequest, context: Context) -> None:
         async with answering(context):
@@ -109,6 +149,8 @@ class DataPlane:
                     async with aclosing(converse(work, chat, self._chats[permit.model])) as frames:
                         async for frame in frames:
                             self._complete(frame, permit, instance, work)
+                            if (receipt := _receipt_in(frame)) is not None:
+                                self._desk.caches.note(permit.model, receipt.usage)
                             await answer.put(frame)
                     log_attempt("attempt ended", call, permit.model)
                 except WeftError as error:
@@ -116,13 +158,27 @@ class DataPlane:
                     raise
 
     def _complete(self, frame: Frame, permit: Permit, instance: Instance, work: AdmittedRequest) -> None:
-        if frame[-1].WhichOneof("event") == "finished":
+        if (receipt := _receipt_in(frame)) is not None:
             work.record.answered = True
-            receipt = frame[-1].finished.receipt
             receipt.left_premises = work.record.left_premises
             work.note_device_usage(receipt)
             self._desk.complete(receipt, permit, instance)
-            self._desk.caches.note(permit.model, receipt.usage)
+
+    async def _stream(self, spec: OperationSpec[Any, Any], request: Any, context: Context) -> None:
+        async with answering(context):
+            permit, instance = self._desk.admit(request.ticket)
+            ENGINE_METHODS[spec.operation].check(request.payload)
+            if permit.model != instance.model:
+                raise not_offered(spec.operation)
+            call = call_info(permit, instance, context, whole=request.options.whole)
+            response = spec.runner_rpc.response
+            with self._working(permit, instance, request, call) as work:
+                answer = WholeAnswerWriter(lambda frame: context.write(response(events=frame)), whole=call.whole)
+                await answer.put([self._desk.started(permit)])
+                async with aclosing(work.stream(spec.operation, request.payload, call)) as frames:
+                    async for frame in frames:
+                        self._complete(frame, permit, instance, work)
+                        await answer.put(frame)
 
     async def _answer(self, spec: OperationSpec[Any, Any], request: Any, context: Context) -> Any:
         async with answering(context):

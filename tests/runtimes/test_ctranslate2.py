@@ -20,7 +20,7 @@ from runner_svc.cache.manager import CacheManager
 from runner_svc.runtimes.ctranslate2.arguments import HOST_PROGRAM
 from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend
 from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
-from runner_svc.runtimes.hosted_engine import host_command
+from runner_svc.runtimes.host_backend import host_command
 from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.errors import WeftError

@@ -12,7 +12,7 @@ from mesh_process import MeshProcess, eventually, running_mesh, write_config
 from native_builds import built_ctranslate2
 
 from runner_svc.runtimes.ctranslate2.arguments import HOST_PROGRAM
-from runner_svc.runtimes.hosted_engine import host_command
+from runner_svc.runtimes.host_backend import host_command
 from weft.api.registry.v1 import runner_pb2
 from weft_app.compose.demo import demo_model_path
 

@@ -22,7 +22,7 @@ from native_builds import built_vllm
 from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo
 from runner_svc.memory.estimate import read_model_facts
 from runner_svc.policy.memory_estimate import MEBIBYTE
-from runner_svc.runtimes.hosted_engine import host_command
+from runner_svc.runtimes.host_backend import host_command
 from runner_svc.runtimes.vllm.arguments import HOST_PROGRAM, host_arguments
 from runner_svc.runtimes.vllm.backend import VllmBackend
 from runner_svc.runtimes.vllm.settings import VllmLibraryModel

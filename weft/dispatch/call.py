@@ -51,6 +51,17 @@ class Call(Generic[ChunkT]):
         """
         return self._run(self)
 
+    async def whole_result(self) -> Any:
+        """Returns the whole answer of an operation with `OperationSpec.whole`. Raises as `result`.
+
+        The runner holds the answer back until it is complete: a runner that is lost before costs an attempt alone.
+        """
+        assert self.spec.whole is not None, "the operation has a whole answer"
+        self.whole = True
+        async with aclosing(self._run(self)) as chunks:
+            frames: list[Any] = [chunk async for chunk in chunks]
+        return self.spec.whole.collect(frames)
+
     async def result(self) -> ChunkT:
         """Returns the result of a unary operation. Raises the WeftError that ended the request."""
         found: list[ChunkT] = []

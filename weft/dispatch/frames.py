@@ -22,10 +22,11 @@ def has_content(frame: Frame) -> bool:
     return any(map(_is_final, frame))
 
 
-_EFFECTS = frozenset({"tool_call", "tool_result", "signal"})
-"""A tool may have done something, and a signal may have been acted upon: neither is ever repeated."""
+_FINAL = frozenset({"tool_call", "tool_result", "signal", "partial_image", "image", "transcript", "speech"})
+"""Kinds that are never repeated: a tool may have done something, a signal may have been acted upon, and media are the
+answer."""
 
 
 def _is_final(event: event_pb2.InferenceEvent) -> bool:
     kind = event.WhichOneof("event")
-    return is_content(event.delta) if kind == "delta" else kind in _EFFECTS
+    return is_content(event.delta) if kind == "delta" else kind in _FINAL

@@ -4,7 +4,7 @@ Dispatchers, the router's public service, its relay and the runner's servicers a
 the places that a new operation touches. A row's `fold` turns one response of the runner into what the caller gets.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
@@ -26,6 +26,7 @@ from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import embedding_service_pb2, generation_service_pb2, model_call_service_pb2
 from weft.dispatch import payload_checks
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
+from weft.dispatch.media_results import collected_images, collected_transcription
 from weft.dispatch.placement import LoadingModel, WaitingInQueue, waiting_event
 from weft.kernel.errors import WeftError
 from weft.kernel.json_schema import SchemaLimits
@@ -69,6 +70,17 @@ class SpeechPiece:
     """Media type of the recording; empty in all chunks but the first."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class WholeAnswer:
+    """The unary method of the public service that has a streamed operation's whole answer as one result."""
+
+    rpc: RpcMethod
+    field: str
+    """The result's field in the response."""
+    collect: Callable[[Iterable[Frame]], Any]
+    """Returns the result from all frames of the stream."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperationSpec(Generic[PayloadT, ChunkT]):
     """One operation. A unary one has exactly one chunk, its result."""
@@ -91,6 +103,8 @@ class OperationSpec(Generic[PayloadT, ChunkT]):
     """Returns the chunk that tells the caller to wait; None: callers are not told."""
     takes_slot: bool = True
     """Whether it occupies a slot of the model."""
+    whole: WholeAnswer | None = None
+    """The public unary method beside the streamed one; None: there is none."""
 
     def fields(self, chunk: ChunkT) -> dict[str, Any]:
         """Returns the fields of a response for a chunk."""
@@ -164,6 +178,20 @@ def _generation(operation: Operation, method: str, payload_field: str, check: Ca
     )
 
 
+def _event_stream(operation: Operation, method: str, check: Callable[[Any], None], whole: WholeAnswer) -> Any:
+    return OperationSpec(
+        operation=operation,
+        runner_rpc=_runner_rpc(_MODEL_CALLS, method),
+        router_rpc=_router_rpc(method),
+        check=_plain(check),
+        fold=_frame,
+        field="events",
+        streamed=True,
+        waiting=lambda decision: [waiting_event(decision)],
+        whole=whole,
+    )
+
+
 def _plain(check: Callable[[Any], None]) -> Callable[[Any, SchemaLimits], None]:
     """Returns the check of a payload that has no JSON schemas."""
     return lambda payload, _schemas: check(payload)
@@ -195,11 +223,17 @@ RERANK: OperationSpec[rerank_pb2.RerankPayload, list[rerank_pb2.RerankScore]] = 
 TOKENIZE: OperationSpec[tokenize_pb2.TokenizePayload, tokenize_pb2.TokenizeResult] = _unary(
     Operation.TOKENIZE, _MODEL_CALLS, "Tokenize", "result", payload_checks.check_tokenize, takes_slot=False
 )
-IMAGE: OperationSpec[image_pb2.ImagePayload, list[image_pb2.GeneratedImage]] = _unary(
-    Operation.IMAGE, _MODEL_CALLS, "GenerateImages", "images", _plain(payload_checks.check_images)
+IMAGE: OperationSpec[image_pb2.ImagePayload, Frame] = _event_stream(
+    Operation.IMAGE,
+    "StreamImages",
+    payload_checks.check_images,
+    whole=WholeAnswer(_router_rpc("GenerateImages"), "images", collected_images),
 )
-TRANSCRIPTION: OperationSpec[audio_pb2.TranscriptionPayload, audio_pb2.Transcription] = _unary(
-    Operation.TRANSCRIPTION, _MODEL_CALLS, "Transcribe", "transcription", _plain(payload_checks.check_transcription)
+TRANSCRIPTION: OperationSpec[audio_pb2.TranscriptionPayload, Frame] = _event_stream(
+    Operation.TRANSCRIPTION,
+    "StreamTranscription",
+    payload_checks.check_transcription,
+    whole=WholeAnswer(_router_rpc("Transcribe"), "transcription", collected_transcription),
 )
 SPEECH: OperationSpec[audio_pb2.SpeechPayload, SpeechPiece] = OperationSpec(
     operation=Operation.SPEECH,

@@ -23,6 +23,12 @@ MAX_DOCUMENTS = 1024
 MAX_IMAGES = 10
 MAX_SOURCE_IMAGES = 16
 MAX_IMAGE_PROMPT_CHARS = 32_000
+MAX_IMAGE_STEPS = 1000
+MAX_GUIDANCE = 100.0
+MAX_IMAGE_SEED = 2**53 - 1
+"""The largest that every JSON reader keeps exactly."""
+MAX_PARTIAL_IMAGES = 8
+"""Previews of one image."""
 MAX_SPEECH_CHARS = 4096
 """Characters of the text to speak, and of the instructions how."""
 MAX_TRANSCRIPTION_PROMPT_CHARS = 4096

@@ -18,8 +18,12 @@ from weft.api.common.v1 import (
 from weft.dispatch.parameter_checks import (
     IMAGE_FORMATS,
     MAX_DOCUMENTS,
+    MAX_GUIDANCE,
     MAX_IMAGE_PROMPT_CHARS,
+    MAX_IMAGE_SEED,
+    MAX_IMAGE_STEPS,
     MAX_IMAGES,
+    MAX_PARTIAL_IMAGES,
     MAX_SOURCE_IMAGES,
     MAX_SPEECH_CHARS,
     MAX_SPEED,
@@ -159,6 +163,16 @@ def check_images(payload: image_pb2.ImagePayload) -> None:
     if payload.HasField("mask") and not payload.images:
         raise invalid_field("payload.mask", "needs an image that it is laid over")
     check_extra(payload.extra_parameters, "payload.extra_parameters")
+    _check_text("payload.negative_prompt", payload.negative_prompt, MAX_IMAGE_PROMPT_CHARS, may_be_empty=True)
+    check_number("payload.partial_images", payload.partial_images, 0, MAX_PARTIAL_IMAGES)
+    for name, most in (
+        ("steps", MAX_IMAGE_STEPS),
+        ("guidance", MAX_GUIDANCE),
+        ("strength", 1),
+        ("seed", MAX_IMAGE_SEED),
+    ):
+        if payload.HasField(name):  # type: ignore[arg-type]  # names of the message
+            check_number(f"payload.{name}", getattr(payload, name), 1 if name == "steps" else 0, most)
 
 
 def check_transcription(payload: audio_pb2.TranscriptionPayload) -> None:

@@ -38,7 +38,7 @@ def _load_values(model: LlamaCppPythonModel) -> "Mapping[str, LoadValue]":
 
 def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine":
     # Imported here: only a process that serves models needs these.
-    from runner_svc.runtimes.hosted_engine import host_command  # noqa: PLC0415
+    from runner_svc.runtimes.host_backend import host_command  # noqa: PLC0415
     from runner_svc.runtimes.llama_cpp_python.arguments import HOST_PROGRAM, operations_of  # noqa: PLC0415
     from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend  # noqa: PLC0415
     from runner_svc.runtimes.model_engine import file_context, file_engine, text_abilities  # noqa: PLC0415

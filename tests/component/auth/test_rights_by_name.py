@@ -321,7 +321,8 @@ def test_the_rpcs_for_which_a_limited_scope_suffices_are_these() -> None:
         )},
         "DeclarationService/Apply": "models:edit", "DeclarationService/Delete": "models:edit",
         **{f"InferenceService/{name}": "inference:create" for name in (
-            "Chat", "Complete", "Embed", "Rerank", "Tokenize", "GenerateImages", "Transcribe", "Speak",
+            "Chat", "Complete", "Embed", "Rerank", "Tokenize", "GenerateImages", "Transcribe", "Speak", "StreamImages",
+            "StreamTranscription",
         )},
         "TaskService/SubmitTask": "inference:create", "BatchService/CreateBatch": "inference:create",
         "FileService/UploadFile": "inference:create", "OperationService/CreateOperation": "operations:create",

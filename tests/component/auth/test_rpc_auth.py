@@ -69,6 +69,7 @@ class WhoCalls(inference_service_pb2_grpc.InferenceServiceServicer):
         return response
 
     Complete = Rerank = Tokenize = GenerateImages = Transcribe = Speak = None  # type: ignore[assignment]
+    StreamImages = StreamTranscription = None  # type: ignore[assignment]
 
 
 class Registry(registry_grpc.RegistryServiceServicer):
@@ -233,9 +234,10 @@ def test_every_rpc_of_the_contract_has_a_rule_of_its_own_and_a_new_one_is_for_se
         "BatchService/FinishBatch", "CentralModelService/WatchCentralModels", "EmbeddingService/Embed",
         "GenerationService/Generate",
         "JoinTokenService/CheckJoinToken",
-        "KeyService/WatchKeys", "LeaseService/ReleaseEarlierLives", "ModelCallService/GenerateImages",
-        "ModelCallService/Rerank", "ModelCallService/Speak", "ModelCallService/Tokenize",
-        "ModelCallService/Transcribe", "OperationService/RecordCancellation", "OperationService/RecordLogLevel",
+        "KeyService/WatchKeys", "LeaseService/ReleaseEarlierLives",
+        "ModelCallService/Rerank", "ModelCallService/Speak", "ModelCallService/StreamImages",
+        "ModelCallService/StreamTranscription", "ModelCallService/Tokenize",
+        "OperationService/RecordCancellation", "OperationService/RecordLogLevel",
         "PlacementService/Place", "RelayService/Attach",
         "RunnerService/AddModel", "RunnerService/FlushCache", "RunnerService/Load", "RunnerService/PullModel",
         "RunnerService/RemoveModel", "RunnerService/Unload", "RunnerService/Wake",

@@ -41,6 +41,7 @@ from weft.api.common.v1 import (
     audio_pb2,
     chat_pb2,
     completion_pb2,
+    event_pb2,
     image_pb2,
     receipt_pb2,
     rerank_pb2,
@@ -77,6 +78,7 @@ def answer_to(payload: object) -> list[Frame]:
 
 
 IMAGE = image_pb2.GeneratedImage(image=chat_pb2.MediaPart(data=b"image", media_type="image/png"))
+PART = audio_pb2.TranscriptPart(text="words", language="en", duration_seconds=1.5)
 _ANSWERS: Mapping[Operation, Callable[[Any], Sequence[Any]]] = {
     Operation.CHAT: answer_to,
     Operation.COMPLETION: answer_to,
@@ -85,8 +87,8 @@ _ANSWERS: Mapping[Operation, Callable[[Any], Sequence[Any]]] = {
     Operation.RERANK: lambda payload: [
         [rerank_pb2.RerankScore(index=index, score=0.5) for index in range(len(payload.documents))]
     ],
-    Operation.IMAGE: lambda payload: [[IMAGE] * max(1, payload.count)],
-    Operation.TRANSCRIPTION: lambda _: [audio_pb2.Transcription(text="words", language="en", duration_seconds=1.5)],
+    Operation.IMAGE: lambda payload: [[event_pb2.InferenceEvent(image=IMAGE)]] * max(1, payload.count),
+    Operation.TRANSCRIPTION: lambda _: [[event_pb2.InferenceEvent(transcript=PART)]],
 }
 
 

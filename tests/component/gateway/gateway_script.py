@@ -122,7 +122,7 @@ class ScriptedDispatcher(RequestDispatcher):
     def script_of(self, call: Call[Any]) -> Sequence[Any]:
         """The steps that answer a call."""
         match call.spec.operation:
-            case Operation.CHAT | Operation.COMPLETION:
+            case Operation.CHAT | Operation.COMPLETION | Operation.IMAGE | Operation.TRANSCRIPTION:
                 return self.steps
             case Operation.SPEECH:
                 return self.spoken

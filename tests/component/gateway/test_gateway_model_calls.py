@@ -8,7 +8,7 @@ import pytest
 from gateway_script import RunningGateway, ScriptedDispatcher, serving
 from openai import APIStatusError
 
-from weft.api.common.v1 import audio_pb2, rerank_pb2, tokenize_pb2
+from weft.api.common.v1 import audio_pb2, event_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.operations import SpeechPiece
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -20,7 +20,15 @@ SEGMENTS = [
     audio_pb2.TranscriptionSegment(start_seconds=0.0, end_seconds=1.5, text=" One."),
     audio_pb2.TranscriptionSegment(start_seconds=3661.25, end_seconds=3662.0, text=" Two."),
 ]
-WORDS = audio_pb2.Transcription(text="One. Two.", language="en", duration_seconds=2.0, segments=SEGMENTS)
+WORDS = [
+    [
+        event_pb2.InferenceEvent(
+            transcript=audio_pb2.TranscriptPart(text=segment.text, segment=segment, language="en", duration_seconds=2.0)
+        )
+    ]
+    for segment in SEGMENTS
+]
+NO_TIMES = [[event_pb2.InferenceEvent(transcript=audio_pb2.TranscriptPart(text="One. Two."))]]
 
 
 async def _post(gateway: RunningGateway, path: str, body: dict[str, Any]) -> Any:
@@ -95,7 +103,7 @@ async def test_scores_that_cannot_be_are_no_answer(scores: list[rerank_pb2.Reran
     ],
 )
 async def test_a_transcription_comes_in_the_form_asked_for(response_format: Any, media_type: str, text: str) -> None:
-    async with serving(ScriptedDispatcher(whole=WORDS)) as gateway:
+    async with serving(ScriptedDispatcher(steps=list(WORDS))) as gateway:
         answer = await gateway.sdk.audio.transcriptions.with_raw_response.create(
             model="tiny", file=RECORDING, response_format=response_format
         )
@@ -115,7 +123,7 @@ async def test_a_transcription_comes_in_the_form_asked_for(response_format: Any,
     ],
 )
 async def test_what_nobody_offers_of_transcriptions_is_named(asked: dict[str, Any], field: str) -> None:
-    async with serving(ScriptedDispatcher(whole=audio_pb2.Transcription(text="One."))) as gateway:
+    async with serving(ScriptedDispatcher(steps=list(NO_TIMES))) as gateway:
         with pytest.raises(APIStatusError) as refused:
             await gateway.sdk.audio.transcriptions.create(model="tiny", file=RECORDING, **asked)
     assert (refused.value.status_code, refused.value.param) == (501, field)

@@ -22,7 +22,7 @@ from runner_svc.runtimes.ctranslate2.arguments import HOST_PROGRAM
 from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend
 from runner_svc.runtimes.ctranslate2.runtime import RUNTIME
 from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
-from runner_svc.runtimes.hosted_engine import host_command
+from runner_svc.runtimes.host_backend import host_command
 from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
 from weft.api.registry.v1 import lease_pb2

@@ -36,7 +36,7 @@ from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.runtimes.exllamav3.arguments import HOST_PROGRAM
 from runner_svc.runtimes.exllamav3.backend import ExllamaV3Backend
 from runner_svc.runtimes.exllamav3.settings import ExllamaV3Model
-from runner_svc.runtimes.hosted_engine import host_command
+from runner_svc.runtimes.host_backend import host_command
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, json_value_pb2, sampling_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.errors import WeftError

@@ -104,6 +104,12 @@ async def _generate(work: AdmittedRequest, payload: Any, call: CallInfo, outcome
             event.SerializeToString()
 
 
+async def _stream(work: AdmittedRequest, operation: Operation, payload: Any, call: CallInfo) -> None:
+    async for frame in work.stream(operation, payload, call):
+        for event in frame:
+            event.SerializeToString()
+
+
 async def _work(work: AdmittedRequest, ask: Ask, words: str, call: CallInfo, outcome: Outcome) -> None:
     prompts = [completion_pb2.PromptInput(text=text) for text in (words, "b")]
     generations = {
@@ -122,10 +128,10 @@ async def _work(work: AdmittedRequest, ask: Ask, words: str, call: CallInfo, out
         case Ask.TOKENIZE:
             await work.run(Operation.TOKENIZE, tokenize_pb2.TokenizePayload(text=words), call)
         case Ask.IMAGE:
-            await work.run(Operation.IMAGE, image_pb2.ImagePayload(prompt=words), call)
+            await _stream(work, Operation.IMAGE, image_pb2.ImagePayload(prompt=words), call)
         case Ask.TRANSCRIPTION:
             audio = chat_pb2.MediaPart(data=b"sound", media_type="audio/wav")
-            await work.run(Operation.TRANSCRIPTION, audio_pb2.TranscriptionPayload(audio=audio), call)
+            await _stream(work, Operation.TRANSCRIPTION, audio_pb2.TranscriptionPayload(audio=audio), call)
         case Ask.SPEECH:
             async for _ in work.speak(audio_pb2.SpeechPayload(input=words, voice="a"), call):
                 pass

@@ -20,10 +20,10 @@ from weft_app.config.runners import ConfiguredRunner
 REQUESTS: list[tuple[str, Any]] = [
     ("Rerank", pb.RerankRequest(payload=rerank_pb2.RerankPayload(query="a", documents=["b"]))),
     ("Tokenize", pb.TokenizeRequest(payload=tokenize_pb2.TokenizePayload(text="a"))),
-    ("GenerateImages", pb.GenerateImagesRequest(payload=image_pb2.ImagePayload(prompt="a"))),
+    ("StreamImages", pb.StreamImagesRequest(payload=image_pb2.ImagePayload(prompt="a"))),
     (
-        "Transcribe",
-        pb.TranscribeRequest(payload=audio_pb2.TranscriptionPayload(audio=chat_pb2.MediaPart(data=b"a"))),
+        "StreamTranscription",
+        pb.StreamTranscriptionRequest(payload=audio_pb2.TranscriptionPayload(audio=chat_pb2.MediaPart(data=b"a"))),
     ),
     ("Speak", pb.SpeakRequest(payload=audio_pb2.SpeechPayload(input="a", voice="b"))),
 ]
@@ -41,5 +41,5 @@ async def test_a_call_without_a_permit_is_refused(method: str, request_: Any, tm
         ):
             call = getattr(model_call_service_pb2_grpc.ModelCallServiceStub(channel), method)(request_, timeout=10)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await (call.read() if method == "Speak" else call)
+                await (call if method in ("Rerank", "Tokenize") else call.read())
     assert error_from_call(refused.value, Reason.INTERNAL).reason is Reason.TICKET_INVALID

@@ -140,7 +140,8 @@ async def test_scores_of_other_documents_are_a_protocol_error(places: list[int])
 async def test_an_image_that_is_none_is_a_protocol_error(image: dict[str, Any]) -> None:
     async with _answering({"data": [image]}) as http:
         with pytest.raises(WeftError) as failed:
-            await media.generate_images(http, image_pb2.ImagePayload(prompt="a"), CALL)
+            async for _ in media.generate_images(http, image_pb2.ImagePayload(prompt="a"), CALL):
+                pass
     assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 

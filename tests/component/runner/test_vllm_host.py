@@ -29,7 +29,7 @@ from runner_svc.backend.port import BackendFacts, CacheIsolation, CacheUse, Call
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.environments.vllm.environment import ENVIRONMENT
 from runner_svc.policy.memory_estimate import ModelShape
-from runner_svc.runtimes.hosted_engine import host_command
+from runner_svc.runtimes.host_backend import host_command
 from runner_svc.runtimes.vllm.arguments import HOST_PROGRAM
 from runner_svc.runtimes.vllm.backend import VllmBackend
 from runner_svc.runtimes.vllm.settings import VllmLibraryModel

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from test_dispatcher import DIED, ScriptedScheduler
 
-from weft.api.common.v1 import audio_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
+from weft.api.common.v1 import audio_pb2, event_pb2, image_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
 from weft.api.runner.v1 import model_call_service_pb2 as pb
 from weft.api.runner.v1 import model_call_service_pb2_grpc
 from weft.dispatch.call import Call
 from weft.dispatch.dispatcher import Dispatcher
-from weft.dispatch.operations import RERANK, SPEECH, TOKENIZE, SpeechPiece
+from weft.dispatch.operations import IMAGE, RERANK, SPEECH, TOKENIZE, SpeechPiece
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -26,12 +26,30 @@ WORDS = audio_pb2.SpeechPayload(input="Hello", voice="alloy")
 SOUND = pb.SpeakResponse(data=b"some", media_type="audio/mpeg")
 END = pb.SpeakResponse(receipt=receipt_pb2.Receipt(host="titan"))
 
+LIGHTHOUSE = image_pb2.ImagePayload(prompt="a lighthouse")
+STEP = pb.StreamImagesResponse(
+    events=[
+        event_pb2.InferenceEvent(work_progress=event_pb2.WorkProgress(unit=event_pb2.WORK_UNIT_STEPS, done=3, total=20))
+    ]
+)
+
+
+def _image_frame(index: int) -> pb.StreamImagesResponse:
+    return pb.StreamImagesResponse(events=[event_pb2.InferenceEvent(image=image_pb2.GeneratedImage(index=index))])
+
+
+def _images_end(steps: int) -> pb.StreamImagesResponse:
+    receipt = receipt_pb2.Receipt(host="titan")
+    receipt.usage.image_steps = steps
+    return pb.StreamImagesResponse(events=[event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt))])
+
 
 class ScriptedRunner(model_call_service_pb2_grpc.ModelCallServiceServicer):
     """Plays one script per call."""
 
     def __init__(self, *scripts: Any) -> None:
         self._scripts = list(scripts)
+        self.whole: list[bool] = []
 
     async def Rerank(self, request: pb.RerankRequest, context: Any) -> pb.RerankResponse:  # noqa: N802
         async with answering(context):
@@ -46,10 +64,17 @@ class ScriptedRunner(model_call_service_pb2_grpc.ModelCallServiceServicer):
             return pb.TokenizeResponse(result=tokenize_pb2.TokenizeResult(count=len(request.payload.text)))
         raise AssertionError("abort has raised")
 
-    async def GenerateImages(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
+    async def StreamImages(  # noqa: N802
+        self, request: pb.StreamImagesRequest, context: Any
+    ) -> AsyncIterator[pb.StreamImagesResponse]:
+        async with answering(context):
+            self.whole.append(request.options.whole)
+            for step in self._scripts.pop(0):
+                if isinstance(step, Exception):
+                    raise step
+                yield step
 
-    async def Transcribe(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def StreamTranscription(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
         raise NotImplementedError
 
     async def Speak(self, request: pb.SpeakRequest, context: Any) -> AsyncIterator[pb.SpeakResponse]:  # noqa: N802
@@ -156,3 +181,38 @@ async def test_an_agent_neither_ranks_nor_speaks(tmp_path: Path) -> None:
                 pass
     assert refused.value.reason is unheard.value.reason is Reason.UNSUPPORTED_OPERATION
     assert scheduler.asked is None
+
+
+async def test_images_are_one_result_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    script = [STEP, _image_frame(1), _image_frame(0), _images_end(40)]
+    async with _dispatching(tmp_path, script) as (dispatcher, scheduler):
+        call = dispatcher.call(IMAGE, _context(Operation.IMAGE), LIGHTHOUSE)
+        images = await call.whole_result()
+    assert [image.index for image in images] == [0, 1]
+    assert scheduler.first_content == [1]
+    assert call.receipt is not None
+    assert (call.receipt.outcome, call.receipt.usage.image_steps) == (receipt_pb2.OUTCOME_COMPLETED, 40)
+
+
+async def test_images_whose_runner_is_lost_after_some_steps_are_made_elsewhere(tmp_path: Path) -> None:
+    async with _dispatching(tmp_path, [STEP, DIED], [STEP, _image_frame(0), _images_end(20)]) as (
+        dispatcher,
+        scheduler,
+    ):
+        call = dispatcher.call(IMAGE, _context(Operation.IMAGE), LIGHTHOUSE)
+        assert len(await call.whole_result()) == 1
+    assert scheduler.failed == [(1, Reason.SERVER_DIED)]
+
+
+async def test_images_that_were_sent_are_not_made_again(tmp_path: Path) -> None:
+    async with _dispatching(tmp_path, [_image_frame(0), DIED]) as (dispatcher, _):
+        with pytest.raises(WeftError) as failed:
+            await dispatcher.call(IMAGE, _context(Operation.IMAGE), LIGHTHOUSE).whole_result()
+    assert failed.value.reason is Reason.SERVER_DIED
+
+
+async def test_images_without_an_end_are_a_lost_runner(tmp_path: Path) -> None:
+    async with _dispatching(tmp_path, [STEP, _image_frame(0)]) as (dispatcher, _):
+        with pytest.raises(WeftError) as failed:
+            await dispatcher.call(IMAGE, _context(Operation.IMAGE), LIGHTHOUSE).whole_result()
+    assert failed.value.reason is Reason.WORKER_LOST

@@ -50,6 +50,21 @@ def test_both_rpcs_of_an_operation_take_its_payload_and_give_its_result(operatio
     assert spec.runner_rpc.is_streamed == spec.router_rpc.is_streamed == spec.streamed
 
 
+@pytest.mark.parametrize(
+    "spec", [spec for spec in OPERATIONS.values() if spec.whole], ids=lambda spec: spec.operation.name
+)
+def test_the_unary_method_of_a_streamed_operation_takes_the_same_and_has_a_receipt(
+    spec: OperationSpec[Any, Any],
+) -> None:
+    assert spec.whole is not None
+    assert not spec.whole.rpc.is_streamed
+    assert fields_of(spec.whole.rpc.request)["payload"].message_type.full_name == payload_type(spec)
+    response = fields_of(spec.whole.rpc.response)
+    assert spec.whole.field in response
+    assert response["receipt"].message_type is receipt_pb2.Receipt.DESCRIPTOR
+    assert access_of(spec.whole.rpc.path) == access_of(spec.router_rpc.path)
+
+
 @EVERY_OPERATION
 def test_an_operation_is_found_by_its_payload(operation: Operation) -> None:
     payload = fields_of(OPERATIONS[operation].router_rpc.request)["payload"].message_type._concrete_class()
@@ -67,7 +82,7 @@ def test_callers_may_call_an_operation_at_the_router_and_only_the_mesh_at_a_runn
 
 @EVERY_OPERATION
 def test_an_operation_has_a_method_of_engines(operation: Operation) -> None:
-    is_generation = OPERATIONS[operation].field == "events"
+    is_generation = operation in {Operation.CHAT, Operation.COMPLETION}
     assert (operation in ENGINE_METHODS) is not is_generation
     if not is_generation:
         method = ENGINE_METHODS[operation]

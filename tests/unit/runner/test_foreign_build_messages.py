@@ -3,7 +3,7 @@
 import pytest
 
 from runner_svc.policy.engine_failures import explain_foreign_build, program_name
-from runner_svc.runtimes.hosted_engine import host_command
+from runner_svc.runtimes.host_backend import host_command
 
 NATIVE = ("/opt/llama.cpp/llama-server", "--model", "a.gguf")
 WHEEL = ("/usr/bin/python3", "-m", "runner_svc.runtimes.llama_server.xllamacpp_launcher")

@@ -25,6 +25,8 @@ class TranscriptionPayload(google.protobuf.message.Message):
     TEMPERATURE_FIELD_NUMBER: builtins.int
     TRANSLATE_FIELD_NUMBER: builtins.int
     WITH_SEGMENTS_FIELD_NUMBER: builtins.int
+    WITH_WORDS_FIELD_NUMBER: builtins.int
+    VOICE_DETECTION_FIELD_NUMBER: builtins.int
     language: builtins.str
     """Language of the recording, as ISO 639-1. Empty: to be found out."""
     prompt: builtins.str
@@ -35,6 +37,10 @@ class TranscriptionPayload(google.protobuf.message.Message):
     """Whether the words are to be English whatever the recording's language is."""
     with_segments: builtins.bool
     """Whether segments with their times are wanted."""
+    with_words: builtins.bool
+    """Whether the times of single words are wanted, in the segments."""
+    voice_detection: builtins.bool
+    """Whether parts without a voice are left out before the model hears the recording. Absent: as the model is configured."""
     @property
     def audio(self) -> weft.api.common.v1.chat_pb2.MediaPart:
         """The recording."""
@@ -48,10 +54,15 @@ class TranscriptionPayload(google.protobuf.message.Message):
         temperature: builtins.float | None = ...,
         translate: builtins.bool = ...,
         with_segments: builtins.bool = ...,
+        with_words: builtins.bool = ...,
+        voice_detection: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_temperature", b"_temperature", "audio", b"audio", "temperature", b"temperature"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_temperature", b"_temperature", "audio", b"audio", "language", b"language", "prompt", b"prompt", "temperature", b"temperature", "translate", b"translate", "with_segments", b"with_segments"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_temperature", b"_temperature", "_voice_detection", b"_voice_detection", "audio", b"audio", "temperature", b"temperature", "voice_detection", b"voice_detection"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_temperature", b"_temperature", "_voice_detection", b"_voice_detection", "audio", b"audio", "language", b"language", "prompt", b"prompt", "temperature", b"temperature", "translate", b"translate", "voice_detection", b"voice_detection", "with_segments", b"with_segments", "with_words", b"with_words"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_temperature", b"_temperature"]) -> typing.Literal["temperature"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_voice_detection", b"_voice_detection"]) -> typing.Literal["voice_detection"] | None: ...
 
 global___TranscriptionPayload = TranscriptionPayload
 
@@ -96,22 +107,140 @@ class TranscriptionSegment(google.protobuf.message.Message):
     START_SECONDS_FIELD_NUMBER: builtins.int
     END_SECONDS_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
+    WORDS_FIELD_NUMBER: builtins.int
+    MEAN_LOGPROB_FIELD_NUMBER: builtins.int
+    NO_SPEECH_PROBABILITY_FIELD_NUMBER: builtins.int
+    COMPRESSION_RATIO_FIELD_NUMBER: builtins.int
+    TEMPERATURE_FIELD_NUMBER: builtins.int
     start_seconds: builtins.float
     """Where it begins, in seconds."""
     end_seconds: builtins.float
     """Where it ends, in seconds."""
     text: builtins.str
     """Its words."""
+    mean_logprob: builtins.float
+    """Mean natural log probability of its tokens. Absent: unknown."""
+    no_speech_probability: builtins.float
+    """Probability that nothing is said in it. Absent: unknown."""
+    compression_ratio: builtins.float
+    """How well its text can be compressed; a high ratio is a sign of a loop. Absent: unknown."""
+    temperature: builtins.float
+    """Temperature with which it was decoded. Absent: unknown."""
+    @property
+    def words(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TranscriptionWord]:
+        """Its single words with their times, where they were asked for."""
+
     def __init__(
         self,
         *,
         start_seconds: builtins.float = ...,
         end_seconds: builtins.float = ...,
         text: builtins.str = ...,
+        words: collections.abc.Iterable[global___TranscriptionWord] | None = ...,
+        mean_logprob: builtins.float | None = ...,
+        no_speech_probability: builtins.float | None = ...,
+        compression_ratio: builtins.float | None = ...,
+        temperature: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["end_seconds", b"end_seconds", "start_seconds", b"start_seconds", "text", b"text"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_compression_ratio", b"_compression_ratio", "_mean_logprob", b"_mean_logprob", "_no_speech_probability", b"_no_speech_probability", "_temperature", b"_temperature", "compression_ratio", b"compression_ratio", "mean_logprob", b"mean_logprob", "no_speech_probability", b"no_speech_probability", "temperature", b"temperature"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_compression_ratio", b"_compression_ratio", "_mean_logprob", b"_mean_logprob", "_no_speech_probability", b"_no_speech_probability", "_temperature", b"_temperature", "compression_ratio", b"compression_ratio", "end_seconds", b"end_seconds", "mean_logprob", b"mean_logprob", "no_speech_probability", b"no_speech_probability", "start_seconds", b"start_seconds", "temperature", b"temperature", "text", b"text", "words", b"words"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_compression_ratio", b"_compression_ratio"]) -> typing.Literal["compression_ratio"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_mean_logprob", b"_mean_logprob"]) -> typing.Literal["mean_logprob"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_no_speech_probability", b"_no_speech_probability"]) -> typing.Literal["no_speech_probability"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_temperature", b"_temperature"]) -> typing.Literal["temperature"] | None: ...
 
 global___TranscriptionSegment = TranscriptionSegment
+
+@typing.final
+class TranscriptionWord(google.protobuf.message.Message):
+    """TranscriptionWord is one word of a recording."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    START_SECONDS_FIELD_NUMBER: builtins.int
+    END_SECONDS_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    PROBABILITY_FIELD_NUMBER: builtins.int
+    start_seconds: builtins.float
+    """Where it begins, in seconds."""
+    end_seconds: builtins.float
+    """Where it ends, in seconds."""
+    text: builtins.str
+    """The word, without the space before it."""
+    probability: builtins.float
+    """How sure the engine is of it, 0 to 1. Absent: unknown."""
+    def __init__(
+        self,
+        *,
+        start_seconds: builtins.float = ...,
+        end_seconds: builtins.float = ...,
+        text: builtins.str = ...,
+        probability: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_probability", b"_probability", "probability", b"probability"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_probability", b"_probability", "end_seconds", b"end_seconds", "probability", b"probability", "start_seconds", b"start_seconds", "text", b"text"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_probability", b"_probability"]) -> typing.Literal["probability"] | None: ...
+
+global___TranscriptionWord = TranscriptionWord
+
+@typing.final
+class TranscriptPart(google.protobuf.message.Message):
+    """TranscriptPart is a piece of a transcription, in the order of the recording. All pieces together are the transcription."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: builtins.int
+    SEGMENT_FIELD_NUMBER: builtins.int
+    LANGUAGE_FIELD_NUMBER: builtins.int
+    DURATION_SECONDS_FIELD_NUMBER: builtins.int
+    text: builtins.str
+    """Text that continues the transcription, the space between two pieces included."""
+    language: builtins.str
+    """The language that was found, as ISO 639-1, in the first piece that has one. Empty: unknown."""
+    duration_seconds: builtins.float
+    """Length of the recording in seconds, in the first piece that has one. 0: unknown."""
+    @property
+    def segment(self) -> global___TranscriptionSegment:
+        """The segment that the text is. Absent: the engine gives no times."""
+
+    def __init__(
+        self,
+        *,
+        text: builtins.str = ...,
+        segment: global___TranscriptionSegment | None = ...,
+        language: builtins.str = ...,
+        duration_seconds: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["segment", b"segment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["duration_seconds", b"duration_seconds", "language", b"language", "segment", b"segment", "text", b"text"]) -> None: ...
+
+global___TranscriptPart = TranscriptPart
+
+@typing.final
+class SpeechPart(google.protobuf.message.Message):
+    """SpeechPart is a piece of generated speech."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: builtins.int
+    MEDIA_TYPE_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    """Bytes that continue the recording."""
+    media_type: builtins.str
+    """Media type of the recording, in the first piece."""
+    def __init__(
+        self,
+        *,
+        data: builtins.bytes = ...,
+        media_type: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "media_type", b"media_type"]) -> None: ...
+
+global___SpeechPart = SpeechPart
 
 @typing.final
 class SpeechPayload(google.protobuf.message.Message):

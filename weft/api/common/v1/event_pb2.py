@@ -23,7 +23,9 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from weft.api.common.v1 import audio_pb2 as weft_dot_api_dot_common_dot_v1_dot_audio__pb2
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
+from weft.api.common.v1 import image_pb2 as weft_dot_api_dot_common_dot_v1_dot_image__pb2
 from weft.api.common.v1 import json_value_pb2 as weft_dot_api_dot_common_dot_v1_dot_json__value__pb2
 from weft.api.common.v1 import receipt_pb2 as weft_dot_api_dot_common_dot_v1_dot_receipt__pb2
 from weft.api.common.v1 import signal_pb2 as weft_dot_api_dot_common_dot_v1_dot_signal__pb2
@@ -31,7 +33,7 @@ from weft.api.common.v1 import usage_pb2 as weft_dot_api_dot_common_dot_v1_dot_u
 from weft.api.common.v1 import warning_pb2 as weft_dot_api_dot_common_dot_v1_dot_warning__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eweft/api/common/v1/event.proto\x12\x12weft.api.common.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!weft/api/common/v1/document.proto\x1a#weft/api/common/v1/json_value.proto\x1a weft/api/common/v1/receipt.proto\x1a\x1fweft/api/common/v1/signal.proto\x1a\x1eweft/api/common/v1/usage.proto\x1a weft/api/common/v1/warning.proto\"\xab\x04\n\x0eInferenceEvent\x12,\n\x06queued\x18\x01 \x01(\x0b\x32\x1a.weft.api.common.v1.QueuedH\x00\x12.\n\x07loading\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.LoadingH\x00\x12.\n\x07started\x18\x03 \x01(\x0b\x32\x1b.weft.api.common.v1.StartedH\x00\x12*\n\x05\x64\x65lta\x18\x04 \x01(\x0b\x32\x19.weft.api.common.v1.DeltaH\x00\x12\x31\n\ttool_call\x18\x05 \x01(\x0b\x32\x1c.weft.api.common.v1.ToolCallH\x00\x12\x35\n\x0btool_result\x18\x06 \x01(\x0b\x32\x1e.weft.api.common.v1.ToolResultH\x00\x12,\n\x06signal\x18\x07 \x01(\x0b\x32\x1a.weft.api.common.v1.SignalH\x00\x12\x30\n\x08progress\x18\x08 \x01(\x0b\x32\x1c.weft.api.common.v1.ProgressH\x00\x12*\n\x05usage\x18\t \x01(\x0b\x32\x19.weft.api.common.v1.UsageH\x00\x12\x30\n\x08\x66inished\x18\n \x01(\x0b\x32\x1c.weft.api.common.v1.FinishedH\x00\x12.\n\x07warning\x18\x0b \x01(\x0b\x32\x1b.weft.api.common.v1.WarningH\x00\x42\x07\n\x05\x65vent\"b\n\x06Queued\x12\x18\n\x08position\x18\x01 \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06reason\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12&\n\x03\x65ta\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"l\n\x07Loading\x12\x15\n\x08progress\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x05stage\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12&\n\x03\x65ta\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x0b\n\t_progress\"U\n\x07Started\x12\x0e\n\x06runner\x18\x01 \x01(\t\x12\x1a\n\x12runner_incarnation\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\"\xa5\x02\n\x05\x44\x65lta\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\treasoning\x18\x03 \x01(\t\x12\x0f\n\x07refusal\x18\x04 \x01(\t\x12\x35\n\ntool_calls\x18\x05 \x03(\x0b\x32!.weft.api.common.v1.ToolCallDelta\x12\x32\n\x08logprobs\x18\x06 \x03(\x0b\x32 .weft.api.common.v1.TokenLogprob\x12\x37\n\rfinish_reason\x18\x07 \x01(\x0e\x32 .weft.api.common.v1.FinishReason\x12\x1b\n\x13reasoning_signature\x18\x08 \x01(\t\x12\x1a\n\x12redacted_reasoning\x18\t \x01(\t\"P\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_text\x18\x04 \x01(\t\"\x81\x01\n\x0cTokenLogprob\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x16\n\traw_bytes\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12+\n\x03top\x18\x04 \x03(\x0b\x32\x1e.weft.api.common.v1.TopLogprobB\x0c\n\n_raw_bytes\"R\n\nTopLogprob\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x16\n\traw_bytes\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\x0c\n\n_raw_bytes\"g\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x31\n\targuments\x18\x03 \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObject\x12\x0e\n\x06remote\x18\x04 \x01(\x08\"9\n\nToolResult\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x61iled\x18\x03 \x01(\x08\"R\n\x08Progress\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x03\x12\x18\n\x10processed_tokens\x18\x02 \x01(\x03\x12\x15\n\rcached_tokens\x18\x03 \x01(\x03\"8\n\x08\x46inished\x12,\n\x07receipt\x18\x01 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt*\x9f\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03\x12 \n\x1c\x46INISH_REASON_CONTENT_FILTER\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eweft/api/common/v1/event.proto\x12\x12weft.api.common.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1eweft/api/common/v1/audio.proto\x1a!weft/api/common/v1/document.proto\x1a\x1eweft/api/common/v1/image.proto\x1a#weft/api/common/v1/json_value.proto\x1a weft/api/common/v1/receipt.proto\x1a\x1fweft/api/common/v1/signal.proto\x1a\x1eweft/api/common/v1/usage.proto\x1a weft/api/common/v1/warning.proto\"\xc2\x06\n\x0eInferenceEvent\x12,\n\x06queued\x18\x01 \x01(\x0b\x32\x1a.weft.api.common.v1.QueuedH\x00\x12.\n\x07loading\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.LoadingH\x00\x12.\n\x07started\x18\x03 \x01(\x0b\x32\x1b.weft.api.common.v1.StartedH\x00\x12*\n\x05\x64\x65lta\x18\x04 \x01(\x0b\x32\x19.weft.api.common.v1.DeltaH\x00\x12\x31\n\ttool_call\x18\x05 \x01(\x0b\x32\x1c.weft.api.common.v1.ToolCallH\x00\x12\x35\n\x0btool_result\x18\x06 \x01(\x0b\x32\x1e.weft.api.common.v1.ToolResultH\x00\x12,\n\x06signal\x18\x07 \x01(\x0b\x32\x1a.weft.api.common.v1.SignalH\x00\x12\x30\n\x08progress\x18\x08 \x01(\x0b\x32\x1c.weft.api.common.v1.ProgressH\x00\x12*\n\x05usage\x18\t \x01(\x0b\x32\x19.weft.api.common.v1.UsageH\x00\x12\x30\n\x08\x66inished\x18\n \x01(\x0b\x32\x1c.weft.api.common.v1.FinishedH\x00\x12.\n\x07warning\x18\x0b \x01(\x0b\x32\x1b.weft.api.common.v1.WarningH\x00\x12\x39\n\rwork_progress\x18\x0c \x01(\x0b\x32 .weft.api.common.v1.WorkProgressH\x00\x12\x39\n\rpartial_image\x18\r \x01(\x0b\x32 .weft.api.common.v1.PartialImageH\x00\x12\x33\n\x05image\x18\x0e \x01(\x0b\x32\".weft.api.common.v1.GeneratedImageH\x00\x12\x38\n\ntranscript\x18\x0f \x01(\x0b\x32\".weft.api.common.v1.TranscriptPartH\x00\x12\x30\n\x06speech\x18\x10 \x01(\x0b\x32\x1e.weft.api.common.v1.SpeechPartH\x00\x42\x07\n\x05\x65vent\"f\n\x0cWorkProgress\x12*\n\x04unit\x18\x01 \x01(\x0e\x32\x1c.weft.api.common.v1.WorkUnit\x12\x0c\n\x04\x64one\x18\x02 \x01(\x01\x12\r\n\x05total\x18\x03 \x01(\x01\x12\r\n\x05stage\x18\x04 \x01(\t\"b\n\x06Queued\x12\x18\n\x08position\x18\x01 \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06reason\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12&\n\x03\x65ta\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"l\n\x07Loading\x12\x15\n\x08progress\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x05stage\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12&\n\x03\x65ta\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x0b\n\t_progress\"U\n\x07Started\x12\x0e\n\x06runner\x18\x01 \x01(\t\x12\x1a\n\x12runner_incarnation\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\"\xa5\x02\n\x05\x44\x65lta\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\treasoning\x18\x03 \x01(\t\x12\x0f\n\x07refusal\x18\x04 \x01(\t\x12\x35\n\ntool_calls\x18\x05 \x03(\x0b\x32!.weft.api.common.v1.ToolCallDelta\x12\x32\n\x08logprobs\x18\x06 \x03(\x0b\x32 .weft.api.common.v1.TokenLogprob\x12\x37\n\rfinish_reason\x18\x07 \x01(\x0e\x32 .weft.api.common.v1.FinishReason\x12\x1b\n\x13reasoning_signature\x18\x08 \x01(\t\x12\x1a\n\x12redacted_reasoning\x18\t \x01(\t\"P\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_text\x18\x04 \x01(\t\"\x81\x01\n\x0cTokenLogprob\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x16\n\traw_bytes\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12+\n\x03top\x18\x04 \x03(\x0b\x32\x1e.weft.api.common.v1.TopLogprobB\x0c\n\n_raw_bytes\"R\n\nTopLogprob\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x16\n\traw_bytes\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\x0c\n\n_raw_bytes\"g\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x31\n\targuments\x18\x03 \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObject\x12\x0e\n\x06remote\x18\x04 \x01(\x08\"9\n\nToolResult\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x61iled\x18\x03 \x01(\x08\"R\n\x08Progress\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x03\x12\x18\n\x10processed_tokens\x18\x02 \x01(\x03\x12\x15\n\rcached_tokens\x18\x03 \x01(\x03\"8\n\x08\x46inished\x12,\n\x07receipt\x18\x01 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt*q\n\x08WorkUnit\x12\x19\n\x15WORK_UNIT_UNSPECIFIED\x10\x00\x12\x13\n\x0fWORK_UNIT_STEPS\x10\x01\x12\x1b\n\x17WORK_UNIT_AUDIO_SECONDS\x10\x02\x12\x18\n\x14WORK_UNIT_CHARACTERS\x10\x03*\x9f\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03\x12 \n\x1c\x46INISH_REASON_CONTENT_FILTER\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,30 +46,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_QUEUED'].fields_by_name['reason']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_LOADING'].fields_by_name['stage']._loaded_options = None
   _globals['_LOADING'].fields_by_name['stage']._serialized_options = b'\222\265\030\002\020\001'
-  _globals['_FINISHREASON']._serialized_start=2047
-  _globals['_FINISHREASON']._serialized_end=2206
-  _globals['_INFERENCEEVENT']._serialized_start=292
-  _globals['_INFERENCEEVENT']._serialized_end=847
-  _globals['_QUEUED']._serialized_start=849
-  _globals['_QUEUED']._serialized_end=947
-  _globals['_LOADING']._serialized_start=949
-  _globals['_LOADING']._serialized_end=1057
-  _globals['_STARTED']._serialized_start=1059
-  _globals['_STARTED']._serialized_end=1144
-  _globals['_DELTA']._serialized_start=1147
-  _globals['_DELTA']._serialized_end=1440
-  _globals['_TOOLCALLDELTA']._serialized_start=1442
-  _globals['_TOOLCALLDELTA']._serialized_end=1522
-  _globals['_TOKENLOGPROB']._serialized_start=1525
-  _globals['_TOKENLOGPROB']._serialized_end=1654
-  _globals['_TOPLOGPROB']._serialized_start=1656
-  _globals['_TOPLOGPROB']._serialized_end=1738
-  _globals['_TOOLCALL']._serialized_start=1740
-  _globals['_TOOLCALL']._serialized_end=1843
-  _globals['_TOOLRESULT']._serialized_start=1845
-  _globals['_TOOLRESULT']._serialized_end=1902
-  _globals['_PROGRESS']._serialized_start=1904
-  _globals['_PROGRESS']._serialized_end=1986
-  _globals['_FINISHED']._serialized_start=1988
-  _globals['_FINISHED']._serialized_end=2044
+  _globals['_WORKUNIT']._serialized_start=2493
+  _globals['_WORKUNIT']._serialized_end=2606
+  _globals['_FINISHREASON']._serialized_start=2609
+  _globals['_FINISHREASON']._serialized_end=2768
+  _globals['_INFERENCEEVENT']._serialized_start=356
+  _globals['_INFERENCEEVENT']._serialized_end=1190
+  _globals['_WORKPROGRESS']._serialized_start=1192
+  _globals['_WORKPROGRESS']._serialized_end=1294
+  _globals['_QUEUED']._serialized_start=1296
+  _globals['_QUEUED']._serialized_end=1394
+  _globals['_LOADING']._serialized_start=1396
+  _globals['_LOADING']._serialized_end=1504
+  _globals['_STARTED']._serialized_start=1506
+  _globals['_STARTED']._serialized_end=1591
+  _globals['_DELTA']._serialized_start=1594
+  _globals['_DELTA']._serialized_end=1887
+  _globals['_TOOLCALLDELTA']._serialized_start=1889
+  _globals['_TOOLCALLDELTA']._serialized_end=1969
+  _globals['_TOKENLOGPROB']._serialized_start=1972
+  _globals['_TOKENLOGPROB']._serialized_end=2101
+  _globals['_TOPLOGPROB']._serialized_start=2103
+  _globals['_TOPLOGPROB']._serialized_end=2185
+  _globals['_TOOLCALL']._serialized_start=2187
+  _globals['_TOOLCALL']._serialized_end=2290
+  _globals['_TOOLRESULT']._serialized_start=2292
+  _globals['_TOOLRESULT']._serialized_end=2349
+  _globals['_PROGRESS']._serialized_start=2351
+  _globals['_PROGRESS']._serialized_end=2433
+  _globals['_FINISHED']._serialized_start=2435
+  _globals['_FINISHED']._serialized_end=2491
 # @@protoc_insertion_point(module_scope)

@@ -12,6 +12,8 @@ import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import sys
 import typing
+import weft.api.common.v1.audio_pb2
+import weft.api.common.v1.image_pb2
 import weft.api.common.v1.json_value_pb2
 import weft.api.common.v1.receipt_pb2
 import weft.api.common.v1.signal_pb2
@@ -24,6 +26,34 @@ else:
     import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _WorkUnit:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _WorkUnitEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_WorkUnit.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    WORK_UNIT_UNSPECIFIED: _WorkUnit.ValueType  # 0
+    """Not known."""
+    WORK_UNIT_STEPS: _WorkUnit.ValueType  # 1
+    """Steps of denoising, over all images of the request."""
+    WORK_UNIT_AUDIO_SECONDS: _WorkUnit.ValueType  # 2
+    """Seconds of the recording."""
+    WORK_UNIT_CHARACTERS: _WorkUnit.ValueType  # 3
+    """Characters of the text that is spoken."""
+
+class WorkUnit(_WorkUnit, metaclass=_WorkUnitEnumTypeWrapper):
+    """WorkUnit is what the work on an image or a recording is counted in."""
+
+WORK_UNIT_UNSPECIFIED: WorkUnit.ValueType  # 0
+"""Not known."""
+WORK_UNIT_STEPS: WorkUnit.ValueType  # 1
+"""Steps of denoising, over all images of the request."""
+WORK_UNIT_AUDIO_SECONDS: WorkUnit.ValueType  # 2
+"""Seconds of the recording."""
+WORK_UNIT_CHARACTERS: WorkUnit.ValueType  # 3
+"""Characters of the text that is spoken."""
+global___WorkUnit = WorkUnit
 
 class _FinishReason:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -62,7 +92,8 @@ class InferenceEvent(google.protobuf.message.Message):
     """InferenceEvent is the one message that travels from a runner to the client, on every API.
 
     Order: any number of `queued` and `loading`, then `started` (again after a failover, always before content), then
-    `progress`, `delta`, `tool_call`, `tool_result`, `signal` and `warning` as they happen, then at most one `usage`,
+    `progress`, `delta`, `tool_call`, `tool_result`, `signal` and `warning` as they happen (of images and recordings
+    `work_progress`, `partial_image`, `image`, `transcript` and `speech`), then at most one `usage`,
     then exactly one end: `finished` and an OK status, or a non-OK status with one ErrorInfo. A stream that just ends is
     a fault.
 
@@ -84,6 +115,11 @@ class InferenceEvent(google.protobuf.message.Message):
     USAGE_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
     WARNING_FIELD_NUMBER: builtins.int
+    WORK_PROGRESS_FIELD_NUMBER: builtins.int
+    PARTIAL_IMAGE_FIELD_NUMBER: builtins.int
+    IMAGE_FIELD_NUMBER: builtins.int
+    TRANSCRIPT_FIELD_NUMBER: builtins.int
+    SPEECH_FIELD_NUMBER: builtins.int
     @property
     def queued(self) -> global___Queued:
         """The request waits."""
@@ -128,6 +164,26 @@ class InferenceEvent(google.protobuf.message.Message):
     def warning(self) -> weft.api.common.v1.warning_pb2.Warning:
         """Something the caller should know, which did not stop the request."""
 
+    @property
+    def work_progress(self) -> global___WorkProgress:
+        """The engine's work on an image or a recording moved on."""
+
+    @property
+    def partial_image(self) -> weft.api.common.v1.image_pb2.PartialImage:
+        """A preview of an image."""
+
+    @property
+    def image(self) -> weft.api.common.v1.image_pb2.GeneratedImage:
+        """An image, complete."""
+
+    @property
+    def transcript(self) -> weft.api.common.v1.audio_pb2.TranscriptPart:
+        """A piece of a transcription."""
+
+    @property
+    def speech(self) -> weft.api.common.v1.audio_pb2.SpeechPart:
+        """A piece of generated speech."""
+
     def __init__(
         self,
         *,
@@ -142,12 +198,47 @@ class InferenceEvent(google.protobuf.message.Message):
         usage: weft.api.common.v1.usage_pb2.Usage | None = ...,
         finished: global___Finished | None = ...,
         warning: weft.api.common.v1.warning_pb2.Warning | None = ...,
+        work_progress: global___WorkProgress | None = ...,
+        partial_image: weft.api.common.v1.image_pb2.PartialImage | None = ...,
+        image: weft.api.common.v1.image_pb2.GeneratedImage | None = ...,
+        transcript: weft.api.common.v1.audio_pb2.TranscriptPart | None = ...,
+        speech: weft.api.common.v1.audio_pb2.SpeechPart | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "loading", b"loading", "progress", b"progress", "queued", b"queued", "signal", b"signal", "started", b"started", "tool_call", b"tool_call", "tool_result", b"tool_result", "usage", b"usage", "warning", b"warning"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "loading", b"loading", "progress", b"progress", "queued", b"queued", "signal", b"signal", "started", b"started", "tool_call", b"tool_call", "tool_result", b"tool_result", "usage", b"usage", "warning", b"warning"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["queued", "loading", "started", "delta", "tool_call", "tool_result", "signal", "progress", "usage", "finished", "warning"] | None: ...
+    def HasField(self, field_name: typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "image", b"image", "loading", b"loading", "partial_image", b"partial_image", "progress", b"progress", "queued", b"queued", "signal", b"signal", "speech", b"speech", "started", b"started", "tool_call", b"tool_call", "tool_result", b"tool_result", "transcript", b"transcript", "usage", b"usage", "warning", b"warning", "work_progress", b"work_progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "image", b"image", "loading", b"loading", "partial_image", b"partial_image", "progress", b"progress", "queued", b"queued", "signal", b"signal", "speech", b"speech", "started", b"started", "tool_call", b"tool_call", "tool_result", b"tool_result", "transcript", b"transcript", "usage", b"usage", "warning", b"warning", "work_progress", b"work_progress"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["queued", "loading", "started", "delta", "tool_call", "tool_result", "signal", "progress", "usage", "finished", "warning", "work_progress", "partial_image", "image", "transcript", "speech"] | None: ...
 
 global___InferenceEvent = InferenceEvent
+
+@typing.final
+class WorkProgress(google.protobuf.message.Message):
+    """WorkProgress says how far an engine is with an image or a recording; it proves that a silent engine works."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    UNIT_FIELD_NUMBER: builtins.int
+    DONE_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    STAGE_FIELD_NUMBER: builtins.int
+    unit: global___WorkUnit.ValueType
+    """What is counted."""
+    done: builtins.float
+    """How much is done."""
+    total: builtins.float
+    """How much there is. 0: unknown."""
+    stage: builtins.str
+    """What is happening, in words, such as "behind 2 prompts of others". Empty: the work itself."""
+    def __init__(
+        self,
+        *,
+        unit: global___WorkUnit.ValueType = ...,
+        done: builtins.float = ...,
+        total: builtins.float = ...,
+        stage: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["done", b"done", "stage", b"stage", "total", b"total", "unit", b"unit"]) -> None: ...
+
+global___WorkProgress = WorkProgress
 
 @typing.final
 class Queued(google.protobuf.message.Message):

@@ -28,6 +28,12 @@ class ImagePayload(google.protobuf.message.Message):
     IMAGES_FIELD_NUMBER: builtins.int
     MASK_FIELD_NUMBER: builtins.int
     EXTRA_PARAMETERS_FIELD_NUMBER: builtins.int
+    NEGATIVE_PROMPT_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    GUIDANCE_FIELD_NUMBER: builtins.int
+    SEED_FIELD_NUMBER: builtins.int
+    STRENGTH_FIELD_NUMBER: builtins.int
+    PARTIAL_IMAGES_FIELD_NUMBER: builtins.int
     prompt: builtins.str
     """What to show; at most 32,000 characters."""
     count: builtins.int
@@ -38,6 +44,20 @@ class ImagePayload(google.protobuf.message.Message):
     """How much effort, in the model's words. Empty: the model's own."""
     output_format: builtins.str
     """"png", "jpeg" or "webp". Empty: the model's own."""
+    negative_prompt: builtins.str
+    """What the images must not show; at most 32,000 characters."""
+    steps: builtins.int
+    """Steps of denoising of each image. Range 1 to 1,000. Absent: as the model is configured."""
+    guidance: builtins.float
+    """How closely the image follows the prompt. Range 0 to 100. Absent: as the model is configured."""
+    seed: builtins.int
+    """Seed of the first image, 0 to 2^53 - 1; each further one has the next number. The same seed and model make the same image on the same
+    hardware. Absent: drawn at random; each image says its own.
+    """
+    strength: builtins.float
+    """How much of the source image is changed, 0 to 1. Absent: as the model is configured."""
+    partial_images: builtins.int
+    """How many previews of each image are sent while it is made. Range 0 to 8; 0: none."""
     @property
     def images(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.chat_pb2.MediaPart]:
         """Images to work from; none: from words alone. At most 16."""
@@ -61,10 +81,25 @@ class ImagePayload(google.protobuf.message.Message):
         images: collections.abc.Iterable[weft.api.common.v1.chat_pb2.MediaPart] | None = ...,
         mask: weft.api.common.v1.chat_pb2.MediaPart | None = ...,
         extra_parameters: weft.api.common.v1.json_value_pb2.JsonObject | None = ...,
+        negative_prompt: builtins.str = ...,
+        steps: builtins.int | None = ...,
+        guidance: builtins.float | None = ...,
+        seed: builtins.int | None = ...,
+        strength: builtins.float | None = ...,
+        partial_images: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_count", b"_count", "count", b"count", "extra_parameters", b"extra_parameters", "mask", b"mask"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_count", b"_count", "count", b"count", "extra_parameters", b"extra_parameters", "images", b"images", "mask", b"mask", "output_format", b"output_format", "prompt", b"prompt", "quality", b"quality", "size", b"size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_count", b"_count", "_guidance", b"_guidance", "_seed", b"_seed", "_steps", b"_steps", "_strength", b"_strength", "count", b"count", "extra_parameters", b"extra_parameters", "guidance", b"guidance", "mask", b"mask", "seed", b"seed", "steps", b"steps", "strength", b"strength"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_count", b"_count", "_guidance", b"_guidance", "_seed", b"_seed", "_steps", b"_steps", "_strength", b"_strength", "count", b"count", "extra_parameters", b"extra_parameters", "guidance", b"guidance", "images", b"images", "mask", b"mask", "negative_prompt", b"negative_prompt", "output_format", b"output_format", "partial_images", b"partial_images", "prompt", b"prompt", "quality", b"quality", "seed", b"seed", "size", b"size", "steps", b"steps", "strength", b"strength"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_count", b"_count"]) -> typing.Literal["count"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_guidance", b"_guidance"]) -> typing.Literal["guidance"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_steps", b"_steps"]) -> typing.Literal["steps"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_strength", b"_strength"]) -> typing.Literal["strength"] | None: ...
 
 global___ImagePayload = ImagePayload
 
@@ -76,8 +111,14 @@ class GeneratedImage(google.protobuf.message.Message):
 
     IMAGE_FIELD_NUMBER: builtins.int
     REVISED_PROMPT_FIELD_NUMBER: builtins.int
+    INDEX_FIELD_NUMBER: builtins.int
+    SEED_FIELD_NUMBER: builtins.int
     revised_prompt: builtins.str
     """What was shown, where the model rewrote the prompt."""
+    index: builtins.int
+    """Which image of the request it is, counted from 0."""
+    seed: builtins.int
+    """The seed that makes it again. Absent: unknown."""
     @property
     def image(self) -> weft.api.common.v1.chat_pb2.MediaPart:
         """The encoded file."""
@@ -87,8 +128,40 @@ class GeneratedImage(google.protobuf.message.Message):
         *,
         image: weft.api.common.v1.chat_pb2.MediaPart | None = ...,
         revised_prompt: builtins.str = ...,
+        index: builtins.int = ...,
+        seed: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["image", b"image"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["image", b"image", "revised_prompt", b"revised_prompt"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_seed", b"_seed", "image", b"image", "seed", b"seed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "image", b"image", "index", b"index", "revised_prompt", b"revised_prompt", "seed", b"seed"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
 
 global___GeneratedImage = GeneratedImage
+
+@typing.final
+class PartialImage(google.protobuf.message.Message):
+    """PartialImage is a preview of an image that is being made."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: builtins.int
+    PARTIAL_INDEX_FIELD_NUMBER: builtins.int
+    IMAGE_FIELD_NUMBER: builtins.int
+    index: builtins.int
+    """Which image of the request it is, counted from 0."""
+    partial_index: builtins.int
+    """Which preview of that image, counted from 0."""
+    @property
+    def image(self) -> weft.api.common.v1.chat_pb2.MediaPart:
+        """The encoded file."""
+
+    def __init__(
+        self,
+        *,
+        index: builtins.int = ...,
+        partial_index: builtins.int = ...,
+        image: weft.api.common.v1.chat_pb2.MediaPart | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["image", b"image"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["image", b"image", "index", b"index", "partial_index", b"partial_index"]) -> None: ...
+
+global___PartialImage = PartialImage

@@ -524,3 +524,105 @@ class SpeakResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["data", b"data", "media_type", b"media_type", "receipt", b"receipt"]) -> None: ...
 
 global___SpeakResponse = SpeakResponse
+
+@typing.final
+class StreamImagesRequest(google.protobuf.message.Message):
+    """StreamImagesRequest is the making of images."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    PAYLOAD_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """A model or a pool, by name, or "route/" and the name of a route."""
+    @property
+    def payload(self) -> weft.api.common.v1.image_pb2.ImagePayload:
+        """What to show."""
+
+    @property
+    def options(self) -> global___RequestOptions:
+        """How to handle it."""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        payload: weft.api.common.v1.image_pb2.ImagePayload | None = ...,
+        options: global___RequestOptions | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["options", b"options", "payload", b"payload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "options", b"options", "payload", b"payload"]) -> None: ...
+
+global___StreamImagesRequest = StreamImagesRequest
+
+@typing.final
+class StreamImagesResponse(google.protobuf.message.Message):
+    """StreamImagesResponse is one frame of events."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: builtins.int
+    @property
+    def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.event_pb2.InferenceEvent]:
+        """The events in order."""
+
+    def __init__(
+        self,
+        *,
+        events: collections.abc.Iterable[weft.api.common.v1.event_pb2.InferenceEvent] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["events", b"events"]) -> None: ...
+
+global___StreamImagesResponse = StreamImagesResponse
+
+@typing.final
+class StreamTranscriptionRequest(google.protobuf.message.Message):
+    """StreamTranscriptionRequest is a transcription to make."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    PAYLOAD_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """A model or a pool, by name, or "route/" and the name of a route."""
+    @property
+    def payload(self) -> weft.api.common.v1.audio_pb2.TranscriptionPayload:
+        """The recording."""
+
+    @property
+    def options(self) -> global___RequestOptions:
+        """How to handle it."""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        payload: weft.api.common.v1.audio_pb2.TranscriptionPayload | None = ...,
+        options: global___RequestOptions | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["options", b"options", "payload", b"payload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "options", b"options", "payload", b"payload"]) -> None: ...
+
+global___StreamTranscriptionRequest = StreamTranscriptionRequest
+
+@typing.final
+class StreamTranscriptionResponse(google.protobuf.message.Message):
+    """StreamTranscriptionResponse is one frame of events."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: builtins.int
+    @property
+    def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.event_pb2.InferenceEvent]:
+        """The events in order."""
+
+    def __init__(
+        self,
+        *,
+        events: collections.abc.Iterable[weft.api.common.v1.event_pb2.InferenceEvent] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["events", b"events"]) -> None: ...
+
+global___StreamTranscriptionResponse = StreamTranscriptionResponse

@@ -74,6 +74,16 @@ class InferenceServiceStub(object):
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TranscribeRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TranscribeResponse.FromString,
                 _registered_method=True)
+        self.StreamImages = channel.unary_stream(
+                '/weft.api.router.v1.InferenceService/StreamImages',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.StreamImagesRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.StreamImagesResponse.FromString,
+                _registered_method=True)
+        self.StreamTranscription = channel.unary_stream(
+                '/weft.api.router.v1.InferenceService/StreamTranscription',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.StreamTranscriptionRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.StreamTranscriptionResponse.FromString,
+                _registered_method=True)
         self.Speak = channel.unary_stream(
                 '/weft.api.router.v1.InferenceService/Speak',
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.SpeakRequest.SerializeToString,
@@ -138,6 +148,20 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StreamImages(self, request, context):
+        """StreamImages makes images, and streams waits, progress, previews, and each image as it is complete.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamTranscription(self, request, context):
+        """StreamTranscription streams the words of a recording as they are found, with waits and progress.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Speak(self, request, context):
         """Speak streams spoken words.
         """
@@ -182,6 +206,16 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Transcribe,
                     request_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TranscribeRequest.FromString,
                     response_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TranscribeResponse.SerializeToString,
+            ),
+            'StreamImages': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamImages,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.StreamImagesRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.StreamImagesResponse.SerializeToString,
+            ),
+            'StreamTranscription': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamTranscription,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.StreamTranscriptionRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.StreamTranscriptionResponse.SerializeToString,
             ),
             'Speak': grpc.unary_stream_rpc_method_handler(
                     servicer.Speak,
@@ -383,6 +417,60 @@ class InferenceService(object):
             '/weft.api.router.v1.InferenceService/Transcribe',
             weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TranscribeRequest.SerializeToString,
             weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TranscribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamImages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.api.router.v1.InferenceService/StreamImages',
+            weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.StreamImagesRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.StreamImagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamTranscription(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.api.router.v1.InferenceService/StreamTranscription',
+            weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.StreamTranscriptionRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.StreamTranscriptionResponse.FromString,
             options,
             channel_credentials,
             insecure,

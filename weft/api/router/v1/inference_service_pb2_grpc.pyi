@@ -68,6 +68,18 @@ class InferenceServiceStub:
     ]
     """Transcribe returns the words of a recording."""
 
+    StreamImages: grpc.UnaryStreamMultiCallable[
+        weft.api.router.v1.inference_service_pb2.StreamImagesRequest,
+        weft.api.router.v1.inference_service_pb2.StreamImagesResponse,
+    ]
+    """StreamImages makes images, and streams waits, progress, previews, and each image as it is complete."""
+
+    StreamTranscription: grpc.UnaryStreamMultiCallable[
+        weft.api.router.v1.inference_service_pb2.StreamTranscriptionRequest,
+        weft.api.router.v1.inference_service_pb2.StreamTranscriptionResponse,
+    ]
+    """StreamTranscription streams the words of a recording as they are found, with waits and progress."""
+
     Speak: grpc.UnaryStreamMultiCallable[
         weft.api.router.v1.inference_service_pb2.SpeakRequest,
         weft.api.router.v1.inference_service_pb2.SpeakResponse,
@@ -123,6 +135,18 @@ class InferenceServiceAsyncStub:
         weft.api.router.v1.inference_service_pb2.TranscribeResponse,
     ]
     """Transcribe returns the words of a recording."""
+
+    StreamImages: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.router.v1.inference_service_pb2.StreamImagesRequest,
+        weft.api.router.v1.inference_service_pb2.StreamImagesResponse,
+    ]
+    """StreamImages makes images, and streams waits, progress, previews, and each image as it is complete."""
+
+    StreamTranscription: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.router.v1.inference_service_pb2.StreamTranscriptionRequest,
+        weft.api.router.v1.inference_service_pb2.StreamTranscriptionResponse,
+    ]
+    """StreamTranscription streams the words of a recording as they are found, with waits and progress."""
 
     Speak: grpc.aio.UnaryStreamMultiCallable[
         weft.api.router.v1.inference_service_pb2.SpeakRequest,
@@ -193,6 +217,22 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.inference_service_pb2.TranscribeResponse, collections.abc.Awaitable[weft.api.router.v1.inference_service_pb2.TranscribeResponse]]:
         """Transcribe returns the words of a recording."""
+
+    @abc.abstractmethod
+    def StreamImages(
+        self,
+        request: weft.api.router.v1.inference_service_pb2.StreamImagesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.inference_service_pb2.StreamImagesResponse], collections.abc.AsyncIterator[weft.api.router.v1.inference_service_pb2.StreamImagesResponse]]:
+        """StreamImages makes images, and streams waits, progress, previews, and each image as it is complete."""
+
+    @abc.abstractmethod
+    def StreamTranscription(
+        self,
+        request: weft.api.router.v1.inference_service_pb2.StreamTranscriptionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.inference_service_pb2.StreamTranscriptionResponse], collections.abc.AsyncIterator[weft.api.router.v1.inference_service_pb2.StreamTranscriptionResponse]]:
+        """StreamTranscription streams the words of a recording as they are found, with waits and progress."""
 
     @abc.abstractmethod
     def Speak(

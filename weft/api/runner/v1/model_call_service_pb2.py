@@ -24,6 +24,7 @@ _sym_db = _symbol_database.Default()
 
 from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 from weft.api.common.v1 import audio_pb2 as weft_dot_api_dot_common_dot_v1_dot_audio__pb2
+from weft.api.common.v1 import event_pb2 as weft_dot_api_dot_common_dot_v1_dot_event__pb2
 from weft.api.common.v1 import image_pb2 as weft_dot_api_dot_common_dot_v1_dot_image__pb2
 from weft.api.common.v1 import receipt_pb2 as weft_dot_api_dot_common_dot_v1_dot_receipt__pb2
 from weft.api.common.v1 import rerank_pb2 as weft_dot_api_dot_common_dot_v1_dot_rerank__pb2
@@ -32,7 +33,7 @@ from weft.api.runner.v1 import serve_options_pb2 as weft_dot_api_dot_runner_dot_
 from weft.api.runner.v1 import ticket_pb2 as weft_dot_api_dot_runner_dot_v1_dot_ticket__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/runner/v1/model_call_service.proto\x12\x12weft.api.runner.v1\x1a\x1fweft/api/common/v1/access.proto\x1a\x1eweft/api/common/v1/audio.proto\x1a\x1eweft/api/common/v1/image.proto\x1a weft/api/common/v1/receipt.proto\x1a\x1fweft/api/common/v1/rerank.proto\x1a!weft/api/common/v1/tokenize.proto\x1a&weft/api/runner/v1/serve_options.proto\x1a\x1fweft/api/runner/v1/ticket.proto\"\xa2\x01\n\rRerankRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x32\n\x07payload\x18\x02 \x01(\x0b\x32!.weft.api.common.v1.RerankPayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"o\n\x0eRerankResponse\x12/\n\x06scores\x18\x01 \x03(\x0b\x32\x1f.weft.api.common.v1.RerankScore\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\xa6\x01\n\x0fTokenizeRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x34\n\x07payload\x18\x02 \x01(\x0b\x32#.weft.api.common.v1.TokenizePayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"t\n\x10TokenizeResponse\x12\x32\n\x06result\x18\x01 \x01(\x0b\x32\".weft.api.common.v1.TokenizeResult\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\xa9\x01\n\x15GenerateImagesRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x31\n\x07payload\x18\x02 \x01(\x0b\x32 .weft.api.common.v1.ImagePayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"z\n\x16GenerateImagesResponse\x12\x32\n\x06images\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.GeneratedImage\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\xad\x01\n\x11TranscribeRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x39\n\x07payload\x18\x02 \x01(\x0b\x32(.weft.api.common.v1.TranscriptionPayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"|\n\x12TranscribeResponse\x12\x38\n\rtranscription\x18\x01 \x01(\x0b\x32!.weft.api.common.v1.Transcription\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\xa1\x01\n\x0cSpeakRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x32\n\x07payload\x18\x02 \x01(\x0b\x32!.weft.api.common.v1.SpeechPayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"_\n\rSpeakResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12,\n\x07receipt\x18\x03 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt2\xa5\x04\n\x10ModelCallService\x12`\n\x06Rerank\x12!.weft.api.runner.v1.RerankRequest\x1a\".weft.api.runner.v1.RerankResponse\"\x0f\xb2\xb5\x18\x0bmesh:create\x12\x66\n\x08Tokenize\x12#.weft.api.runner.v1.TokenizeRequest\x1a$.weft.api.runner.v1.TokenizeResponse\"\x0f\xb2\xb5\x18\x0bmesh:create\x12x\n\x0eGenerateImages\x12).weft.api.runner.v1.GenerateImagesRequest\x1a*.weft.api.runner.v1.GenerateImagesResponse\"\x0f\xb2\xb5\x18\x0bmesh:create\x12l\n\nTranscribe\x12%.weft.api.runner.v1.TranscribeRequest\x1a&.weft.api.runner.v1.TranscribeResponse\"\x0f\xb2\xb5\x18\x0bmesh:create\x12_\n\x05Speak\x12 .weft.api.runner.v1.SpeakRequest\x1a!.weft.api.runner.v1.SpeakResponse\"\x0f\xb2\xb5\x18\x0bmesh:create0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/runner/v1/model_call_service.proto\x12\x12weft.api.runner.v1\x1a\x1fweft/api/common/v1/access.proto\x1a\x1eweft/api/common/v1/audio.proto\x1a\x1eweft/api/common/v1/event.proto\x1a\x1eweft/api/common/v1/image.proto\x1a weft/api/common/v1/receipt.proto\x1a\x1fweft/api/common/v1/rerank.proto\x1a!weft/api/common/v1/tokenize.proto\x1a&weft/api/runner/v1/serve_options.proto\x1a\x1fweft/api/runner/v1/ticket.proto\"\xa2\x01\n\rRerankRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x32\n\x07payload\x18\x02 \x01(\x0b\x32!.weft.api.common.v1.RerankPayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"o\n\x0eRerankResponse\x12/\n\x06scores\x18\x01 \x03(\x0b\x32\x1f.weft.api.common.v1.RerankScore\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\xa6\x01\n\x0fTokenizeRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x34\n\x07payload\x18\x02 \x01(\x0b\x32#.weft.api.common.v1.TokenizePayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"t\n\x10TokenizeResponse\x12\x32\n\x06result\x18\x01 \x01(\x0b\x32\".weft.api.common.v1.TokenizeResult\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\xa7\x01\n\x13StreamImagesRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x31\n\x07payload\x18\x02 \x01(\x0b\x32 .weft.api.common.v1.ImagePayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"J\n\x14StreamImagesResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\xb6\x01\n\x1aStreamTranscriptionRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x39\n\x07payload\x18\x02 \x01(\x0b\x32(.weft.api.common.v1.TranscriptionPayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"Q\n\x1bStreamTranscriptionResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\xa1\x01\n\x0cSpeakRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x32\n\x07payload\x18\x02 \x01(\x0b\x32!.weft.api.common.v1.SpeechPayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"_\n\rSpeakResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12,\n\x07receipt\x18\x03 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt2\xbf\x04\n\x10ModelCallService\x12`\n\x06Rerank\x12!.weft.api.runner.v1.RerankRequest\x1a\".weft.api.runner.v1.RerankResponse\"\x0f\xb2\xb5\x18\x0bmesh:create\x12\x66\n\x08Tokenize\x12#.weft.api.runner.v1.TokenizeRequest\x1a$.weft.api.runner.v1.TokenizeResponse\"\x0f\xb2\xb5\x18\x0bmesh:create\x12t\n\x0cStreamImages\x12\'.weft.api.runner.v1.StreamImagesRequest\x1a(.weft.api.runner.v1.StreamImagesResponse\"\x0f\xb2\xb5\x18\x0bmesh:create0\x01\x12\x89\x01\n\x13StreamTranscription\x12..weft.api.runner.v1.StreamTranscriptionRequest\x1a/.weft.api.runner.v1.StreamTranscriptionResponse\"\x0f\xb2\xb5\x18\x0bmesh:create0\x01\x12_\n\x05Speak\x12 .weft.api.runner.v1.SpeakRequest\x1a!.weft.api.runner.v1.SpeakResponse\"\x0f\xb2\xb5\x18\x0bmesh:create0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,32 +44,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELCALLSERVICE'].methods_by_name['Rerank']._serialized_options = b'\262\265\030\013mesh:create'
   _globals['_MODELCALLSERVICE'].methods_by_name['Tokenize']._loaded_options = None
   _globals['_MODELCALLSERVICE'].methods_by_name['Tokenize']._serialized_options = b'\262\265\030\013mesh:create'
-  _globals['_MODELCALLSERVICE'].methods_by_name['GenerateImages']._loaded_options = None
-  _globals['_MODELCALLSERVICE'].methods_by_name['GenerateImages']._serialized_options = b'\262\265\030\013mesh:create'
-  _globals['_MODELCALLSERVICE'].methods_by_name['Transcribe']._loaded_options = None
-  _globals['_MODELCALLSERVICE'].methods_by_name['Transcribe']._serialized_options = b'\262\265\030\013mesh:create'
+  _globals['_MODELCALLSERVICE'].methods_by_name['StreamImages']._loaded_options = None
+  _globals['_MODELCALLSERVICE'].methods_by_name['StreamImages']._serialized_options = b'\262\265\030\013mesh:create'
+  _globals['_MODELCALLSERVICE'].methods_by_name['StreamTranscription']._loaded_options = None
+  _globals['_MODELCALLSERVICE'].methods_by_name['StreamTranscription']._serialized_options = b'\262\265\030\013mesh:create'
   _globals['_MODELCALLSERVICE'].methods_by_name['Speak']._loaded_options = None
   _globals['_MODELCALLSERVICE'].methods_by_name['Speak']._serialized_options = b'\262\265\030\013mesh:create'
-  _globals['_RERANKREQUEST']._serialized_start=340
-  _globals['_RERANKREQUEST']._serialized_end=502
-  _globals['_RERANKRESPONSE']._serialized_start=504
-  _globals['_RERANKRESPONSE']._serialized_end=615
-  _globals['_TOKENIZEREQUEST']._serialized_start=618
-  _globals['_TOKENIZEREQUEST']._serialized_end=784
-  _globals['_TOKENIZERESPONSE']._serialized_start=786
-  _globals['_TOKENIZERESPONSE']._serialized_end=902
-  _globals['_GENERATEIMAGESREQUEST']._serialized_start=905
-  _globals['_GENERATEIMAGESREQUEST']._serialized_end=1074
-  _globals['_GENERATEIMAGESRESPONSE']._serialized_start=1076
-  _globals['_GENERATEIMAGESRESPONSE']._serialized_end=1198
-  _globals['_TRANSCRIBEREQUEST']._serialized_start=1201
-  _globals['_TRANSCRIBEREQUEST']._serialized_end=1374
-  _globals['_TRANSCRIBERESPONSE']._serialized_start=1376
-  _globals['_TRANSCRIBERESPONSE']._serialized_end=1500
-  _globals['_SPEAKREQUEST']._serialized_start=1503
-  _globals['_SPEAKREQUEST']._serialized_end=1664
-  _globals['_SPEAKRESPONSE']._serialized_start=1666
-  _globals['_SPEAKRESPONSE']._serialized_end=1761
-  _globals['_MODELCALLSERVICE']._serialized_start=1764
-  _globals['_MODELCALLSERVICE']._serialized_end=2313
+  _globals['_RERANKREQUEST']._serialized_start=372
+  _globals['_RERANKREQUEST']._serialized_end=534
+  _globals['_RERANKRESPONSE']._serialized_start=536
+  _globals['_RERANKRESPONSE']._serialized_end=647
+  _globals['_TOKENIZEREQUEST']._serialized_start=650
+  _globals['_TOKENIZEREQUEST']._serialized_end=816
+  _globals['_TOKENIZERESPONSE']._serialized_start=818
+  _globals['_TOKENIZERESPONSE']._serialized_end=934
+  _globals['_STREAMIMAGESREQUEST']._serialized_start=937
+  _globals['_STREAMIMAGESREQUEST']._serialized_end=1104
+  _globals['_STREAMIMAGESRESPONSE']._serialized_start=1106
+  _globals['_STREAMIMAGESRESPONSE']._serialized_end=1180
+  _globals['_STREAMTRANSCRIPTIONREQUEST']._serialized_start=1183
+  _globals['_STREAMTRANSCRIPTIONREQUEST']._serialized_end=1365
+  _globals['_STREAMTRANSCRIPTIONRESPONSE']._serialized_start=1367
+  _globals['_STREAMTRANSCRIPTIONRESPONSE']._serialized_end=1448
+  _globals['_SPEAKREQUEST']._serialized_start=1451
+  _globals['_SPEAKREQUEST']._serialized_end=1612
+  _globals['_SPEAKRESPONSE']._serialized_start=1614
+  _globals['_SPEAKRESPONSE']._serialized_end=1709
+  _globals['_MODELCALLSERVICE']._serialized_start=1712
+  _globals['_MODELCALLSERVICE']._serialized_end=2287
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
 import weft.api.common.v1.audio_pb2
+import weft.api.common.v1.event_pb2
 import weft.api.common.v1.image_pb2
 import weft.api.common.v1.receipt_pb2
 import weft.api.common.v1.rerank_pb2
@@ -140,8 +141,8 @@ class TokenizeResponse(google.protobuf.message.Message):
 global___TokenizeResponse = TokenizeResponse
 
 @typing.final
-class GenerateImagesRequest(google.protobuf.message.Message):
-    """GenerateImagesRequest is one piece of work with the permit to do it."""
+class StreamImagesRequest(google.protobuf.message.Message):
+    """StreamImagesRequest is one piece of work with the permit to do it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -170,38 +171,31 @@ class GenerateImagesRequest(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["options", b"options", "payload", b"payload", "ticket", b"ticket"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["options", b"options", "payload", b"payload", "ticket", b"ticket"]) -> None: ...
 
-global___GenerateImagesRequest = GenerateImagesRequest
+global___StreamImagesRequest = StreamImagesRequest
 
 @typing.final
-class GenerateImagesResponse(google.protobuf.message.Message):
-    """GenerateImagesResponse is the images."""
+class StreamImagesResponse(google.protobuf.message.Message):
+    """StreamImagesResponse is one frame of events."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    IMAGES_FIELD_NUMBER: builtins.int
-    RECEIPT_FIELD_NUMBER: builtins.int
+    EVENTS_FIELD_NUMBER: builtins.int
     @property
-    def images(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.image_pb2.GeneratedImage]:
-        """The images."""
-
-    @property
-    def receipt(self) -> weft.api.common.v1.receipt_pb2.Receipt:
-        """The runner's part of the receipt."""
+    def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.event_pb2.InferenceEvent]:
+        """The events in order."""
 
     def __init__(
         self,
         *,
-        images: collections.abc.Iterable[weft.api.common.v1.image_pb2.GeneratedImage] | None = ...,
-        receipt: weft.api.common.v1.receipt_pb2.Receipt | None = ...,
+        events: collections.abc.Iterable[weft.api.common.v1.event_pb2.InferenceEvent] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["receipt", b"receipt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["images", b"images", "receipt", b"receipt"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["events", b"events"]) -> None: ...
 
-global___GenerateImagesResponse = GenerateImagesResponse
+global___StreamImagesResponse = StreamImagesResponse
 
 @typing.final
-class TranscribeRequest(google.protobuf.message.Message):
-    """TranscribeRequest is one piece of work with the permit to do it."""
+class StreamTranscriptionRequest(google.protobuf.message.Message):
+    """StreamTranscriptionRequest is one piece of work with the permit to do it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -230,34 +224,27 @@ class TranscribeRequest(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["options", b"options", "payload", b"payload", "ticket", b"ticket"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["options", b"options", "payload", b"payload", "ticket", b"ticket"]) -> None: ...
 
-global___TranscribeRequest = TranscribeRequest
+global___StreamTranscriptionRequest = StreamTranscriptionRequest
 
 @typing.final
-class TranscribeResponse(google.protobuf.message.Message):
-    """TranscribeResponse is the words."""
+class StreamTranscriptionResponse(google.protobuf.message.Message):
+    """StreamTranscriptionResponse is one frame of events."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    TRANSCRIPTION_FIELD_NUMBER: builtins.int
-    RECEIPT_FIELD_NUMBER: builtins.int
+    EVENTS_FIELD_NUMBER: builtins.int
     @property
-    def transcription(self) -> weft.api.common.v1.audio_pb2.Transcription:
-        """The words."""
-
-    @property
-    def receipt(self) -> weft.api.common.v1.receipt_pb2.Receipt:
-        """The runner's part of the receipt."""
+    def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.event_pb2.InferenceEvent]:
+        """The events in order."""
 
     def __init__(
         self,
         *,
-        transcription: weft.api.common.v1.audio_pb2.Transcription | None = ...,
-        receipt: weft.api.common.v1.receipt_pb2.Receipt | None = ...,
+        events: collections.abc.Iterable[weft.api.common.v1.event_pb2.InferenceEvent] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["receipt", b"receipt", "transcription", b"transcription"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["receipt", b"receipt", "transcription", b"transcription"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["events", b"events"]) -> None: ...
 
-global___TranscribeResponse = TranscribeResponse
+global___StreamTranscriptionResponse = StreamTranscriptionResponse
 
 @typing.final
 class SpeakRequest(google.protobuf.message.Message):

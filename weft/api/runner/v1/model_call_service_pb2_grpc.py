@@ -49,15 +49,15 @@ class ModelCallServiceStub(object):
                 request_serializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
-        self.GenerateImages = channel.unary_unary(
-                '/weft.api.runner.v1.ModelCallService/GenerateImages',
-                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.GenerateImagesRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.GenerateImagesResponse.FromString,
+        self.StreamImages = channel.unary_stream(
+                '/weft.api.runner.v1.ModelCallService/StreamImages',
+                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.StreamImagesRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.StreamImagesResponse.FromString,
                 _registered_method=True)
-        self.Transcribe = channel.unary_unary(
-                '/weft.api.runner.v1.ModelCallService/Transcribe',
-                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.TranscribeRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.TranscribeResponse.FromString,
+        self.StreamTranscription = channel.unary_stream(
+                '/weft.api.runner.v1.ModelCallService/StreamTranscription',
+                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.StreamTranscriptionRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.StreamTranscriptionResponse.FromString,
                 _registered_method=True)
         self.Speak = channel.unary_stream(
                 '/weft.api.runner.v1.ModelCallService/Speak',
@@ -88,15 +88,16 @@ class ModelCallServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GenerateImages(self, request, context):
-        """GenerateImages makes images.
+    def StreamImages(self, request, context):
+        """StreamImages makes images, and streams their progress, previews and the images as they are complete. The end is that
+        of GenerationService.Generate: one `finished` event with the receipt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Transcribe(self, request, context):
-        """Transcribe returns the words of a recording.
+    def StreamTranscription(self, request, context):
+        """StreamTranscription streams the words of a recording and its progress; its end likewise.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,15 +123,15 @@ def add_ModelCallServiceServicer_to_server(servicer, server):
                     request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.TokenizeRequest.FromString,
                     response_serializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.TokenizeResponse.SerializeToString,
             ),
-            'GenerateImages': grpc.unary_unary_rpc_method_handler(
-                    servicer.GenerateImages,
-                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.GenerateImagesRequest.FromString,
-                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.GenerateImagesResponse.SerializeToString,
+            'StreamImages': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamImages,
+                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.StreamImagesRequest.FromString,
+                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.StreamImagesResponse.SerializeToString,
             ),
-            'Transcribe': grpc.unary_unary_rpc_method_handler(
-                    servicer.Transcribe,
-                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.TranscribeRequest.FromString,
-                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.TranscribeResponse.SerializeToString,
+            'StreamTranscription': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamTranscription,
+                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.StreamTranscriptionRequest.FromString,
+                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.StreamTranscriptionResponse.SerializeToString,
             ),
             'Speak': grpc.unary_stream_rpc_method_handler(
                     servicer.Speak,
@@ -208,7 +209,7 @@ class ModelCallService(object):
             _registered_method=True)
 
     @staticmethod
-    def GenerateImages(request,
+    def StreamImages(request,
             target,
             options=(),
             channel_credentials=None,
@@ -218,12 +219,12 @@ class ModelCallService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
-            '/weft.api.runner.v1.ModelCallService/GenerateImages',
-            weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.GenerateImagesRequest.SerializeToString,
-            weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.GenerateImagesResponse.FromString,
+            '/weft.api.runner.v1.ModelCallService/StreamImages',
+            weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.StreamImagesRequest.SerializeToString,
+            weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.StreamImagesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -235,7 +236,7 @@ class ModelCallService(object):
             _registered_method=True)
 
     @staticmethod
-    def Transcribe(request,
+    def StreamTranscription(request,
             target,
             options=(),
             channel_credentials=None,
@@ -245,12 +246,12 @@ class ModelCallService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
-            '/weft.api.runner.v1.ModelCallService/Transcribe',
-            weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.TranscribeRequest.SerializeToString,
-            weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.TranscribeResponse.FromString,
+            '/weft.api.runner.v1.ModelCallService/StreamTranscription',
+            weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.StreamTranscriptionRequest.SerializeToString,
+            weft_dot_api_dot_runner_dot_v1_dot_model__call__service__pb2.StreamTranscriptionResponse.FromString,
             options,
             channel_credentials,
             insecure,

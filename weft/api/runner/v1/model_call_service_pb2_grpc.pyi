@@ -38,17 +38,19 @@ class ModelCallServiceStub:
     ]
     """Tokenize returns the tokens of a text or of a conversation. It takes no slot."""
 
-    GenerateImages: grpc.UnaryUnaryMultiCallable[
-        weft.api.runner.v1.model_call_service_pb2.GenerateImagesRequest,
-        weft.api.runner.v1.model_call_service_pb2.GenerateImagesResponse,
+    StreamImages: grpc.UnaryStreamMultiCallable[
+        weft.api.runner.v1.model_call_service_pb2.StreamImagesRequest,
+        weft.api.runner.v1.model_call_service_pb2.StreamImagesResponse,
     ]
-    """GenerateImages makes images."""
+    """StreamImages makes images, and streams their progress, previews and the images as they are complete. The end is that
+    of GenerationService.Generate: one `finished` event with the receipt.
+    """
 
-    Transcribe: grpc.UnaryUnaryMultiCallable[
-        weft.api.runner.v1.model_call_service_pb2.TranscribeRequest,
-        weft.api.runner.v1.model_call_service_pb2.TranscribeResponse,
+    StreamTranscription: grpc.UnaryStreamMultiCallable[
+        weft.api.runner.v1.model_call_service_pb2.StreamTranscriptionRequest,
+        weft.api.runner.v1.model_call_service_pb2.StreamTranscriptionResponse,
     ]
-    """Transcribe returns the words of a recording."""
+    """StreamTranscription streams the words of a recording and its progress; its end likewise."""
 
     Speak: grpc.UnaryStreamMultiCallable[
         weft.api.runner.v1.model_call_service_pb2.SpeakRequest,
@@ -76,17 +78,19 @@ class ModelCallServiceAsyncStub:
     ]
     """Tokenize returns the tokens of a text or of a conversation. It takes no slot."""
 
-    GenerateImages: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.runner.v1.model_call_service_pb2.GenerateImagesRequest,
-        weft.api.runner.v1.model_call_service_pb2.GenerateImagesResponse,
+    StreamImages: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.runner.v1.model_call_service_pb2.StreamImagesRequest,
+        weft.api.runner.v1.model_call_service_pb2.StreamImagesResponse,
     ]
-    """GenerateImages makes images."""
+    """StreamImages makes images, and streams their progress, previews and the images as they are complete. The end is that
+    of GenerationService.Generate: one `finished` event with the receipt.
+    """
 
-    Transcribe: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.runner.v1.model_call_service_pb2.TranscribeRequest,
-        weft.api.runner.v1.model_call_service_pb2.TranscribeResponse,
+    StreamTranscription: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.runner.v1.model_call_service_pb2.StreamTranscriptionRequest,
+        weft.api.runner.v1.model_call_service_pb2.StreamTranscriptionResponse,
     ]
-    """Transcribe returns the words of a recording."""
+    """StreamTranscription streams the words of a recording and its progress; its end likewise."""
 
     Speak: grpc.aio.UnaryStreamMultiCallable[
         weft.api.runner.v1.model_call_service_pb2.SpeakRequest,
@@ -119,20 +123,22 @@ class ModelCallServiceServicer(metaclass=abc.ABCMeta):
         """Tokenize returns the tokens of a text or of a conversation. It takes no slot."""
 
     @abc.abstractmethod
-    def GenerateImages(
+    def StreamImages(
         self,
-        request: weft.api.runner.v1.model_call_service_pb2.GenerateImagesRequest,
+        request: weft.api.runner.v1.model_call_service_pb2.StreamImagesRequest,
         context: _ServicerContext,
-    ) -> typing.Union[weft.api.runner.v1.model_call_service_pb2.GenerateImagesResponse, collections.abc.Awaitable[weft.api.runner.v1.model_call_service_pb2.GenerateImagesResponse]]:
-        """GenerateImages makes images."""
+    ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.model_call_service_pb2.StreamImagesResponse], collections.abc.AsyncIterator[weft.api.runner.v1.model_call_service_pb2.StreamImagesResponse]]:
+        """StreamImages makes images, and streams their progress, previews and the images as they are complete. The end is that
+        of GenerationService.Generate: one `finished` event with the receipt.
+        """
 
     @abc.abstractmethod
-    def Transcribe(
+    def StreamTranscription(
         self,
-        request: weft.api.runner.v1.model_call_service_pb2.TranscribeRequest,
+        request: weft.api.runner.v1.model_call_service_pb2.StreamTranscriptionRequest,
         context: _ServicerContext,
-    ) -> typing.Union[weft.api.runner.v1.model_call_service_pb2.TranscribeResponse, collections.abc.Awaitable[weft.api.runner.v1.model_call_service_pb2.TranscribeResponse]]:
-        """Transcribe returns the words of a recording."""
+    ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.model_call_service_pb2.StreamTranscriptionResponse], collections.abc.AsyncIterator[weft.api.runner.v1.model_call_service_pb2.StreamTranscriptionResponse]]:
+        """StreamTranscription streams the words of a recording and its progress; its end likewise."""
 
     @abc.abstractmethod
     def Speak(
