@@ -35,6 +35,7 @@ from router_svc.policy.figures import FigureLimits
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
+from router_svc.policy.work import media_unit_of
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.usage import UsageRecorder
 from router_svc.wake_spans import WakeSpans
@@ -48,6 +49,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
 from weft.kernel.telemetry import trace_id_of
 from weft.kernel.tracing import NO_TRACING, Tracing
 
@@ -371,7 +373,7 @@ class SchedulingLoop:
         self._deps.records.figures.note_end(mailbox.request, reason, receipt, self._mesh.view, now)
         self._deps.observer.note_end(mailbox.request, reason, receipt, self._mesh.view)
         failure = None if reason is Reason.UNSPECIFIED else reason
-        self._deliver(self._scheduler.finish(key, now, _served(receipt), failure))
+        self._deliver(self._scheduler.finish(key, now, _served(receipt, mailbox.request.operation), failure))
 
     def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, asyncio.Future[None]]:
         """Cancel the requests under way with this id; returns futures of their ends, by key.
@@ -566,13 +568,18 @@ def arrival_of(key: int, request: placement.PlacementRequest, now: float, *, all
         attempts_used=request.attempts_used,
         prompt_tokens=request.prompt_tokens,
         max_output_tokens=request.max_output_tokens,
+        work=request.work,
         affinity_key=request.affinity_key,
         prefix_digests=request.prefix_digests,
     )
 
 
-def _served(receipt: receipt_pb2.Receipt | None) -> Served | None:
-    if receipt is None or not receipt.HasField("usage"):
+def _served(receipt: receipt_pb2.Receipt | None, operation: Operation) -> Served | None:
+    """Returns what a request used; None: unknown. Media that were made are known, even if the engine counts nothing."""
+    if receipt is None:
+        return None
+    was_made = receipt.outcome == receipt_pb2.OUTCOME_COMPLETED and media_unit_of(operation) is not None
+    if not (was_made or receipt.HasField("usage")):
         return None
     usage = receipt.usage
     return Served(

@@ -13,6 +13,7 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.agents import require_target
+from weft.dispatch.media_work import MAX_WORK
 from weft.dispatch.payload_description import MAX_PREFIX_CHUNKS
 from weft.dispatch.placement import (
     Decision,
@@ -240,6 +241,7 @@ _MODES: Mapping[int, ThinkingMode] = MappingProxyType({mode.value: mode for mode
 class _Described(TypedDict):
     prompt_tokens: int
     max_output_tokens: int | None
+    work: float
     skills: frozenset[Skill]
     thinking: ThinkingMode
     tools: frozenset[str]
@@ -252,6 +254,8 @@ def _described(message: pb.PlaceOpen) -> _Described:
     """Return the description of the request. Raises INVALID_ARGUMENT naming an invalid field."""
     if message.prompt_tokens < 0 or message.max_output_tokens < 0:
         raise invalid_field("open", "prompt_tokens and max_output_tokens must not be negative")
+    if not 0.0 <= message.work <= MAX_WORK:
+        raise invalid_field("open.work", f"must be 0 to {MAX_WORK:.0f}")
     if len(message.needed_tools) > MAX_NEEDED_TOOLS:
         raise invalid_field("open.needed_tools", f"has more than {MAX_NEEDED_TOOLS} entries")
     if len(message.affinity_key) > MAX_AFFINITY_KEY_BYTES:
@@ -262,6 +266,7 @@ def _described(message: pb.PlaceOpen) -> _Described:
     return _Described(
         prompt_tokens=message.prompt_tokens,
         max_output_tokens=message.max_output_tokens if message.HasField("max_output_tokens") else None,
+        work=message.work,
         # A skill that this router does not know is one that no model is known to have: all are requested.
         skills=frozenset(Skill(number) for number in message.needed_skills if number in known_skills),
         # So is a mode: it is as if nothing were said.

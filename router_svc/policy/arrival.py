@@ -55,6 +55,9 @@ class Arrival:
     """An estimate; 0: unknown."""
     max_output_tokens: int | None = None
     """None: not specified."""
+    work: float = 0.0
+    """Work of a request for an image, a transcription or speech, in the unit of its operation; see `WorkUnit`. 0: it is
+    none, or unknown."""
     affinity_key: bytes = b""
     """Requests with the same key should go to the same runner; empty: none."""
     prefix_digests: tuple[int, ...] = ()

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Served
 from router_svc.policy.endpoints.candidates import Candidate
+from router_svc.policy.work import WorkUnit, media_unit_of
 
 NEWEST_SHARE = 0.3
 """Weight of the newest measurement in its average: after six, the first counts for a twentieth."""
@@ -24,6 +25,18 @@ PRIOR_ANSWERS = 8
 maximum is estimated: a few short answers say little about one that asks for many tokens."""
 MAX_COUNTED_ANSWERS = 64
 """Answers of a pool that count for its usual length; older ones are discounted."""
+DEFAULT_UNIT_SECONDS = {
+    WorkUnit.STEP_MEGAPIXELS: 0.15,
+    WorkUnit.AUDIO_SECONDS: 0.1,
+    WorkUnit.CHARACTERS: 0.005,
+}
+"""Assumed device time of a unit of work on media, of a pool that was never measured: about that of SDXL, a large
+Whisper and a neural voice on a GPU of 16 GB."""
+PRIOR_EXCHANGE_SECONDS = 10.0
+"""Device seconds at DEFAULT_TOKENS_PER_SECOND that are added to the measured ones when tokens and device time are
+exchanged: a few short answers say little."""
+MAX_EXCHANGED_REQUESTS = 256
+"""Requests of a host that count for its exchange; older ones are discounted."""
 MIN_TOKENS_PER_SECOND = 0.1
 MAX_OUTPUT_TOKENS = 1_000_000
 MAX_EVICTION_SECONDS = 10.0
@@ -77,10 +90,10 @@ class Averages(Generic[_Key]):
 
 @dataclass(slots=True)
 class _Speed:
-    """Average speed of one model on one host."""
+    """Average speed of one model on one host, in one unit of work."""
 
-    service_seconds: float
-    token_seconds: float
+    unit_seconds: float
+    """Time of one unit: a token, or a unit of media."""
     first_content_seconds: float | None
     """None: never measured."""
     between_tokens_seconds: float | None
@@ -88,14 +101,12 @@ class _Speed:
 
     def note(
         self,
-        seconds: float,
-        token_seconds: float,
+        unit_seconds: float,
         first_content_seconds: float | None,
         between_tokens_seconds: float | None,
     ) -> None:
         """Add the measurement of one request."""
-        self.service_seconds += NEWEST_SHARE * (seconds - self.service_seconds)
-        self.token_seconds += NEWEST_SHARE * (token_seconds - self.token_seconds)
+        self.unit_seconds += NEWEST_SHARE * (unit_seconds - self.unit_seconds)
         if first_content_seconds is not None:
             known = first_content_seconds if self.first_content_seconds is None else self.first_content_seconds
             self.first_content_seconds = known + NEWEST_SHARE * (first_content_seconds - known)
@@ -110,12 +121,13 @@ class Speed:
     """Speed of one request for one model on one host."""
 
     first_content_seconds: float
-    """0: unknown."""
-    token_seconds: float
+    """0: unknown, or it is included in the units."""
+    unit_seconds: float
+    """Time of one unit of work: a token, or a unit of media."""
 
-    def seconds_of(self, tokens: float) -> float:
-        """Return how long an answer of this many tokens takes from its grant to its end."""
-        return self.first_content_seconds + self.token_seconds * tokens
+    def seconds_of(self, work: float) -> float:
+        """Return how long this many units take from the grant to the end."""
+        return self.first_content_seconds + self.unit_seconds * work
 
 
 @dataclass(slots=True)
@@ -138,13 +150,38 @@ class _Lengths:
         return (PRIOR_ANSWERS * DEFAULT_OUTPUT_TOKENS + self.tokens) / (PRIOR_ANSWERS + self.ended)
 
 
+@dataclass(slots=True)
+class _Exchange:
+    """How many charged tokens a second of an accelerator's time is worth: what models that generate do in it."""
+
+    tokens: float = 0.0
+    device_seconds: float = 0.0
+
+    def note(self, tokens: float, device_seconds: float) -> None:
+        kept = 1.0 - 1.0 / MAX_EXCHANGED_REQUESTS
+        self.tokens = self.tokens * kept + tokens
+        self.device_seconds = self.device_seconds * kept + device_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        prior = PRIOR_EXCHANGE_SECONDS * DEFAULT_TOKENS_PER_SECOND
+        return (prior + self.tokens) / (PRIOR_EXCHANGE_SECONDS + self.device_seconds)
+
+
 class Estimates:
     """Learns from finished loads and requests; all methods are O(1)."""
 
     def __init__(self) -> None:
         self._load_seconds: Averages[ModelHost] = Averages(MAX_MEASURED_MODELS)
-        self._speeds: OrderedDict[ModelHost, _Speed] = OrderedDict()
+        self._service_seconds: Averages[ModelHost] = Averages(MAX_MEASURED_MODELS)
+        self._speeds: OrderedDict[tuple[ModelHost, WorkUnit], _Speed] = OrderedDict()
         """The least recently updated one is forgotten first."""
+        self._unit_device_seconds: Averages[tuple[str, WorkUnit]] = Averages(MAX_MEASURED_MODELS)
+        """Device time of a unit of media, by pool."""
+        self._exchanges: OrderedDict[str, _Exchange] = OrderedDict()
+        """By host; the least recently updated one is forgotten first."""
+        self._exchange = _Exchange()
+        """Of all hosts together."""
         self._output_tokens: Averages[tuple[str, str]] = Averages(MAX_MEASURED_KINDS)
         self._pool_output_tokens: Averages[str] = Averages(MAX_MEASURED_MODELS)
         self._lengths: OrderedDict[str, _Lengths] = OrderedDict()
@@ -182,10 +219,44 @@ class Estimates:
         if not _is_measurement(seconds) or served.output_tokens <= 0:
             return
         tokens = float(min(served.output_tokens, MAX_OUTPUT_TOKENS))
-        self._note_speed(_model_host(candidate), seconds, first_content_seconds, tokens)
+        self._note_speed(_model_host(candidate), WorkUnit.TOKENS, seconds, first_content_seconds, tokens)
         self._output_tokens.note((candidate.pool, tenant), tokens)
         self._pool_output_tokens.note(candidate.pool, tokens)
         self._note_length(candidate.pool, tokens, was_cut=limit is not None and tokens >= limit)
+
+    def note_media(
+        self, candidate: Candidate, unit: WorkUnit, work: float, seconds: float, device_seconds: float
+    ) -> None:
+        """Record the duration of served work on media, and its share of it where several ran at once."""
+        if not _is_measurement(seconds) or work <= 0.0:
+            return
+        self._note_speed(_model_host(candidate), unit, seconds, None, work)
+        self._unit_device_seconds.note((candidate.pool, unit), device_seconds / work)
+
+    def note_exchange(self, candidate: Candidate, tokens: float, device_seconds: float) -> None:
+        """Record what a request was charged in tokens, and the device time that it took."""
+        if candidate.remote or not _is_measurement(device_seconds) or tokens <= 0.0:
+            return
+        self._exchange.note(tokens, device_seconds)
+        host = _host(candidate)
+        self._exchanges.setdefault(host, _Exchange()).note(tokens, device_seconds)
+        self._exchanges.move_to_end(host)
+        if len(self._exchanges) > MAX_MEASURED_MODELS:
+            self._exchanges.popitem(last=False)
+
+    def tokens_per_device_second(self, candidate: Candidate) -> float:
+        """Return the tokens that a second of its device's time is charged as.
+
+        It is what models that generate do in a second of that host; of a host without any, of all hosts.
+        """
+        return self._exchanges.get(_host(candidate), self._exchange).tokens_per_second
+
+    def media_cost(self, pool: str, unit: WorkUnit, work: float) -> float:
+        """Return the expected charge of work on media in tokens."""
+        seconds = self._unit_device_seconds.get((pool, unit))
+        if seconds is None:
+            seconds = DEFAULT_UNIT_SECONDS[unit]
+        return work * seconds * self._exchange.tokens_per_second
 
     def output_tokens(self, pool: str, tenant: str, limit: int | None) -> float:
         """Return the expected tokens of an answer of this pool to this tenant, at most `limit` (None: no limit)."""
@@ -208,35 +279,44 @@ class Estimates:
         usual = max(measured, DEFAULT_OUTPUT_TOKENS if lengths is None else lengths.usual)
         return min(float(max(limit, 1)), usual)
 
-    def speed(self, candidate: Candidate) -> Speed | None:
+    def speed(self, candidate: Candidate, unit: WorkUnit = WorkUnit.TOKENS) -> Speed | None:
         """Return the speed of one request there; None: never measured."""
-        speed = self._speeds.get(_model_host(candidate))
+        speed = self._speeds.get((_model_host(candidate), unit))
         if speed is None:
             return None
-        between = speed.token_seconds if speed.between_tokens_seconds is None else speed.between_tokens_seconds
+        between = speed.unit_seconds if speed.between_tokens_seconds is None else speed.between_tokens_seconds
         return Speed(speed.first_content_seconds or 0.0, between)
+
+    def expected_work(self, pool: str, arrival: Arrival) -> float:
+        """Return the expected work of a request in its unit: that of media is known, that of an answer is learned."""
+        if media_unit_of(arrival.needs.operation) is not None:
+            return arrival.work
+        return self.expected_tokens(pool, arrival.tenant, arrival.max_output_tokens)
 
     def tokens_per_second(self, candidate: Candidate) -> float:
         """Return the tokens per second of one request there after its first content."""
-        speed = self._speeds.get(_model_host(candidate))
+        speed = self._speeds.get((_model_host(candidate), WorkUnit.TOKENS))
         if speed is None:
             return DEFAULT_TOKENS_PER_SECOND
-        seconds = speed.token_seconds
+        seconds = speed.unit_seconds
         return max(MIN_TOKENS_PER_SECOND, 1.0 / seconds) if seconds > 0 else 1.0 / _SHORTEST_TOKEN_SECONDS
 
     def service_seconds(self, candidate: Candidate, arrival: Arrival) -> float | None:
         """Return how long this request would take there from its grant to its end; None: never measured."""
-        speed = self._speeds.get(_model_host(candidate))
+        unit = media_unit_of(arrival.needs.operation)
+        if unit is not None:
+            known = self.speed(candidate, unit)
+            return None if known is None or arrival.work <= 0.0 else known.seconds_of(arrival.work)
+        speed = self._speeds.get((_model_host(candidate), WorkUnit.TOKENS))
         if speed is None:
             return None
         first = speed.first_content_seconds or 0.0
         tokens = self.output_tokens(candidate.pool, arrival.tenant, arrival.max_output_tokens)
-        return first + speed.token_seconds * tokens
+        return first + speed.unit_seconds * tokens
 
     def mean_service_seconds(self, candidate: Candidate) -> float | None:
         """Return how long an average request takes there; None: never measured."""
-        speed = self._speeds.get(_model_host(candidate))
-        return None if speed is None else speed.service_seconds
+        return self._service_seconds.get(_model_host(candidate))
 
     def _note_length(self, pool: str, tokens: float, *, was_cut: bool) -> None:
         lengths = self._lengths.setdefault(pool, _Lengths())
@@ -245,18 +325,21 @@ class Estimates:
         if len(self._lengths) > MAX_MEASURED_MODELS:
             self._lengths.popitem(last=False)
 
-    def _note_speed(self, model_host: ModelHost, seconds: float, first: float | None, tokens: float) -> None:
+    def _note_speed(
+        self, model_host: ModelHost, unit: WorkUnit, seconds: float, first: float | None, work: float
+    ) -> None:
         if first is not None:
             first = min(max(first, 0.0), seconds)
-        token_seconds = (seconds - (first or 0.0)) / tokens
+        unit_seconds = (seconds - (first or 0.0)) / work
         # The first token ends the time to the first content: n tokens have n - 1 intervals.
-        between = None if first is None or tokens < 2 else (seconds - first) / (tokens - 1)
-        speed = self._speeds.get(model_host)
+        between = None if first is None or work < 2 else (seconds - first) / (work - 1)
+        self._service_seconds.note(model_host, seconds)
+        speed = self._speeds.get((model_host, unit))
         if speed is not None:
-            speed.note(seconds, token_seconds, first, between)
-            self._speeds.move_to_end(model_host)
+            speed.note(unit_seconds, first, between)
+            self._speeds.move_to_end((model_host, unit))
             return
-        self._speeds[model_host] = _Speed(seconds, token_seconds, first, between)
+        self._speeds[model_host, unit] = _Speed(unit_seconds, first, between)
         if len(self._speeds) > MAX_MEASURED_MODELS:
             self._speeds.popitem(last=False)
 
@@ -276,8 +359,12 @@ _SHORTEST_TOKEN_SECONDS = 1e-6
 
 
 def _model_host(candidate: Candidate) -> ModelHost:
+    return (candidate.model, _host(candidate))
+
+
+def _host(candidate: Candidate) -> str:
     # Where its host is unknown, its runner distinguishes two places.
-    return (candidate.model, candidate.host or candidate.runner)
+    return candidate.host or candidate.runner
 
 
 def _is_measurement(seconds: float) -> bool:

@@ -25,12 +25,14 @@ from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.progress.status_notifier import StatusNotifier
 from router_svc.policy.progress.wait_estimator import RunningRequests, WaitEstimator
 from router_svc.policy.queue.admission import Admitted
+from router_svc.policy.queue.fair_share import MIN_COST
 from router_svc.policy.queue.live_request import LiveRequest, RequestClass, live_request
 from router_svc.policy.queue.queue import Queue, QueueEntry
 from router_svc.policy.queue.queues import QueueLength, Queues, queue_lengths
 from router_svc.policy.reconciler import Reconciler
 from router_svc.policy.request_table import RequestTable
 from router_svc.policy.settings import Settings
+from router_svc.policy.work import WorkUnit, media_unit_of, unit_of
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
@@ -217,18 +219,24 @@ class Scheduler:
             end = arrival.arrived_at + route.budget_seconds
             deadline_at = end if deadline_at is None else min(deadline_at, end)
         pool = queue.name if route is None else route.candidates[0]
-        output = self._estimates.output_tokens(pool, arrival.tenant, arrival.max_output_tokens)
         request = live_request(
             arrival,
             queue.name,
             queue.kind_of(arrival.needs, durable=is_durable),
             deadline_at=deadline_at,
-            cost=arrival.prompt_tokens + output,
+            cost=self._cost_of(arrival, pool),
             keep_alive_seconds=None if route is None else route.keep_alive_seconds,
             now=now,
         )
-        request.expected_tokens = self._estimates.expected_tokens(pool, arrival.tenant, arrival.max_output_tokens)
+        request.expected_work = self._estimates.expected_work(pool, arrival)
         return request
+
+    def _cost_of(self, arrival: Arrival, pool: str) -> float:
+        """Return what a request is expected to be charged, in tokens."""
+        unit = media_unit_of(arrival.needs.operation)
+        if unit is not None:
+            return max(MIN_COST, self._estimates.media_cost(pool, unit, arrival.work))
+        return arrival.prompt_tokens + self._estimates.output_tokens(pool, arrival.tenant, arrival.max_output_tokens)
 
     def _first_ready(self, request: LiveRequest) -> Candidate | None:
         """Return a ready candidate that meets the needs, of a route's first possible entry; None: none is loaded.
@@ -450,23 +458,46 @@ class Placements:
 
         An answer that broke off counts against its runner and is not measured.
         """
-        tokens = _tokens_of(request, served)
-        content_at = request.content_at
-        candidate, is_relieved = self._release(request, tokens, now)
+        candidate = request.placed_on
+        assert candidate is not None, "only a placed request ends"
+        # Requests that run on a model at once share its device.
+        seconds = now - request.placed_at
+        device_seconds = seconds / max(1, self._running.count(candidate))
+        content_at, unit = request.content_at, media_unit_of(request.kind.needs.operation)
+        tokens = self._charge_of(request, candidate, served, unit, device_seconds)
+        _, is_relieved = self._release(request, tokens, now)
         if failure is not None and classify(failure) is FailureKind.BROKE:
             self._index.health.note_failure(candidate, FailureKind.BROKE, now, had_begun=content_at is not None)
         elif request.kind.needs.operation is Operation.TOKENIZE:
             pass  # it measures neither the duration of work there nor free slots
         elif served is not None and failure is None:
-            first = None if content_at is None else content_at - request.placed_at
-            seconds = now - request.placed_at
-            arrival = request.arrival
-            self._estimates.note_served(
-                candidate, arrival.tenant, served, seconds, first, limit=arrival.max_output_tokens
-            )
+            if unit is not None:
+                self._estimates.note_media(candidate, unit, request.arrival.work, seconds, device_seconds)
+            else:
+                self._note_answer(request, candidate, served, seconds)
+            if unit_of(request.kind.needs.operation) is WorkUnit.TOKENS:
+                self._estimates.note_exchange(candidate, tokens, device_seconds)
             if content_at is None:
                 self._index.health.note_content(candidate, now)
         return is_relieved
+
+    def _note_answer(self, request: LiveRequest, candidate: Candidate, served: Served, seconds: float) -> None:
+        arrival, content_at = request.arrival, request.content_at
+        first = None if content_at is None else content_at - request.placed_at
+        self._estimates.note_served(candidate, arrival.tenant, served, seconds, first, limit=arrival.max_output_tokens)
+
+    def _charge_of(
+        self,
+        request: LiveRequest,
+        candidate: Candidate,
+        served: Served | None,
+        unit: WorkUnit | None,
+        device_seconds: float,
+    ) -> float:
+        """Return what the request is charged in tokens: of media the device time that it took, however it ended."""
+        if unit is None:
+            return _tokens_of(request, served)
+        return device_seconds * self._estimates.tokens_per_device_second(candidate)
 
     def _release(self, request: LiveRequest, tokens: float, now: float) -> tuple[Candidate, bool]:
         candidate, tenant = request.placed_on, request.arrival.tenant

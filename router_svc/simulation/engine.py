@@ -136,7 +136,7 @@ class Simulation:
         self.scenario = scenario
         self.events = EventQueue()
         self.world = World(scenario)
-        self.metrics = RunMetrics(scenario.duration_seconds)
+        self.metrics = RunMetrics(scenario)
         self.decision_log = DecisionLog(extras.explained)
         self._scheduler = scheduler
         self._checker = extras.checker

@@ -14,13 +14,12 @@ from router_svc.policy.endpoints.engine_load import EngineFigures
 from router_svc.policy.endpoints.routes import Route
 from router_svc.simulation.scenario import HostGroup, ModelKind, Scenario, seeded_random
 from weft.kernel.abilities import takes_mode
-from weft.kernel.request import Operation, Priority
+from weft.kernel.request import Priority
 
 PROGRAM = "a program"
 UNOWNED = "a model that is gone"
 LONGEST_WAKE_SECONDS = 300.0
 SESSIONS_IN_CACHE_PER_SLOT = 2
-_OPERATIONS = frozenset({Operation.CHAT})
 
 
 class Phase(Enum):
@@ -84,7 +83,7 @@ class Instance:
             readiness=_READINESS[self.phase] if host.is_up else Readiness.DOWN,
             slots=kind.slots,
             engine=self.figures if self.phase is Phase.READY and host.is_up else None,
-            operations=_OPERATIONS,
+            operations=frozenset({kind.operation}),
             remote=kind.remote,
             runner_max_requests=host.max_requests,
             runner_wakes=True,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from router_svc.policy.arrival import Arrival
 from router_svc.policy.estimates import estimate_error
 from router_svc.simulation.hosts import Instance, Phase, Targets
+from router_svc.simulation.scenario import Scenario
 from router_svc.simulation.traffic import SimulatedRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -34,9 +35,9 @@ class GroupMetrics:
     refusal_waits: "array[float]" = field(default_factory=lambda: array("d"))
     """Of the others: seconds from the arrival to the refusal or failure."""
     offered_cost: float = 0.0
-    """Prompt and output tokens that were requested."""
+    """Prompt and output tokens that were requested; where a scenario has media, seconds of accelerators."""
     served_cost: float = 0.0
-    """Uncached prompt tokens and output tokens of requests that were served within the scenario's duration."""
+    """Uncached prompt tokens and output tokens of what was served within the scenario's duration, or seconds."""
     good_tokens: int = 0
     """Output tokens of requests that were served in time."""
 
@@ -74,8 +75,10 @@ class Waits:
 class RunMetrics:
     """All metrics of a run."""
 
-    def __init__(self, horizon_seconds: float) -> None:
-        self._horizon_seconds = horizon_seconds
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._horizon_seconds = scenario.duration_seconds
+        self._has_media = any(kind.is_media for kind in scenario.models)
         self.by_group: dict[RequestGroup, GroupMetrics] = {}
         self.cold_waits = array("d")
         """Seconds that requests waited for a target with nothing loaded, until a load began."""
@@ -100,7 +103,7 @@ class RunMetrics:
         self.requests += 1
         tally = self._tally(request)
         tally.requests += 1
-        tally.offered_cost += request.arrival.prompt_tokens + request.output_tokens
+        tally.offered_cost += self._cost(request, 0)
 
     def attempted(self, number: int, *, host_is_failing: bool) -> None:
         """Counts the n-th attempt of a request."""
@@ -117,7 +120,17 @@ class RunMetrics:
         tally.waits.append(waited_seconds)
         tally.good_tokens += request.output_tokens
         if now <= self._horizon_seconds:
-            tally.served_cost += request.arrival.prompt_tokens - cached_tokens + request.output_tokens
+            tally.served_cost += self._cost(request, cached_tokens)
+
+    def _cost(self, request: SimulatedRequest, cached_tokens: int) -> float:
+        """Returns tokens; where tokens and images are compared, the time of a device that is busy with its likes."""
+        fresh_tokens = request.arrival.prompt_tokens - cached_tokens
+        if not self._has_media:
+            return fresh_tokens + request.output_tokens
+        kind = self._scenario.kind_of(request.arrival.target)
+        assert kind is not None, "targets of a scenario are known"
+        seconds = kind.prefill_seconds(fresh_tokens) + kind.answer_seconds(request.output_tokens, request.arrival.work)
+        return seconds / kind.slots
 
     def lost(self, request: SimulatedRequest, reason: Reason, now: float) -> None:
         """Counts a request that was refused or failed."""

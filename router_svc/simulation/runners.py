@@ -134,8 +134,11 @@ class Runners:
         if request.session in instance.sessions:
             attempt.cached_tokens = int(request.arrival.prompt_tokens * request.cached_share)
         fresh_tokens = request.arrival.prompt_tokens - attempt.cached_tokens
-        attempt.content_at = now + host.slowness * fresh_tokens / kind.prefill_tokens_per_second
-        ends_at = attempt.content_at + host.slowness * request.output_tokens / kind.decode_tokens_per_second
+        work_seconds = kind.answer_seconds(request.output_tokens, request.arrival.work)
+        attempt.content_at = now + host.slowness * kind.prefill_seconds(fresh_tokens)
+        ends_at = attempt.content_at + host.slowness * work_seconds
+        if kind.is_media:
+            attempt.content_at = ends_at
         deadline_at = request.deadline_at
         attempt.in_time = deadline_at is None or ends_at <= deadline_at
         attempt.ends_at = ends_at if attempt.in_time or deadline_at is None else deadline_at

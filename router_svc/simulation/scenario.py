@@ -12,10 +12,12 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
+from router_svc.policy.arrival import ROUTE_PREFIX
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
-from weft.kernel.request import Priority, Skill
+from router_svc.policy.work import media_unit_of
+from weft.kernel.request import Operation, Priority, Skill
 
 
 def seeded_random(seed: int, purpose: str) -> Random:
@@ -100,6 +102,10 @@ class ModelKind:
     """In each slot, while all are busy."""
     decode_tokens_per_second: float = 40.0
     """In each slot, while all are busy."""
+    operation: Operation = Operation.CHAT
+    """What it does."""
+    work_per_second: float = 1.0
+    """Of a model of media: units of work in each slot, while all are busy, such as steps of a megapixel."""
     context_tokens: int = 0
     """0: unknown."""
     skills: frozenset[Skill] | None = None
@@ -111,6 +117,19 @@ class ModelKind:
     pinned: bool = False
     keep_alive_seconds: float | None = None
     """How long it stays loaded without a request; None: until its memory is needed."""
+
+    @property
+    def is_media(self) -> bool:
+        """Whether the work on its requests is known when they arrive."""
+        return media_unit_of(self.operation) is not None
+
+    def prefill_seconds(self, fresh_tokens: float) -> float:
+        """Returns the time to the first content in a slot, while all are busy."""
+        return 0.0 if self.is_media else fresh_tokens / self.prefill_tokens_per_second
+
+    def answer_seconds(self, output_tokens: float, work: float) -> float:
+        """Returns the time from there to the end; of media all of it."""
+        return work / self.work_per_second if self.is_media else output_tokens / self.decode_tokens_per_second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +174,8 @@ class Traffic:
     rate: Rate
     prompt_tokens: Amount = USUAL_PROMPT_TOKENS
     output_tokens: Amount = USUAL_OUTPUT_TOKENS
+    work: Amount | None = None
+    """Of requests for media: their work, such as steps times megapixels; None: they are for text."""
     max_output_tokens: int | None = None
     """The limit that requests state; longer answers are cut there."""
     deadline_seconds: float | None = None
@@ -239,6 +260,12 @@ class Scenario:
     max_requests: int = 1_000_000
     seed: int = 1
     description: str = ""
+
+    def kind_of(self, target: str) -> ModelKind | None:
+        """Returns the model of a target, of a route its first one; None: it names none."""
+        route = self.routes.get(target.removeprefix(ROUTE_PREFIX)) if target.startswith(ROUTE_PREFIX) else None
+        name = target if route is None else route.candidates[0]
+        return next((kind for kind in self.models if kind.name == name), None)
 
     def at_load(self, factor: float) -> "Scenario":
         """Returns the scenario with its request rates multiplied by `factor`."""

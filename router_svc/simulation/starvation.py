@@ -219,9 +219,8 @@ def longest_turn(scenario: Scenario) -> float:
     slowest = max([1.0, *(each.factor for each in scenario.failures if each.mode is FailureMode.SLOW)])
     prompt = max(traffic.prompt_tokens.largest_likely for traffic in scenario.traffic)
     output = max(traffic.output_tokens.largest_likely for traffic in scenario.traffic)
-    serve = max(
-        prompt / kind.prefill_tokens_per_second + output / kind.decode_tokens_per_second for kind in scenario.models
-    )
+    work = max((traffic.work.largest_likely for traffic in scenario.traffic if traffic.work is not None), default=0.0)
+    serve = max(kind.prefill_seconds(prompt) + kind.answer_seconds(output, work) for kind in scenario.models)
     load = slowest * max(kind.load_seconds.largest_likely for kind in scenario.models)
     limits, delays = scenario.limits, scenario.delays
     turn = max(limits.min_turn_seconds, min(limits.swap_quantum_ratio * load, limits.max_cold_wait_seconds))

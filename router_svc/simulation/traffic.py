@@ -74,6 +74,8 @@ class _Stream:
         budget = route.budget_seconds if route is not None and traffic.target.startswith(ROUTE_PREFIX) else None
         ends = [seconds for seconds in (traffic.deadline_seconds, budget) if seconds is not None]
         self._worth_seconds = min(ends, default=None)
+        kind = scenario.kind_of(traffic.target)
+        self._operation = Operation.CHAT if kind is None else kind.operation
         self._needs: dict[int, Needs] = {}
         self._salt = crc32(f"{traffic.tenant}/{number}".encode())
 
@@ -85,8 +87,9 @@ class _Stream:
     def request(self, key: int, at: float) -> SimulatedRequest:
         """Draws the request that arrives at this time."""
         traffic, facts = self._traffic, self._facts
-        prompt_tokens = traffic.prompt_tokens.draw_count(facts)
-        output_tokens = max(1, traffic.output_tokens.draw_count(facts))
+        is_text = traffic.work is None
+        prompt_tokens = traffic.prompt_tokens.draw_count(facts) if is_text else 0
+        output_tokens = max(1, traffic.output_tokens.draw_count(facts)) if is_text else 0
         if traffic.max_output_tokens is not None:
             output_tokens = min(output_tokens, traffic.max_output_tokens)
         session = 1 + facts.randrange(traffic.sessions) if traffic.sessions else 0
@@ -103,6 +106,7 @@ class _Stream:
             deadline_at=None if traffic.deadline_seconds is None else at + traffic.deadline_seconds,
             prompt_tokens=prompt_tokens,
             max_output_tokens=traffic.max_output_tokens,
+            work=0.0 if traffic.work is None else traffic.work.draw(facts),
             affinity_key=f"{self.number}/{session}".encode() if session and traffic.session_affinity else b"",
             prefix_digests=(self._salt, (self._salt << 32) + session) if session else (),
         )
@@ -125,7 +129,7 @@ class _Stream:
         known = self._needs.get(context)
         if known is None:
             known = self._needs[context] = Needs(
-                operation=Operation.CHAT,
+                operation=self._operation,
                 allow_remote=self._allow_remote,
                 skills=self._traffic.skills,
                 context_tokens=context,

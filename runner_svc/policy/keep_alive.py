@@ -3,14 +3,26 @@
 Durations are seconds; a negative one is unlimited.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from weft.kernel.request import Operation
+
 DEFAULT_CATEGORY = "text"
-CATEGORY_SECONDS: Mapping[str, float] = MappingProxyType({"text": 300.0, "image": 900.0, "vision": 60.0})
+CATEGORY_SECONDS: Mapping[str, float] = MappingProxyType(
+    {"text": 300.0, "image": 900.0, "vision": 60.0, "audio": 300.0}
+)
 """Keep-alive of a model that holds accelerator memory where nothing else is set: image pipelines load slowly, vision
-models are small and load fast."""
+models are small and load fast, models of speech are used as models of text are."""
+_AUDIO = frozenset({Operation.TRANSCRIPTION, Operation.SPEECH})
+
+
+def category_of(operations: Collection[Operation]) -> str:
+    """Returns the category of a model without one in its settings, by what it does."""
+    if Operation.IMAGE in operations:
+        return "image"
+    return "audio" if operations and _AUDIO.issuperset(operations) else DEFAULT_CATEGORY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

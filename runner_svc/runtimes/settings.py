@@ -159,8 +159,10 @@ class ModelSettings:
     keep_alive: Annotated[str, MaxLen(32)] | float | None = None
     """How long it stays loaded after a request: seconds, a text such as `5m`, -1 never to unload it, 0 for one request.
     Default: `sleep.after_seconds`; without it never, or by `category` where it holds accelerator memory."""
-    category: Literal["text", "image", "vision"] = "text"
-    """What it is for: text models that hold accelerator memory are kept for 300 s, image models 900 s, vision 60 s."""
+    category: Literal["text", "image", "vision", "audio"] | None = None
+    """What it is for: models that hold accelerator memory are kept for 300 s if they are for text or audio, for 900 s
+    if they are for images, and for 60 s if they are for vision. Default: as its operations show: `image` where it makes
+    images, `audio` where it does nothing but transcription and speech, else `text`."""
     pin: bool = False
     """Whether it is never evicted for another model, and stays loaded."""
     target_inflight: Annotated[int, Ge(1), Le(1024)] | None = None

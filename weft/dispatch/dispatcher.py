@@ -230,6 +230,7 @@ class _RequestRun(Generic[T]):
             traceparent=context.traceparent,
             prompt_tokens=description.prompt_tokens,
             max_output_tokens=description.max_output_tokens,
+            work=description.work,
             skills=description.skills,
             thinking=description.thinking,
             tools=description.tools,

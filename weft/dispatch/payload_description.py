@@ -17,6 +17,7 @@ from weft.api.common.v1 import (
     rerank_pb2,
     tokenize_pb2,
 )
+from weft.dispatch.media_work import work_of
 from weft.kernel.abilities import Abilities, ThinkingMode, untaken_languages, untaken_words
 from weft.kernel.request import Skill
 
@@ -51,6 +52,7 @@ class Description:
 
     prompt_tokens: int
     max_output_tokens: int | None
+    work: float
     skills: frozenset[Skill]
     thinking: ThinkingMode
     tools: frozenset[str]
@@ -65,6 +67,7 @@ def describe(
     return Description(
         prompt_tokens=_prompt_tokens(payload, pieces),
         max_output_tokens=_max_output_tokens(payload),
+        work=work_of(payload),
         skills=needed_skills(payload),
         thinking=needed_thinking(payload),
         tools=frozenset(behaviour.tools) if behaviour is not None else frozenset(),

@@ -41,6 +41,8 @@ class PlacementRequest:
     """An estimate; 0: unknown."""
     max_output_tokens: int | None = None
     """None: unset."""
+    work: float = 0.0
+    """Work of a request for an image, a transcription or speech; see `media_work`. 0: it is none, or unknown."""
     skills: frozenset[Skill] = frozenset()
     """Required abilities of its model."""
     thinking: ThinkingMode = ThinkingMode.DEFAULT

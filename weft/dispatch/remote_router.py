@@ -173,6 +173,7 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
         attempts_used=request.attempts_used,
         prompt_tokens=request.prompt_tokens,
         max_output_tokens=request.max_output_tokens,
+        work=request.work,
         needed_thinking=request.thinking.value,  # type: ignore[arg-type]  # same numbers
         needed_skills=[skill.value for skill in sorted(request.skills)],  # type: ignore[misc]  # same numbers
         needed_tools=sorted(request.tools),

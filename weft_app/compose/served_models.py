@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.instance.settings import HibernationSettings, ServedAdapter, ServedModel, SleepSettings
 from runner_svc.openai_upstream.address import is_http_url
+from runner_svc.policy.keep_alive import category_of
 from runner_svc.policy.repetition import RepetitionLimits
 from runner_svc.policy.signals import SignalDescription, reason_only, signal_catalogue
 from runner_svc.runtimes import settings
@@ -60,11 +61,12 @@ def served_model(
     """
     where = f"runners.{section.name}.models.{model.name}"
     wake = model.wake if isinstance(model, SleepingModelSettings) else None
-    hibernation = _hibernation(section, model, drain_seconds, where)
     context = replace(context or runner_context(section), where=where)
     if isinstance(model, StartedModelSettings):
         context = replace(context, environment=engine_environment(model, context))
     engine = section.engine.build(model, context)
+    category = model.category or category_of(engine.operations)
+    hibernation = _hibernation(section, model, category, drain_seconds, where)
     if model.platform_prompt and Operation.CHAT not in engine.operations:
         raise invalid_field(f"{where}.platform_prompt", "is for models that chat, and this one does not; leave it out")
     return ServedModel(
@@ -114,7 +116,7 @@ def _skills(model: ModelSettings | AdapterSettings) -> frozenset[Skill]:
 
 
 def _hibernation(
-    section: RunnerSettings, model: ModelSettings, drain_seconds: float, where: str
+    section: RunnerSettings, model: ModelSettings, category: str, drain_seconds: float, where: str
 ) -> HibernationSettings:
     attached = not section.engine.starts_engines
     wake = model.wake if isinstance(model, SleepingModelSettings) else None
@@ -135,7 +137,7 @@ def _hibernation(
         drain_seconds=drain_seconds,
         attach_retry_seconds=section.probe_interval_seconds,
         keep_alive_seconds=None if keep_alive is None else keep_alive_seconds(keep_alive, f"{where}.keep_alive"),
-        category=model.category,
+        category=category,
         pinned=model.pin,
     )
 

@@ -31,7 +31,7 @@ from router_svc.simulation.scenario import (
 from weft.documents.yaml_documents import YamlRefusedError, yaml_documents
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority, Skill
+from weft.kernel.request import Operation, Priority, Skill
 from weft.kernel.settings import Name, values_of
 from weft.kernel.validation_words import plain_words
 from weft_app.config.loader import validate_section
@@ -133,6 +133,10 @@ class ModelSection:
     """Prompt speed of one slot while all are busy."""
     decode_tokens_per_second: Positive = 40.0
     """Output speed of one slot while all are busy."""
+    operation: Literal["chat", "image", "transcription", "speech"] = "chat"
+    """What it does."""
+    work_per_second: Positive = 1.0
+    """Speed of one slot while all are busy: steps of a megapixel, seconds of audio, or characters, by the operation."""
     context_tokens: Annotated[int, Ge(0), Le(100_000_000)] = 0
     """Context of a slot. 0: unknown."""
     skills: Annotated[tuple[SkillName, ...], MaxLen(16)] | None = None
@@ -164,6 +168,8 @@ class ModelSection:
             slots=self.slots,
             prefill_tokens_per_second=self.prefill_tokens_per_second,
             decode_tokens_per_second=self.decode_tokens_per_second,
+            operation=Operation[self.operation.upper()],
+            work_per_second=self.work_per_second,
             context_tokens=self.context_tokens,
             skills=None if self.skills is None else _skills(self.skills),
             remote=self.remote,
@@ -227,6 +233,8 @@ class ArrivalsSection:
     """Length of prompts."""
     output_tokens: Amounts = AmountSection(mean=200.0, variation=1.0, min=1.0)
     """Length of answers."""
+    work: Amounts | None = None
+    """Work of a request for media: steps times megapixels, seconds of audio, or characters. Default: it is for text."""
     max_output_tokens: Count | None = None
     """The limit that requests state; longer answers are cut."""
     deadline_seconds: Duration | None = None
@@ -263,6 +271,7 @@ class ArrivalsSection:
             ),
             prompt_tokens=_amount(self.prompt_tokens),
             output_tokens=_amount(self.output_tokens),
+            work=None if self.work is None else _amount(self.work),
             max_output_tokens=self.max_output_tokens,
             deadline_seconds=self.deadline_seconds,
             patience_seconds=self.patience_seconds,
@@ -384,10 +393,24 @@ class ScenarioDocument:
         for number, arrivals in enumerate(self.arrivals):
             _known(f"arrivals.{number}.tenant", (arrivals.tenant,), tenants)
             _known(f"arrivals.{number}.target", (arrivals.target,), models | {ROUTE_PREFIX + name for name in routes})
+            self._require_work(number, arrivals)
         for number, route in enumerate(self.routes):
             _known(f"routes.{number}.candidates", route.candidates, models)
         for number, failure in enumerate(self.failures):
             _known(f"failures.{number}.hosts", failure.hosts, hosts | numbered | remote)
+
+    def _require_work(self, number: int, arrivals: ArrivalsSection) -> None:
+        """Requests for media have work, others have none."""
+        named = arrivals.target.removeprefix(ROUTE_PREFIX)
+        firsts = {each.name: each.candidates[0] for each in self.routes}
+        name = firsts.get(named, named) if arrivals.target != named else named
+        model = next((each for each in self.models if each.name == name), None)
+        if model is None:
+            return
+        if arrivals.work is None and model.operation != "chat":
+            raise ValueError(f"arrivals.{number}.work: is required, {name} does {model.operation}")
+        if arrivals.work is not None and model.operation == "chat":
+            raise ValueError(f"arrivals.{number}.work: {name} answers with tokens")
 
     def _require_size(self) -> None:
         for kind, named in (("hosts", self.hosts), ("models", self.models), ("tenants", self.tenants)):

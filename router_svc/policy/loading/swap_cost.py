@@ -11,6 +11,7 @@ from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_plan import Demand, Resident
+from router_svc.policy.work import WorkUnit, media_unit_of, unit_of
 from weft.kernel.request import Priority
 
 UNKNOWN_LOAD_SECONDS = 5.0
@@ -132,7 +133,11 @@ class SwapCosts:
         return max(0.0, missing / (PRIORITY_WEIGHTS[demand.priority] * max(1, demand.waiting)))
 
     def _pace(self, candidate: Candidate) -> float:
-        """Return the tokens per second of all its slots together."""
+        """Return the tokens per second of all its slots together; of a model of media, what its time is charged as."""
+        if not any(unit_of(operation) is WorkUnit.TOKENS for operation in candidate.operations) and any(
+            media_unit_of(operation) is not None for operation in candidate.operations
+        ):
+            return self.estimates.tokens_per_device_second(candidate)
         return self.estimates.tokens_per_second(candidate) * max(1, candidate.slots)
 
 

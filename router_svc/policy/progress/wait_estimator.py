@@ -17,7 +17,7 @@ from router_svc.policy.loading.load_plan import LoadGate
 from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.queue.live_request import LiveRequest, RequestKind
 from router_svc.policy.queue.queue import MAX_REMEMBERED_KINDS, Queue
-from weft.kernel.request import Operation
+from router_svc.policy.work import WorkUnit, unit_of
 
 MAX_SLOTS_LOOKED_AT = 64
 """Running requests whose end is estimated one by one; the others are assumed to end like these."""
@@ -39,6 +39,10 @@ class RunningRequests:
         """Add a request that runs on a candidate."""
         self._running.setdefault(candidate.key, {})[request.key] = request
 
+    def count(self, candidate: Candidate) -> int:
+        """Return the number of requests that run on a candidate."""
+        return len(self._running.get(candidate.key, ()))
+
     def remove(self, request: LiveRequest, candidate: Candidate) -> None:
         """Remove a request that no longer runs on a candidate."""
         running = self._running[candidate.key]
@@ -47,17 +51,23 @@ class RunningRequests:
             del self._running[candidate.key]
 
     def wait_seconds(
-        self, members: Collection[Candidate], all_slots: int, ahead: int, mean_tokens: float, now: float
+        self,
+        members: Collection[Candidate],
+        all_slots: int,
+        ahead: int,
+        mean_work: float,
+        now: float,
+        unit: WorkUnit = WorkUnit.TOKENS,
     ) -> float | None:
         """Return when one of `all_slots`, all busy, is free for a request with this many ahead of it.
 
-        `members` have some of those slots and stand for all. `mean_tokens`: of the answers of the requests ahead. None:
-        unknown, since no answer of any member was measured.
+        `members` have some of those slots and stand for all. `mean_work`: of the requests ahead, in `unit`. None:
+        unknown, since nothing of any member was measured.
         """
-        speeds = [speed for member in members if (speed := self._estimates.speed(member)) is not None]
+        speeds = [speed for member in members if (speed := self._estimates.speed(member, unit)) is not None]
         if not speeds:
             return None
-        service = sum(speed.seconds_of(mean_tokens) for speed in speeds) / len(speeds)
+        service = sum(speed.seconds_of(mean_work) for speed in speeds) / len(speeds)
         slots = max(1, all_slots)
         ends = sorted(self._ends(members, now))
         if not ends:
@@ -72,23 +82,21 @@ class RunningRequests:
         """Yield in how many seconds each running request ends."""
         seen = 0
         for member in members:
-            speed = self._estimates.speed(member)
             for request in self._running.get(member.key, {}).values():
+                unit = unit_of(request.kind.needs.operation) or WorkUnit.TOKENS
+                speed = self._estimates.speed(member, unit)
                 if speed is None or seen == MAX_SLOTS_LOOKED_AT:
                     continue
                 seen += 1
-                arrival = request.arrival
-                tokens = self._estimates.expected_tokens(member.pool, arrival.tenant, arrival.max_output_tokens)
-                if request.content_at is None:
-                    expected, elapsed = speed.seconds_of(tokens), now - request.placed_at
+                work = self._estimates.expected_work(member.pool, request.arrival)
+                if request.content_at is None or unit is not WorkUnit.TOKENS:
+                    expected, elapsed = speed.seconds_of(work), now - request.placed_at
                 else:
-                    expected = speed.token_seconds * tokens
+                    expected = speed.unit_seconds * work
                     elapsed = now - request.content_at
                 yield max(expected - elapsed, OVERDUE_SHARE * expected)
 
 
-GENERATES = frozenset({Operation.CHAT, Operation.COMPLETION})
-"""Operations whose answers grow token by token."""
 WaitParts = tuple[tuple[str, float], ...]
 """Parts of a request's duration: descriptions and seconds."""
 
@@ -165,20 +173,23 @@ class WaitEstimator:
     ) -> float | None:
         """Return the wait for a slot that a request is shown; None: unknown.
 
-        An answer that grows token by token takes as long as its requested length at the measured speed. The grant rate
-        of the queue reflects earlier requests and would promise too much if these were shorter; it is used where no
-        lengths were measured, and only when it is steady.
+        An answer that grows token by token takes as long as its requested length at the measured speed, and an image or
+        a recording as long as its work. The grant rate of the queue reflects earlier requests and would promise too
+        much if these were shorter; it is used where no speed was measured, and only when it is steady.
         """
-        if request.kind.durable or request.kind.needs.operation not in GENERATES:
+        unit = unit_of(request.kind.needs.operation)
+        if request.kind.durable or unit is None:
             return self.slot_wait(queue, capacity, position, now)
-        callers = [each for each in queue.classes.values() if not each.kind.durable]
-        waiting = sum(each.waiting for each in callers)
+        alike = [
+            each
+            for each in queue.classes.values()
+            if not each.kind.durable and unit_of(each.kind.needs.operation) is unit
+        ]
+        waiting = sum(each.waiting for each in alike)
         mean = (
-            sum(request_class.expected_tokens for request_class in callers) / waiting
-            if waiting
-            else request.expected_tokens
+            sum(request_class.expected_work for request_class in alike) / waiting if waiting else request.expected_work
         )
-        wait = self.running.wait_seconds(capacity.takers, capacity.slots, position - 1, mean, now)
+        wait = self.running.wait_seconds(capacity.takers, capacity.slots, position - 1, mean, now, unit)
         if wait is not None or not queue.grant_rate.is_steady(now):
             return wait
         return self.slot_wait(queue, capacity, position, now)

@@ -57,9 +57,9 @@ class LiveRequest:
     kind: RequestKind
     queue: str
     cost: float = 0.0
-    """Estimated tokens."""
-    expected_tokens: float = 0.0
-    """Expected tokens of its answer as of its arrival; see `Estimates.expected_tokens`."""
+    """Estimated charge in tokens."""
+    expected_work: float = 0.0
+    """Expected work in its unit as of its arrival; see `Estimates.expected_work`."""
     keep_alive_seconds: float | None = None
     """As its route sets it."""
     charged: float = 0.0
@@ -103,8 +103,8 @@ class RequestClass:
     priorities: list[FairQueue | None] = field(default_factory=lambda: [None] * len(PRIORITIES))
     waiting: int = 0
     queued_tokens: float = 0.0
-    expected_tokens: float = 0.0
-    """Expected tokens of all waiting requests."""
+    expected_work: float = 0.0
+    """Expected work of all waiting requests, which have one operation."""
     arrived_sum: float = 0.0
     """Sum of the arrival times of all waiting requests."""
     counted_from: float = float("-inf")
@@ -130,7 +130,7 @@ class RequestClass:
         request.waits_in = self
         self.waiting += 1
         self.queued_tokens += request.cost
-        self.expected_tokens += request.expected_tokens
+        self.expected_work += request.expected_work
         self.arrived_sum += arrival.arrived_at
         self._keys.add(arrival.key)
         heapq.heappush(self._arrivals, (arrival.arrived_at, arrival.key))
@@ -147,11 +147,11 @@ class RequestClass:
         request.waits_in = None
         self.waiting -= 1
         self.queued_tokens -= request.cost
-        self.expected_tokens -= request.expected_tokens
+        self.expected_work -= request.expected_work
         self.arrived_sum -= arrival.arrived_at
         self._keys.discard(arrival.key)
         if not self.waiting:
-            self.queued_tokens = self.expected_tokens = self.arrived_sum = 0.0
+            self.queued_tokens = self.expected_work = self.arrived_sum = 0.0
             self._arrivals.clear()
 
     def head(self) -> tuple[Priority, TenantHead] | None:

@@ -46,6 +46,22 @@ def test_what_is_not_said_is_not_known() -> None:
     assert Skill.TOOLS not in file_is_missing.skills | file_is_missing.lacking
 
 
+@pytest.mark.parametrize(
+    ("runtime", "fields", "category"),
+    [
+        ("openai_http", {"operations": ["image"]}, "image"),
+        ("openai_http", {"operations": ["transcription"]}, "audio"),
+        ("openai_http", {"operations": ["image"], "category": "text"}, "text"),
+        ("llama_server", {}, "text"),
+        ("llama_server", {"category": "vision"}, "vision"),
+    ],
+)
+def test_a_model_is_kept_by_what_it_does_unless_its_category_is_set(
+    runtime: str, fields: dict[str, Any], category: str
+) -> None:
+    assert served(section(runtime, **fields)).hibernation.category == category
+
+
 def test_a_server_without_a_projector_takes_no_images_and_no_audio() -> None:
     assert known(section()).lacking == MEDIA
     assert known(section("llama_cpp_python", slots=1)).lacking == MEDIA

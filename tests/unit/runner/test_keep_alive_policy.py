@@ -6,9 +6,11 @@ import pytest
 from hypothesis import strategies as st
 from kit.examples import given
 
-from runner_svc.policy.keep_alive import CATEGORY_SECONDS, KeepAliveSettings, keep_alive
+from runner_svc.policy.keep_alive import CATEGORY_SECONDS, KeepAliveSettings, category_of, keep_alive
+from weft.kernel.request import TEXT_OPERATIONS, Operation
 
 NOTHING = KeepAliveSettings()
+CATEGORIES = [("text", 300.0), ("image", 900.0), ("vision", 60.0), ("audio", 300.0)]
 WISH = st.none() | st.floats(-1.0, 1e6)
 WISHES = st.builds(
     KeepAliveSettings,
@@ -25,11 +27,31 @@ def test_without_devices_and_without_settings_a_model_never_sleeps_by_itself() -
     assert keep_alive(NOTHING) is None
 
 
-@pytest.mark.parametrize(("category", "seconds"), [("text", 300.0), ("image", 900.0), ("vision", 60.0)])
+@pytest.mark.parametrize(("category", "seconds"), CATEGORIES)
 def test_a_model_that_holds_devices_is_kept_by_its_category(category: str, seconds: float) -> None:
     wishes = KeepAliveSettings(category=category, holds_devices=True)
     assert keep_alive(wishes) == seconds
     assert keep_alive(replace(wishes, model_seconds=7.0)) == 7.0
+
+
+@pytest.mark.parametrize(
+    ("operations", "category"),
+    [
+        ({Operation.IMAGE}, "image"),
+        ({Operation.IMAGE, Operation.CHAT}, "image"),
+        ({Operation.TRANSCRIPTION}, "audio"),
+        ({Operation.SPEECH, Operation.TRANSCRIPTION}, "audio"),
+        ({Operation.TRANSCRIPTION, Operation.CHAT}, "text"),
+        (TEXT_OPERATIONS, "text"),
+        ((), "text"),
+    ],
+)
+def test_a_model_without_a_category_has_that_of_what_it_does(operations: set[Operation], category: str) -> None:
+    assert category_of(operations) == category
+
+
+def test_every_category_that_operations_may_have_has_a_time() -> None:
+    assert {category_of({operation}) for operation in Operation} <= CATEGORY_SECONDS.keys()
 
 
 def test_the_request_goes_before_the_load_and_the_load_before_the_model() -> None:

@@ -153,6 +153,7 @@ class PlaceOpen(google.protobuf.message.Message):
     NEEDED_THINKING_FIELD_NUMBER: builtins.int
     ASKED_MODEL_FIELD_NUMBER: builtins.int
     CALLER_FIELD_NUMBER: builtins.int
+    WORK_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id."""
     tenant: builtins.str
@@ -183,6 +184,10 @@ class PlaceOpen(google.protobuf.message.Message):
     """The name that the caller asked for, where an alias stood for `model`. Empty: it asked for no alias."""
     caller: builtins.str
     """Who sent it, for usage: "key:<id>", "service:<name>" or "local". Empty: it is not known."""
+    work: builtins.float
+    """Work of a request for images (steps of denoising, times the megapixels of all of them), a transcription (seconds of the
+    recording) or speech (characters); an estimate. 0: it is none, or unknown. At most 1,000,000,000.
+    """
     @property
     def age(self) -> google.protobuf.duration_pb2.Duration:
         """How long ago it first arrived: a request placed again after a lost router keeps its age."""
@@ -225,9 +230,10 @@ class PlaceOpen(google.protobuf.message.Message):
         needed_thinking: weft.api.registry.v1.model_pb2.ThinkingMode.ValueType = ...,
         asked_model: builtins.str = ...,
         caller: builtins.str = ...,
+        work: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "age", b"age", "max_output_tokens", b"max_output_tokens", "time_left", b"time_left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "work", b"work"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_output_tokens", b"_max_output_tokens"]) -> typing.Literal["max_output_tokens"] | None: ...
 
 global___PlaceOpen = PlaceOpen

@@ -1,0 +1,145 @@
+"""Images, recordings and speech in the scheduler: their time is learned by unit, and charged like that of answers."""
+
+from dataclasses import replace
+
+import pytest
+from load_harness import candidate
+
+from router_svc.policy.arrival import Arrival, Needs
+from router_svc.policy.decisions import Placed, Served, Waits
+from router_svc.policy.endpoints.candidates import Candidate, Fleet, Readiness
+from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.estimates import DEFAULT_TOKENS_PER_SECOND, DEFAULT_UNIT_SECONDS, Estimates
+from router_svc.policy.scheduler import Scheduler
+from router_svc.policy.work import WorkUnit, unit_of
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+STEPS = WorkUnit.STEP_MEGAPIXELS
+PAINTS = replace(candidate("sdxl", readiness=Readiness.READY), operations=frozenset({Operation.IMAGE}), slots=1)
+CHATS = replace(candidate("qwen", readiness=Readiness.READY), operations=frozenset({Operation.CHAT}), slots=1)
+DONE = Served(prompt_tokens=0, cached_tokens=0, output_tokens=0)
+
+
+def image(key: int, work: float, tenant: str = "painter", at: float = 0.0) -> Arrival:
+    return Arrival(key=key, target="sdxl", needs=Needs(Operation.IMAGE), tenant=tenant, arrived_at=at, work=work)
+
+
+def chat(key: int, tenant: str = "writer", at: float = 0.0) -> Arrival:
+    return Arrival(key=key, target="qwen", needs=Needs(Operation.CHAT), tenant=tenant, arrived_at=at)
+
+
+def scheduler_with(*candidates: Candidate) -> Scheduler:
+    scheduler = Scheduler()
+    fleet = Fleet.of(candidates)
+    scheduler.apply(MeshChange(candidates=tuple(fleet), gone=()), 0.0)
+    return scheduler
+
+
+def test_every_operation_on_media_has_a_unit_with_an_assumed_speed() -> None:
+    media = {unit_of(operation) for operation in (Operation.IMAGE, Operation.TRANSCRIPTION, Operation.SPEECH)}
+    assert media == DEFAULT_UNIT_SECONDS.keys()
+
+
+def test_the_time_of_an_image_follows_from_its_work_and_the_speed_that_was_seen() -> None:
+    estimates = Estimates()
+    assert estimates.service_seconds(PAINTS, image(1, 20.0)) is None
+    estimates.note_media(PAINTS, STEPS, 20.0, 5.0, 5.0)
+    assert estimates.service_seconds(PAINTS, image(1, 40.0)) == pytest.approx(10.0)
+    assert estimates.mean_service_seconds(PAINTS) == 5.0
+    assert estimates.tokens_per_second(PAINTS) == DEFAULT_TOKENS_PER_SECOND, "it has no speed in tokens"
+
+
+def test_a_model_that_hears_and_answers_has_a_speed_for_each() -> None:
+    estimates = Estimates()
+    estimates.note_served(CHATS, "t", Served(prompt_tokens=1, cached_tokens=0, output_tokens=100), 2.0)
+    estimates.note_media(CHATS, WorkUnit.AUDIO_SECONDS, 60.0, 6.0, 6.0)
+    assert estimates.tokens_per_second(CHATS) == pytest.approx(50.0)
+    heard = estimates.speed(CHATS, WorkUnit.AUDIO_SECONDS)
+    assert heard is not None
+    assert heard.seconds_of(30.0) == pytest.approx(3.0)
+
+
+def test_device_time_is_worth_the_tokens_that_models_generate_in_it() -> None:
+    estimates = Estimates()
+    assert estimates.tokens_per_device_second(PAINTS) == DEFAULT_TOKENS_PER_SECOND
+    for _ in range(200):
+        estimates.note_exchange(CHATS, 400.0, 2.0)
+    assert estimates.tokens_per_device_second(PAINTS) == pytest.approx(200.0, rel=0.05)
+
+
+def test_a_remote_model_says_nothing_about_the_worth_of_a_device() -> None:
+    estimates = Estimates()
+    estimates.note_exchange(replace(CHATS, remote=True), 1e6, 1.0)
+    assert estimates.tokens_per_device_second(PAINTS) == DEFAULT_TOKENS_PER_SECOND
+
+
+def test_a_measurement_of_media_that_cannot_be_one_is_passed_over() -> None:
+    estimates = Estimates()
+    estimates.note_media(PAINTS, STEPS, 0.0, 5.0, 5.0)
+    estimates.note_media(PAINTS, STEPS, 10.0, float("nan"), 5.0)
+    estimates.note_exchange(CHATS, 100.0, -1.0)
+    assert estimates.speed(PAINTS, STEPS) is None
+    assert estimates.tokens_per_device_second(CHATS) == DEFAULT_TOKENS_PER_SECOND
+
+
+def account(scheduler: Scheduler, tenant: str) -> float:
+    known = scheduler._queues.shares.known_account(tenant)
+    assert known is not None
+    return known
+
+
+def test_a_tenant_is_charged_as_much_for_the_seconds_of_its_images_as_another_for_those_of_its_answers() -> None:
+    scheduler = scheduler_with(PAINTS, CHATS)
+    now = 0.0
+    for turn in range(50):
+        scheduler.submit(image(2 * turn + 1, 30.0, at=now), now)
+        scheduler.submit(chat(2 * turn + 2, at=now), now)
+        now += 4.0
+        scheduler.finish(2 * turn + 1, now, DONE)
+        scheduler.finish(2 * turn + 2, now, Served(prompt_tokens=100, cached_tokens=0, output_tokens=300))
+    assert account(scheduler, "painter") == pytest.approx(account(scheduler, "writer"), rel=0.15)
+
+
+def test_the_length_of_a_recording_as_it_is_claimed_changes_nothing_about_what_is_charged() -> None:
+    accounts = []
+    for claimed in (1.0, 3_600.0):
+        scheduler = scheduler_with(PAINTS)
+        scheduler.submit(image(1, claimed), 0.0)
+        scheduler.finish(1, 10.0, DONE)
+        accounts.append(account(scheduler, "painter"))
+    assert accounts[0] == pytest.approx(accounts[1])
+    assert accounts[0] == pytest.approx(10.0 * DEFAULT_TOKENS_PER_SECOND)
+
+
+def test_an_image_that_its_caller_cancels_is_charged_for_the_time_that_it_took() -> None:
+    scheduler = scheduler_with(PAINTS)
+    scheduler.submit(image(1, 30.0), 0.0)
+    scheduler.finish(1, 6.0, None, Reason.CANCELLED)
+    assert account(scheduler, "painter") == pytest.approx(6.0 * DEFAULT_TOKENS_PER_SECOND)
+
+
+def test_an_attempt_that_broke_costs_its_tenant_nothing() -> None:
+    scheduler = scheduler_with(PAINTS)
+    scheduler.submit(image(1, 30.0), 0.0)
+    scheduler.report_failed(1, 1, Reason.SERVER_DIED, 5.0)
+    assert account(scheduler, "painter") == pytest.approx(0.0)
+
+
+def test_a_waiting_image_is_told_how_long_those_before_it_take() -> None:
+    scheduler = scheduler_with(PAINTS)
+    scheduler.submit(image(1, 10.0), 0.0)
+    scheduler.finish(1, 5.0, DONE)
+    placed = scheduler.submit(image(2, 40.0), 5.0)
+    assert isinstance(placed[0], Placed)
+    waits = scheduler.submit(image(3, 10.0), 9.0)
+    told = next(each for each in waits if isinstance(each, Waits))
+    assert told.eta_seconds == pytest.approx(40.0 * 0.5 - 4.0)
+
+
+def test_an_image_that_cannot_be_done_before_its_deadline_is_refused_at_once() -> None:
+    scheduler = scheduler_with(PAINTS)
+    scheduler.submit(image(1, 10.0), 0.0)
+    scheduler.finish(1, 5.0, DONE)
+    decisions = scheduler.submit(replace(image(2, 40.0, at=5.0), deadline_at=10.0), 5.0)
+    assert [getattr(each, "reason", None) for each in decisions] == [Reason.DEADLINE_UNREACHABLE]

@@ -1,0 +1,117 @@
+"""Image and text models that share one GPU, in virtual time: even shares of its time, and few swaps."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router_svc.policy.scheduler import Scheduler
+from router_svc.simulation.engine import RunOptions, Simulation
+from router_svc.simulation.fifo_baseline import FifoScheduler
+from router_svc.simulation.figures import Figures, figures_of
+from router_svc.simulation.invariants import InvariantChecker
+from router_svc.simulation.random_scenario import real_scheduler
+from router_svc.simulation.scenario import Scenario
+from router_svc.simulation.scheduler_port import SchedulerPort
+from router_svc.simulation.traffic import requests_of
+from weft.kernel.errors import FieldError
+from weft_app.config.scenario import load_scenario, parse_scenario
+
+SHARED = Path(__file__).parents[3] / "examples" / "scenarios" / "pictures-and-chat.yaml"
+
+
+def scenario() -> Scenario:
+    return replace(load_scenario(SHARED), duration_seconds=1_800.0)
+
+
+def run(make: Callable[[Scenario], SchedulerPort] = real_scheduler, *, is_checked: bool = False) -> Figures:
+    given = scenario()
+    extras = RunOptions(checker=InvariantChecker(given)) if is_checked else RunOptions()
+    simulation = Simulation(given, make(given), extras)
+    simulation.run()
+    return figures_of(simulation)
+
+
+def shares(figures: Figures) -> dict[str, float]:
+    return {each.name: each.served_share or 0.0 for each in figures.tenants}
+
+
+def fifo(given: Scenario) -> SchedulerPort:
+    return FifoScheduler(given.limits)
+
+
+def images_are_free(given: Scenario) -> SchedulerPort:
+    """The planted bug: the time of images is not charged, as if they were answers without tokens."""
+    scheduler = Scheduler(given.limits, given.settings)
+    scheduler._estimates.tokens_per_device_second = lambda *_: 0.001  # type: ignore[method-assign]
+    scheduler._estimates.media_cost = lambda *_: 0.0  # type: ignore[method-assign]
+    return scheduler
+
+
+def images_cost_what_an_answer_on_a_laptop_does(given: Scenario) -> SchedulerPort:
+    """The planted bug: a second of the device is charged at a fixed rate, whatever it is worth in tokens there."""
+    scheduler = Scheduler(given.limits, given.settings)
+    scheduler._estimates.note_exchange = lambda *_: None  # type: ignore[method-assign]
+    return scheduler
+
+
+def test_those_who_paint_who_chat_and_who_do_both_get_even_shares_of_one_gpu_with_few_swaps() -> None:
+    ours, control = run(is_checked=True), run(fifo)
+    assert ours.fairness >= 0.95
+    assert all(0.75 < share < 1.3 for share in shares(ours).values()), shares(ours)
+    assert ours.swaps_per_1000 <= control.swaps_per_1000 / 2
+    assert ours.total.served > control.total.served
+    assert ours.cold_waits is not None
+    assert ours.cold_waits.longest <= ours.cold_wait_bound_seconds
+
+
+@pytest.mark.parametrize("planted", [images_are_free, images_cost_what_an_answer_on_a_laptop_does])
+def test_uneven_shares_are_seen_where_images_are_charged_wrongly(planted: Callable[[Scenario], SchedulerPort]) -> None:
+    """The control."""
+    assert run(planted).fairness < 0.9
+
+
+def test_both_models_are_used_all_the_time_and_none_is_starved() -> None:
+    figures = run()
+    assert {each.name for each in figures.targets if each.served > 50} == {"qwen", "sdxl"}
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "small",
+        "hosts": [{"name": "gpu"}],
+        "models": [{"name": "sdxl", "operation": "image", "work_per_second": 5}],
+        "tenants": [{"name": "t"}],
+        "arrivals": [{"tenant": "t", "target": "sdxl", "rate": 1.0, "work": 20}],
+        **changes,
+    }
+
+
+def test_requests_for_an_image_model_have_work() -> None:
+    with pytest.raises(FieldError, match=r"arrivals.0.work: is required, sdxl does image"):
+        parse_scenario(document(arrivals=[{"tenant": "t", "target": "sdxl", "rate": 1.0}]), "x")
+
+
+def test_requests_for_a_language_model_have_tokens() -> None:
+    with pytest.raises(FieldError, match=r"arrivals.0.work: sdxl answers with tokens"):
+        parse_scenario(document(models=[{"name": "sdxl"}]), "x")
+
+
+def test_an_image_takes_its_work_at_the_speed_of_its_model() -> None:
+    given = parse_scenario(document(), "x")
+    kind = given.kind_of("sdxl")
+    assert kind is not None
+    assert (kind.prefill_seconds(1_000.0), kind.answer_seconds(50.0, 20.0)) == (0.0, 4.0)
+
+
+def test_estimates_of_a_media_model_learn_its_speed_in_a_run() -> None:
+    given = scenario()
+    scheduler = Scheduler(given.limits, given.settings)
+    simulation = Simulation(replace(given, duration_seconds=300.0), scheduler)
+    simulation.run()
+    estimates = scheduler._estimates
+    instance = next(each for each in simulation.world.instances.values() if each.kind.name == "sdxl")
+    request = replace(next(each.arrival for each in requests_of(given) if each.arrival.work), work=16.0)
+    assert estimates.service_seconds(instance.candidate(), request) == pytest.approx(2.0, rel=0.05)
