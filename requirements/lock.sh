@@ -37,6 +37,7 @@ lock_engine() { # lock_engine <environment> <name of the lock> [uv options]
 lock_engine ctranslate2 cpu
 lock_engine ctranslate2 cuda
 lock_engine exllamav3 cuda
+lock_engine speech cpu
 lock_engine vllm cuda
 lock_engine vllm cpu --override "$environments/vllm/cpu.overrides" --no-emit-package torch \
   --extra-index-url "$pytorch" --index-strategy unsafe-best-match

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from runner_svc.policy.load_plan import LoadParameter, LoadValue, check_parameters
 from runner_svc.supervise.logs import LogRing
-from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2, usage_pb2
+from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, receipt_pb2, rerank_pb2, tokenize_pb2, usage_pb2
 from weft.api.registry.v1 import lease_pb2, runner_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -153,10 +153,12 @@ class RerankResult:
 
 @dataclass(frozen=True, slots=True)
 class SpeechPart:
-    """A part of a recording, at least one byte, and the media type of the recording."""
+    """A part of a recording, at least one byte, and the media type of the recording; or the end of it."""
 
     data: bytes
     media_type: str
+    receipt: receipt_pb2.Receipt | None = None
+    """The engine's part of the receipt, in a last part without data; None: the engine reports none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

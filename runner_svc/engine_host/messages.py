@@ -124,7 +124,7 @@ class Speak(msgspec.Struct, tag="speak", kw_only=True):
     text: str
     voice: str
     format: str
-    """`mp3`, `opus`, `aac`, `flac`, `wav` or `pcm`."""
+    """`mp3`, `opus`, `aac`, `flac`, `wav` or `pcm`; empty: mp3, or wav where there is no encoder of it."""
     speed: float = 1.0
     options: dict[str, Any] = {}
     """Further parameters by the engine's names."""
@@ -182,6 +182,20 @@ class ChatTemplates(msgspec.Struct, tag="chat_templates", kw_only=True):
     eos_token: str = ""
 
 
+class Voice(msgspec.Struct, kw_only=True):
+    """A voice of an engine that speaks."""
+
+    name: str
+    language: str = ""
+    """Its language, such as `en-GB`; empty: unknown."""
+    aliases: list[str] = []
+    """Further names of it."""
+    speakers: list[str] = []
+    """Its speakers; empty: it has one."""
+    fault: str = ""
+    """Why it cannot be used; empty: it can."""
+
+
 class Ready(msgspec.Struct, tag="ready"):
     """The model is loaded."""
 
@@ -190,6 +204,10 @@ class Ready(msgspec.Struct, tag="ready"):
     """Number of requests that the engine works on at once."""
     templates: ChatTemplates | None = None
     """None: the runner reads them."""
+    voices: list[Voice] = []
+    """Its voices, of an engine that speaks."""
+    voice_variants: list[str] = []
+    """Variants that go with every voice."""
 
 
 class PromptProgress(msgspec.Struct, tag="prompt_progress"):

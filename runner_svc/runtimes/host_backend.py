@@ -129,7 +129,7 @@ class HostBackend(ProcessBackend, Generic[Settings]):
             await channel.open()
             # The token is passed in the environment: arguments are visible to every user of the machine.
             environment = {**self.context.environment, **self.environment(order), TOKEN_VARIABLE: channel.token}
-            command = [*self._host_command(), *self.arguments(order, channel.path)]
+            command = [*self.engine_command(), *self.arguments(order, channel.path)]
             await self._process.start(command, environment, self.read_line)
             ready = await self._until_ready(channel)
             facts = await self.facts_of(ready)
@@ -185,7 +185,7 @@ class HostBackend(ProcessBackend, Generic[Settings]):
             if channel is not None:
                 await channel.close()
 
-    def _host_command(self) -> Sequence[str]:
+    def engine_command(self) -> Sequence[str]:
         """Returns the command of the host program. Raises CONNECT_FAILED where its environment is not installed."""
         if self.context.command:
             return self.context.command

@@ -7,19 +7,29 @@ program alone decodes them.
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, CallInfo, SpeechPart, not_offered
-from runner_svc.engine_host.media_request import MediaReader, image_request, speech_request, transcription_request
+from runner_svc.engine_host.media_request import (
+    MediaReader,
+    image_request,
+    media_receipt,
+    speech_request,
+    transcription_request,
+)
 from runner_svc.engine_host.messages import Answer, Done, MakeImages, Ready, Segment, Sound, Speak, Transcribe
+from runner_svc.openai_upstream.request import warning_frame
+from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.runtimes.host_backend import HostBackend
-from runner_svc.runtimes.settings import MediaModelSettings
+from runner_svc.runtimes.settings import StartedModelSettings
 from runner_svc.supervise.socket_folder import SocketFolder
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2
-from weft.dispatch.frames import Frame
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.operations import generation_of
 from weft.dispatch.parameter_checks import MAX_IMAGE_SEED
 from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError
@@ -27,8 +37,16 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 FOLDER_PREFIX = "weft-media-"
-Settings = TypeVar("Settings", bound=MediaModelSettings)
+Settings = TypeVar("Settings", bound=StartedModelSettings)
 MediaRequest = MakeImages | Transcribe | Speak
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechCall:
+    """What the engine is asked to speak, without its id, and what the caller should know of it."""
+
+    request: Speak
+    warnings: Sequence[ParameterWarning] = ()
 
 
 class MediaBackend(HostBackend[Settings], Generic[Settings]):
@@ -44,6 +62,10 @@ class MediaBackend(HostBackend[Settings], Generic[Settings]):
         return BackendFacts(
             operations=self.operations(), context_tokens=0, slots=ready.slots, abilities=self.abilities()
         )
+
+    @override
+    def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        raise not_offered(generation_of(payload).operation)
 
     @override
     async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
@@ -71,11 +93,20 @@ class MediaBackend(HostBackend[Settings], Generic[Settings]):
     @override
     async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
         self._require(Operation.SPEECH)
-        async with aclosing(self._working(speech_request(payload), call)) as arrivals:
+        wanted = self.speech_call(payload)
+        async with aclosing(self._working(wanted.request, call)) as arrivals:
             async for answers in arrivals:
                 for answer in answers:
                     if isinstance(answer, Sound):
                         yield SpeechPart(answer.data, answer.media_type)
+                    elif isinstance(answer, Done):
+                        receipt = media_receipt(answer)
+                        receipt.warnings.extend(event.warning for event in warning_frame(wanted.warnings))
+                        yield SpeechPart(b"", "", receipt)
+
+    def speech_call(self, payload: audio_pb2.SpeechPayload) -> SpeechCall:
+        """Returns what the engine is asked for. Raises as `speak`."""
+        return SpeechCall(request=speech_request(payload))
 
     def _require(self, operation: Operation) -> None:
         if operation not in self.operations():

@@ -79,6 +79,8 @@ class Runtime(Generic[Settings]):
     """Program or library that must be installed."""
     environment: EngineEnvironment | None = None
     """Environment that its engines run in where the runner has no `command`; None: weft's own."""
+    needs_environment: bool = True
+    """Whether its engines cannot run without that environment; False: they run in weft's own with less."""
     find_fault: Callable[[Settings, Mapping[str, str]], ModelFault | None] | None = None
     """Checks within seconds whether a model's server has it; the mapping is the environment. None: there is no server
     to check before a start."""

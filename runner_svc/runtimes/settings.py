@@ -298,6 +298,8 @@ class SourcedModelSettings(HostedModelSettings):
     """The form of its files."""
     files_setting: ClassVar[str]
     """The setting that names its files where no source does."""
+    other_files_settings: ClassVar[tuple[str, ...]] = ()
+    """Further settings that name files, each enough by itself."""
 
     def __post_init__(self) -> None:
         if self.source is not None and getattr(self, self.files_setting) is not None:

@@ -206,7 +206,7 @@ class DataPlane:
     async def _speak(self, request: pb.SpeakRequest, context: Context) -> None:
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
-            call, told = call_info(permit, instance, context), ""
+            call, told, receipt = call_info(permit, instance, context), "", receipt_pb2.Receipt()
             with self._working(permit, instance, request, call) as work:
                 async with aclosing(work.speak(request.payload, call)) as parts:
                     async for part in parts:
@@ -215,8 +215,8 @@ class DataPlane:
                             media_type = "" if told else part.media_type
                             told = part.media_type
                             await context.write(pb.SpeakResponse(data=piece, media_type=media_type))
+                        receipt = part.receipt or receipt
                 work.record.answered = True
-                receipt = receipt_pb2.Receipt()
                 work.note_wall_time(receipt)
                 work.note_device_usage(receipt)
                 self._desk.complete(receipt, permit, instance)

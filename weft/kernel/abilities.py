@@ -37,6 +37,8 @@ class Abilities:
     """Languages that it translates from; empty: unknown, or it is no translation model."""
     target_languages: tuple[str, ...] = field(default=(), repr=False)
     """Languages that it translates into."""
+    voices: tuple[str, ...] = field(default=(), repr=False)
+    """Voices that it speaks with, the default one first; empty: unknown, or it does not speak."""
 
     def completed_by(self, weaker: "Abilities") -> "Abilities":
         """Returns these facts, with those of a weaker source where these say nothing."""
@@ -46,6 +48,7 @@ class Abilities:
             thinking_modes=self.thinking_modes or weaker.thinking_modes,
             source_languages=self.source_languages or weaker.source_languages,
             target_languages=self.target_languages or weaker.target_languages,
+            voices=self.voices or weaker.voices,
         )
 
     @property
@@ -146,6 +149,7 @@ def abilities_of(message: model_pb2.ModelAbilities) -> Abilities:
         thinking_modes=frozenset(mode for mode in ThinkingMode if mode.value in message.thinking_modes),
         source_languages=tuple(message.source_languages),
         target_languages=tuple(message.target_languages),
+        voices=tuple(message.voices),
     )
 
 
@@ -159,5 +163,8 @@ def abilities_message(abilities: Abilities) -> model_pb2.ModelAbilities | None:
         "thinking_modes": sorted(abilities.thinking_modes),
     }
     return model_pb2.ModelAbilities(
-        **numbers, source_languages=abilities.source_languages, target_languages=abilities.target_languages
+        **numbers,
+        source_languages=abilities.source_languages,
+        target_languages=abilities.target_languages,
+        voices=abilities.voices,
     )

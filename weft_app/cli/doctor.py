@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -305,7 +305,9 @@ def _requirements(config: WeftConfig, environments: EnvironmentFolder) -> Iterat
             yield attempt(needed.name, partial(needed.find, command), needed.remedy)
         if environment is not None and not command:
             look = partial(environments.description, environment)
-            yield attempt("environment", look, environments.install_command(environment.name))
+            found = attempt("environment", look, environments.install_command(environment.name))
+            is_advice = found.verdict is Verdict.FAILED and not runtime.needs_environment
+            yield replace(found, verdict=Verdict.WARNING) if is_advice else found
 
 
 def _programs(config: WeftConfig) -> Iterator[Finding]:

@@ -164,7 +164,7 @@ class SectionAdder(ModelAdder):
         is_own = runtime.name == self._section.runtime
         if is_own and self._section.command:
             return ""
-        if runtime.environment is not None:
+        if runtime.environment is not None and runtime.needs_environment:
             try:
                 self._environments.environment_python(runtime.environment)
             except WeftError:

@@ -14,7 +14,7 @@ def require_environments(runners: Iterable[RunnerSettings], home: WeftHome) -> N
     """
     for section in runners:
         environment = section.engine.environment
-        if environment is None or section.command:
+        if environment is None or section.command or not section.engine.needs_environment:
             continue
         try:
             home.environments.environment_python(environment)

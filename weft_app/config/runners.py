@@ -92,7 +92,7 @@ def _misplaced(value: Any, runtime: Runtime[Any]) -> Iterator[InitErrorDetails]:
                 yield _refused((index, name), message, model)
         if issubclass(runtime.settings, SourcedModelSettings):
             files = runtime.settings.files_setting
-            if model.keys().isdisjoint({files, "source"}):
+            if model.keys().isdisjoint({files, "source", *runtime.settings.other_files_settings}):
                 message = f"model {model['name']} needs {files}, because the runtime is {runtime.name}; or a source"
                 yield _refused((index, files), message, model)
 

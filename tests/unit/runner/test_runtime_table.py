@@ -14,11 +14,13 @@ from weft.kernel.errors import FieldError
 
 OWN = (
     "ctranslate2",
+    "espeak_ng",
     "exllamav3",
     "llama_cpp_python",
     "llama_server",
     "openai_http",
     "openai_remote",
+    "piper",
     "server",
     "vllm",
     "vllm_serve",
@@ -96,7 +98,9 @@ def test_a_package_cannot_replace_a_runtime_of_wefts_own(site: Path) -> None:
 
 
 def test_a_runtime_that_does_not_exist_is_refused_with_the_choices() -> None:
-    with pytest.raises(FieldError, match="must be one of: ctranslate2, exllamav3, llama_cpp_python, llama_server"):
+    with pytest.raises(
+        FieldError, match="must be one of: ctranslate2, espeak_ng, exllamav3, llama_cpp_python, llama_server"
+    ):
         table.require_runtime("sglang")
 
 

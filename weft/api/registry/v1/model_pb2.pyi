@@ -145,6 +145,7 @@ class ModelAbilities(google.protobuf.message.Message):
     THINKING_MODES_FIELD_NUMBER: builtins.int
     SOURCE_LANGUAGES_FIELD_NUMBER: builtins.int
     TARGET_LANGUAGES_FIELD_NUMBER: builtins.int
+    VOICES_FIELD_NUMBER: builtins.int
     @property
     def skills(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ModelSkill.ValueType]:
         """Skills that it is known to have. A skill that is neither here nor in `lacking` is unknown, and requests are tried."""
@@ -167,6 +168,10 @@ class ModelAbilities(google.protobuf.message.Message):
     def target_languages(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Languages that it translates into; as above."""
 
+    @property
+    def voices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Voices that it speaks with, as requests call them, the default one first. Empty: unknown, or it does not speak."""
+
     def __init__(
         self,
         *,
@@ -175,8 +180,9 @@ class ModelAbilities(google.protobuf.message.Message):
         thinking_modes: collections.abc.Iterable[global___ThinkingMode.ValueType] | None = ...,
         source_languages: collections.abc.Iterable[builtins.str] | None = ...,
         target_languages: collections.abc.Iterable[builtins.str] | None = ...,
+        voices: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lacking", b"lacking", "skills", b"skills", "source_languages", b"source_languages", "target_languages", b"target_languages", "thinking_modes", b"thinking_modes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lacking", b"lacking", "skills", b"skills", "source_languages", b"source_languages", "target_languages", b"target_languages", "thinking_modes", b"thinking_modes", "voices", b"voices"]) -> None: ...
 
 global___ModelAbilities = ModelAbilities
 

@@ -1,0 +1,1 @@
+"""The runtime espeak_ng."""

@@ -1,0 +1,45 @@
+"""The host program of espeak-ng.
+
+PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.espeak_ng.host --socket PATH --program espeak-ng
+"""
+
+import argparse
+from typing import Any
+
+from runner_svc.engine_host.engine import LibraryMissingError, import_library
+from runner_svc.engine_host.host import serve
+from runner_svc.engine_host.speech import SpeechEngine
+from runner_svc.runtimes.espeak_ng.speaker import USUAL_WORDS_PER_MINUTE, EspeakSpeaker
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parses the flags of this program."""
+    parser = argparse.ArgumentParser(prog="espeak_ng_host", description=__doc__)
+    parser.add_argument("--socket", required=True, help="Unix socket on which the runner listens")
+    parser.add_argument("--program", default="espeak-ng")
+    parser.add_argument("--words-per-minute", type=int, default=USUAL_WORDS_PER_MINUTE, help="at the speed 1")
+    parser.add_argument("--slots", type=int, default=1, help="requests at once")
+    return parser.parse_args(argv)
+
+
+def load(options: argparse.Namespace) -> SpeechEngine:
+    """Lists the voices. Raises LibraryMissingError, RefusedError."""
+    return SpeechEngine(EspeakSpeaker(options.program, options.words_per_minute), _encoders(), options.slots)
+
+
+def _encoders() -> Any | None:
+    """Returns PyAV; None: this environment has none, and there is WAV alone."""
+    try:
+        return import_library("av")
+    except LibraryMissingError:
+        return None
+
+
+def main() -> None:
+    """List the voices, then speak."""
+    options = parse_arguments()
+    serve(options.socket, lambda _: load(options))
+
+
+if __name__ == "__main__":
+    main()

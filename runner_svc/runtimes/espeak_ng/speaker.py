@@ -1,0 +1,161 @@
+"""The program espeak-ng as a speaker: it runs once for every piece of a text."""
+
+import re
+import struct
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from io import BufferedReader
+
+from runner_svc.engine_host.engine import Job, LibraryMissingError, RefusedError
+from runner_svc.engine_host.messages import Speak, Voice
+from runner_svc.engine_host.sound_encoder import SAMPLE_BYTES
+
+USUAL_WORDS_PER_MINUTE = 175
+"""The program's own speed, which a request calls 1."""
+MIN_WORDS_PER_MINUTE = 80
+"""The program speaks no slower."""
+MAX_WORDS_PER_MINUTE = 900
+LIST_SECONDS = 30.0
+MAX_LIST_BYTES = 1024 * 1024
+MAX_ROWS = 1000
+READ_BYTES = 64 * 1024
+_HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
+_ROW = re.compile(r"\s*\d+\s+(?P<language>\S+)\s+\S+\s+(?P<name>\S+)\s+(?P<file>\S+)")
+_OF_MBROLA = "mb/"
+_VARIANTS = "!v/"
+
+
+class EspeakSpeaker:
+    """See Speaker."""
+
+    def __init__(self, program: str, words_per_minute: int = USUAL_WORDS_PER_MINUTE) -> None:
+        """Raises LibraryMissingError where there is no such program, RefusedError where it does not work."""
+        self._program = program
+        self._words_per_minute = words_per_minute
+        self.voices: Sequence[Voice] = listed_voices(self._list("--voices"))
+        """See Speaker.voices."""
+        self.variants: Sequence[str] = listed_variants(self._list("--voices=variant"))
+        """See Speaker.variants."""
+        if not self.voices:
+            raise RefusedError("BACKEND_ERROR", f"{program} --voices lists no voice")
+        self._rate = self._found_rate(self.voices[0].name)
+
+    def sample_rate(self, voice: str) -> int:
+        """See Speaker.sample_rate."""
+        del voice
+        return self._rate
+
+    def samples(self, text: str, request: Speak, job: Job) -> Iterator[bytes]:
+        """See Speaker.samples. The program is ended when the request is cancelled."""
+        with subprocess.Popen(  # noqa: S603 - arguments, never a shell; the voice is one of the program's own list
+            self._command(request.voice, request.speed),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            job.when_cancelled(process.kill)
+            try:
+                yield from self._spoken(process, text.encode())
+            except BaseException:
+                process.kill()
+                raise
+        job.raise_if_cancelled()
+        if process.returncode:
+            raise RefusedError("BACKEND_ERROR", f"{self._program} ended with status {process.returncode}")
+
+    def _spoken(self, process: subprocess.Popen[bytes], text: bytes) -> Iterator[bytes]:
+        """Yields the samples that the program writes; none where it ends without a word, and its status says why."""
+        assert process.stdin is not None, "it was started with pipes"
+        assert isinstance(process.stdout, BufferedReader), "it was started with pipes"
+        with suppress(BrokenPipeError):
+            process.stdin.write(text)
+            process.stdin.close()
+        rate = rate_of(process.stdout.read(_HEADER.size))
+        if rate not in (None, self._rate):
+            raise RefusedError("BACKEND_ERROR", f"{self._program} has changed its rate to {rate} samples per second")
+        rest = b""
+        while data := process.stdout.read1(READ_BYTES):
+            whole, rest = _split(rest + data)
+            if whole:
+                yield whole
+
+    def _command(self, voice: str, speed: float) -> Sequence[str]:
+        return (
+            *(self._program, "--stdin", "--stdout", "-b", "1", "-v", voice),
+            *("-s", str(words_per_minute(self._words_per_minute, speed))),
+        )
+
+    def _list(self, flag: str) -> str:
+        """Returns what the program prints with a flag. Raises LibraryMissingError, RefusedError."""
+        try:
+            found = subprocess.run(  # noqa: S603 - arguments, never a shell
+                (self._program, flag),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=LIST_SECONDS,
+                check=True,
+            )
+        except OSError as error:
+            raise LibraryMissingError(self._program, error) from error
+        except subprocess.SubprocessError as error:
+            raise RefusedError("BACKEND_ERROR", f"{self._program} {flag} failed: {error}") from error
+        return found.stdout[:MAX_LIST_BYTES].decode(errors="replace")
+
+    def _found_rate(self, voice: str) -> int:
+        """Returns the rate of its samples, by a first word. Raises RefusedError where it does not speak."""
+        try:
+            found = subprocess.run(  # noqa: S603 - arguments, never a shell
+                self._command(voice, 1.0),
+                input=b"a",
+                capture_output=True,
+                timeout=LIST_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise RefusedError("BACKEND_ERROR", f"{self._program} does not speak: {error}") from error
+        rate = rate_of(found.stdout[: _HEADER.size])
+        if rate is None:
+            said = " ".join(found.stderr.decode(errors="replace").split())[:300]
+            raise RefusedError("BACKEND_ERROR", f"{self._program} does not speak (status {found.returncode}): {said}")
+        return rate
+
+
+def words_per_minute(usual: int, speed: float) -> int:
+    """Returns the speed of the program for that of a request."""
+    return min(max(round(usual * speed), MIN_WORDS_PER_MINUTE), MAX_WORDS_PER_MINUTE)
+
+
+def rate_of(header: bytes) -> int | None:
+    """Returns the samples per second of a WAV of one channel with 16 bits; None: it is none."""
+    if len(header) < _HEADER.size:
+        return None
+    riff, _, wave, form, _, sort, channels, rate, _, _, bits, _, _ = _HEADER.unpack(header)
+    return rate if (riff, wave, form, sort, channels, bits) == (b"RIFF", b"WAVE", b"fmt ", 1, 1, 16) else None
+
+
+def listed_voices(table: str) -> Sequence[Voice]:
+    """Returns the voices in the program's table, by their languages; those of mbrola, a further program, left out."""
+    found: dict[str, Voice] = {}
+    for row in map(_ROW.match, table.splitlines()[:MAX_ROWS]):
+        if row is not None and not row["file"].startswith(_OF_MBROLA):
+            # A name must not be taken for a flag.
+            name = row["language"]
+            if not name.startswith("-"):
+                found.setdefault(name, Voice(name=name, language=name, aliases=[row["name"]]))
+    return list(found.values())
+
+
+def listed_variants(table: str) -> Sequence[str]:
+    """Returns the variants in the program's table, which go with every voice, as in `en-gb+f3`."""
+    rows = map(_ROW.match, table.splitlines()[:MAX_ROWS])
+    return [
+        row["file"].removeprefix(_VARIANTS) for row in rows if row is not None and row["file"].startswith(_VARIANTS)
+    ]
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    """Returns the whole samples, and the half one after them."""
+    end = len(data) - len(data) % SAMPLE_BYTES
+    return data[:end], data[end:]

@@ -1,0 +1,30 @@
+"""The settings of a model of piper in `weft.yaml`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Le, MaxLen
+
+from runner_svc.runtimes.settings import MediaModelSettings
+from runner_svc.runtimes.speech_settings import SpeechSettings, VoiceName
+from weft.kernel.settings import PUBLIC, PathText
+
+MAX_NAMED_VOICES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PiperModel(SpeechSettings, MediaModelSettings):
+    """Voices of piper: files `NAME.onnx`, each with its `NAME.onnx.json` beside it."""
+
+    path: Annotated[PathText, PUBLIC] | None = None
+    """A folder of voices, its subfolders included, or one `.onnx` file; `~` is your home folder. Required without
+    `voices` and `source`."""
+    voices: Annotated[Mapping[VoiceName, PathText], MaxLen(MAX_NAMED_VOICES), PUBLIC] = field(default_factory=dict)
+    """Voices by the names that requests have for them, such as `amy: ~/voices/en_US-amy-medium.onnx`."""
+    slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = 1
+    """Requests it works on at once, each with `threads` processor threads."""
+    max_loaded_voices: Annotated[int, Ge(1), Le(64)] = 4
+    """Voices that are in memory at once, about 200 MB each; the one that was used least recently makes room."""
+
+    other_files_settings: ClassVar[tuple[str, ...]] = ("voices",)

@@ -1,0 +1,110 @@
+"""The voices of piper as a speaker: each is loaded with its first request."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner_svc.engine_host.engine import Job, RefusedError
+from runner_svc.engine_host.messages import Speak, Voice
+from runner_svc.runtimes.piper.voices import VoiceFiles
+
+INPUTS = frozenset({"input", "input_lengths", "scales"})
+SPEAKER_INPUT = "sid"
+SPEAKER = "speaker"
+"""The option of a request that names the speaker of its voice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LoadedVoice:
+    voice: Any
+    """The library's."""
+    rate: int
+    length_scale: float
+
+
+class PiperSpeaker:
+    """Voices in files, see Speaker. The ones that were used last are kept in memory."""
+
+    def __init__(self, piper: Any, onnx: Any, voices: Sequence[VoiceFiles], *, threads: int, max_loaded: int) -> None:
+        """`piper` and `onnx`: the libraries piper and onnxruntime."""
+        self._piper, self._onnx = piper, onnx
+        self._files = {files.name: files for files in voices}
+        self._threads, self._max_loaded = threads, max_loaded
+        self._loaded: OrderedDict[str, _LoadedVoice] = OrderedDict()
+        self._loading = threading.Lock()
+
+    @property
+    def voices(self) -> Sequence[Voice]:
+        """See Speaker.voices."""
+        return [files.voice for files in self._files.values()]
+
+    @property
+    def variants(self) -> Sequence[str]:
+        """See Speaker.variants."""
+        return ()
+
+    def sample_rate(self, voice: str) -> int:
+        """See Speaker.sample_rate."""
+        return self.load(voice).rate
+
+    def samples(self, text: str, request: Speak, job: Job) -> Iterator[bytes]:
+        """See Speaker.samples."""
+        del job
+        loaded, speaker = self.load(request.voice), request.options.get(SPEAKER)
+        number = None if speaker is None else self._files[request.voice].speakers.get(speaker)
+        wanted = self._piper.SynthesisConfig(speaker_id=number, length_scale=loaded.length_scale / request.speed)
+        for chunk in loaded.voice.synthesize(text, wanted):
+            yield chunk.audio_int16_bytes
+
+    def load(self, name: str) -> _LoadedVoice:
+        """Returns a voice, loaded. Raises RefusedError for files that are no voice."""
+        with self._loading:
+            loaded = self._loaded.get(name)
+            if loaded is None:
+                loaded = self._loaded[name] = self._load(name)
+                while len(self._loaded) > self._max_loaded:
+                    # A request that speaks with it keeps it until it ends.
+                    self._loaded.popitem(last=False)
+            self._loaded.move_to_end(name)
+            return loaded
+
+    def _load(self, name: str) -> _LoadedVoice:
+        files = self._files.get(name)
+        if files is None or files.fault:
+            raise RefusedError(
+                "INVALID_ARGUMENT", f"voice: {name} cannot be used: {files.fault if files else 'unknown'}"
+            )
+        try:
+            session, configuration = self._session(files.model), self._piper.PiperConfig.from_dict(files.configuration)
+            voice = self._piper.PiperVoice(
+                session=session, config=configuration, download_dir=Path("/dev/null/no-downloads")
+            )
+            _check_inputs(session, configuration.num_speakers)
+            return _LoadedVoice(
+                voice=voice, rate=int(configuration.sample_rate), length_scale=float(configuration.length_scale)
+            )
+        except RefusedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the library raises its own kinds for files that it cannot read
+            message = " ".join(str(error).split())[:300]
+            raise RefusedError("INVALID_ARGUMENT", f"voice: {name} cannot be loaded: {message}") from None
+
+    def _session(self, model: Path) -> Any:
+        options = self._onnx.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        return self._onnx.InferenceSession(str(model), sess_options=options, providers=["CPUExecutionProvider"])
+
+
+def _check_inputs(session: Any, speaker_count: int) -> None:
+    """Raise RefusedError for a model that is no voice of piper."""
+    needed = INPUTS | {SPEAKER_INPUT} if speaker_count > 1 else INPUTS
+    names = {each.name for each in session.get_inputs()}
+    if not needed <= names <= needed | {SPEAKER_INPUT}:
+        raise RefusedError(
+            "INVALID_ARGUMENT",
+            f"voice: its model has the inputs {', '.join(sorted(names))[:200]}, and one of piper has "
+            f"{', '.join(sorted(needed))}",
+        )

@@ -1,0 +1,134 @@
+"""The voices in files of piper: a model in ONNX, and its configuration in JSON beside it."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner_svc.engine_host.engine import RefusedError
+from runner_svc.engine_host.messages import Voice
+
+MAX_VOICES = 512
+MAX_SPEAKERS = 1024
+"""Maximum number of speakers of one voice that can be chosen by name."""
+MAX_LOOKED_AT = 20_000
+"""Maximum number of files of a folder in which voices are looked for."""
+MAX_CONFIGURATION_BYTES = 4 * 1024 * 1024
+"""The largest of rhasspy/piper-voices, with 904 speakers, has 30 kB."""
+MIN_RATE, MAX_RATE = 8_000, 48_000
+SUFFIX = ".onnx"
+PHONEMIZERS = ("espeak", "text", "hebrew")
+"""Sorts of phonemes that the library makes by itself; for the others it needs further libraries, or downloads files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoiceFiles:
+    """A voice and its files."""
+
+    name: str
+    model: Path
+    configuration: Mapping[str, Any]
+    """The JSON beside the model; empty: it cannot be used."""
+    fault: str = ""
+    """Why it cannot be used."""
+
+    @property
+    def speakers(self) -> Mapping[str, int]:
+        """The speakers of the voice and their numbers; empty: it has one."""
+        found = self.configuration.get("speaker_id_map")
+        return dict(list(found.items())[:MAX_SPEAKERS]) if isinstance(found, dict) else {}
+
+    @property
+    def voice(self) -> Voice:
+        """What is said of it."""
+        language = self.configuration.get("language")
+        code = language.get("code", "") if isinstance(language, dict) else self._espeak_voice
+        return Voice(name=self.name, language=str(code), speakers=list(self.speakers), fault=self.fault)
+
+    @property
+    def _espeak_voice(self) -> str:
+        espeak = self.configuration.get("espeak")
+        return str(espeak.get("voice", "")) if isinstance(espeak, dict) else ""
+
+
+def find_voices(folder: Path | None, named: Mapping[str, Path]) -> Sequence[VoiceFiles]:
+    """Returns the voices in a folder and its subfolders, or of one file, and those by name, which come first.
+
+    Raises RefusedError where there is none, or too many.
+    """
+    models = dict(named)
+    if folder is not None:
+        for file in _models_in(folder):
+            models.setdefault(file.name.removesuffix(SUFFIX), file)
+    if not models:
+        place = f"{folder}" if folder is not None else "the settings"
+        raise RefusedError("INVALID_ARGUMENT", f"there is no voice (NAME{SUFFIX} and NAME{SUFFIX}.json) in {place}")
+    if len(models) > MAX_VOICES:
+        raise RefusedError("INVALID_ARGUMENT", f"there are {len(models)} voices; a model has at most {MAX_VOICES}")
+    return [read_voice(name, model) for name, model in models.items()]
+
+
+def read_voice(name: str, model: Path) -> VoiceFiles:
+    """Returns a voice with its configuration, or with its fault."""
+    try:
+        configuration = _configuration(model.with_name(f"{model.name}.json"))
+        is_there = model.is_file() and model.stat().st_size > 0
+    except (_FaultyFileError, OSError) as error:
+        return VoiceFiles(name=name, model=model, configuration={}, fault=str(error))
+    fault = "" if is_there else f"there is no model in {model}"
+    return VoiceFiles(name=name, model=model, configuration=configuration, fault=fault)
+
+
+class _FaultyFileError(Exception):
+    """A file of a voice that cannot be used."""
+
+
+def _models_in(folder: Path) -> Iterable[Path]:
+    if folder.is_file():
+        return (folder,)
+    found: list[Path] = []
+    for count, file in enumerate(folder.rglob("*")):
+        if count >= MAX_LOOKED_AT:
+            raise RefusedError(
+                "INVALID_ARGUMENT", f"{folder} has more than {MAX_LOOKED_AT} files; name a smaller folder"
+            )
+        if file.name.endswith(SUFFIX) and file.is_file():
+            found.append(file)
+    return sorted(found)
+
+
+def _configuration(file: Path) -> Mapping[str, Any]:
+    """Reads the configuration of a voice. Raises _FaultyFileError, OSError."""
+    with file.open("rb") as opened:
+        data = opened.read(MAX_CONFIGURATION_BYTES + 1)
+    if len(data) > MAX_CONFIGURATION_BYTES:
+        raise _FaultyFileError(f"{file.name} has more than {MAX_CONFIGURATION_BYTES} bytes")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _FaultyFileError(f"{file.name} is no JSON: {error}") from None
+    fault = _fault_of(found)
+    if fault:
+        raise _FaultyFileError(f"{file.name} is no configuration of a voice: {fault}")
+    configuration: Mapping[str, Any] = found
+    return configuration
+
+
+def _fault_of(found: Any) -> str:
+    """Returns what is wrong with a configuration; empty: nothing that shows."""
+    if not isinstance(found, dict):
+        return "it is no object"
+    audio, espeak = found.get("audio"), found.get("espeak")
+    rate = audio.get("sample_rate") if isinstance(audio, dict) else None
+    sort = found.get("phoneme_type", PHONEMIZERS[0])
+    faults = {
+        f"audio.sample_rate must be {MIN_RATE} to {MAX_RATE}": isinstance(rate, int) and MIN_RATE <= rate <= MAX_RATE,
+        "espeak.voice is missing": isinstance(espeak, dict) and isinstance(espeak.get("voice"), str),
+        "phoneme_id_map is missing": isinstance(found.get("phoneme_id_map"), dict),
+        "num_symbols must be a whole number": isinstance(found.get("num_symbols"), int),
+        "num_speakers must be a whole number": isinstance(found.get("num_speakers"), int),
+        "inference is no object": isinstance(found.get("inference", {}), dict),
+        f"phonemes of the type {str(sort)[:32]} are not supported": sort in PHONEMIZERS,
+    }
+    return next((fault for fault, is_right in faults.items() if not is_right), "")

@@ -1,0 +1,25 @@
+"""The settings of models that speak, whatever engine speaks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import MaxLen
+
+from runner_svc.policy.voices import MAX_VOICE_CHARS
+from runner_svc.runtimes.settings import StartedModelSettings
+from weft.kernel.settings import PUBLIC, Pattern
+
+VoiceName = Annotated[str, MaxLen(MAX_VOICE_CHARS), Pattern(r"^[^\x00-\x1f\x7f]+$")]
+MAX_ALIASES = 256
+
+
+# Without slots: it is mixed into settings that have them.
+@dataclass(frozen=True, kw_only=True)
+class SpeechSettings(StartedModelSettings):
+    """Adds which voice speaks."""
+
+    default_voice: Annotated[VoiceName, PUBLIC] | None = None
+    """The voice of requests that name none, or one of OpenAI's, such as `alloy`. Default: the engine's first."""
+    voice_aliases: Annotated[Mapping[VoiceName, VoiceName], MaxLen(MAX_ALIASES), PUBLIC] = field(default_factory=dict)
+    """Further names of voices, such as `nova: en-gb+f3`."""

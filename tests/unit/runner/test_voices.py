@@ -1,0 +1,98 @@
+"""The choice of a voice."""
+
+from typing import Any
+
+import pytest
+
+from runner_svc.policy.voices import MAX_LISTED, ChosenVoice, KnownVoice, VoiceCatalog
+from weft.kernel.errors import FieldError
+
+VOICES = (
+    KnownVoice(name="en-gb", language="en-gb", aliases=("English_(Great_Britain)",)),
+    KnownVoice(name="de", language="de", aliases=("German",)),
+    KnownVoice(name="libri", language="en-US", speakers=("p1", "p2")),
+    KnownVoice(name="broken", fault="broken.onnx.json is no JSON"),
+)
+
+
+def _catalog(**fields: Any) -> VoiceCatalog:
+    return VoiceCatalog(**{"voices": VOICES, "variants": ("f3", "m1"), **fields})
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "speaker"),
+    [
+        ("de", "de", ""),
+        ("DE", "de", ""),
+        ("German", "de", ""),
+        ("english_(great_britain)", "en-gb", ""),
+        ("en-gb+f3", "en-gb+f3", ""),
+        ("libri/p2", "libri", "p2"),
+        ("libri", "libri", ""),
+        ("", "en-gb", ""),
+        ("speaker", "libri", "p1"),
+    ],
+)
+def test_a_voice_is_found_by_its_name_its_speaker_or_variant(asked: str, name: str, speaker: str) -> None:
+    catalog = _catalog(aliases={"speaker": "libri/p1"}).checked()
+    assert catalog.choose(asked) == ChosenVoice(name=name, speaker=speaker)
+
+
+def test_the_default_voice_speaks_for_a_voice_of_openai_with_a_warning() -> None:
+    chosen = _catalog(default="libri/p2").choose("Alloy")
+    assert (chosen.name, chosen.speaker) == ("libri", "p2")
+    assert chosen.warning is not None
+    assert chosen.warning.field == "voice"
+    assert "Alloy" in chosen.warning.message
+
+
+def test_an_alias_stands_before_the_names_of_openai() -> None:
+    assert _catalog(aliases={"alloy": "de"}).choose("alloy") == ChosenVoice(name="de")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("en-bg", "did you mean en-gb"),
+        ("nosuch", "this model has no voice 'nosuch'; it has en-gb, de, libri"),
+        ("libri/p9", "libri has no speaker 'p9'"),
+        ("en-gb+zz", "no variant 'zz'"),
+        ("broken", "broken cannot be used: broken.onnx.json is no JSON"),
+        ("--help", "no voice '--help'"),
+        ("x" * 5000, "no voice"),
+    ],
+)
+def test_an_unknown_voice_is_refused_by_name_with_names_like_it(asked: str, said: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        _catalog().choose(asked)
+    assert refused.value.field == "voice"
+    assert said in refused.value.message
+    assert len(refused.value.message) < 500
+
+
+def test_the_list_of_voices_in_an_error_is_bounded() -> None:
+    voices = [KnownVoice(name=f"voice-{number}") for number in range(500)]
+    with pytest.raises(FieldError) as refused:
+        VoiceCatalog(voices=voices).choose("zz")
+    assert refused.value.message.count("voice-") == MAX_LISTED
+    assert "and 480 more" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "setting"),
+    [({"default": "nosuch"}, "default_voice"), ({"aliases": {"nova": "nosuch"}}, "voice_aliases.nova")],
+)
+def test_a_setting_that_names_no_voice_is_refused_at_the_load(fields: dict[str, Any], setting: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        _catalog(**fields).checked()
+    assert refused.value.field == setting
+
+
+def test_a_model_without_a_voice_that_can_be_used_is_refused_at_the_load() -> None:
+    with pytest.raises(FieldError, match="is no JSON"):
+        _catalog(voices=VOICES[3:]).checked()
+
+
+def test_the_mesh_sees_the_voices_that_can_be_used_with_the_default_one_first() -> None:
+    catalog = _catalog(default="de", aliases={"nova": "libri"}).checked()
+    assert catalog.published == ("de", "nova", "en-gb", "libri")
