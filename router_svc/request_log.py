@@ -24,6 +24,7 @@ from weft.dispatch.placement import PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import Priority
+from weft.kernel.units import wait_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ def _fill_candidates(record: pb.DecisionRecord, considered: tuple[Considered, ..
 
 
 def _eta(seconds: float | None) -> str:
-    return "" if seconds is None else f", about {seconds:.0f} s"
+    return "" if seconds is None else f", about {wait_words(seconds)} s"
 
 
 def _reason_name(reason: Reason) -> str:

@@ -19,6 +19,7 @@ from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.dispatch.accelerator_time import accelerator_time
 from weft.dispatch.frames import has_content
 from weft.kernel.errors import WeftError
+from weft.kernel.units import wait_words
 
 KEEPALIVE = b": keepalive\n\n"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
@@ -188,7 +189,7 @@ def _gpu_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
 
 
 def _eta(event: event_pb2.Queued | event_pb2.Loading) -> str:
-    return f" eta_seconds={event.eta.ToNanoseconds() / 1e9:.0f}" if event.HasField("eta") else ""
+    return f" eta_seconds={wait_words(event.eta.ToNanoseconds() / 1e9)}" if event.HasField("eta") else ""
 
 
 def _millis(duration: duration_pb2.Duration) -> int:

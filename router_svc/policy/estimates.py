@@ -4,6 +4,7 @@ Everything works without a measurement: what was never measured is None, or a na
 Averages are exponential, so that newer measurements count for more.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -37,6 +38,10 @@ PRIOR_EXCHANGE_SECONDS = 10.0
 exchanged: a few short answers say little."""
 MAX_EXCHANGED_REQUESTS = 256
 """Requests of a host that count for its exchange; older ones are discounted."""
+EXPONENTIAL_DEVIATION = 2.0 / math.e
+"""Mean deviation of exponentially distributed lengths from their mean, as a share of the mean."""
+MAX_DEVIATION = 3.0
+"""A single answer counts with at most this share of the expected length: a long one says little about the others."""
 MIN_TOKENS_PER_SECOND = 0.1
 MAX_OUTPUT_TOKENS = 1_000_000
 MAX_EVICTION_SECONDS = 10.0
@@ -49,7 +54,7 @@ MAX_MEASURED_KINDS = 65_536
 """Pairs of pool and tenant with stored answer lengths."""
 
 MIN_COMPARED_SECONDS = 1.0
-"""Estimates are shown in whole seconds: the error of one is compared with a wait of a second at least."""
+"""The error of an estimate is compared with a wait of a second at least: what is shorter, people hardly notice."""
 
 
 def estimate_error(estimated_seconds: float, waited_seconds: float) -> float:
@@ -139,6 +144,15 @@ class _Lengths:
     ended: float = 0.0
     """... and how many of them ended before their maximum. An answer that was cut off there would have been longer: its
     tokens count and its end does not."""
+    deviation: float | None = None
+    """Mean deviation of lengths from what was expected of them, as a share; None: never measured."""
+
+    def note_deviation(self, share: float) -> None:
+        """Add the deviation of one length."""
+        share = min(share, MAX_DEVIATION)
+        self.deviation = (
+            share if self.deviation is None else self.deviation + (share - self.deviation) / MAX_COUNTED_ANSWERS
+        )
 
     def note(self, tokens: float, *, was_cut: bool) -> None:
         kept = 1.0 - 1.0 / MAX_COUNTED_ANSWERS
@@ -219,6 +233,7 @@ class Estimates:
         if not _is_measurement(seconds) or served.output_tokens <= 0:
             return
         tokens = float(min(served.output_tokens, MAX_OUTPUT_TOKENS))
+        self._note_deviation(candidate.pool, tenant, tokens, limit)
         self._note_speed(_model_host(candidate), WorkUnit.TOKENS, seconds, first_content_seconds, tokens)
         self._output_tokens.note((candidate.pool, tenant), tokens)
         self._pool_output_tokens.note(candidate.pool, tokens)
@@ -279,6 +294,16 @@ class Estimates:
         usual = max(measured, DEFAULT_OUTPUT_TOKENS if lengths is None else lengths.usual)
         return min(float(max(limit, 1)), usual)
 
+    def spread(self, pool: str) -> float:
+        """Return how much lengths of answers vary, from 0 (not at all, or unknown) to 1 (as exponential ones, or more).
+
+        The end of an answer of exponential length comes with the same chance at any time, however long it has lasted.
+        """
+        lengths = self._lengths.get(pool)
+        if lengths is None or lengths.deviation is None:
+            return 0.0
+        return min(1.0, lengths.deviation / EXPONENTIAL_DEVIATION)
+
     def speed(self, candidate: Candidate, unit: WorkUnit = WorkUnit.TOKENS) -> Speed | None:
         """Return the speed of one request there; None: never measured."""
         speed = self._speeds.get((_model_host(candidate), unit))
@@ -317,6 +342,16 @@ class Estimates:
     def mean_service_seconds(self, candidate: Candidate) -> float | None:
         """Return how long an average request takes there; None: never measured."""
         return self._service_seconds.get(_model_host(candidate))
+
+    def _note_deviation(self, pool: str, tenant: str, tokens: float, limit: int | None) -> None:
+        """Compare a length with the average of those before it, if there are any."""
+        usual = self._output_tokens.get((pool, tenant))
+        if usual is None:
+            return
+        expected = usual if limit is None else min(usual, float(max(limit, 1)))
+        lengths = self._lengths.get(pool)
+        if lengths is not None:
+            lengths.note_deviation(abs(tokens - expected) / expected)
 
     def _note_length(self, pool: str, tokens: float, *, was_cut: bool) -> None:
         lengths = self._lengths.setdefault(pool, _Lengths())

@@ -125,6 +125,17 @@ def _malformed(field: str) -> FieldError:
     )
 
 
+TENTHS_BELOW_SECONDS = 10.0
+"""Estimates of waits are shown in tenths of a second below it, and in whole seconds from it on."""
+
+
+def wait_words(seconds: float) -> str:
+    """An estimate of a wait as a number of seconds for people: "12", "8.2", "0.3"."""
+    tenths = round(seconds, 1)
+    is_whole = tenths >= TENTHS_BELOW_SECONDS or tenths == int(tenths)
+    return f"{seconds:.0f}" if is_whole else f"{tenths:.1f}"
+
+
 MAX_SIZE_CHARS = 32
 MAX_SIZE_BYTES = 2**62
 MIN_PLAIN_BYTES = 1024**2

@@ -33,6 +33,7 @@ from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, invalid_field
 from weft.kernel.json_objects import plain_object
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
+from weft.kernel.units import wait_words
 from weft.kernel.unknown_names import unknown_target
 from weft_app.cli.columns import source_of
 from weft_app.cli.completion import complete_chat_target
@@ -467,7 +468,7 @@ class Conversation:
 
 def _progress(loading: event_pb2.Loading) -> str:
     share = f" {loading.progress:.0%}" if loading.HasField("progress") else ""
-    left = f", {loading.eta.ToNanoseconds() / 1e9:.0f} s left" if loading.HasField("eta") else ""
+    left = f", {wait_words(loading.eta.ToNanoseconds() / 1e9)} s left" if loading.HasField("eta") else ""
     return f"{share}{left}"
 
 

@@ -24,8 +24,8 @@ _CANDIDATES = (
     Column("SCORE", "{score:.3g}"),
     Column("GATE", lambda candidate: "; ".join(filter(None, (candidate.gate, candidate.engine_load)))),
 )
-_QUEUED = "queued at position {queued.position}: {queued.reason}[, about {queued.eta:.0f} s]"
-_LOADING = "loading[ ({loading.progress:.0%})]: {loading.stage}[, about {loading.eta:.0f} s]"
+_QUEUED = "queued at position {queued.position}: {queued.reason}[, about {queued.eta:wait} s]"
+_LOADING = "loading[ ({loading.progress:.0%})]: {loading.stage}[, about {loading.eta:wait} s]"
 
 
 def _state(request: RequestRecord) -> str:

@@ -60,7 +60,7 @@ _REQUEST = (
     Column("TENANT", "{tenant}"),
     Column("PRIORITY", "{priority}"),
     Column("POSITION", lambda request: str(request.queued.position) if request.HasField("queued") else None),
-    Column("ETA", "[{queued.eta:.0f}s|{loading.eta:.0f}s]", ticks=True),
+    Column("ETA", "[{queued.eta:wait}s|{loading.eta:wait}s]", ticks=True),
     Column("AGE", "[{arrive_time:age}]", ticks=True),
     Column("WAITS FOR", "[{queued.reason:short}|{loading.stage:short}]"),
 )

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from weft.documents.codec import word_of
 from weft.kernel.field_rules import enum_words
-from weft.kernel.units import size_words
+from weft.kernel.units import size_words, wait_words
 
 MAX_SHORT_CHARS = 60
 _OPTIONAL = re.compile(r"\[([^\]]*)\]")
@@ -123,6 +123,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
         "size": size_words,
         "spaced": lambda word: str(word).replace("_", " "),
         "yes": lambda flag: "yes" if flag else "no",
+        "wait": wait_words,
     }
 )
 """Formats of templates besides those of Python."""

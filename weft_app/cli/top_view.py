@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from weft.kernel.units import size_words
+from weft.kernel.units import size_words, wait_words
 from weft_app.cli.output import safe_text
 
 COLUMN_GAP = "  "
@@ -132,7 +132,7 @@ def _waiting(request: Mapping[str, Any]) -> tuple[str, ...]:
         request["target"],
         request["state"],
         "-" if position is None else str(position),
-        "-" if eta is None else f"{eta:.0f}s",
+        "-" if eta is None else f"{wait_words(eta)}s",
         request["waitsFor"],
     )
 

@@ -16,6 +16,7 @@ from router_svc.policy.queue.live_request import LiveRequest
 from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.queues import Queues
 from router_svc.policy.settings import Settings
+from weft.kernel.units import TENTHS_BELOW_SECONDS
 
 MAX_UNWELL_NAMED = 3
 """Unhealthy replicas that a message names."""
@@ -63,7 +64,7 @@ def waits_for_load(arrival: Arrival, loading: Sequence[Candidate]) -> Loads:
     progress = max((c.load_progress for c in loading if c.load_progress is not None), default=None)
     eta = min((c.load_eta_seconds for c in loading if c.load_eta_seconds is not None), default=None)
     where = f"{loading[0].model} loads on {loading[0].runner}"
-    return Loads(key=arrival.key, stage=where, progress=progress, eta_seconds=whole(eta))
+    return Loads(key=arrival.key, stage=where, progress=progress, eta_seconds=shown_seconds(eta))
 
 
 def waits_for_wake(arrival: Arrival, candidate: Candidate, status: WakeStatus) -> Loads:
@@ -74,7 +75,7 @@ def waits_for_wake(arrival: Arrival, candidate: Candidate, status: WakeStatus) -
         key=arrival.key,
         stage=f"waking {candidate.model}{where} ({elapsed:.0f} s of at most {status.max_wait_seconds:.0f} s)",
         progress=candidate.load_progress if status.progress is None else status.progress,
-        eta_seconds=whole(status.eta_seconds),
+        eta_seconds=shown_seconds(status.eta_seconds),
     )
 
 
@@ -86,9 +87,15 @@ def says_the_same(message: Waits | Loads, earlier: Waits | Loads | None) -> bool
     return message == earlier
 
 
-def whole(seconds: float | None) -> float | None:
-    """Round up to whole seconds, so that a barely different estimate is not sent again."""
-    return None if seconds is None else float(math.ceil(round(seconds, 3)))
+def shown_seconds(seconds: float | None) -> float | None:
+    """Round an estimate up to what is shown of it: to tenths of a second below TENTHS_BELOW_SECONDS, else to seconds.
+
+    A barely different estimate is then not sent again.
+    """
+    if seconds is None:
+        return None
+    exact = round(seconds, 3)
+    return math.ceil(exact * 10.0) / 10.0 if exact < TENTHS_BELOW_SECONDS else float(math.ceil(exact))
 
 
 class StatusSchedule:
@@ -189,6 +196,6 @@ class StatusNotifier:
             position=position,
             kind=why[0],
             reason=why[1],
-            eta_seconds=whole(eta),
+            eta_seconds=shown_seconds(eta),
             considered=() if request.has_status else self._estimator.considered(queue, request, now),
         )

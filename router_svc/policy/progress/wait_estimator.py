@@ -24,8 +24,10 @@ MAX_SLOTS_LOOKED_AT = 64
 MAX_TURNS_STEPPED = 64
 """Requests ahead in the queue that are assigned to the slot that frees first; further ones are spread over all
 slots."""
-OVERDUE_SHARE = 0.25
-"""Share of its estimated length that an overdue request is assumed to take longer."""
+MIN_REMAINING_SECONDS = 0.001
+"""The shortest time in which a running request is expected to end."""
+OVERDUE_SHARE = 0.15
+"""Share of its estimated length that an overdue request is assumed to take longer, as `bench.estimates` finds it."""
 
 
 class RunningRequests:
@@ -63,6 +65,9 @@ class RunningRequests:
 
         `members` have some of those slots and stand for all. `mean_work`: of the requests ahead, in `unit`. None:
         unknown, since nothing of any member was measured.
+
+        Lengths of answers vary: between the estimate for answers of equal length and that for answers whose end is left
+        to chance, their measured spread decides.
         """
         speeds = [speed for member in members if (speed := self._estimates.speed(member, unit)) is not None]
         if not speeds:
@@ -72,11 +77,14 @@ class RunningRequests:
         ends = sorted(self._ends(members, now))
         if not ends:
             return ahead * service / slots
-        stepped = min(ahead * len(ends) // max(slots, len(ends)), MAX_TURNS_STEPPED)
-        for _ in range(stepped):
-            heapq.heapreplace(ends, ends[0] + service)
-        rest = max(0, ahead - stepped * max(1, slots // len(ends)))
-        return ends[0] + rest * service / slots
+        spread = self._spread(members) if unit is WorkUnit.TOKENS else 0.0
+        by_chance = _first_by_chance(ends, slots) + ahead * service / slots
+        return spread * by_chance + (1.0 - spread) * _in_order(ends, slots, ahead, service)
+
+    def _spread(self, members: Collection[Candidate]) -> float:
+        """Return how much the lengths of answers of these members vary, 0 to 1; see `Estimates.spread`."""
+        pools = {member.pool for member in members}
+        return sum(self._estimates.spread(pool) for pool in pools) / len(pools)
 
     def _ends(self, members: Iterable[Candidate], now: float) -> Iterator[float]:
         """Yield in how many seconds each running request ends."""
@@ -95,6 +103,24 @@ class RunningRequests:
                     expected = speed.unit_seconds * work
                     elapsed = now - request.content_at
                 yield max(expected - elapsed, OVERDUE_SHARE * expected)
+
+
+def _first_by_chance(ends: Sequence[float], slots: int) -> float:
+    """Return when the first of `slots` is free whose answers may end at any time, after `ends` seconds on average.
+
+    The chance of an end per second of all together is the sum of theirs. The examined ones stand for all slots.
+    """
+    rate = sum(1.0 / max(seconds, MIN_REMAINING_SECONDS) for seconds in ends)
+    return len(ends) / (rate * max(slots, len(ends)))
+
+
+def _in_order(ends: list[float], slots: int, ahead: int, service: float) -> float:
+    """Return when a slot is free if each answer ends when it is expected to; `ends` are sorted, and consumed."""
+    stepped = min(ahead * len(ends) // max(slots, len(ends)), MAX_TURNS_STEPPED)
+    for _ in range(stepped):
+        heapq.heapreplace(ends, ends[0] + service)
+    rest = max(0, ahead - stepped * max(1, slots // len(ends)))
+    return ends[0] + rest * service / slots
 
 
 WaitParts = tuple[tuple[str, float], ...]

@@ -253,5 +253,12 @@ def test_a_comment_cannot_smuggle_an_event() -> None:
     assert len(comment) < 300
 
 
+def test_a_comment_has_short_waits_in_tenths_of_a_second() -> None:
+    queued = event_pb2.Queued(position=2, reason="all slots are busy")
+    queued.eta.FromMilliseconds(1_300)
+    comment = comment_of(event_pb2.InferenceEvent(queued=queued), "queued")
+    assert comment == b": queued position=2 eta_seconds=1.3 reason=all slots are busy\n\n"
+
+
 def test_events_of_no_use_to_this_surface_are_skipped() -> None:
     assert chat_stream().encode([event_pb2.InferenceEvent()]) == b""

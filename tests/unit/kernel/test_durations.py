@@ -3,7 +3,7 @@
 import pytest
 
 from weft.kernel.errors import FieldError
-from weft.kernel.units import FOR_EVER, MAX_DURATION_SECONDS, keep_alive_seconds
+from weft.kernel.units import FOR_EVER, MAX_DURATION_SECONDS, keep_alive_seconds, wait_words
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,11 @@ def test_anything_else_is_refused_by_the_name_of_its_field(written: object) -> N
 def test_more_than_a_year_is_refused(written: object) -> None:
     with pytest.raises(FieldError, match="at most"):
         keep_alive_seconds(written, "keep_alive")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0, "0"), (0.3, "0.3"), (0.94, "0.9"), (3.0, "3"), (8.24, "8.2"), (9.97, "10"), (12.4, "12"), (300.0, "300")],
+)
+def test_a_short_wait_is_told_in_tenths_of_a_second(seconds: float, words: str) -> None:
+    assert wait_words(seconds) == words

@@ -1,5 +1,7 @@
 """What loads and requests take, learned from those that are over."""
 
+from random import Random
+
 import pytest
 from load_harness import candidate
 
@@ -124,3 +126,35 @@ def test_an_estimate_is_compared_with_its_wait_of_a_second_at_least(
     estimated: float, waited: float, error: float
 ) -> None:
     assert estimate_error(estimated, waited) == pytest.approx(error)
+
+
+def test_lengths_vary_by_nothing_before_two_were_seen_and_while_all_are_equal() -> None:
+    estimates = Estimates()
+    assert estimates.spread("qwen") == 0.0
+    for _ in range(20):
+        estimates.note_served(MODEL, "acme", answer(100), 10.0)
+        assert estimates.spread("qwen") == 0.0
+
+
+def test_lengths_that_vary_as_chance_has_it_have_the_whole_spread() -> None:
+    estimates, dice = Estimates(), Random(5)
+    for _ in range(400):
+        estimates.note_served(MODEL, "acme", answer(1 + round(dice.expovariate(1 / 200))), 10.0)
+    assert estimates.spread("qwen") > 0.9
+    assert estimates.spread("llama") == 0.0
+
+
+def test_answers_that_are_cut_off_at_a_maximum_vary_less() -> None:
+    estimates, dice = Estimates(), Random(5)
+    for _ in range(400):
+        tokens = min(20, 1 + round(dice.expovariate(1 / 200)))
+        estimates.note_served(MODEL, "acme", answer(tokens), 10.0, limit=20)
+    assert 0.0 < estimates.spread("qwen") < 0.3
+
+
+def test_one_very_long_answer_does_not_make_equal_lengths_look_like_chance() -> None:
+    estimates = Estimates()
+    for _ in range(64):
+        estimates.note_served(MODEL, "acme", answer(100), 10.0)
+    estimates.note_served(MODEL, "acme", answer(1_000_000), 10.0)
+    assert estimates.spread("qwen") < 0.1

@@ -1,8 +1,12 @@
 """The status messages of waiting requests, and how often they are sent."""
 
+from random import Random
+
+import pytest
 from scheduler_harness import arrival, candidate, placed, scheduler
 
 from router_svc.policy.decisions import Decision, Served, Waits
+from router_svc.policy.progress.status_notifier import shown_seconds
 from weft.kernel.reasons import Reason
 
 TOOK = Served(prompt_tokens=100, cached_tokens=0, output_tokens=100)
@@ -124,6 +128,31 @@ def test_several_slots_come_free_one_after_the_other() -> None:
         mesh.report_first_content(key, 10.0)
     etas = [waits(mesh.submit(arrival(key, arrived_at=10.0, max_output_tokens=100), 10.0))[key] for key in range(6, 12)]
     assert [each.eta_seconds for each in etas] == [10.0] * 4 + [20.0] * 2
+
+
+def test_of_many_answers_whose_lengths_vary_the_first_ends_soon() -> None:
+    """Eight answers of 10 s on average: one ends in about a second; if all took 10 s, it would be 10."""
+    mesh, dice = scheduler(candidate(slots=8), queue_timeout_seconds=1e6), Random(1)
+    for key in range(1, 301):
+        tokens = 1 + round(dice.expovariate(1 / 100))
+        mesh.submit(arrival(key, arrived_at=key * 100.0), key * 100.0)
+        mesh.report_first_content(key, key * 100.0)
+        mesh.finish(key, key * 100.0 + tokens / 10, Served(prompt_tokens=5, cached_tokens=0, output_tokens=tokens))
+    now = 40_000.0
+    for key in range(401, 409):
+        mesh.submit(arrival(key, arrived_at=now), now)
+        mesh.report_first_content(key, now)
+    etas = [waits(mesh.submit(arrival(key, arrived_at=now), now))[key].eta_seconds for key in range(409, 412)]
+    first, second, third = (eta for eta in etas if eta is not None)
+    assert 0.5 <= first <= 3.0
+    assert first < second < third < 8.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(None, None), (0.01, 0.1), (1.2, 1.2), (1.21, 1.3), (9.91, 10.0), (10.0, 10.0), (10.2, 11.0)]
+)
+def test_short_estimates_are_shown_in_tenths_of_a_second(seconds: float | None, shown: float | None) -> None:
+    assert shown_seconds(seconds) == shown
 
 
 def test_slots_are_called_busy_only_while_they_are() -> None:

@@ -93,13 +93,13 @@ function takeCall(answer, call) {
 const textOfJson = (value) => (typeof value === "string" ? value : value === undefined ? "" : JSON.stringify(value, null, 2));
 
 /** @param {number} value */
-const wholeSeconds = (value) => (value < 60 ? `${Math.max(1, value)} s` : seconds(value));
+const waitSeconds = (value) => (value < 60 ? `${Math.max(0.1, value)} s` : seconds(value));
 
 /** A comment of the stream: what the request waits for, or its receipt. @param {Answer} answer @param {string} comment */
 function takeComment(answer, comment) {
   const [kind] = comment.split(" ", 1);
   const fields = Object.fromEntries([...comment.matchAll(/(?:^|\s)([\w-]+)=(\S+)/g)].map((found) => [found[1], found[2]]));
-  const about = fields.eta_seconds ? `, about ${wholeSeconds(Number(fields.eta_seconds))}` : "";
+  const about = fields.eta_seconds ? `, about ${waitSeconds(Number(fields.eta_seconds))}` : "";
   if (kind === "queued") {
     const reason = /\breason=(.*)$/.exec(comment)?.[1] ?? "";
     show(answer, `Waiting, position ${fields.position}${about}${reason && `: ${reason}`}`);
