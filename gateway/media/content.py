@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gateway.config import MediaConfig
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import invalid_field
+from weft.kernel.media_types import image_type_of
 
 MAX_IMAGE_STEPS = 60_000
 """Chunks, segments or blocks looked at in one file, some 30 ms; a GIF of 10 MiB has 42,000 full blocks."""
@@ -26,27 +27,11 @@ class ImageSize:
     frames: int = 1
 
 
-PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _BMP_INFO_SIZES = frozenset({12, 40, 52, 56, 64, 108, 124})
 # Start of frame, without the tables (C4, CC) and the reserved one (C8).
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _JPEG_SCAN = 0xDA
-
-
-def media_type_of(data: bytes) -> str | None:
-    """Returns the type of an image by its first bytes; None for anything else."""
-    if data.startswith(PNG_MAGIC):
-        return "image/png"
-    if data.startswith(b"\xff\xd8\xff"):
-        return "image/jpeg"
-    if data.startswith((b"GIF87a", b"GIF89a")):
-        return "image/gif"
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "image/webp"
-    if data.startswith(b"BM"):
-        return "image/bmp"
-    return None
 
 
 def size_of(data: bytes, media_type: str, max_frames: int) -> ImageSize | None:
@@ -284,7 +269,7 @@ def checked_image(data: bytes, declared_type: str, field: str, config: MediaConf
     media_type = _SPELLINGS.get(declared_type.lower(), declared_type.lower())
     if media_type not in IMAGE_TYPES:
         raise invalid_field(field, f"must be one of {', '.join(sorted(IMAGE_TYPES))}")
-    found = media_type_of(data)
+    found = image_type_of(data)
     if found != media_type:
         is_what = "an image of no known type" if found is None else found
         raise invalid_field(field, f"is declared as {media_type}, but its content is {is_what}")
@@ -296,7 +281,7 @@ def fetched_image(data: bytes, content_type: str, field: str, config: MediaConfi
     """Returns a validated image that was fetched with a Content-Type. Raises INVALID_ARGUMENT naming `field`."""
     declared_type = content_type.partition(";")[0].strip().lower()
     if declared_type in _UNKNOWN_TYPES:
-        declared_type = media_type_of(data) or "of no known type"
+        declared_type = image_type_of(data) or "of no known type"
     return checked_image(data, declared_type, field, config)
 
 

@@ -12,7 +12,6 @@ from gateway.answers.answer_builder import MAX_NOTICES
 from gateway.config import RequestLimits
 from gateway.intake.request_model import require_few
 from gateway.media import RequestMedia
-from gateway.media.content import media_type_of
 from gateway.ollama.schema import (
     EFFORTS,
     ChatMessage,
@@ -28,6 +27,7 @@ from gateway.openai.extension_fields import fill_extra, unsupported
 from gateway.openai.sampling import SAMPLING_FIELDS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2, warning_pb2
 from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.media_types import image_type_of
 from weft.kernel.reasons import Reason
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -231,7 +231,7 @@ def _image_type(data: str, field: str) -> str:
         head = base64.b64decode(data[:_HEAD_CHARS], validate=True)
     except (binascii.Error, ValueError):
         raise invalid_field(field, "must be base64 without white space") from None
-    found = media_type_of(head)
+    found = image_type_of(head)
     if found is None:
         raise invalid_field(field, "must be an image in base64: its content is of no known type")
     return found

@@ -1,8 +1,8 @@
 """Request messages from plain Python values."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, TypedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NotRequired, TypedDict
 
 from weft.api.common.v1 import (
     cache_mode_pb2,
@@ -15,6 +15,7 @@ from weft.api.common.v1 import (
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.kernel.errors import invalid_field
 from weft.kernel.json_objects import to_json_object
+from weft.kernel.media_types import audio_type_of, image_type_of
 from weft.kernel.names import MAX_CACHE_TAG_CHARS, MAX_CLIENT_CHARS, MAX_SESSION_CHARS, require_token
 from weft.kernel.units import keep_alive_seconds
 
@@ -26,6 +27,10 @@ class Message(TypedDict):
 
     role: RoleName
     content: str
+    images: NotRequired[Sequence[bytes]]
+    """Encoded image files that the text is about, before it: PNG, JPEG, WebP, GIF or BMP."""
+    audio: NotRequired[Sequence[bytes]]
+    """Encoded recordings likewise: WAV or MP3."""
 
 
 class ChatOptions(TypedDict, total=False):
@@ -79,7 +84,8 @@ def chat_request(model: str, messages: str | Iterable[Message], options: ChatOpt
     request = pb.ChatRequest(model=model)
     for turn in turns:
         role = chat_pb2.Role.Value(f"ROLE_{turn['role'].upper()}")
-        request.payload.messages.add(role=role, content=[chat_pb2.ContentPart(text=turn["content"])])
+        parts = [*_media_parts(turn), chat_pb2.ContentPart(text=turn["content"])]
+        request.payload.messages.add(role=role, content=parts)
     if "thinking" in options:
         request.payload.thinking = options["thinking"]
     request.options.allow_remote = options.get("allow_remote", False)
@@ -90,6 +96,19 @@ def chat_request(model: str, messages: str | Iterable[Message], options: ChatOpt
         request.payload.extra_parameters.CopyFrom(extra)
     _fill_sampling(request.payload.sampling, options)
     return request
+
+
+def _media_parts(turn: Message) -> Iterator[chat_pb2.ContentPart]:
+    for data in turn.get("images", ()):
+        media_type = image_type_of(data)
+        if media_type is None:
+            raise invalid_field("images", "must be PNG, JPEG, WebP, GIF or BMP files")
+        yield chat_pb2.ContentPart(image=chat_pb2.MediaPart(data=data, media_type=media_type))
+    for data in turn.get("audio", ()):
+        media_type = audio_type_of(data)
+        if media_type is None:
+            raise invalid_field("audio", "must be WAV or MP3 files")
+        yield chat_pb2.ContentPart(audio=chat_pb2.MediaPart(data=data, media_type=media_type))
 
 
 def _fill_handling(handling: pb.RequestOptions, options: ChatOptions) -> None:

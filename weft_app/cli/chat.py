@@ -35,6 +35,7 @@ from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.units import wait_words
 from weft.kernel.unknown_names import unknown_target
+from weft_app.cli.chat_media import AudioOption, ImageOption, MessageMedia, read_media
 from weft_app.cli.columns import source_of
 from weft_app.cli.completion import complete_chat_target
 from weft_app.cli.options import DEFAULT_HOME, HomeOption
@@ -134,6 +135,8 @@ def chat(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens per answer.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
     *,
+    image: ImageOption = None,
+    audio: AudioOption = None,
     thinking: Annotated[
         bool | None,
         typer.Option("--thinking/--no-thinking", help="Whether the model reasons first. Default: the model's own."),
@@ -159,9 +162,11 @@ def chat(
 ) -> None:
     """Chat with a model, pool, agent or route. The answer goes to stdout, everything else to stderr.
 
-    The line behind an answer ends with the id of the request, for weft explain.
+    The line behind an answer ends with the id of the request, for weft explain. Files go with the first message.
 
     Example: weft chat smollm2-135m "Why is the sky blue?"
+
+    Example: weft chat gemma "What is this?" --image photo.jpg
     """
     if prompt is not None and message is not None:
         raise invalid_field("--message", "is the same as PROMPT; give one of them")
@@ -175,15 +180,16 @@ def chat(
     if allow_remote:
         options["allow_remote"] = True
     history: list[Message] = [{"role": "system", "content": system}] if system else []
+    media = read_media(image, audio)
     field = "PROMPT" if prompt is not None else "--message"
     once = only_message(prompt if prompt is not None else message, field, "; give it behind NAME, or pipe it in")
     if in_background:
-        submit(name, once, history, options, home, wait_for_model=wait_for_model)
+        submit(name, once, history, options, home, media=media, wait_for_model=wait_for_model)
         return
     with connect(home=home) as mesh:
         asked, header = resolve(name, home)
         sys.stderr.write(header if verbose else "")
-        conversation = Conversation(mesh, asked, history, options, timeout, is_verbose=verbose)
+        conversation = Conversation(mesh, asked, history, options, timeout, media=media, is_verbose=verbose)
         if once is not None:
             conversation.say(once)
             return
@@ -198,6 +204,7 @@ def submit(
     options: ChatOptions,
     home: Path,
     *,
+    media: MessageMedia,
     wait_for_model: bool = False,
 ) -> None:
     """Submit one message as a durable task: its id on stdout, everything else on stderr."""
@@ -205,9 +212,7 @@ def submit(
         raise invalid_field("--async", "needs -m, or a message on standard input")
     asked = name_for_task(name, home, wait_for_model=wait_for_model)
     with connect_tasks(home=home) as tasks:
-        task = tasks.submit_chat(
-            asked, [*history, {"role": "user", "content": text}], wait_for_model=wait_for_model, **options
-        )
+        task = tasks.submit_chat(asked, [*history, media.message(text)], wait_for_model=wait_for_model, **options)
     sys.stdout.write(f"{task.id}\n")
     sys.stdout.flush()
     _aside(f"{task.state}; `weft logs task/{task.id} -f` prints its answer, `weft wait task {task.id}` waits for it")
@@ -383,9 +388,12 @@ class Conversation:
         options: ChatOptions,
         timeout_seconds: float,
         *,
+        media: MessageMedia | None = None,
         is_verbose: bool = False,
     ) -> None:
         self._is_verbose = is_verbose
+        self._media = media or MessageMedia()
+        """Files of the next message."""
         self._mesh = mesh
         self._model = model
         self._history = history
@@ -404,7 +412,7 @@ class Conversation:
     def say(self, text: str) -> None:
         """Sends a message and prints the answer with its timings."""
         self._inside_line = False
-        turns: list[Message] = [*self._history, {"role": "user", "content": text}]
+        turns: list[Message] = [*self._history, self._media.message(text)]
         answer: list[str] = []
         events = self._mesh.chat(self._model, turns, timeout=self._timeout_seconds, **self._options)
         try:
@@ -417,6 +425,7 @@ class Conversation:
             late = f"the answer took longer than {self._timeout_seconds:g} s; --timeout allows more"
             raise WeftError(error.reason, late, metadata=error.metadata) from error
         self._history[:] = [*turns, {"role": "assistant", "content": "".join(answer)}]
+        self._media = MessageMedia()
 
     def _show(self, event: event_pb2.InferenceEvent, answer: list[str]) -> None:
         match event.WhichOneof("event"):

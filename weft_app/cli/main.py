@@ -148,7 +148,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "usage": CommandPlace(
         "weft_app.cli.usage:usage",
-        "Show what tenants, keys and models used: requests, tokens, accelerator time, what left the premises.",
+        "Show what tenants, keys and models used: requests, tokens, media, accelerator time, what left the premises.",
     ),
     "operation": CommandPlace(
         "weft_app.cli.operations:app",

@@ -31,6 +31,7 @@ from weft_app.cli.chat import (
     prompt_history,
     resolve,
 )
+from weft_app.cli.chat_media import AudioOption, ImageOption, read_media
 from weft_app.cli.completion import complete_chat_target
 from weft_app.cli.operations import TokenOption, follow, read_token
 from weft_app.cli.options import DEFAULT_HOME, EXIT_INTERRUPTED, ConfigOption, HomeOption, OutputFormat, note
@@ -68,6 +69,8 @@ def run(
         str | None, typer.Argument(metavar="[PROMPT]", help="One message; without it a conversation, or stdin.")
     ] = None,
     *,
+    image: ImageOption = None,
+    audio: AudioOption = None,
     context: Annotated[
         int | None, typer.Option("--context", "--ctx", min=16, max=16_777_216, help="Context of one slot in tokens.")
     ] = None,
@@ -103,6 +106,7 @@ def run(
         raise invalid_field("--output", "is for one answer; give a PROMPT, or pipe it in")
     _require_source_for(asked, {"--name": name, "--runner": runner})
     wanted = LoadSettings(context_tokens=context, parameters={} if slots is None else {SLOTS: slots})
+    media = read_media(image, audio)
     history: list[Message] = [{"role": "system", "content": system}] if system else []
     options = _chat_options(max_tokens, temperature, thinking)
     authorization = "" if token is None else read_token(token)
@@ -116,10 +120,14 @@ def run(
         running = _running(load, authorization, home)
         mesh = stack.enter_context(connect(home=home))
         if output is not OutputFormat.TABLE and text is not None:
-            say(document_text(_answer_document(mesh, running, [*history, _turn(text)], options, timeout), output))
+            say(
+                document_text(
+                    _answer_document(mesh, running, [*history, media.message(text)], options, timeout), output
+                )
+            )
             return
         sys.stderr.write(running.header if verbose else "")
-        conversation = Conversation(mesh, running.name, history, options, timeout, is_verbose=verbose)
+        conversation = Conversation(mesh, running.name, history, options, timeout, media=media, is_verbose=verbose)
         if text is not None:
             conversation.say(text)
             return
@@ -193,10 +201,6 @@ def _cancel(operations: Operations, operation: operation_pb2.Operation) -> None:
             if has_ended(last):
                 break
     note("stopped; what was pulled is kept, and the same command goes on there")
-
-
-def _turn(text: str) -> Message:
-    return {"role": "user", "content": text}
 
 
 def _answer_document(

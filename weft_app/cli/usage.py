@@ -49,7 +49,7 @@ def usage(
     output: Annotated[UsageFormat, typer.Option("--output", "-o", help="How to print.")] = UsageFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Show what tenants, keys and models used: requests, tokens, images, audio, accelerator time, what left.
+    """Show what tenants, keys and models used: requests, tokens, media, accelerator time, what left the premises.
 
     Whole hours are counted, in UTC. What receipts do not know is counted as not known, never as zero.
 

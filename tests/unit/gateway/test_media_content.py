@@ -14,12 +14,12 @@ from gateway.media.content import (
     checked_audio,
     checked_image,
     fetched_image,
-    media_type_of,
     mp3_seconds,
     size_of,
     wav_seconds,
 )
 from weft.kernel.errors import FieldError
+from weft.kernel.media_types import image_type_of
 from weft_testing.media_files import bmp, gif, jpeg, mp3, png, wav, webp, webp_lossless
 
 CONFIG = MediaConfig()
@@ -146,7 +146,7 @@ def test_a_file_of_endless_tiny_steps_is_given_up() -> None:
 
 @pytest.mark.parametrize("data", [png(0, 5), png(5, 0), b"\x89PNG\r\n\x1a\n", gif(1, 1, frames=0), bmp(0, 0), b"BM"])
 def test_an_image_without_extent_or_header_is_not_complete(data: bytes) -> None:
-    media_type = media_type_of(data)
+    media_type = image_type_of(data)
     assert media_type is not None
     with pytest.raises(FieldError, match="is not a complete"):
         checked_image(data, media_type, FIELD, CONFIG)
