@@ -66,15 +66,16 @@ from gateway.ollama.schema import (
     OllamaPullRequest,
     OllamaShowRequest,
 )
-from gateway.openai import audio, images, models
-from gateway.openai.audio import SpeechRequest, TranscriptionRequest
+from gateway.openai import images, models, speech, transcriptions
 from gateway.openai.chat import chat_completions
 from gateway.openai.chat_schema import ChatRequest
 from gateway.openai.completions import CompletionRequest, text_completions
 from gateway.openai.embeddings import EmbeddingRequest, create_embeddings
 from gateway.openai.images import ImageRequest
 from gateway.openai.rerank import RerankRequest, rerank_documents
+from gateway.openai.speech import SpeechRequest
 from gateway.openai.tokenize import TokenizeRequest, tokenize
+from gateway.openai.transcriptions import TranscriptionRequest
 from gateway.openapi import (
     JSON_LINES,
     Schema,
@@ -161,12 +162,19 @@ OPENAI: EndpointGroup[InferenceDeps] = EndpointGroup(
         _post("/v1/images/generations", _USE, images.generate_images, json_body(ImageRequest)),
         _post("/v1/images/edits", _USE, images.edit_images, form_body(ImageRequest, files=("image",))),
         _post("/v1/images/variations", _USE, images.vary_images, form_body(None, files=("image",))),
-        _post("/v1/audio/transcriptions", _USE, audio.transcribe, form_body(TranscriptionRequest, files=("file",))),
-        _post("/v1/audio/translations", _USE, audio.translate, form_body(TranscriptionRequest, files=("file",))),
+        _post(
+            "/v1/audio/transcriptions",
+            _USE,
+            transcriptions.transcribe,
+            form_body(TranscriptionRequest, files=("file",)),
+        ),
+        _post(
+            "/v1/audio/translations", _USE, transcriptions.translate, form_body(TranscriptionRequest, files=("file",))
+        ),
         _post(
             "/v1/audio/speech",
             _USE,
-            audio.speak,
+            speech.speak,
             json_body(SpeechRequest) | _RECORDING,
             response_class=StreamingResponse,
         ),
