@@ -38,6 +38,8 @@ lock_engine ctranslate2 cpu
 lock_engine ctranslate2 cuda
 lock_engine exllamav3 cuda
 lock_engine speech cpu
+lock_engine faster_whisper cpu
+lock_engine faster_whisper cuda
 lock_engine vllm cuda
 lock_engine vllm cpu --override "$environments/vllm/cpu.overrides" --no-emit-package torch \
   --extra-index-url "$pytorch" --index-strategy unsafe-best-match

@@ -8,18 +8,23 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import encode_json
-from gateway.answers.unary import unary_answer
+from gateway.answers.answer_builder import encode_json, new_identity
+from gateway.answers.stream import StreamedAnswer
+from gateway.answers.unary import cut_off_seconds, unary_answer
 from gateway.deps import InferenceDeps
 from gateway.intake.body import read_multipart_body
 from gateway.intake.multipart import Form, Part
 from gateway.intake.request_model import HandledRequest, ModelName, Word
+from gateway.openai.transcript_stream import TranscriptStream, duration_usage, word_json
+from gateway.request_facts import facts_of
 from weft.api.common.v1 import audio_pb2, chat_pb2, receipt_pb2
 from weft.dispatch.operations import TRANSCRIPTION
 from weft.dispatch.parameter_checks import MAX_TRANSCRIPTION_PROMPT_CHARS
-from weft.kernel.errors import FieldError
+from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+
+WORD, SEGMENT = "word", "segment"
 
 
 class TranscriptionRequest(HandledRequest):
@@ -31,7 +36,11 @@ class TranscriptionRequest(HandledRequest):
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     stream: bool | None = None
-    """The transcription is sent when it is complete; true is refused."""
+    """Whether the words are sent as they are found, as server-sent events; for `json`, `text` and `verbose_json`."""
+    voice_detection: bool | None = None
+    """Extension: whether parts without a voice are left out first. Absent: as the model is configured."""
+    vad: bool | None = None
+    """Extension: the same under the name that other servers have for it."""
 
 
 _FILES = frozenset({"file"})
@@ -56,17 +65,24 @@ async def _transcribed(request: Request, deps: InferenceDeps, *, translates: boo
     )
     granularities = form.values("timestamp_granularities", GRANULARITIES)
     payload = to_transcription(params, form.file("file"), granularities, translates=translates)
+    if params.stream:
+        encoder = TranscriptStream(
+            new_identity(deps.clock, "transcript", params.model), with_segments=payload.with_segments
+        )
+        facts_of(scope).was_dispatched = True
+        call = deps.dispatcher.call(TRANSCRIPTION, context, payload)
+        return StreamedAnswer(deps, call, encoder, cut_off_seconds=cut_off_seconds(deps, context))
 
     def to_body(transcription: audio_pb2.Transcription, receipt: receipt_pb2.Receipt) -> bytes:
-        del receipt
-        return transcription_body(transcription, params)
+        return transcription_body(transcription, params, receipt, granularities, translates=translates)
 
     return unary_answer(deps, scope, TRANSCRIPTION, context, payload, to_body, media_type_of(params))
 
 
-GRANULARITIES = frozenset({"word", "segment"})
+GRANULARITIES = frozenset({WORD, SEGMENT})
 TEXT = b"text/plain; charset=utf-8"
-_WITH_TIMES = frozenset({"srt", "vtt", "verbose_json"})
+_CAPTIONS = frozenset({"srt", "vtt"})
+_WITH_TIMES = _CAPTIONS | {"verbose_json"}
 _MEDIA_TYPES = MappingProxyType(
     {"json": b"application/json", "verbose_json": b"application/json", "vtt": b"text/vtt; charset=utf-8"}
 )
@@ -90,21 +106,26 @@ _BY_SUFFIX = MappingProxyType(
 def to_transcription(
     request: TranscriptionRequest, recording: Part, granularities: Sequence[str] = (), *, translates: bool
 ) -> audio_pb2.TranscriptionPayload:
-    """Returns the payload of a transcription. Raises UNSUPPORTED_OPERATION for what no runner offers."""
-    if request.stream:
-        raise FieldError("stream", "is not supported for transcriptions: leave it out", Reason.UNSUPPORTED_OPERATION)
-    if "word" in granularities:
-        message = "'word' is not supported: only segments have times"
-        raise FieldError("timestamp_granularities", message, Reason.UNSUPPORTED_OPERATION)
+    """Returns the payload of a transcription. Raises INVALID_ARGUMENT for fields that contradict each other."""
+    if request.stream and request.response_format in _CAPTIONS:
+        raise invalid_field("stream", f"cannot go with {request.response_format}; use json or verbose_json")
+    if WORD in granularities and request.response_format != "verbose_json":
+        raise invalid_field("timestamp_granularities", "'word' needs the response_format verbose_json")
+    if None not in (request.vad, request.voice_detection) and request.vad != request.voice_detection:
+        raise invalid_field("vad", "says something else than voice_detection; leave one of them out")
     payload = audio_pb2.TranscriptionPayload(
         audio=chat_pb2.MediaPart(data=recording.data, media_type=_type_of(recording)),
         language=request.language or "",
         prompt=request.prompt or "",
         translate=translates,
         with_segments=request.response_format in _WITH_TIMES,
+        with_words=WORD in granularities,
     )
     if request.temperature is not None:
         payload.temperature = request.temperature
+    detects_voices = request.vad if request.voice_detection is None else request.voice_detection
+    if detects_voices is not None:
+        payload.voice_detection = detects_voices
     return payload
 
 
@@ -113,36 +134,71 @@ def media_type_of(request: TranscriptionRequest) -> bytes:
     return _MEDIA_TYPES.get(request.response_format or "json", TEXT)
 
 
-def transcription_body(transcription: audio_pb2.Transcription, request: TranscriptionRequest) -> bytes:
+def transcription_body(
+    transcription: audio_pb2.Transcription,
+    request: TranscriptionRequest,
+    receipt: receipt_pb2.Receipt,
+    granularities: Sequence[str] = (),
+    *,
+    translates: bool = False,
+) -> bytes:
     """Returns the answer in the requested format. Raises UNSUPPORTED_OPERATION where the engine gave no timestamps."""
+    usage = duration_usage(receipt.usage, transcription.duration_seconds)
     match request.response_format:
         case "text":
             return f"{transcription.text}\n".encode()
         case "srt" | "vtt":
-            return _captions(transcription.segments, is_vtt=request.response_format == "vtt").encode()
+            return _captions(transcription, is_vtt=request.response_format == "vtt").encode()
         case "verbose_json":
-            return _verbose(transcription)
+            body = _verbose(transcription, granularities, translates=translates)
         case _:
-            return encode_json({"text": transcription.text})
+            body = {"text": transcription.text}
+    return encode_json({**body, **usage})
 
 
-def _verbose(transcription: audio_pb2.Transcription) -> bytes:
-    return encode_json(
-        {
-            "task": "transcribe",
-            "language": transcription.language,
-            "duration": transcription.duration_seconds,
-            "text": transcription.text,
-            "segments": [
-                {"id": index, "start": part.start_seconds, "end": part.end_seconds, "text": part.text}
-                for index, part in enumerate(transcription.segments)
-            ],
-        }
-    )
+def _verbose(
+    transcription: audio_pb2.Transcription, granularities: Sequence[str], *, translates: bool
+) -> dict[str, object]:
+    body: dict[str, object] = {
+        "task": "translate" if translates else "transcribe",
+        "language": transcription.language,
+        "duration": transcription.duration_seconds,
+        "text": transcription.text,
+    }
+    if WORD in granularities:
+        words = [word for part in transcription.segments for word in part.words]
+        if transcription.text and not words:
+            message = "'word': the model returned no times of words; leave it out"
+            raise FieldError("timestamp_granularities", message, Reason.UNSUPPORTED_OPERATION)
+        body["words"] = [word_json(word) for word in words]
+    if SEGMENT in granularities or not granularities:
+        body["segments"] = [_segment_json(index, part) for index, part in enumerate(transcription.segments)]
+    return body
 
 
-def _captions(segments: Sequence[audio_pb2.TranscriptionSegment], *, is_vtt: bool) -> str:
-    if not segments:
+def _segment_json(index: int, part: audio_pb2.TranscriptionSegment) -> dict[str, object]:
+    """Returns a segment with the members that OpenAI has; unknown ones are null, and there are no tokens."""
+
+    def known(name: str) -> float | None:
+        return getattr(part, name) if part.HasField(name) else None  # type: ignore[arg-type]
+
+    return {
+        "id": index,
+        "seek": 0,
+        "start": part.start_seconds,
+        "end": part.end_seconds,
+        "text": part.text,
+        "tokens": [],
+        "temperature": known("temperature"),
+        "avg_logprob": known("mean_logprob"),
+        "compression_ratio": known("compression_ratio"),
+        "no_speech_prob": known("no_speech_probability"),
+    }
+
+
+def _captions(transcription: audio_pb2.Transcription, *, is_vtt: bool) -> str:
+    segments = transcription.segments
+    if transcription.text and not segments:
         message = "the model returned no times: use json or text"
         raise FieldError("response_format", message, Reason.UNSUPPORTED_OPERATION)
     mark = "." if is_vtt else ","

@@ -12,6 +12,8 @@ _SAFETENSORS = ".safetensors"
 _CTRANSLATE2_WEIGHTS = "model.bin"
 _QUANTIZATION = "quantization_config"
 _METHOD = "quant_method"
+_OF_WHISPER = frozenset({"alignment_heads", "lang_ids", "suppress_ids_begin"})
+"""Words in the `config.json` that CTranslate2's converter writes for Whisper models and for no others."""
 
 
 class WeightFormat(StrEnum):
@@ -22,6 +24,8 @@ class WeightFormat(StrEnum):
     EXL3 = "exl3"
     """Safetensors that ExLlamaV3 has quantized."""
     CTRANSLATE2 = "ct2"
+    WHISPER = "whisper"
+    """A Whisper model in the form of CTranslate2."""
 
 
 _WORDS: Mapping[WeightFormat, str] = {
@@ -29,6 +33,7 @@ _WORDS: Mapping[WeightFormat, str] = {
     WeightFormat.SAFETENSORS: "a folder of safetensors",
     WeightFormat.EXL3: "a folder that ExLlamaV3 has quantized",
     WeightFormat.CTRANSLATE2: "a folder of CTranslate2",
+    WeightFormat.WHISPER: "a folder of a Whisper model",
 }
 
 
@@ -58,7 +63,7 @@ def folder_format(names: Iterable[str], configuration: Mapping[str, object]) -> 
     """
     known = frozenset(names)
     if _CTRANSLATE2_WEIGHTS in known and not any(name.endswith(_SAFETENSORS) for name in known):
-        return WeightFormat.CTRANSLATE2
+        return WeightFormat.WHISPER if _OF_WHISPER & configuration.keys() else WeightFormat.CTRANSLATE2
     if any(name.endswith(_SAFETENSORS) for name in known):
         quantization = configuration.get(_QUANTIZATION)
         is_exl3 = isinstance(quantization, Mapping) and quantization.get(_METHOD) == WeightFormat.EXL3.value

@@ -32,6 +32,7 @@ RUNTIME_OF_FORMAT = MappingProxyType(
         WeightFormat.SAFETENSORS: "vllm_serve",
         WeightFormat.EXL3: "exllamav3",
         WeightFormat.CTRANSLATE2: "ctranslate2",
+        WeightFormat.WHISPER: "faster_whisper",
     }
 )
 """Runtime of a runner whose configuration names weights and no runtime."""

@@ -119,7 +119,6 @@ async def test_a_transcription_comes_in_the_form_asked_for(response_format: Any,
     [
         ({"response_format": "srt"}, "response_format"),
         ({"timestamp_granularities": ["word"], "response_format": "verbose_json"}, "timestamp_granularities"),
-        ({"stream": True}, "stream"),
     ],
 )
 async def test_what_nobody_offers_of_transcriptions_is_named(asked: dict[str, Any], field: str) -> None:

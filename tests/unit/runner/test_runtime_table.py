@@ -16,6 +16,7 @@ OWN = (
     "ctranslate2",
     "espeak_ng",
     "exllamav3",
+    "faster_whisper",
     "llama_cpp_python",
     "llama_server",
     "openai_http",
@@ -98,9 +99,7 @@ def test_a_package_cannot_replace_a_runtime_of_wefts_own(site: Path) -> None:
 
 
 def test_a_runtime_that_does_not_exist_is_refused_with_the_choices() -> None:
-    with pytest.raises(
-        FieldError, match="must be one of: ctranslate2, espeak_ng, exllamav3, llama_cpp_python, llama_server"
-    ):
+    with pytest.raises(FieldError, match="must be one of: ctranslate2, espeak_ng, exllamav3, faster_whisper, llama"):
         table.require_runtime("sglang")
 
 

@@ -1,0 +1,129 @@
+"""The engine: one Whisper model in faster-whisper, which hears a recording piece by piece."""
+
+import copy
+import ctypes
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner_svc.engine_host.engine import Job, RefusedError
+from runner_svc.engine_host.messages import Done, Ready, Sleep, Tokenize, Transcribe, Wake, Work
+from runner_svc.runtimes.faster_whisper.listening import Library, Listening
+from runner_svc.runtimes.faster_whisper.recording import RecordingLimits, RecordingReader
+
+TOKENIZER_FILE = "tokenizer.json"
+WEIGHTS_FILE = "model.bin"
+UNLOAD_SECONDS = 2.0
+"""The library unloads nothing while a thread of it works, which goes on for some ms after the last answer: how long to
+ask it again ..."""
+UNLOAD_POLL_SECONDS = 0.01
+"""... and how often."""
+_OUT_OF_MEMORY = "out of memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Options of a load."""
+
+    model_path: Path
+    """The folder of the converted model."""
+    limits: RecordingLimits
+    device: str = "auto"
+    compute_type: str = "int8"
+    threads: int = 1
+    slots: int = 1
+    beam_size: int = 5
+    voice_detection: bool = False
+
+
+class WhisperEngine:
+    """A loaded model, see Engine."""
+
+    def __init__(self, library: Library, options: EngineOptions) -> None:
+        """Raises RefusedError for a folder that is no Whisper model, and where the memory does not suffice."""
+        self._library, self._options = library, options
+        folder = options.model_path
+        for name in (WEIGHTS_FILE, TOKENIZER_FILE):
+            # Without a tokenizer in the folder the library would look for one on the internet.
+            if not (folder / name).is_file():
+                message = f"{folder / name} does not exist; a model of faster-whisper is a folder with {WEIGHTS_FILE}, "
+                raise RefusedError("INVALID_ARGUMENT", f"{message}config.json, {TOKENIZER_FILE} and a vocabulary")
+        with _memory_errors():
+            try:
+                self._model = library.whisper.WhisperModel(
+                    str(folder),
+                    device=options.device,
+                    compute_type=options.compute_type,
+                    cpu_threads=options.threads,
+                    num_workers=options.slots,
+                    local_files_only=True,
+                )
+            except (RuntimeError, ValueError, TypeError) as error:
+                if _OUT_OF_MEMORY in str(error):
+                    raise
+                raise RefusedError("INVALID_ARGUMENT", f"{folder} is no Whisper model: {error}") from error
+
+    @property
+    def facts(self) -> Ready:
+        """See Engine.facts."""
+        return Ready(context_tokens=0, slots=self._options.slots)
+
+    def tokenize(self, request: Tokenize, job: Job) -> None:
+        """See Engine.tokenize."""
+        del request, job
+        raise RefusedError("UNSUPPORTED_OPERATION", "faster-whisper transcribes recordings alone")
+
+    def work(self, request: Work, job: Job) -> None:
+        """See Engine.work."""
+        match request:
+            case Transcribe():
+                with _memory_errors():
+                    self._transcribe(request, job)
+            case Sleep():
+                self._unload()
+                job.send(Done(id=request.id, prompt_tokens=0))
+            case Wake():
+                with _memory_errors():
+                    self._model.model.load_model()
+                job.send(Done(id=request.id, prompt_tokens=0))
+            case _:
+                raise RefusedError("UNSUPPORTED_OPERATION", "faster-whisper transcribes recordings alone")
+
+    def _transcribe(self, request: Transcribe, job: Job) -> None:
+        began = time.perf_counter()
+        # Of its own, for the model is shared by the threads of several requests.
+        model = copy.copy(self._model)
+        voices = self._options.voice_detection if request.voice_detection is None else request.voice_detection
+        listening = Listening(self._library, model, request, job, self._options.beam_size, detects_voices=voices)
+        path = Path(request.path)
+        with RecordingReader(self._library.av, self._library.numpy, path, self._options.limits) as recording:
+            done = listening.hear(recording)
+        done.decode_seconds = time.perf_counter() - began
+        done.is_undivided = True
+        job.send(done)
+
+    def _unload(self) -> None:
+        library, deadline = self._model.model, time.monotonic() + UNLOAD_SECONDS
+        library.unload_model()
+        while library.model_is_loaded and time.monotonic() < deadline:
+            time.sleep(UNLOAD_POLL_SECONDS)
+            library.unload_model()
+        if library.model_is_loaded:
+            raise RefusedError("BACKEND_NOT_READY", "the engine is at work; its memory cannot be freed now")
+        with suppress(AttributeError, OSError):
+            # Freed memory goes back to the system; glibc keeps it for itself otherwise, others have no such call.
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Raises RefusedError with advice where the memory does not suffice."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and _OUT_OF_MEMORY not in str(error):
+            raise
+        advice = "use a smaller compute_type (int8, int8_float16), fewer slots, a smaller beam_size or a smaller model"
+        raise RefusedError("OUT_OF_MEMORY", f"the memory of the device does not suffice: {advice}") from error

@@ -1,0 +1,228 @@
+"""The work on one recording: pieces of it through the model, segments out, with times from its beginning.
+
+The library takes an array as long as the recording. Here it gets pieces of PIECE_SECONDS, each of which begins where
+the last window of the one before could not be filled, so that no word is cut and the memory does not grow with the
+length.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from runner_svc.engine_host.engine import CancelledRequestError, Job, RefusedError
+from runner_svc.engine_host.messages import Done, Recording, Segment, Transcribe, Word, Worked
+from runner_svc.runtimes.faster_whisper.recording import SAMPLE_RATE, RecordingReader
+
+PIECE_SECONDS = 180
+"""So much of a recording is given to the model at once."""
+WINDOW_SECONDS = 30
+"""So much the model hears at once."""
+PROMPT_TOKENS = 224
+"""So much of what was said before the model is told, at most: half of its context."""
+SILENCE_PEAK = 1e-4
+"""A piece of a recording whose loudest sample is below this (-80 dB) holds no words; models invent some in silence."""
+OPEN_VOICE_SECONDS = 1.0
+"""A voice that is heard so shortly before the end of a piece may go on in the next."""
+NEW_CONTEXT_TEMPERATURE = 0.5
+"""What was decoded above this temperature says nothing about what follows, as in the library."""
+TEMPERATURE_STEP = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """The modules that the engine works with."""
+
+    whisper: Any
+    vad: Any
+    av: Any
+    numpy: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A part of a piece, in samples, that the model is to hear."""
+
+    begin: int
+    end: int
+    used: int
+    """How much of the piece is done with then."""
+    is_closed: bool
+    """Whether it ends where nothing is said, so that its last window need not be filled."""
+
+
+class Listening:
+    """The work on one recording."""
+
+    def __init__(
+        self, library: Library, model: Any, request: Transcribe, job: Job, beam_size: int, *, detects_voices: bool
+    ) -> None:
+        """`model` is a WhisperModel that no other request uses. Raises RefusedError for a language it does not know."""
+        self._library, self._model, self._request, self._job = library, model, request, job
+        self._beam_size, self._detects_voices = beam_size, detects_voices
+        self._language = request.language.lower()
+        known = model.supported_languages
+        if self._language and self._language not in known:
+            has = "English alone" if list(known) == ["en"] else f"{len(known)} languages by their ISO 639-1 codes"
+            raise RefusedError("INVALID_ARGUMENT", f"language: this model knows {has}, not {request.language!r}")
+        self._context = self._prompt_tokens()
+        self._total_seconds = self._done_seconds = 0.0
+        self._token_count = 0
+        self._is_told = False
+        """Whether the runner knows the language and length."""
+        encode = model.encode
+        model.encode = lambda features: self._at_window(encode, features)
+
+    def hear(self, recording: RecordingReader) -> Done:
+        """Sends the segments of a recording. Returns the last answer. Raises RefusedError, CancelledRequestError."""
+        self._total_seconds = recording.stated_seconds
+        self._tell_progress()
+        concatenate, begin, heard = self._library.numpy.concatenate, 0, 0
+        rest = self._library.numpy.zeros(0, dtype="float32")
+        pieces = recording.pieces(PIECE_SECONDS * SAMPLE_RATE, self._job.raise_if_cancelled)
+        for piece, is_last in _with_last(pieces):
+            heard += len(piece)
+            if is_last:
+                self._total_seconds = heard / SAMPLE_RATE
+            audio = concatenate((rest, piece)) if len(rest) else piece
+            used = self._piece(audio, begin / SAMPLE_RATE, is_last=is_last)
+            begin, rest = begin + used, audio[used:].copy()
+            self._tell_progress(begin / SAMPLE_RATE)
+        self._tell(self._language)
+        return Done(
+            id=self._request.id,
+            prompt_tokens=0,
+            completion_tokens=self._token_count,
+            audio_seconds=heard / SAMPLE_RATE,
+        )
+
+    def _piece(self, audio: Any, offset: float, *, is_last: bool) -> int:
+        """Sends the segments of a piece that begins at `offset`. Returns how many of its samples are done with."""
+        if float(abs(audio).max(initial=0.0)) < SILENCE_PEAK:
+            return len(audio)
+        span = _Span(0, len(audio), len(audio), is_last)
+        if self._detects_voices:
+            found = self._library.vad.get_speech_timestamps(audio)
+            self._job.raise_if_cancelled()
+            span = voices_of(found, len(audio), is_last=is_last)
+        if span.begin == span.end:
+            return span.used
+        segments = self._segments(audio[span.begin : span.end], filters=self._detects_voices and span.is_closed)
+        begin = last = offset + span.begin / SAMPLE_RATE
+        length = (span.end - span.begin) / SAMPLE_RATE
+        for segment in segments:
+            self._job.raise_if_cancelled()
+            window = segment.seek / self._model.frames_per_second
+            if not span.is_closed and window > 0 and window + WINDOW_SECONDS > length:
+                return span.begin + int(window * SAMPLE_RATE)
+            self._send(segment, begin)
+            last = begin + float(segment.end)
+            self._tell_progress(last)
+        if span.is_closed:
+            return span.used
+        heard = max(round((last - offset) * SAMPLE_RATE), span.end - WINDOW_SECONDS * SAMPLE_RATE)
+        # The last segment may end in what the window was filled up with.
+        return min(heard, len(audio))
+
+    def _segments(self, audio: Any, *, filters: bool) -> Iterator[Any]:
+        try:
+            segments, info = self._model.transcribe(
+                audio,
+                language=self._language or None,
+                task="translate" if self._request.translate else "transcribe",
+                beam_size=self._beam_size,
+                initial_prompt=list(self._context) or None,
+                word_timestamps=self._request.with_words,
+                vad_filter=filters,
+                **self._decoding(),
+            )
+        except ValueError as error:
+            raise RefusedError("INVALID_ARGUMENT", f"file: cannot be transcribed: {error}") from error
+        self._language = info.language
+        self._tell(info.language)
+        return iter(segments)
+
+    def _decoding(self) -> dict[str, Any]:
+        """Returns the temperatures: that of the request, then higher ones where an answer is improbable or loops."""
+        given = self._request.temperature
+        if not given:
+            return {}
+        steps = int((1.0 - given) / TEMPERATURE_STEP + 1e-6)
+        return {"temperature": [round(given + step * TEMPERATURE_STEP, 3) for step in range(steps + 1)]}
+
+    def _prompt_tokens(self) -> list[int]:
+        prompt = self._request.prompt.strip()
+        if not prompt:
+            return []
+        ids = self._model.hf_tokenizer.encode(f" {prompt}", add_special_tokens=False).ids
+        return list(ids)[-PROMPT_TOKENS:]
+
+    def _send(self, segment: Any, offset: float) -> None:
+        self._token_count += len(segment.tokens)
+        kept = [] if segment.temperature > NEW_CONTEXT_TEMPERATURE else [*self._context, *segment.tokens]
+        self._context = kept[-PROMPT_TOKENS:]
+        self._job.send(
+            Segment(
+                id=self._request.id,
+                start=round(offset + float(segment.start), 3),
+                end=round(offset + float(segment.end), 3),
+                text=segment.text,
+                words=[
+                    Word(
+                        start=round(offset + float(word.start), 3),
+                        end=round(offset + float(word.end), 3),
+                        text=word.word.strip(),
+                        probability=float(word.probability),
+                    )
+                    for word in segment.words or ()
+                ],
+                mean_logprob=float(segment.avg_logprob),
+                no_speech_probability=float(segment.no_speech_prob),
+                compression_ratio=float(segment.compression_ratio),
+                temperature=float(segment.temperature),
+            )
+        )
+
+    def _tell(self, language: str) -> None:
+        """Send the language and the length once, before the first segment."""
+        if not self._is_told:
+            self._is_told = True
+            self._job.send(Recording(id=self._request.id, language=language, duration_seconds=self._total_seconds))
+
+    def _tell_progress(self, done_seconds: float | None = None) -> None:
+        self._done_seconds = max(self._done_seconds, done_seconds or 0.0)
+        if self._total_seconds:
+            self._done_seconds = min(self._done_seconds, self._total_seconds)
+        done, total = round(self._done_seconds, 3), round(self._total_seconds, 3)
+        self._job.send(Worked(id=self._request.id, done=done, total=total))
+
+    def _at_window(self, encode: Any, features: Any) -> Any:
+        """Encode a window of the recording, unless the request is cancelled."""
+        if self._job.is_cancelled:
+            raise CancelledRequestError
+        self._tell_progress()
+        return encode(features)
+
+
+def voices_of(found: list[dict[str, int]], length: int, *, is_last: bool) -> _Span:
+    """Returns what is to be heard of a piece of so many samples, by where voices were found in it. Pure."""
+    if not found:
+        # A voice that begins right at the end is found in the next piece, with what follows.
+        kept = 0 if is_last else min(length, round(OPEN_VOICE_SECONDS * SAMPLE_RATE))
+        return _Span(0, 0, length - kept, is_closed=True)
+    begin, end = found[0]["start"], found[-1]["end"]
+    if is_last or end < length - OPEN_VOICE_SECONDS * SAMPLE_RATE:
+        return _Span(begin, end, length if is_last else end, is_closed=True)
+    if len(found) > 1:
+        return _Span(begin, found[-2]["end"], found[-1]["start"], is_closed=True)
+    return _Span(begin, length, length, is_closed=False)
+
+
+def _with_last(pieces: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """Yields each piece with whether it is the last."""
+    before: Any = None
+    for piece in pieces:
+        if before is not None:
+            yield before, False
+        before = piece
+    if before is not None:
+        yield before, True

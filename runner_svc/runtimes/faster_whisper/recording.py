@@ -1,0 +1,193 @@
+"""The reader of a recording: hostile bytes in, pieces of samples out, within limits.
+
+PyAV reads it with the libraries of FFmpeg, of which it may use the formats below alone: others can name further files
+and addresses, which a recording of a stranger must not. Only one piece of the samples is in memory at a time.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from runner_svc.engine_host.engine import RefusedError
+
+SAMPLE_RATE = 16_000
+"""Samples per second that Whisper models hear."""
+FORMATS = (
+    *("aac", "aiff", "amr", "au", "caf", "flac", "matroska", "webm", "mov", "mp4", "m4a", "mp3", "ogg", "w64", "wav"),
+)
+"""Containers that are read, by FFmpeg's names."""
+CODECS = (
+    *("aac", "aac_latm", "alac", "amrnb", "amrwb", "flac", "mp1", "mp1float", "mp2", "mp2float", "mp3", "mp3float"),
+    *("opus", "libopus", "vorbis", "libvorbis", "libopencore_amrnb", "libopencore_amrwb", "pcm_alaw", "pcm_mulaw"),
+    *("pcm_s8", "pcm_u8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_s32be"),
+    *("pcm_f32le", "pcm_f32be", "pcm_f64le", "pcm_f64be", "adpcm_ms", "adpcm_ima_wav"),
+)
+"""Decoders that are used."""
+MAX_BAD_PACKETS = 64
+"""A few broken packets are left out, as players do; with more the file is refused."""
+_PER_SECOND = 1_000_000
+"""Units of FFmpeg's durations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingLimits:
+    """Limits of a recording."""
+
+    max_seconds: float
+    max_bytes: int
+    max_channels: int
+    min_sample_rate_hz: int
+    max_sample_rate_hz: int
+
+
+class RecordingReader:
+    """One recording, opened. A context manager."""
+
+    def __init__(self, av: Any, numpy: Any, path: Path, limits: RecordingLimits) -> None:
+        """Raises RefusedError for a file that is no recording, or is beyond the limits by what it says of itself."""
+        self._av, self._numpy, self._limits = av, numpy, limits
+        self.stated_seconds = 0.0
+        """Length as the file has it; 0: it does not say. It may be wrong."""
+        size = path.stat().st_size
+        if size > limits.max_bytes:
+            raise _refused(f"has {size} bytes; at most {limits.max_bytes} are read")
+        self._opened = ExitStack()
+        try:
+            self._container = self._opened.enter_context(_container(av, path))
+            self._stream, self.stated_seconds = self._checked_stream()
+        except BaseException:
+            self._opened.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def pieces(self, piece_samples: int, on_frame: Callable[[], None]) -> Iterator[Any]:
+        """Yields the samples of one channel as arrays of floats, of this length but for the last.
+
+        `on_frame` is called for every frame, and may raise. Raises RefusedError.
+        """
+        kept: list[Any] = []
+        count = total = 0
+        for samples in self._resampled(on_frame):
+            total += samples.shape[0]
+            if total > self._limits.max_seconds * SAMPLE_RATE:
+                raise _refused(f"lasts longer than {self._limits.max_seconds:g} s, which is the most")
+            kept.append(samples)
+            count += samples.shape[0]
+            while count >= piece_samples:
+                joined = self._numpy.concatenate(kept)
+                yield joined[:piece_samples]
+                kept = [joined[piece_samples:]]
+                count -= piece_samples
+        if not total:
+            raise _refused("has no sound that can be decoded")
+        if count:
+            yield self._numpy.concatenate(kept)
+
+    def _resampled(self, on_frame: Callable[[], None]) -> Iterator[Any]:
+        """Yields arrays of samples as Whisper models hear them. A change of the form in mid-stream is followed."""
+        resampler: Any = None
+        form: tuple[Any, ...] = ()
+        for frame in self._frames():
+            on_frame()
+            found = (frame.format.name, frame.layout.name, frame.sample_rate)
+            if found != form:
+                self._check(frame.sample_rate, frame.layout.nb_channels)
+                yield from self._flushed(resampler)
+                resampler = self._av.AudioResampler(format="flt", layout="mono", rate=SAMPLE_RATE)
+                form = found
+            frame.pts = None
+            yield from self._arrays(resampler.resample(frame))
+        yield from self._flushed(resampler)
+
+    def _flushed(self, resampler: Any) -> Iterator[Any]:
+        if resampler is not None:
+            yield from self._arrays(resampler.resample(None))
+
+    def _arrays(self, frames: Any) -> Iterator[Any]:
+        for frame in frames:
+            yield frame.to_ndarray().reshape(-1)
+
+    def _frames(self) -> Iterator[Any]:
+        """Yields the decoded frames. A file that is cut off ends where it is cut."""
+        error_class = self._av.error.FFmpegError
+        packets = iter(self._container.demux(self._stream))
+        bad = 0
+        while True:
+            try:
+                packet = next(packets)
+                frames = packet.decode()
+            except StopIteration:
+                return
+            except error_class as error:
+                bad += 1
+                if bad > MAX_BAD_PACKETS or _is_end(self._av, error):
+                    raise _refused(f"cannot be decoded: {_words(error)}") from None
+                continue
+            yield from frames
+
+    def _checked_stream(self) -> tuple[Any, float]:
+        """Returns the stream of sound, and its length as the file has it."""
+        stream = _sound_of(self._container)
+        codec = stream.codec_context
+        if not (codec.sample_rate and codec.channels):
+            raise _refused("has no sound that can be decoded")
+        self._check(codec.sample_rate, codec.channels)
+        seconds = _stated_seconds(self._container, stream)
+        if seconds > self._limits.max_seconds:
+            raise _refused(f"lasts {seconds:.0f} s; at most {self._limits.max_seconds:g} s are transcribed")
+        return stream, seconds
+
+    def _check(self, sample_rate: int, channels: int) -> None:
+        limits = self._limits
+        if not limits.min_sample_rate_hz <= sample_rate <= limits.max_sample_rate_hz:
+            allowed = f"{limits.min_sample_rate_hz} to {limits.max_sample_rate_hz}"
+            raise _refused(f"has {sample_rate} samples per second; {allowed} are read")
+        if not 1 <= channels <= limits.max_channels:
+            raise _refused(f"has {channels} channels; 1 to {limits.max_channels} are read")
+
+
+def _container(av: Any, path: Path) -> Any:
+    options = {
+        "format_whitelist": ",".join(FORMATS),
+        "codec_whitelist": ",".join(CODECS),
+        "protocol_whitelist": "file",
+    }
+    try:
+        return av.open(str(path), mode="r", options=options, metadata_errors="ignore")
+    except (av.error.FFmpegError, ValueError) as error:
+        raise _refused(f"is no recording that can be read: {_words(error)}") from None
+
+
+def _sound_of(container: Any) -> Any:
+    """Returns the first stream of sound that can be decoded."""
+    for stream in container.streams.audio:
+        if stream.codec_context is not None:
+            return stream
+    raise _refused("has no sound")
+
+
+def _stated_seconds(container: Any, stream: Any) -> float:
+    if stream.duration is not None and stream.time_base is not None:
+        return max(0.0, float(stream.duration * stream.time_base))
+    return max(0.0, container.duration / _PER_SECOND) if container.duration is not None else 0.0
+
+
+def _is_end(av: Any, error: Exception) -> bool:
+    """Whether reading on is useless: the demuxer has failed, rather than one packet."""
+    return not isinstance(error, av.error.InvalidDataError)
+
+
+def _words(error: Exception) -> str:
+    """Returns the reason without the path, which is the runner's own."""
+    return str(getattr(error, "strerror", "") or error).partition(": '")[0][:200]
+
+
+def _refused(message: str) -> RefusedError:
+    return RefusedError("INVALID_ARGUMENT", f"file: {message}")

@@ -1,0 +1,198 @@
+"""Transcriptions over HTTP: times of words, what was heard, and the stream of events, by OpenAI's own client."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from gateway_script import RunningGateway, ScriptedDispatcher, serving
+from openai import APIError, APIStatusError
+
+from weft.api.common.v1 import audio_pb2, event_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+RECORDING = ("a.mp3", b"sound", "application/octet-stream")
+DIED = WeftError(Reason.SERVER_DIED, "it died")
+FOX = audio_pb2.TranscriptionSegment(
+    start_seconds=0.5,
+    end_seconds=1.5,
+    text=" A fox.",
+    words=[
+        audio_pb2.TranscriptionWord(start_seconds=0.5, end_seconds=0.75, text="A", probability=0.5),
+        audio_pb2.TranscriptionWord(start_seconds=0.75, end_seconds=1.5, text="fox."),
+    ],
+    mean_logprob=-0.25,
+    no_speech_probability=0.125,
+    compression_ratio=1.25,
+    temperature=0.0,
+)
+DOG = audio_pb2.TranscriptionSegment(start_seconds=2.0, end_seconds=3.0, text=" A dog.")
+
+
+def _part(**fields: Any) -> event_pb2.InferenceEvent:
+    return event_pb2.InferenceEvent(transcript=audio_pb2.TranscriptPart(**fields))
+
+
+def _progress(done: float, total: float) -> event_pb2.InferenceEvent:
+    work = event_pb2.WorkProgress(unit=event_pb2.WORK_UNIT_AUDIO_SECONDS, done=done, total=total)
+    return event_pb2.InferenceEvent(work_progress=work)
+
+
+def _end() -> event_pb2.InferenceEvent:
+    finished = event_pb2.Finished()
+    finished.receipt.usage.audio_milliseconds = 3500
+    return event_pb2.InferenceEvent(finished=finished)
+
+
+STEPS: list[Any] = [
+    [_progress(0.0, 3.5)],
+    [_part(text=" A fox.", segment=FOX, language="en", duration_seconds=3.5)],
+    [_progress(3.0, 3.5), _part(text=" A dog.", segment=DOG)],
+    [_end()],
+]
+
+
+async def _create(gateway: RunningGateway, **fields: Any) -> Any:
+    return await gateway.sdk.audio.transcriptions.create(model="tiny", file=RECORDING, **fields)
+
+
+async def _streamed(gateway: RunningGateway, **fields: Any) -> list[dict[str, Any]]:
+    return [event.model_dump() async for event in await _create(gateway, stream=True, **fields)]
+
+
+async def test_segments_have_all_members_and_words_their_times() -> None:
+    async with serving(ScriptedDispatcher(steps=list(STEPS))) as gateway:
+        answer = await _create(gateway, response_format="verbose_json", timestamp_granularities=["word", "segment"])
+        (payload,) = gateway.dispatcher.payloads
+    assert payload.with_words
+    assert (answer.language, answer.duration, answer.text) == ("en", 3.5, "A fox. A dog.")
+    assert [(word.word, word.start, word.end) for word in answer.words] == [("A", 0.5, 0.75), ("fox.", 0.75, 1.5)]
+    fox, dog = (segment.model_dump() for segment in answer.segments)
+    assert fox == {
+        "id": 0,
+        "seek": 0,
+        "start": 0.5,
+        "end": 1.5,
+        "text": " A fox.",
+        "tokens": [],
+        "temperature": 0.0,
+        "avg_logprob": -0.25,
+        "compression_ratio": 1.25,
+        "no_speech_prob": 0.125,
+    }
+    assert (dog["id"], dog["avg_logprob"]) == (1, None), "what the engine does not tell is null"
+
+
+async def test_only_the_times_that_were_asked_for_are_sent() -> None:
+    async with serving(ScriptedDispatcher(steps=list(STEPS))) as gateway:
+        words = await _create(gateway, response_format="verbose_json", timestamp_granularities=["word"])
+        segments = await _create(gateway, response_format="verbose_json")
+    assert (words.segments, len(words.words)) == (None, 2)
+    assert (len(segments.segments), segments.words) == (2, None)
+
+
+async def test_the_seconds_that_were_heard_are_the_usage() -> None:
+    class Heard(ScriptedDispatcher):
+        def receipt(self) -> Any:
+            return STEPS[-1][0].finished.receipt
+
+    async with serving(Heard(steps=list(STEPS))) as gateway:
+        for response_format in ("json", "verbose_json"):
+            answer = await _create(gateway, response_format=response_format)
+            assert answer.usage.model_dump() == {"seconds": 3.5, "type": "duration"}
+
+
+async def test_words_are_streamed_as_they_are_found_and_the_end_has_them_all() -> None:
+    async with serving(ScriptedDispatcher(steps=list(STEPS))) as gateway:
+        events = await _streamed(gateway)
+    assert [event["type"] for event in events] == ["transcript.text.delta"] * 2 + ["transcript.text.done"]
+    assert [event["delta"] for event in events[:2]] == [" A fox.", " A dog."]
+    assert events[-1]["text"] == "A fox. A dog."
+    assert (events[-1]["usage"]["type"], events[-1]["usage"]["seconds"]) == ("duration", 3.5)
+
+
+async def test_a_stream_with_times_has_an_event_for_each_segment() -> None:
+    async with serving(ScriptedDispatcher(steps=list(STEPS))) as gateway:
+        fields = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
+        events = await _streamed(gateway, **fields)
+    fox, dog = (event for event in events if event["type"] == "transcript.text.segment")
+    assert (fox["id"], fox["start"], fox["end"], fox["text"]) == ("seg_0", 0.5, 1.5, " A fox.")
+    assert fox["words"] == [
+        {"word": "A", "start": 0.5, "end": 0.75},
+        {"word": "fox.", "start": 0.75, "end": 1.5},
+    ]
+    assert dog["id"] == "seg_1"
+    assert "words" not in dog
+
+
+async def test_progress_is_a_comment_of_the_stream_and_done_is_its_last_event() -> None:
+    async with serving(ScriptedDispatcher(steps=list(STEPS))) as gateway:
+        streaming = gateway.sdk.audio.transcriptions.with_streaming_response
+        async with streaming.create(model="tiny", file=RECORDING, stream=True) as answer:
+            content_type, text = answer.headers["content-type"], await answer.text()
+    assert content_type.startswith("text/event-stream")
+    lines = text.split("\n\n")
+    assert ": heard 0/4 s" in lines
+    assert ": heard 3/4 s" in lines
+    events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["type"] == "transcript.text.done"
+
+
+async def test_a_stream_that_fails_after_its_first_words_ends_with_the_error() -> None:
+    steps: list[Any] = [*STEPS[:2], DIED]
+    async with serving(ScriptedDispatcher(steps=steps)) as gateway:
+        events = aiter(await _create(gateway, stream=True))
+        assert (await anext(events)).type == "transcript.text.delta"
+        with pytest.raises(APIError, match="it died"):
+            await anext(events)
+
+
+async def test_a_failure_before_the_first_words_is_a_status() -> None:
+    async with serving(ScriptedDispatcher(steps=[[_progress(0.0, 3.5)], DIED])) as gateway:
+        with pytest.raises(APIStatusError) as failed:
+            await _create(gateway, stream=True)
+    assert failed.value.status_code == 502
+
+
+async def test_a_caller_that_hangs_up_ends_the_work() -> None:
+    never = asyncio.Event()
+    async with serving(ScriptedDispatcher(steps=[*STEPS[:2], never])) as gateway:
+        stream = await _create(gateway, stream=True)
+        await anext(aiter(stream))
+        await stream.close()
+        async with asyncio.timeout(20):
+            await gateway.dispatcher.was_closed.wait()
+
+
+async def test_voice_detection_has_two_names() -> None:
+    async with serving(ScriptedDispatcher(steps=list(STEPS))) as gateway:
+        for given in ({}, {"vad": True}, {"voice_detection": False}, {"vad": True, "voice_detection": True}):
+            await _create(gateway, extra_body=given)
+        payloads = gateway.dispatcher.payloads
+    found = [payload.voice_detection if payload.HasField("voice_detection") else None for payload in payloads]
+    assert found == [None, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"stream": True, "response_format": "srt"}, "stream"),
+        ({"timestamp_granularities": ["word"]}, "timestamp_granularities"),
+        ({"timestamp_granularities": ["hour"], "response_format": "verbose_json"}, "timestamp_granularities"),
+        ({"extra_body": {"vad": True, "voice_detection": False}}, "vad"),
+    ],
+)
+async def test_fields_that_contradict_each_other_are_refused_by_name(asked: dict[str, Any], field: str) -> None:
+    async with serving(ScriptedDispatcher(steps=list(STEPS))) as gateway:
+        with pytest.raises(APIStatusError) as refused:
+            await _create(gateway, **asked)
+    assert (refused.value.status_code, refused.value.param) == (400, field)
+
+
+async def test_a_recording_without_a_word_has_captions_without_a_word() -> None:
+    steps = [[_part(language="en", duration_seconds=3.5)], [_end()]]
+    async with serving(ScriptedDispatcher(steps=list(steps))) as gateway:
+        assert await _create(gateway, response_format="vtt") == "WEBVTT\n"
+        assert (await _create(gateway)).text == ""
