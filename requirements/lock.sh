@@ -36,6 +36,7 @@ lock_engine() { # lock_engine <environment> <name of the lock> [uv options]
 }
 lock_engine ctranslate2 cpu
 lock_engine ctranslate2 cuda
+lock_engine diffusers cuda
 lock_engine exllamav3 cuda
 lock_engine speech cpu
 lock_engine faster_whisper cpu
@@ -43,10 +44,12 @@ lock_engine faster_whisper cuda
 lock_engine vllm cuda
 lock_engine vllm cpu --override "$environments/vllm/cpu.overrides" --no-emit-package torch \
   --extra-index-url "$pytorch" --index-strategy unsafe-best-match
-lock_engine vllm cpu-torch --no-deps --extra-index-url "$pytorch" --index-strategy unsafe-best-match
-if [ -z "$only" ] || [ "$only" = vllm ]; then
+lock_engine diffusers cpu --no-emit-package torch --extra-index-url "$pytorch" --index-strategy unsafe-best-match
+for engine in diffusers vllm; do
+  lock_engine "$engine" cpu-torch --no-deps --extra-index-url "$pytorch" --index-strategy unsafe-best-match
+  [ -z "$only" ] || [ "$only" = "$engine" ] || continue
   # pip reads the index from the lock; whoever has a mirror of it in pip's configuration needs no other.
-  lock=$environments/vllm/cpu-torch.lock
-  { grep '^#' "$environments/vllm/cpu-torch.in"; echo "--extra-index-url https://download.pytorch.org/whl/cpu"; cat "$lock"; } >"$work/lock"
+  lock=$environments/$engine/cpu-torch.lock
+  { grep '^#' "$environments/$engine/cpu-torch.in"; echo "--extra-index-url https://download.pytorch.org/whl/cpu"; cat "$lock"; } >"$work/lock"
   cp "$work/lock" "$lock"
-fi
+done
