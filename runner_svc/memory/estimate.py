@@ -12,6 +12,7 @@ from typing_extensions import override
 from runner_svc.memory.learned_memory import FileIdentity, LearnedMemory
 from runner_svc.memory.port import MemoryForecast
 from runner_svc.model_files.gguf import is_gguf, model_parts, read_gguf_model
+from runner_svc.model_files.pipeline_folder import PipelineFolderError, is_pipeline, read_pipeline_folder
 from runner_svc.model_files.safetensors import is_safetensors, read_safetensors_model
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan, LoadValue
 from runner_svc.policy.memory_estimate import (
@@ -71,6 +72,8 @@ def read_model_facts(path: Path) -> ModelFacts:
     try:
         if path.is_file() and is_gguf(path):
             return _gguf_facts(path)
+        if is_pipeline(path):
+            return _pipeline_facts(path)
         if is_safetensors(path):
             return _safetensors_facts(path)
         return ModelFacts(file_bytes=path.stat().st_size if path.is_file() else 0)
@@ -228,6 +231,22 @@ def _safetensors_facts(path: Path) -> ModelFacts:
         shape=model.shape,
         context_tokens=model.context_tokens,
         identity=_identity([path], model.file_bytes),
+    )
+
+
+def _pipeline_facts(path: Path) -> ModelFacts:
+    try:
+        pipeline = read_pipeline_folder(path)
+    except PipelineFolderError as error:
+        log.warning("the folder of a pipeline is of no use for an estimate", file=path.name, error=str(error))
+        return ModelFacts()
+    weights = [file for files in pipeline.files.values() for file in files]
+    identity = replace(_identity(weights), path=str(path.resolve()))
+    return ModelFacts(
+        file_bytes=pipeline.weight_bytes,
+        file_kind=FileKind.SAFETENSORS,
+        architecture=pipeline.class_name,
+        identity=identity,
     )
 
 

@@ -10,6 +10,7 @@ from weft.kernel.reasons import Reason
 CONFIGURATION = "config.json"
 _SAFETENSORS = ".safetensors"
 _CTRANSLATE2_WEIGHTS = "model.bin"
+_PIPELINE_INDEX = "model_index.json"
 _QUANTIZATION = "quantization_config"
 _METHOD = "quant_method"
 _OF_WHISPER = frozenset({"alignment_heads", "lang_ids", "suppress_ids_begin"})
@@ -26,6 +27,8 @@ class WeightFormat(StrEnum):
     CTRANSLATE2 = "ct2"
     WHISPER = "whisper"
     """A Whisper model in the form of CTranslate2."""
+    PIPELINE = "pipeline"
+    """Safetensors of several models that work together, in a folder with an index."""
 
 
 _WORDS: Mapping[WeightFormat, str] = {
@@ -34,6 +37,7 @@ _WORDS: Mapping[WeightFormat, str] = {
     WeightFormat.EXL3: "a folder that ExLlamaV3 has quantized",
     WeightFormat.CTRANSLATE2: "a folder of CTranslate2",
     WeightFormat.WHISPER: "a folder of a Whisper model",
+    WeightFormat.PIPELINE: "a pipeline of diffusers",
 }
 
 
@@ -62,6 +66,8 @@ def folder_format(names: Iterable[str], configuration: Mapping[str, object]) -> 
     Raises UNSUPPORTED_OPERATION where there are none that an engine loads.
     """
     known = frozenset(names)
+    if _PIPELINE_INDEX in known:
+        return WeightFormat.PIPELINE
     if _CTRANSLATE2_WEIGHTS in known and not any(name.endswith(_SAFETENSORS) for name in known):
         return WeightFormat.WHISPER if _OF_WHISPER & configuration.keys() else WeightFormat.CTRANSLATE2
     if any(name.endswith(_SAFETENSORS) for name in known):

@@ -23,6 +23,13 @@ MAX_FILE_COUNT = 20_000
 SAFETENSORS = ".safetensors"
 _CONFIGURATION = "config.json"
 _CTRANSLATE2_WEIGHTS = "model.bin"
+_PIPELINE_INDEX = "model_index.json"
+_PIPELINE_WEIGHTS = re.compile(
+    r"(?:diffusion_pytorch_model|model)(?P<variant>\.[A-Za-z0-9_]{1,32})?(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index)?(?:\.json)?"
+)
+_PIPELINE_VARIANT = ".fp16"
+"""Taken where a component has no usual weights."""
+_PIPELINE_SUFFIXES = (".json", ".txt", ".model")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _FOLDER_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", SAFETENSORS)
 _QUANTIZATION = re.compile(
@@ -277,11 +284,13 @@ def _projector_rank(path: str) -> int:
 
 
 def _is_weight(path: str) -> bool:
-    return path.endswith(SAFETENSORS) or path == _CTRANSLATE2_WEIGHTS
+    return path.endswith(SAFETENSORS) or path in (_CTRANSLATE2_WEIGHTS, _PIPELINE_INDEX)
 
 
 def _folder_choice(files: Sequence[RepositoryFile], field: str) -> FileChoice:
     root = {file.path: file for file in files if "/" not in file.path}
+    if _PIPELINE_INDEX in root:
+        return _pipeline_choice(files, root[_PIPELINE_INDEX], field)
     if _CONFIGURATION not in root:
         raise invalid_field(field, f"the repository has no {_CONFIGURATION} beside its weights")
     weights = _folder_weights(root)
@@ -300,6 +309,36 @@ def _folder_choice(files: Sequence[RepositoryFile], field: str) -> FileChoice:
         form=ModelForm.FOLDER,
         files=(
             *(ChosenFile(file=weights[path], role=FileRole.WEIGHTS) for path in sorted(weights)),
+            *(ChosenFile(file=file, role=FileRole.OTHER) for file in sorted(others, key=lambda file: file.path)),
+        ),
+    )
+
+
+def _pipeline_choice(files: Sequence[RepositoryFile], index: RepositoryFile, field: str) -> FileChoice:
+    """Returns the files of a pipeline: its index, and of each component the configuration and the weights once."""
+    weights: list[RepositoryFile] = []
+    others = [index]
+    by_component: dict[str, dict[str, list[RepositoryFile]]] = {}
+    for file in files:
+        pure = PurePosixPath(file.path)
+        if len(pure.parts) != 2:
+            continue
+        if (found := _PIPELINE_WEIGHTS.fullmatch(pure.name)) is not None:
+            variants = by_component.setdefault(pure.parts[0], {})
+            variants.setdefault(found["variant"] or "", []).append(file)
+        elif pure.suffix in _PIPELINE_SUFFIXES and ".index." not in pure.name:
+            others.append(file)
+    for variants in by_component.values():
+        chosen = variants.get("") or variants.get(_PIPELINE_VARIANT) or []
+        weights += [file for file in chosen if file.path.endswith(SAFETENSORS)]
+        others += [file for file in chosen if not file.path.endswith(SAFETENSORS)]
+    if not weights:
+        message = f"the components of the pipeline have no {SAFETENSORS} file; pickled weights are not loaded"
+        raise invalid_field(field, message)
+    return FileChoice(
+        form=ModelForm.FOLDER,
+        files=(
+            *(ChosenFile(file=file, role=FileRole.WEIGHTS) for file in sorted(weights, key=lambda file: file.path)),
             *(ChosenFile(file=file, role=FileRole.OTHER) for file in sorted(others, key=lambda file: file.path)),
         ),
     )

@@ -33,6 +33,7 @@ RUNTIME_OF_FORMAT = MappingProxyType(
         WeightFormat.EXL3: "exllamav3",
         WeightFormat.CTRANSLATE2: "ctranslate2",
         WeightFormat.WHISPER: "faster_whisper",
+        WeightFormat.PIPELINE: "diffusers",
     }
 )
 """Runtime of a runner whose configuration names weights and no runtime."""

@@ -18,12 +18,15 @@ VLLM = ROOT / ".venv-runtimes" / "vllm"
 CTRANSLATE2 = ROOT / ".venv-runtimes" / "ctranslate2"
 FASTER_WHISPER = ROOT / ".venv-runtimes" / "faster-whisper"
 CONVERSION_ENVIRONMENT = ROOT / ".venv-runtimes" / "conversion"
+DIFFUSERS = ROOT / ".venv-runtimes" / "diffusers"
 MINILM = ROOT / ".venv-runtimes" / "minilm"
 _SERVER_SCRIPT = Path(__file__).with_name("build_llama_server.sh")
 _LIBRARY_SCRIPT = Path(__file__).with_name("build_llama_cpp_python.sh")
 _VLLM_SCRIPT = Path(__file__).with_name("build_vllm.sh")
 _CTRANSLATE2_SCRIPT = Path(__file__).with_name("build_ctranslate2.sh")
 _FASTER_WHISPER_SCRIPT = Path(__file__).with_name("build_faster_whisper.sh")
+_DIFFUSERS_SCRIPT = Path(__file__).with_name("build_diffusers.sh")
+_PIPELINES_SCRIPT = Path(__file__).with_name("make_tiny_pipelines.py")
 _CONVERSION_SCRIPT = Path(__file__).with_name("build_conversion.sh")
 _MINILM_SCRIPT = Path(__file__).with_name("build_minilm.sh")
 _MLX_LM_SCRIPT = Path(__file__).with_name("build_mlx_lm.sh")
@@ -31,6 +34,7 @@ _UNPACKING = (_CONVERSION_SCRIPT, Path(__file__).with_name("unpack_smollm2.py"))
 _ENVIRONMENTS = ROOT / "runner_svc" / "environments"
 _CTRANSLATE2_LOCK = _ENVIRONMENTS / "ctranslate2" / "cpu.lock"
 _FASTER_WHISPER_LOCK = _ENVIRONMENTS / "faster_whisper" / "cpu.lock"
+_DIFFUSERS_LOCKS = (_ENVIRONMENTS / "diffusers" / "cpu-torch.lock", _ENVIRONMENTS / "diffusers" / "cpu.lock")
 _VLLM_LOCKS = (_ENVIRONMENTS / "vllm" / "cpu-torch.lock", _ENVIRONMENTS / "vllm" / "cpu.lock")
 WEFT = Path(sys.executable).with_name("weft")
 MLX_LM = ROOT / ".venv-runtimes" / "mlx-lm"
@@ -64,6 +68,13 @@ def built_vllm() -> tuple[Path, Path]:
     scripts = (*_UNPACKING, *_VLLM_LOCKS, _VLLM_SCRIPT)
     _ensure_installed(VLLM, scripts, WEFT, conversion, demo_model_path(), VLLM)
     return VLLM / "runtimes" / "vllm" / "bin" / "vllm", VLLM / "smollm2"
+
+
+def built_diffusers() -> tuple[Path, Path]:
+    """The interpreter of diffusers' environment, and a folder of pipelines of every family (a minute, 1.1 GB)."""
+    scripts = (_PIPELINES_SCRIPT, *_DIFFUSERS_LOCKS, _DIFFUSERS_SCRIPT)
+    _ensure_installed(DIFFUSERS, scripts, WEFT, DIFFUSERS)
+    return DIFFUSERS / "runtimes" / "diffusers" / "bin" / "python", DIFFUSERS / "pipelines"
 
 
 def built_llama_server() -> Path:

@@ -66,6 +66,8 @@ class BackendRuns:
     """Time for `stop`, grace periods included."""
     notice_seconds = 5.0
     """Time for a death, a cancellation or a first token to be noticed."""
+    offered = Operation.CHAT
+    """What a loaded model offers at least."""
 
     def make_backend(self, engine: Engine) -> Backend:
         """A new backend, not started. Raise unittest.SkipTest where there is no such engine."""
@@ -143,7 +145,7 @@ class LoadOrderChecks(BackendRuns):
         variant = self.make_variant()
         backend = self.make_backend(Engine.NORMAL)
         facts = await self._start(backend, Order(model_path=variant))
-        assert Operation.CHAT in facts.operations
+        assert self.offered in facts.operations
         assert str(variant) in _command_line(backend)
         await self._stop(backend)
         await self._start(backend)
@@ -173,7 +175,7 @@ class ProcessChecks(BackendRuns):
 
     async def test_start_returns_what_the_model_can_do(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, facts):
-            assert Operation.CHAT in facts.operations
+            assert self.offered in facts.operations
             assert facts.context_tokens >= 0
             assert backend.process_id is not None
             assert psutil.pid_exists(backend.process_id)

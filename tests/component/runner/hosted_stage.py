@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from runner_svc.backend.port import BackendFacts, CallInfo
 from runner_svc.policy.timeouts import StopGraces
+from runner_svc.runtimes.host_backend import HostBackend
 from runner_svc.runtimes.hosted_engine import HostedBackend
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame
@@ -32,7 +33,7 @@ START_SECONDS = 20.0
 ANSWER_SECONDS = 20.0
 _STALLS = {"never_ready", "load_step_seconds"}
 AnyBackend = HostedBackend[Any]
-Backend = TypeVar("Backend", bound=AnyBackend)
+Backend = TypeVar("Backend", bound=HostBackend[Any])
 
 
 def scripted(variable: str, switches: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:

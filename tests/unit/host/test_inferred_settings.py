@@ -71,6 +71,8 @@ def test_the_runtime_follows_from_what_is_in_a_folder(tmp_path: Path) -> None:
     assert runner_of(models=[{"name": "a", "path": str(folder(tmp_path, "model.bin"))}]).runtime == "ctranslate2"
     quantized = folder(tmp_path, "a.safetensors", quantization_config={"quant_method": "exl3"})
     assert runner_of(models=[{"name": "a", "path": str(quantized)}]).runtime == "exllamav3"
+    pipeline = folder(tmp_path, "model_index.json")
+    assert runner_of(models=[{"name": "a", "path": str(pipeline)}]).runtime == "diffusers"
 
 
 def test_a_folder_of_safetensors_is_named_by_the_setting_that_its_engine_has(tmp_path: Path) -> None:

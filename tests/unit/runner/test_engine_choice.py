@@ -21,6 +21,7 @@ def _engine(name: str, weights: WeightFormat, remedy: str = "") -> EngineCandida
         (["a.safetensors"], {"quantization_config": {"quant_method": "exl3"}}, WeightFormat.EXL3),
         (["model.bin", "config.json"], {}, WeightFormat.CTRANSLATE2),
         (["model.bin", "config.json"], {"alignment_heads": [[1, 0]], "suppress_ids": []}, WeightFormat.WHISPER),
+        (["model_index.json", "whole.safetensors"], {}, WeightFormat.PIPELINE),
         (["model.bin", "a.safetensors"], {"quantization_config": "odd"}, WeightFormat.SAFETENSORS),
     ],
 )

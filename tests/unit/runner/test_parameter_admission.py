@@ -14,6 +14,7 @@ from runner_svc.policy.parameters import (
     admit,
 )
 from runner_svc.runtimes.ctranslate2.parameters import PARAMETERS as CTRANSLATE2_PARAMETERS
+from runner_svc.runtimes.diffusers.parameters import PARAMETERS as DIFFUSERS_PARAMETERS
 from runner_svc.runtimes.exllamav3.parameters import PARAMETERS as EXLLAMAV3_PARAMETERS
 from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
 from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER_PARAMETERS
@@ -32,6 +33,7 @@ ALLOWED = [
         OPENAI_HTTP_PARAMETERS,
         LLAMA_CPP_PYTHON_PARAMETERS,
         CTRANSLATE2_PARAMETERS,
+        DIFFUSERS_PARAMETERS,
         EXLLAMAV3_PARAMETERS,
         VLLM_SERVE_PARAMETERS,
         VLLM_PARAMETERS,

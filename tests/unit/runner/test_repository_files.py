@@ -130,9 +130,42 @@ def test_the_folder_of_ctranslate2_has_its_own_weights() -> None:
     assert set(_chosen(paths, form=ModelForm.FOLDER)) == set(paths)
 
 
+def test_the_folder_of_a_pipeline_has_the_weights_of_each_component_once() -> None:
+    paths = (
+        "model_index.json",
+        "whole_model.safetensors",
+        "unet/config.json",
+        "unet/diffusion_pytorch_model.safetensors",
+        "unet/diffusion_pytorch_model.fp16.safetensors",
+        "unet/diffusion_pytorch_model.bin",
+        "unet/evil.py",
+        "text_encoder/model.fp16.safetensors",
+        "transformer/diffusion_pytorch_model-00001-of-00002.safetensors",
+        "transformer/diffusion_pytorch_model-00002-of-00002.safetensors",
+        "transformer/diffusion_pytorch_model.safetensors.index.json",
+        "tokenizer/merges.txt",
+        "scheduler/scheduler_config.json",
+        "deep/er/model.safetensors",
+    )
+    choice = choose_files(_files(*paths), "", None, "source")
+    assert choice.form is ModelForm.FOLDER
+    assert {chosen.file.path for chosen in choice.files} == {
+        "model_index.json",
+        "unet/config.json",
+        "unet/diffusion_pytorch_model.safetensors",
+        "text_encoder/model.fp16.safetensors",
+        "transformer/diffusion_pytorch_model-00001-of-00002.safetensors",
+        "transformer/diffusion_pytorch_model-00002-of-00002.safetensors",
+        "transformer/diffusion_pytorch_model.safetensors.index.json",
+        "tokenizer/merges.txt",
+        "scheduler/scheduler_config.json",
+    }
+
+
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
+        (("model_index.json", "unet/diffusion_pytorch_model.bin"), "pickled weights are not loaded"),
         (("config.json", "pytorch_model.bin"), "pickled Python, which is not loaded"),
         (("config.json", "model.bin"), "pickled Python, which is not loaded"),
         (("config.json",), "no .safetensors file"),

@@ -19,6 +19,7 @@ ALLOWED = {
     "weft_app/compose/central.py": "models that operators declare are those of `openai_remote`",
     "gateway/ollama/models.py": "`server` is the name of a field",
     "runner_svc/added_models.py": "`server` is the name of a field",
+    "runner_svc/model_files/pipeline_folder.py": "`diffusers` is a library that the components of a folder name",
     "registry_svc/operations/job.py": "`server` is the name of a field",
     "runner_svc/discovery.py": "`vllm` and `server` are kinds of programs that run already",
     "weft/kernel/model_source.py": "`server` is the suggested name of a server without one",

@@ -14,6 +14,7 @@ from weft.kernel.errors import FieldError
 
 OWN = (
     "ctranslate2",
+    "diffusers",
     "espeak_ng",
     "exllamav3",
     "faster_whisper",
@@ -99,7 +100,8 @@ def test_a_package_cannot_replace_a_runtime_of_wefts_own(site: Path) -> None:
 
 
 def test_a_runtime_that_does_not_exist_is_refused_with_the_choices() -> None:
-    with pytest.raises(FieldError, match="must be one of: ctranslate2, espeak_ng, exllamav3, faster_whisper, llama"):
+    names = "ctranslate2, diffusers, espeak_ng, exllamav3, faster_whisper, llama"
+    with pytest.raises(FieldError, match=f"must be one of: {names}"):
         table.require_runtime("sglang")
 
 

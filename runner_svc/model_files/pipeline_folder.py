@@ -1,0 +1,173 @@
+"""The reader of a pipeline's folder: `model_index.json`, and the weights of the components that it names.
+
+Standard library only: the runner reads a folder to estimate its memory, and the host program before it loads it.
+Weights are safetensors alone. A folder with Python in it, or with a component from elsewhere than two libraries, is
+refused.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+INDEX_NAME = "model_index.json"
+MAX_INDEX_BYTES = 1024 * 1024
+MAX_FILES = 20_000
+"""Maximum number of files in a folder."""
+MAX_COMPONENTS = 64
+SAFETENSORS = ".safetensors"
+PICKLES = (".bin", ".ckpt", ".pkl", ".pt", ".pth")
+"""Suffixes of weights that are pickled Python."""
+PROGRAM = ".py"
+LIBRARIES = frozenset({"diffusers", "transformers", "stable_diffusion"})
+"""Where the classes of components come from; the last one is a part of diffusers."""
+USUAL_VARIANTS = ("fp16", "bf16")
+"""Which variant of the weights is taken first where a component has no other ones."""
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_WEIGHTS = re.compile(
+    r"(?:diffusion_pytorch_model|model)"
+    r"(?:\.(?P<variant>[A-Za-z0-9_]{1,32}))?(?:-\d{5}-of-\d{5})?(?:\.(?P<late_variant>[A-Za-z0-9_]{1,32}))?\.safetensors"
+)
+
+
+class PipelineFolderError(ValueError):
+    """A folder is no pipeline, or has what is not loaded; the message says which and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineFolder:
+    """The facts in a pipeline's folder."""
+
+    class_name: str
+    """The class of the pipeline, as the folder says."""
+    components: frozenset[str]
+    absent: frozenset[str]
+    """Components that such a pipeline may have, and this one has not."""
+    variant: str
+    """The variant of the weights; empty: the usual ones."""
+    files: Mapping[str, tuple[Path, ...]]
+    """The weights that are loaded, by component."""
+    sizes: Mapping[str, int]
+    """Their bytes, by component."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """The size of all weights that are loaded."""
+        return sum(self.sizes.values())
+
+
+def is_pipeline(path: Path) -> bool:
+    """Whether the path is a folder with an index of a pipeline. Raises OSError."""
+    return (path / INDEX_NAME).is_file()
+
+
+def read_pipeline_folder(folder: Path, variant: str | None = None) -> PipelineFolder:
+    """Reads a pipeline's folder; `variant`: that of the weights, None: the one that it has.
+
+    Raises PipelineFolderError, OSError.
+    """
+    index = _index(folder)
+    class_name = index.get("_class_name")
+    if not isinstance(class_name, str) or _NAME.fullmatch(class_name) is None:
+        raise PipelineFolderError(f"{INDEX_NAME} names no class of a pipeline that diffusers has")
+    _refuse_programs(folder)
+    entries = {name: _entry(name, value) for name, value in index.items() if isinstance(value, list)}
+    if len(entries) > MAX_COMPONENTS:
+        raise PipelineFolderError(f"{INDEX_NAME} has more than {MAX_COMPONENTS} components")
+    present = sorted(name for name, is_there in entries.items() if is_there)
+    found = {name: _weights_in(folder / name) for name in present}
+    chosen = (
+        variant if variant is not None else _own_variant([by_variant for by_variant in found.values() if by_variant])
+    )
+    files = {name: _chosen(name, by_variant, chosen) for name, by_variant in found.items() if by_variant}
+    if not files:
+        raise PipelineFolderError(f"none of its components has a {SAFETENSORS} file, which is all that is loaded")
+    return PipelineFolder(
+        class_name=class_name,
+        components=frozenset(present),
+        absent=frozenset(entries) - frozenset(present),
+        variant=chosen,
+        files=files,
+        sizes={name: sum(file.stat().st_size for file in weights) for name, weights in files.items()},
+    )
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    path = folder / INDEX_NAME
+    if not path.is_file():
+        raise PipelineFolderError(
+            f"there is no {INDEX_NAME} in {folder}: the folder of a pipeline is wanted, as save_pretrained writes it"
+        )
+    with path.open("rb") as file:
+        raw = file.read(MAX_INDEX_BYTES + 1)
+    if len(raw) > MAX_INDEX_BYTES:
+        raise PipelineFolderError(f"{INDEX_NAME} is longer than {MAX_INDEX_BYTES} bytes")
+    try:
+        index = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise PipelineFolderError(f"{INDEX_NAME} is no JSON: {error}") from None
+    if not isinstance(index, dict):
+        raise PipelineFolderError(f"{INDEX_NAME} is no JSON object")
+    return index
+
+
+def _entry(name: str, value: list[Any]) -> bool:
+    """Whether a component is there. Raises PipelineFolderError for one from elsewhere than the libraries."""
+    if _NAME.fullmatch(name) is None:
+        raise PipelineFolderError(f"{INDEX_NAME} has a component with a name that is not taken: {name[:64]!r}")
+    if value in ([None, None], [None]):
+        return False
+    is_known = len(value) == 2 and value[0] in LIBRARIES and isinstance(value[1], str)
+    if not is_known or _NAME.fullmatch(value[1]) is None:
+        shown = json.dumps(value)[:128]
+        raise PipelineFolderError(f"the component {name} is {shown}: code that comes with a model is never run")
+    return True
+
+
+def _refuse_programs(folder: Path) -> None:
+    for count, file in enumerate(_files(folder)):
+        if count >= MAX_FILES:
+            raise PipelineFolderError(f"{folder} has more than {MAX_FILES} files")
+        if file.suffix == PROGRAM:
+            where = file.relative_to(folder)
+            raise PipelineFolderError(f"{where} is a program: code that comes with a model is never run; remove it")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for root, _, names in os.walk(folder):
+        yield from (Path(root) / name for name in names)
+
+
+def _weights_in(folder: Path) -> dict[str, list[Path]]:
+    """Returns the safetensors of a component by variant; empty: it has no weights. Raises PipelineFolderError."""
+    names = sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
+    found: dict[str, list[Path]] = {}
+    for file in names:
+        if (match := _WEIGHTS.fullmatch(file.name)) is not None:
+            found.setdefault(match["variant"] or match["late_variant"] or "", []).append(file)
+    pickled = next((file for file in names if file.suffix in PICKLES), None)
+    if not found and pickled is not None:
+        where = f"{folder.name}/{pickled.name}"
+        raise PipelineFolderError(f"{where} is pickled Python, which is never loaded; use a folder with {SAFETENSORS}")
+    return found
+
+
+def _own_variant(components: list[dict[str, list[Path]]]) -> str:
+    """Returns the variant that the components have; empty where all have usual weights."""
+    lacking = [by_variant for by_variant in components if "" not in by_variant]
+    if not lacking:
+        return ""
+    shared = set.intersection(*(set(by_variant) for by_variant in lacking))
+    return next((name for name in (*USUAL_VARIANTS, *sorted(shared)) if name in shared), "")
+
+
+def _chosen(name: str, by_variant: dict[str, list[Path]], variant: str) -> tuple[Path, ...]:
+    weights = by_variant.get(variant) or by_variant.get("")
+    if weights is None:
+        there = ", ".join(sorted(by_variant))
+        raise PipelineFolderError(f"the component {name} has no weights of the variant {variant!r}; there is: {there}")
+    return tuple(weights)

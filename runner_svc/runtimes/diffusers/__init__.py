@@ -1,0 +1,1 @@
+"""The runtime diffusers: pipelines of images in a process of their own."""

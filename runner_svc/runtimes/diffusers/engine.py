@@ -1,0 +1,310 @@
+"""The engine of diffusers: requests for images, checked, worked on step by step, and answered."""
+
+import inspect
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from runner_svc.engine_host.engine import Job, RefusedError
+from runner_svc.engine_host.messages import Done, MakeImages, Picture, Ready, Tokenize, Work, Worked
+from runner_svc.runtimes.diffusers.families import Mode
+from runner_svc.runtimes.diffusers.pictures import LOSSLESS_QUALITY, MEDIA_TYPES, PictureFiles
+from runner_svc.runtimes.diffusers.pipelines import Pipelines
+from runner_svc.runtimes.diffusers.previews import PreviewDecoder, preview_steps
+
+SEEDS = 2**63
+COMPRESSION = "output_compression"
+"""The parameter of a request for the quality of JPEG and WebP, by OpenAI's name."""
+MAX_WORDS_OF_ERROR = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageDefaults:
+    """What a request that does not say gets, and the limits of one that does. None: as the family has it."""
+
+    steps: int | None = None
+    guidance: float | None = None
+    strength: float | None = None
+    size_multiple: int | None = None
+    max_steps: int = 150
+    max_pixels: int = 2048 * 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """One request, checked."""
+
+    mode: Mode
+    pipeline: Any
+    width: int
+    height: int
+    count: int
+    steps: int
+    arguments: Mapping[str, Any]
+    """Arguments of the pipeline for every image."""
+    quality: int | None
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far the images of a request are."""
+
+    total: int
+    done: int = 0
+    first_step_at: float | None = None
+    previews: list[int] = field(default_factory=list)
+    """After which steps of the present image there is a preview."""
+
+
+class DiffusersEngine:
+    """A loaded model, see Engine."""
+
+    def __init__(
+        self, pipelines: Pipelines, files: PictureFiles, previews: PreviewDecoder, defaults: ImageDefaults
+    ) -> None:
+        self._pipelines = pipelines
+        self._files = files
+        self._previews = previews
+        self._defaults = defaults
+
+    @property
+    def facts(self) -> Ready:
+        """See Engine.facts."""
+        return Ready(context_tokens=0, slots=1)
+
+    def tokenize(self, request: Tokenize, job: Job) -> None:
+        """See Engine.tokenize."""
+        del request, job
+        raise RefusedError("UNSUPPORTED_OPERATION", "diffusers makes images only")
+
+    def work(self, request: Work, job: Job) -> None:
+        """See Engine.work."""
+        if not isinstance(request, MakeImages):
+            raise RefusedError("UNSUPPORTED_OPERATION", "diffusers makes images only")
+        began = time.monotonic()
+        memory_error = ""
+        ended_early = True
+        try:
+            self._make(request, job, began)
+            ended_early = False
+        except Exception as error:
+            if not self._pipelines.is_out_of_memory(error):
+                raise
+            memory_error = str(error)
+        finally:
+            if ended_early:
+                self._pipelines.release()
+        # Outside of `except`: the error's traceback would hold the memory that is to be freed.
+        if memory_error:
+            self._pipelines.release()
+            advice = "ask for a smaller size or fewer images at once"
+            configured = "let the operator set cpu_offload, vae_tiling, attention_slicing or a quantization"
+            shown = memory_error.splitlines()[0][:MAX_WORDS_OF_ERROR]
+            raise RefusedError("OUT_OF_MEMORY", f"the memory of the device ran out; {advice}, or {configured}. {shown}")
+
+    def _make(self, request: MakeImages, job: Job, began: float) -> None:
+        plan = self._plan(request)
+        progress = _Progress(total=plan.count * plan.steps)
+        job.send(Worked(id=request.id, done=0, total=progress.total, stage="reading the prompt"))
+        for index in range(plan.count):
+            job.raise_if_cancelled()
+            seed = (request.seed + index) % SEEDS
+            image = self._image(request, job, plan, progress, index)
+            data = self._files.written(image, request.output_format, plan.quality)
+            media_type = MEDIA_TYPES[request.output_format]
+            job.send(Picture(id=request.id, index=index, data=data, media_type=media_type, seed=seed))
+        ended = time.monotonic()
+        first = progress.first_step_at or ended
+        job.send(
+            Done(
+                id=request.id,
+                prompt_tokens=0,
+                image_steps=progress.done,
+                image_pixels=plan.count * plan.width * plan.height,
+                prompt_seconds=first - began,
+                decode_seconds=ended - first,
+            )
+        )
+
+    def _image(self, request: MakeImages, job: Job, plan: _Plan, progress: _Progress, index: int) -> Any:
+        """Returns one image. Raises CancelledRequestError after the step in which the request is cancelled."""
+        partial = 0
+
+        def after_step(pipeline: Any, step: int, _: Any, given: dict[str, Any]) -> dict[str, Any]:
+            nonlocal partial
+            if step == 0:
+                self._begin(pipeline, plan, progress, request.partial_images, index)
+            progress.done += 1
+            # Instead of the library's own flag, with which the image would still be decoded.
+            job.raise_if_cancelled()
+            last = (
+                "" if progress.done % (progress.total // plan.count) else f"decoding image {index + 1} of {plan.count}"
+            )
+            job.send(Worked(id=request.id, done=progress.done, total=progress.total, stage=last))
+            if step + 1 in progress.previews:
+                preview = self._preview(pipeline, given["latents"], plan)
+                if preview is not None:
+                    data = self._files.written(preview, request.output_format)
+                    media_type = MEDIA_TYPES[request.output_format]
+                    job.send(
+                        Picture(id=request.id, index=index, data=data, media_type=media_type, partial_index=partial)
+                    )
+                    partial += 1
+            return {}
+
+        made = plan.pipeline(
+            generator=self._pipelines.generator((request.seed + index) % SEEDS),
+            callback_on_step_end=after_step,
+            **plan.arguments,
+        )
+        if any(getattr(made, "nsfw_content_detected", None) or ()):
+            message = "prompt: the model's own safety checker withheld the image; change the prompt or the seed"
+            raise RefusedError("INVALID_ARGUMENT", message)
+        return made.images[0]
+
+    def _begin(self, pipeline: Any, plan: _Plan, progress: _Progress, previews: int, index: int) -> None:
+        """Note how many steps an image really has: a scheduler may take two for one, and a source image saves some."""
+        steps = getattr(pipeline, "num_timesteps", None) or plan.steps
+        progress.total = steps * plan.count
+        progress.previews = preview_steps(steps, previews)
+        if index == 0:
+            progress.first_step_at = time.monotonic()
+
+    def _preview(self, pipeline: Any, latents: Any, plan: _Plan) -> Any:
+        """Returns a preview; None where it cannot be made, which costs the image nothing."""
+        try:
+            return self._previews.preview(pipeline, latents, plan.width, plan.height)
+        except Exception as error:  # noqa: BLE001 - the image itself is still made
+            sys.stderr.write(f"no preview: {type(error).__name__}: {error}\n")
+            return None
+
+    def _plan(self, request: MakeImages) -> _Plan:
+        """Checks a request and reads its images. Raises RefusedError naming the field."""
+        family = self._pipelines.family
+        mode = _mode(request)
+        if request.output_format not in MEDIA_TYPES:
+            raise _refused("output_format", f"must be one of: {', '.join(MEDIA_TYPES)}")
+        pipeline = self._pipelines.of(mode)
+        if request.negative_prompt and not family.takes_negative_prompt:
+            raise _refused("negative_prompt", f"{family.title} takes none; leave it out")
+        steps = self._steps(request)
+        source, mask = self._media(request)
+        width, height = self._size(request, source)
+        arguments: dict[str, Any] = {"prompt": request.prompt, "num_inference_steps": steps}
+        guidance = request.guidance if request.guidance is not None else self._defaults.guidance
+        arguments["guidance_scale"] = family.guidance if guidance is None else guidance
+        if request.negative_prompt:
+            arguments["negative_prompt"] = request.negative_prompt
+        taken = inspect.signature(pipeline.__call__).parameters
+        arguments |= {name: value for name, value in (("width", width), ("height", height)) if name in taken}
+        counted = steps
+        if source is not None:
+            strength = self._strength(request, mode)
+            counted = _changing_steps(steps, strength)
+            arguments |= {"image": self._files.resized(source, width, height), "strength": strength}
+        elif request.strength is not None:
+            raise _refused("strength", "is for a source image, and the request has none; leave it out")
+        if mask is not None:
+            arguments["mask_image"] = self._files.resized(mask, width, height)
+        options = dict(request.options)
+        quality = options.pop(COMPRESSION, None)
+        return _Plan(
+            mode=mode,
+            pipeline=pipeline,
+            width=width,
+            height=height,
+            count=request.count,
+            steps=counted,
+            arguments=MappingProxyType(arguments | self._options(options, taken, mode)),
+            quality=None if quality is None else min(int(quality), LOSSLESS_QUALITY),
+        )
+
+    def _steps(self, request: MakeImages) -> int:
+        most = self._defaults.max_steps
+        steps = request.steps or self._defaults.steps or min(self._pipelines.family.steps, most)
+        if not 1 <= steps <= most:
+            raise _refused("steps", f"must be 1 to {most} for this model")
+        return steps
+
+    def _strength(self, request: MakeImages, mode: Mode) -> float:
+        strength = request.strength if request.strength is not None else self._defaults.strength
+        return self._pipelines.family.strength[mode] if strength is None else strength
+
+    def _media(self, request: MakeImages) -> tuple[Any, Any]:
+        """Returns the source image and its mask; None: there is none."""
+        if not request.image_paths:
+            return None, None
+        source = self._files.read_source(Path(request.image_paths[0]), "images[0]")
+        if not request.mask_path:
+            return source, None
+        mask = self._files.read_mask(Path(request.mask_path), "mask")
+        if mask.size != source.size:
+            size, other = (f"{width}x{height}" for width, height in (source.size, mask.size))
+            raise _refused("mask", f"must have the size of the image, {size}, and has {other}")
+        return source, mask
+
+    def _size(self, request: MakeImages, source: Any) -> tuple[int, int]:
+        """Returns width and height: of the request, else of the source image on the grid, else the model's own."""
+        multiple = self._defaults.size_multiple or self._pipelines.family.size_multiple
+        most = self._defaults.max_pixels
+        if request.width is None or request.height is None:
+            if source is None:
+                side = self._pipelines.side_pixels
+                return side, side
+            return _on_grid(source.size, multiple, most)
+        width, height = request.width, request.height
+        if width % multiple or height % multiple:
+            near = "x".join(str(max(multiple, round(side / multiple) * multiple)) for side in (width, height))
+            raise _refused("size", f"width and height must be multiples of {multiple} for this model, such as {near}")
+        if width * height > most:
+            raise _refused("size", f"must have at most {most} pixels for this model; {width}x{height} has more")
+        return width, height
+
+    def _options(self, options: dict[str, Any], taken: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
+        for name in options:
+            if name not in self._pipelines.family.options or name not in taken:
+                words = mode.value.replace("_", " ")
+                raise _refused(name, f"{self._pipelines.family.title} does not take it for {words}; leave it out")
+        return options
+
+
+def _mode(request: MakeImages) -> Mode:
+    if not request.image_paths:
+        if request.mask_path:
+            raise _refused("mask", "is for a source image, and the request has none; leave it out")
+        return Mode.TEXT
+    if len(request.image_paths) > 1:
+        raise _refused(
+            "images", f"must be one: diffusers works from one image, and the request has {len(request.image_paths)}"
+        )
+    return Mode.INPAINTING if request.mask_path else Mode.IMAGE
+
+
+def _changing_steps(steps: int, strength: float) -> int:
+    """Returns how many of the steps change the source image. Raises RefusedError where none does."""
+    if not 0 < strength <= 1:
+        raise _refused("strength", "must be above 0 and at most 1")
+    changing = min(int(steps * strength), steps)
+    if changing < 1:
+        raise _refused(
+            "strength", f"of {steps} steps, {strength:g} leaves none; ask for more steps or a higher strength"
+        )
+    return changing
+
+
+def _on_grid(size: tuple[int, int], multiple: int, most: int) -> tuple[int, int]:
+    """Returns the size of a source image, made smaller until it is on the grid and within the limit."""
+    width, height = size
+    share = min(1.0, (most / (width * height)) ** 0.5)
+    return (
+        max(multiple, int(width * share) // multiple * multiple),
+        max(multiple, int(height * share) // multiple * multiple),
+    )
+
+
+def _refused(name: str, message: str) -> RefusedError:
+    return RefusedError("INVALID_ARGUMENT", f"{name}: {message}")

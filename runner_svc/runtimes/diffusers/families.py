@@ -1,0 +1,141 @@
+"""The families of pipelines: which classes load them, and what they take. Data, and nothing of a library.
+
+The host program imports this, in an environment without weft's other dependencies.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Mode(StrEnum):
+    """What images are made from."""
+
+    TEXT = "text_to_image"
+    IMAGE = "image_to_image"
+    INPAINTING = "inpainting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One family of pipelines."""
+
+    name: str
+    title: str
+    """Its name as people write it."""
+    classes: Mapping[Mode, str]
+    """The class of diffusers for each mode."""
+    denoiser: str
+    """The component that works in steps."""
+    steps: int
+    guidance: float
+    strength: Mapping[Mode, float]
+    """How much of a source image is changed. The four are defaults."""
+    side_pixels: int
+    """Width and height where a request names no size and the model's files do not say."""
+    size_multiple: int
+    """Width and height are multiples of it."""
+    takes_negative_prompt: bool = True
+    packs_latents: bool = False
+    """Whether its latents are a row of patches."""
+    accelerator_dtype: str
+    """Type of the weights on an accelerator."""
+    quantized: frozenset[str]
+    """Components that `quantization` is for."""
+    options: frozenset[str] = frozenset()
+    """Further parameters of a request, by the library's names."""
+
+
+_STRENGTH = MappingProxyType({Mode.IMAGE: 0.8, Mode.INPAINTING: 1.0})
+_FAMILIES = (
+    Family(
+        name="sd",
+        title="Stable Diffusion",
+        classes=MappingProxyType(
+            {
+                Mode.TEXT: "StableDiffusionPipeline",
+                Mode.IMAGE: "StableDiffusionImg2ImgPipeline",
+                Mode.INPAINTING: "StableDiffusionInpaintPipeline",
+            }
+        ),
+        denoiser="unet",
+        steps=30,
+        guidance=7.5,
+        strength=_STRENGTH,
+        side_pixels=512,
+        size_multiple=8,
+        accelerator_dtype="float16",
+        quantized=frozenset({"unet"}),
+        # Without clip_skip: diffusers 0.42 reaches for a part of the encoder that transformers 5 no longer has.
+        options=frozenset({"eta", "guidance_rescale"}),
+    ),
+    Family(
+        name="sdxl",
+        title="Stable Diffusion XL",
+        classes=MappingProxyType(
+            {
+                Mode.TEXT: "StableDiffusionXLPipeline",
+                Mode.IMAGE: "StableDiffusionXLImg2ImgPipeline",
+                Mode.INPAINTING: "StableDiffusionXLInpaintPipeline",
+            }
+        ),
+        denoiser="unet",
+        steps=30,
+        guidance=5.0,
+        # With 1.0 the library leaves the source out, also where the mask keeps it.
+        strength=MappingProxyType({Mode.IMAGE: 0.6, Mode.INPAINTING: 0.99}),
+        side_pixels=1024,
+        size_multiple=8,
+        accelerator_dtype="float16",
+        quantized=frozenset({"unet"}),
+        options=frozenset({"clip_skip", "eta", "guidance_rescale"}),
+    ),
+    Family(
+        name="sd3",
+        title="Stable Diffusion 3",
+        classes=MappingProxyType(
+            {
+                Mode.TEXT: "StableDiffusion3Pipeline",
+                Mode.IMAGE: "StableDiffusion3Img2ImgPipeline",
+                Mode.INPAINTING: "StableDiffusion3InpaintPipeline",
+            }
+        ),
+        denoiser="transformer",
+        steps=28,
+        guidance=4.5,
+        strength=_STRENGTH,
+        side_pixels=1024,
+        size_multiple=16,
+        accelerator_dtype="bfloat16",
+        quantized=frozenset({"transformer", "text_encoder_3"}),
+        options=frozenset({"clip_skip", "max_sequence_length"}),
+    ),
+    Family(
+        name="flux",
+        title="FLUX",
+        classes=MappingProxyType(
+            {
+                Mode.TEXT: "FluxPipeline",
+                Mode.IMAGE: "FluxImg2ImgPipeline",
+                Mode.INPAINTING: "FluxInpaintPipeline",
+            }
+        ),
+        denoiser="transformer",
+        steps=28,
+        guidance=3.5,
+        strength=_STRENGTH,
+        side_pixels=1024,
+        size_multiple=16,
+        takes_negative_prompt=False,
+        packs_latents=True,
+        accelerator_dtype="bfloat16",
+        quantized=frozenset({"transformer", "text_encoder_2"}),
+        options=frozenset({"max_sequence_length"}),
+    ),
+)
+FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for family in _FAMILIES})
+PIPELINE_CLASSES: Mapping[str, tuple[Family, Mode]] = MappingProxyType(
+    {class_name: (family, mode) for family in _FAMILIES for mode, class_name in family.classes.items()}
+)
+"""The classes that a folder may name, with their family and mode."""

@@ -1,0 +1,281 @@
+"""The loaded pipelines of one model: the one of its folder, and those for other modes, which share its components."""
+
+import gc
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from runner_svc.engine_host.engine import RefusedError
+from runner_svc.model_files.pipeline_folder import PipelineFolder, PipelineFolderError, read_pipeline_folder
+from runner_svc.runtimes.diffusers.families import FAMILIES, PIPELINE_CLASSES, Family, Mode
+
+AUTO = "auto"
+NONE = "none"
+CPU = "cpu"
+ACCELERATOR = "cuda"
+MODEL_OFFLOAD = "model"
+SEQUENTIAL_OFFLOAD = "sequential"
+_LOADED = "Loaded "
+_PIPELINE_LOGGER = "diffusers.pipelines.pipeline_utils"
+_QUANTIZATIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "bitsandbytes_4bit": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        "bitsandbytes_8bit": {"load_in_8bit": True},
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOptions:
+    """How a model is loaded; the words are those of the settings."""
+
+    folder: Path
+    family: str = AUTO
+    variant: str | None = None
+    device: str = AUTO
+    dtype: str = AUTO
+    device_map: str = NONE
+    cpu_offload: str = NONE
+    quantization: str = NONE
+    vae_tiling: bool = False
+    attention_slicing: bool = False
+    safety_checker: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placement:
+    """Where the components are, and as what."""
+
+    device: str
+    dtype: str
+    device_map: str
+    cpu_offload: str
+    quantization: str
+
+
+def read_folder(options: PipelineOptions) -> tuple[PipelineFolder, Family, Mode]:
+    """Returns the facts in the model's folder, before anything is loaded. Raises RefusedError."""
+    try:
+        folder = read_pipeline_folder(options.folder, options.variant)
+    except (PipelineFolderError, OSError) as error:
+        raise RefusedError("INVALID_ARGUMENT", str(error)) from None
+    known = PIPELINE_CLASSES.get(folder.class_name)
+    if known is None:
+        names = ", ".join(sorted(PIPELINE_CLASSES))
+        raise RefusedError(
+            "INVALID_ARGUMENT", f"pipelines of the class {folder.class_name} are not loaded; {names} are"
+        )
+    family, mode = known
+    if options.family not in (AUTO, family.name):
+        message = f"family: the folder has a pipeline of {family.title}, not of {FAMILIES[options.family].title}"
+        raise RefusedError("INVALID_ARGUMENT", message)
+    return folder, family, mode
+
+
+class Pipelines:
+    """The pipelines of one model. One request at a time uses them."""
+
+    def __init__(self, torch: Any, diffusers: Any, options: PipelineOptions, report: Callable[[float], None]) -> None:
+        """Loads the model; `report` is given the loaded share of its weights, 0 to 1. Raises RefusedError."""
+        folder, self.family, self._mode = read_folder(options)
+        self._torch, self._diffusers, self._options = torch, diffusers, options
+        self._placement = _placement(torch, options, self.family)
+        self._first = self._latest = self._loaded(folder, report)
+        self._by_mode = {self._mode: self._first}
+
+    @property
+    def description(self) -> str:
+        """What was loaded where, in words."""
+        place = self._placement
+        extra = [word for word in (place.device_map, place.cpu_offload, place.quantization) if word != NONE]
+        return f"{self.family.title} on {place.device} as {place.dtype}{''.join(f', {word}' for word in extra)}"
+
+    @property
+    def modes(self) -> frozenset[Mode]:
+        """What the model makes images from."""
+        match self._mode:
+            case Mode.TEXT:
+                return frozenset(Mode)
+            case Mode.IMAGE:  # a refiner has not all encoders of text
+                return frozenset({Mode.IMAGE, Mode.INPAINTING})
+            case Mode.INPAINTING:
+                denoiser = getattr(self._first, self.family.denoiser)
+                # One that was trained for it is given the mask and the source beside the latents.
+                is_trained = denoiser.config.in_channels != self._first.vae.config.latent_channels
+                is_special = self.family.denoiser == "unet" and is_trained
+                return frozenset({Mode.INPAINTING}) if is_special else frozenset(Mode)
+
+    @property
+    def side_pixels(self) -> int:
+        """Width and height where a request names no size."""
+        pipeline = self._latest
+        sample = getattr(pipeline, "default_sample_size", None)
+        if sample is None:
+            sample = getattr(getattr(pipeline, self.family.denoiser).config, "sample_size", None)
+        return sample * pipeline.vae_scale_factor if isinstance(sample, int) else self.family.side_pixels
+
+    def of(self, mode: Mode) -> Any:
+        """Returns the pipeline for a mode. Raises RefusedError where the model has none."""
+        if mode not in self.modes:
+            words = ", ".join(sorted(one.value.replace("_", " ") for one in self.modes))
+            named = mode.value.replace("_", " ")
+            raise RefusedError("UNSUPPORTED_OPERATION", f"this model is for {words} only, not for {named}")
+        pipeline = self._by_mode.get(mode)
+        if pipeline is None:
+            pipeline = self._by_mode[mode] = self._sibling(mode)
+        if pipeline is not self._latest:
+            if self._placement.cpu_offload == MODEL_OFFLOAD:
+                # The components have the hooks of the pipeline that was used before.
+                pipeline.enable_model_cpu_offload()
+            self._latest = pipeline
+        return pipeline
+
+    def generator(self, seed: int) -> Any:
+        """Returns a source of random numbers: of the processor, so that a seed means the same on every device."""
+        return self._torch.Generator(CPU).manual_seed(seed)
+
+    def shrunk(self, latents: Any, height: int, width: int) -> Any:
+        """Returns smaller latents."""
+        return self._torch.nn.functional.interpolate(latents.float(), size=(height, width), mode="bilinear")
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether an error means that memory ran out."""
+        if isinstance(error, MemoryError | self._torch.OutOfMemoryError):
+            return True
+        text = str(error).lower()
+        return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+
+    def release(self) -> None:
+        """Free what a request that ended early has left."""
+        maybe_free = getattr(self._latest, "maybe_free_model_hooks", None)
+        if maybe_free is not None and self._placement.cpu_offload == MODEL_OFFLOAD:
+            maybe_free()
+        gc.collect()
+        if self._placement.device == ACCELERATOR:
+            self._torch.cuda.empty_cache()
+
+    def _loaded(self, folder: PipelineFolder, report: Callable[[float], None]) -> Any:
+        place, options = self._placement, self._options
+        given: dict[str, Any] = dict.fromkeys(folder.absent)
+        if not options.safety_checker and "safety_checker" in folder.components | folder.absent:
+            given |= {"safety_checker": None, "requires_safety_checker": False}
+        if folder.variant:
+            given["variant"] = folder.variant
+        if place.quantization != NONE:
+            given["quantization_config"] = self._quantization(folder)
+        if place.device_map != NONE:
+            given["device_map"] = place.device_map
+        elif place.quantization != NONE and place.cpu_offload == NONE:
+            given["device_map"] = place.device
+        watch = _LoadWatch(folder, report)
+        try:
+            with watch:
+                pipeline = getattr(self._diffusers, folder.class_name).from_pretrained(
+                    str(options.folder),
+                    dtype=getattr(self._torch, place.dtype),
+                    use_safetensors=True,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    **given,
+                )
+            self._prepare(pipeline)
+            if "device_map" not in given and place.cpu_offload == NONE:
+                pipeline.to(place.device)
+            self._offload(pipeline)
+        except Exception as error:
+            raise self._load_failure(error) from error
+        return pipeline
+
+    def _load_failure(self, error: Exception) -> RefusedError:
+        if self.is_out_of_memory(error):
+            advice = "use cpu_offload, a quantization, a smaller dtype, or device_map: balanced over several devices"
+            return RefusedError("OUT_OF_MEMORY", f"the model does not fit into the memory of the device; {advice}")
+        return RefusedError("BACKEND_ERROR", f"diffusers cannot load it: {type(error).__name__}: {error}")
+
+    def _prepare(self, pipeline: Any) -> None:
+        pipeline.set_progress_bar_config(disable=True)
+        if self._options.vae_tiling:
+            pipeline.vae.enable_tiling()
+        if self._options.attention_slicing:
+            pipeline.enable_attention_slicing()
+
+    def _offload(self, pipeline: Any) -> None:
+        if self._placement.cpu_offload == MODEL_OFFLOAD:
+            pipeline.enable_model_cpu_offload()
+        elif self._placement.cpu_offload == SEQUENTIAL_OFFLOAD:
+            pipeline.enable_sequential_cpu_offload()
+
+    def _quantization(self, folder: PipelineFolder) -> Any:
+        name = self._placement.quantization
+        settings = dict(_QUANTIZATIONS[name])
+        if "load_in_4bit" in settings:
+            settings["bnb_4bit_compute_dtype"] = getattr(self._torch, self._placement.dtype)
+        return self._diffusers.PipelineQuantizationConfig(
+            quant_backend=name,
+            quant_kwargs=settings,
+            components_to_quantize=sorted(self.family.quantized & folder.components),
+        )
+
+    def _sibling(self, mode: Mode) -> Any:
+        """Returns a pipeline of another class over the same components; nothing is loaded or converted."""
+        first, made = self._first, getattr(self._diffusers, self.family.classes[mode])
+        taken = inspect.signature(made.__init__).parameters
+        settings = {**first.config, **first.components}
+        pipeline = made(**{name: value for name, value in settings.items() if name in taken})
+        if (places := getattr(first, "hf_device_map", None)) is not None:
+            pipeline.hf_device_map = places
+        self._prepare(pipeline)
+        return pipeline
+
+
+class _LoadWatch(logging.Handler):
+    """Reports how much of the weights is loaded, by the library's log lines about components."""
+
+    def __init__(self, folder: PipelineFolder, report: Callable[[float], None]) -> None:
+        super().__init__(logging.INFO)
+        self._sizes, self._total, self._report = dict(folder.sizes), max(1, folder.weight_bytes), report
+        self._done = 0
+        self._logger = logging.getLogger(_PIPELINE_LOGGER)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler.emit."""
+        text = record.getMessage()
+        if text.startswith(_LOADED):
+            self._done += self._sizes.pop(text.removeprefix(_LOADED).partition(" ")[0], 0)
+            self._report(self._done / self._total)
+        elif record.levelno >= logging.WARNING:
+            sys.stderr.write(f"{text}\n")
+
+    def __enter__(self) -> None:
+        self._before = self._logger.level, self._logger.propagate
+        self._logger.setLevel(logging.INFO)
+        self._logger.propagate = False
+        self._logger.addHandler(self)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+        self._logger.level, self._logger.propagate = self._before
+
+
+def _placement(torch: Any, options: PipelineOptions, family: Family) -> _Placement:
+    """Returns where a model is placed. Raises RefusedError for an accelerator that is not there."""
+    has_accelerator = bool(torch.cuda.is_available())
+    if options.device == ACCELERATOR and not has_accelerator:
+        message = "device: there is no CUDA device that PyTorch can use; use cpu, or install the variant cuda"
+        raise RefusedError("INVALID_ARGUMENT", message)
+    if options.device == CPU or not has_accelerator:
+        # Offloading and quantization are about the memory of an accelerator.
+        dtype = "float32" if options.dtype == AUTO else options.dtype
+        return _Placement(device=CPU, dtype=dtype, device_map=NONE, cpu_offload=NONE, quantization=NONE)
+    return _Placement(
+        device=ACCELERATOR,
+        dtype=family.accelerator_dtype if options.dtype == AUTO else options.dtype,
+        device_map=options.device_map,
+        cpu_offload=options.cpu_offload,
+        quantization=options.quantization,
+    )

@@ -1,0 +1,1 @@
+"""A stand-in for Pillow. Its image files are a mark of their format and JSON."""
