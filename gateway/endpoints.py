@@ -71,7 +71,7 @@ from gateway.openai.chat import chat_completions
 from gateway.openai.chat_schema import ChatRequest
 from gateway.openai.completions import CompletionRequest, text_completions
 from gateway.openai.embeddings import EmbeddingRequest, create_embeddings
-from gateway.openai.images import ImageRequest
+from gateway.openai.image_schema import ImageEditRequest, ImageRequest
 from gateway.openai.rerank import RerankRequest, rerank_documents
 from gateway.openai.speech import SpeechRequest
 from gateway.openai.tokenize import TokenizeRequest, tokenize
@@ -147,6 +147,7 @@ _REQUEST_SCHEMA, _REQUEST_LIST = record_schema(RequestRecord), record_schema(req
 _FIGURES = record_schema(figures_pb2.Figures)
 _CLIENT_LIST = record_schema(request_service_pb2.ListClientsResponse)
 
+_IMAGE_EDIT = form_body(ImageRequest, files=("image",), or_json=ImageEditRequest)
 _RECORDING = binary_content("The recording", "audio/*", "application/octet-stream")
 
 OPENAI: EndpointGroup[InferenceDeps] = EndpointGroup(
@@ -160,7 +161,7 @@ OPENAI: EndpointGroup[InferenceDeps] = EndpointGroup(
         _post("/tokenize", _USE, tokenize, json_body(TokenizeRequest)),
         _post("/v1/tokenize", _USE, tokenize, json_body(TokenizeRequest)),
         _post("/v1/images/generations", _USE, images.generate_images, json_body(ImageRequest)),
-        _post("/v1/images/edits", _USE, images.edit_images, form_body(ImageRequest, files=("image",))),
+        _post("/v1/images/edits", _USE, images.edit_images, _IMAGE_EDIT),
         _post("/v1/images/variations", _USE, images.vary_images, form_body(None, files=("image",))),
         _post(
             "/v1/audio/transcriptions",

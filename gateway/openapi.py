@@ -110,11 +110,16 @@ def json_body(model: type[BaseModel], *, error: str = "Error", stream: str = EVE
 
 
 def form_body(
-    model: type[BaseModel] | None, *, files: tuple[str, ...], choices: Mapping[str, Sequence[str]] | None = None
+    model: type[BaseModel] | None,
+    *,
+    files: tuple[str, ...],
+    choices: Mapping[str, Sequence[str]] | None = None,
+    or_json: type[BaseModel] | None = None,
 ) -> OperationDoc:
     """Returns the doc of an endpoint that takes a form with these files, and the fields of `model` beside them.
 
-    `choices`: further required fields, with the values that each may have.
+    `choices`: further required fields, with the values that each may have. `or_json`: the schema of the same request as
+    JSON, where it is taken too.
     """
     choices = choices or {}
     own: dict[str, Any] = {
@@ -128,10 +133,12 @@ def form_body(
     schema = own
     if model is not None:
         schema = {"allOf": [{"$ref": _REF_TEMPLATE.format(model=model.__name__)}, own]}
-    content = {"multipart/form-data": {"schema": schema}}
-    body = {"required": True, "content": content}
-    extra = {"requestBody": body, "responses": {"default": _failure()}}
-    return OperationDoc(extra, () if model is None else (model,))
+    content = {"multipart/form-data": {"schema": schema}} | ({} if or_json is None else _json(or_json.__name__))
+    responses: dict[str, Any] = {"default": _failure()}
+    if model is not None and "stream" in model.model_fields:
+        responses["200"] = _streamed(EVENT_STREAM)
+    extra = {"requestBody": {"required": True, "content": content}, "responses": responses}
+    return OperationDoc(extra, tuple(each for each in (model, or_json) if each is not None))
 
 
 def json_or_yaml_body(model: Schema) -> OperationDoc:

@@ -14,10 +14,10 @@ from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
 from gateway.deps import InferenceDeps
 from gateway.media import MediaSource, RequestMedia, supply
 from gateway.request_facts import RequestFacts, facts_of
-from weft.api.common.v1 import event_pb2, warning_pb2
+from weft.api.common.v1 import event_pb2, image_pb2, warning_pb2
 from weft.dispatch.call import Call, Layer, Proceed
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.operations import generation_of
+from weft.dispatch.operations import operation_of
 from weft.dispatch.request_trace import RequestContext
 
 
@@ -28,17 +28,17 @@ class Work:
     deps: InferenceDeps
     scope: Scope
     context: RequestContext
-    payload: GenerationPayload
+    payload: GenerationPayload | image_pb2.ImagePayload
     warnings: Sequence[warning_pb2.Warning] = ()
     """Warnings of the gateway for the caller."""
     media: RequestMedia | None = None
-    """Media of a chat payload that are still to be fetched."""
+    """Media of the payload that are still to be fetched."""
     layers: tuple[Layer[Frame], ...] = ()
     """Layers around the call and the gateway's own."""
 
     def begin(self, *, whole: bool = False) -> Call[Frame]:
         """Returns the generation. Nothing happens until its chunks are read."""
-        call = self.deps.dispatcher.call(generation_of(self.payload), self.context, self.payload, whole=whole)
+        call = self.deps.dispatcher.call(operation_of(self.payload), self.context, self.payload, whole=whole)
         if self.warnings:
             call.through(warned(self.warnings))
         facts = facts_of(self.scope)

@@ -4,6 +4,7 @@ Most APIs stream server-sent events (SSE); an encoder of another format override
 """
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from google.protobuf import duration_pb2
 
@@ -23,6 +24,11 @@ from weft.kernel.units import wait_words
 
 KEEPALIVE = b": keepalive\n\n"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
+_UNITS = {
+    event_pb2.WORK_UNIT_STEPS: "steps",
+    event_pb2.WORK_UNIT_AUDIO_SECONDS: "audio_seconds",
+    event_pb2.WORK_UNIT_CHARACTERS: "characters",
+}
 _MAX_COMMENT_CHARS = 200
 _MAX_RAW_COMMENT_CHARS = 2_000
 
@@ -35,6 +41,8 @@ class StreamEncoder(AnswerState, ABC):
     earlier chunks are held back, and discarded when another attempt starts.
     """
 
+    content_kinds: ClassVar[frozenset[str]] = frozenset()
+    """Kinds of events that are the answer, of an API whose answers are no deltas."""
     keepalive = KEEPALIVE
     """Comment that is sent while there are no events."""
     content_type = EVENT_STREAM
@@ -57,7 +65,7 @@ class StreamEncoder(AnswerState, ABC):
             kind = event.WhichOneof("event")
             if kind == "delta" and self.has_content:
                 self._encode_delta(event.delta, out)
-            elif kind == "delta" or kind in NOTICES:
+            elif kind == "delta" or kind in NOTICES or kind in self.content_kinds:
                 self._take(event, out)
             elif kind == "usage":
                 self.usage = event.usage
@@ -98,6 +106,8 @@ class StreamEncoder(AnswerState, ABC):
         kind = event.WhichOneof("event")
         if kind == "delta":
             self._encode_delta(event.delta, out)
+        elif kind in self.content_kinds:
+            self._encode_content(event, out)
         elif self._include_events and kind is not None:
             self._notice(event, kind, out)
         else:
@@ -110,6 +120,9 @@ class StreamEncoder(AnswerState, ABC):
     def _notice(self, event: event_pb2.InferenceEvent, kind: str, out: list[bytes]) -> None:
         """Append a notice as an event of its own; as a comment in an API without such events."""
         out.append(self._aside(event, kind))
+
+    def _encode_content(self, event: event_pb2.InferenceEvent, out: list[bytes]) -> None:
+        """Append the bytes of an event of `content_kinds`."""
 
     def _complete(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
         """Encode what is held back, and take the usage. Raises BACKEND_PROTOCOL_ERROR where a choice has no end."""
@@ -136,6 +149,8 @@ def comment_of(event: event_pb2.InferenceEvent, kind: str | None) -> bytes:
         facts = f": loading{share}{_eta(event.loading)} stage={event.loading.stage}"
     elif kind == "progress":
         facts = f": prefill {event.progress.processed_tokens}/{event.progress.prompt_tokens} tokens"
+    elif kind == "work_progress":
+        facts = _work(event.work_progress)
     elif kind in NOTICES:
         facts = f": {notice_text(event, kind)}"
     else:
@@ -186,6 +201,13 @@ def _gpu_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
     if usage.HasField("energy_millijoules"):
         facts.append((b"x-gpu-energy-mj", b"%d" % usage.energy_millijoules))
     return facts
+
+
+def _work(progress: event_pb2.WorkProgress) -> str:
+    """Returns the progress of work on images or recordings, such as ": steps 3/20"."""
+    total = f"/{progress.total:g}" if progress.total else ""
+    stage = f" stage={progress.stage}" if progress.stage else ""
+    return f": {_UNITS.get(progress.unit, 'work')} {progress.done:g}{total}{stage}"
 
 
 def _eta(event: event_pb2.Queued | event_pb2.Loading) -> str:

@@ -22,6 +22,7 @@ from weft.kernel.time_limit import within
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _YAML_TYPES = frozenset({b"application/yaml", b"application/x-yaml"})
+_FORM_TYPE = b"multipart/form-data"
 _MAX_LENGTH_DIGITS = 20
 
 
@@ -65,10 +66,15 @@ async def read_multipart_body(scope: Scope, receive: Receive, config: GatewayCon
         return await MultipartStream(chunks, boundary, config.limits).parts()
 
 
+def is_form(scope: Scope) -> bool:
+    """Whether the body is declared as a form with files."""
+    return _media_type(headers_of(scope)) == _FORM_TYPE
+
+
 def multipart_boundary(scope: Scope, limits: RequestLimits) -> bytes:
     """Returns the boundary of a form with files. Raises MALFORMED_REQUEST for another content type."""
     headers = headers_of(scope)
-    if _media_type(headers) != b"multipart/form-data":
+    if _media_type(headers) != _FORM_TYPE:
         raise WeftError(Reason.MALFORMED_REQUEST, "the Content-Type must be multipart/form-data")
     return boundary_of(headers.get(b"content-type", b""), limits)
 

@@ -8,7 +8,7 @@ fetch, and a stream has its status line and its keepalive comments meanwhile.
 import base64
 import binascii
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from typing_extensions import override
 from gateway.config import MediaConfig
 from gateway.media.addresses import require_allowed
 from gateway.media.content import checked_audio, checked_image
-from weft.api.common.v1 import chat_pb2
+from weft.api.common.v1 import chat_pb2, image_pb2
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -127,7 +127,9 @@ def too_large(field: str, max_bytes: int) -> FieldError:
     return FieldError(field, f"is larger than {max_bytes} bytes (gateway.media.max_bytes)", Reason.REQUEST_TOO_LARGE)
 
 
-async def supply(payload: chat_pb2.ChatPayload, media: RequestMedia, source: MediaSource) -> None:
+async def supply(
+    payload: chat_pb2.ChatPayload | image_pb2.ImagePayload, media: RequestMedia, source: MediaSource
+) -> None:
     """Fetch every address in `media` and replace the placeholders in `payload`.
 
     Raises as `MediaSource.fetch`; `payload` is then unchanged.
@@ -135,9 +137,18 @@ async def supply(payload: chat_pb2.ChatPayload, media: RequestMedia, source: Med
     if not media.addresses:
         return
     files = await source.fetch(media.addresses)
+    for image in _images_of(payload):
+        if image.media_type == _ADDRESS_TYPE:
+            file = files[image.data.decode()]
+            image.data = file.data
+            image.media_type = file.media_type
+
+
+def _images_of(payload: chat_pb2.ChatPayload | image_pb2.ImagePayload) -> Iterator[chat_pb2.MediaPart]:
+    if isinstance(payload, image_pb2.ImagePayload):
+        yield from payload.images
+        if payload.HasField("mask"):
+            yield payload.mask
+        return
     for message in payload.messages:
-        for part in message.content:
-            if part.WhichOneof("kind") == "image" and part.image.media_type == _ADDRESS_TYPE:
-                file = files[part.image.data.decode()]
-                part.image.data = file.data
-                part.image.media_type = file.media_type
+        yield from (part.image for part in message.content if part.WhichOneof("kind") == "image")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weft.client._channel import mesh_address
+    from weft.client._media_messages import ImageOptions, SpeechOptions, TranscriptionOptions
     from weft.client._mesh import AsyncMesh, Mesh, connect, connect_async
     from weft.client._messages import ChatOptions, Message
     from weft.kernel.errors import FieldError, WeftError
@@ -21,9 +22,12 @@ __all__ = [
     "AsyncMesh",
     "ChatOptions",
     "FieldError",
+    "ImageOptions",
     "Mesh",
     "Message",
     "Reason",
+    "SpeechOptions",
+    "TranscriptionOptions",
     "WeftError",
     "connect",
     "connect_async",
@@ -34,9 +38,12 @@ _PLACES = {
     "AsyncMesh": "weft.client._mesh",
     "ChatOptions": "weft.client._messages",
     "FieldError": "weft.kernel.errors",
+    "ImageOptions": "weft.client._media_messages",
     "Mesh": "weft.client._mesh",
     "Message": "weft.client._messages",
     "Reason": "weft.kernel.reasons",
+    "SpeechOptions": "weft.client._media_messages",
+    "TranscriptionOptions": "weft.client._media_messages",
     "WeftError": "weft.kernel.errors",
     "connect": "weft.client._mesh",
     "connect_async": "weft.client._mesh",

@@ -1,15 +1,25 @@
 """The clients of inference: `Mesh` and `AsyncMesh`."""
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import grpc
 
-from weft.api.common.v1 import event_pb2
+from weft.api.common.v1 import audio_pb2, event_pb2, image_pb2
+from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
 from weft.client._channel import ServiceClient, mesh_address, named_by_variable, security_with
+from weft.client._media_messages import (
+    ImageOptions,
+    SpeechOptions,
+    TranscriptionOptions,
+    image_request,
+    speech_request,
+    transcription_request,
+)
 from weft.client._messages import ChatOptions, Message, chat_request, embed_request
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
@@ -61,14 +71,61 @@ class AsyncMesh:
     ) -> AsyncGenerator[event_pb2.InferenceEvent]:
         """Yields the events of a chat; closing the generator cancels it. `timeout` is the deadline in seconds."""
         call = self._stub.Chat(chat_request(model, messages, options), timeout=timeout)
-        try:
-            async for response in call:
+        async with aclosing(_responses(call)) as responses:
+            async for response in responses:
                 for event in response.events:
                     yield event
+
+    async def stream_images(
+        self, model: str, prompt: str, *, timeout: float | None = None, **options: Unpack[ImageOptions]
+    ) -> AsyncGenerator[event_pb2.InferenceEvent]:
+        """Yields waits, progress, previews, and each image as it is complete; closing the generator cancels it."""
+        call = self._stub.StreamImages(image_request(model, prompt, options), timeout=timeout)
+        async with aclosing(_responses(call)) as responses:
+            async for response in responses:
+                for event in response.events:
+                    yield event
+
+    async def generate_images(
+        self, model: str, prompt: str, *, timeout: float | None = None, **options: Unpack[ImageOptions]
+    ) -> list[image_pb2.GeneratedImage]:
+        """Returns the images when all are complete."""
+        asked = image_request(model, prompt, options)
+        request = pb.GenerateImagesRequest(model=model, payload=asked.payload, options=asked.options)
+        try:
+            return list((await self._stub.GenerateImages(request, timeout=timeout)).images)
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
-        finally:
-            call.cancel()
+
+    async def stream_transcription(
+        self, model: str, audio: bytes, *, timeout: float | None = None, **options: Unpack[TranscriptionOptions]
+    ) -> AsyncGenerator[event_pb2.InferenceEvent]:
+        """Yields the words of a recording as they are found, waits and progress; closing it cancels the request."""
+        call = self._stub.StreamTranscription(transcription_request(model, audio, options), timeout=timeout)
+        async with aclosing(_responses(call)) as responses:
+            async for response in responses:
+                for event in response.events:
+                    yield event
+
+    async def transcribe(
+        self, model: str, audio: bytes, *, timeout: float | None = None, **options: Unpack[TranscriptionOptions]
+    ) -> audio_pb2.Transcription:
+        """Returns the whole transcription of a recording."""
+        asked = transcription_request(model, audio, options)
+        request = pb.TranscribeRequest(model=model, payload=asked.payload, options=asked.options)
+        try:
+            return (await self._stub.Transcribe(request, timeout=timeout)).transcription
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+
+    async def speak(
+        self, model: str, text: str, *, timeout: float | None = None, **options: Unpack[SpeechOptions]
+    ) -> AsyncGenerator[pb.SpeakResponse]:
+        """Yields a recording of the text as it is made, its `media_type` first, its `receipt` last."""
+        call = self._stub.Speak(speech_request(model, text, options), timeout=timeout)
+        async with aclosing(_responses(call)) as responses:
+            async for response in responses:
+                yield response
 
     async def embed(self, model: str, texts: Sequence[str], *, timeout: float | None = None) -> list[list[float]]:
         """Returns one vector per text."""
@@ -77,6 +134,17 @@ class AsyncMesh:
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
         return [list(embedding.values) for embedding in response.embeddings]
+
+
+async def _responses(call: Any) -> AsyncGenerator[Any]:
+    """Yields the responses of a started call, which is cancelled when the reader leaves."""
+    try:
+        async for response in call:
+            yield response
+    except grpc.aio.AioRpcError as error:
+        raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+    finally:
+        call.cancel()
 
 
 def connect(target: str | None = None, *, home: Path | str | None = None, api_key: str | None = None) -> "Mesh":
@@ -102,6 +170,45 @@ class Mesh(ServiceClient):
         """Yields the events of a chat; leaving the iterator cancels it. `timeout` is the deadline in seconds."""
         for response in self._stream(self._stub.Chat(chat_request(model, messages, options), timeout=timeout)):
             yield from response.events
+
+    def stream_images(
+        self, model: str, prompt: str, *, timeout: float | None = None, **options: Unpack[ImageOptions]
+    ) -> Iterator[event_pb2.InferenceEvent]:
+        """Yields waits, progress, previews, and each image as it is complete; leaving the iterator cancels it."""
+        request = image_request(model, prompt, options)
+        for response in self._stream(self._stub.StreamImages(request, timeout=timeout)):
+            yield from response.events
+
+    def generate_images(
+        self, model: str, prompt: str, *, timeout: float | None = None, **options: Unpack[ImageOptions]
+    ) -> list[image_pb2.GeneratedImage]:
+        """Returns the images when all are complete."""
+        asked = image_request(model, prompt, options)
+        request = pb.GenerateImagesRequest(model=model, payload=asked.payload, options=asked.options)
+        return list(self._call(self._stub.GenerateImages, request, timeout).images)
+
+    def stream_transcription(
+        self, model: str, audio: bytes, *, timeout: float | None = None, **options: Unpack[TranscriptionOptions]
+    ) -> Iterator[event_pb2.InferenceEvent]:
+        """Yields the words of a recording as they are found, waits and progress; leaving it cancels the request."""
+        request = transcription_request(model, audio, options)
+        for response in self._stream(self._stub.StreamTranscription(request, timeout=timeout)):
+            yield from response.events
+
+    def transcribe(
+        self, model: str, audio: bytes, *, timeout: float | None = None, **options: Unpack[TranscriptionOptions]
+    ) -> audio_pb2.Transcription:
+        """Returns the whole transcription of a recording."""
+        asked = transcription_request(model, audio, options)
+        request = pb.TranscribeRequest(model=model, payload=asked.payload, options=asked.options)
+        transcription: audio_pb2.Transcription = self._call(self._stub.Transcribe, request, timeout).transcription
+        return transcription
+
+    def speak(
+        self, model: str, text: str, *, timeout: float | None = None, **options: Unpack[SpeechOptions]
+    ) -> Iterator[pb.SpeakResponse]:
+        """Yields a recording of the text as it is made, its `media_type` first, its `receipt` last."""
+        yield from self._stream(self._stub.Speak(speech_request(model, text, options), timeout=timeout))
 
     def embed(self, model: str, texts: Sequence[str], *, timeout: float | None = None) -> list[list[float]]:
         """Returns one vector per text."""

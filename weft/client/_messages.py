@@ -33,7 +33,22 @@ class Message(TypedDict):
     """Encoded recordings likewise: WAV or MP3."""
 
 
-class ChatOptions(TypedDict, total=False):
+class HandlingOptions(TypedDict, total=False):
+    """Options of every request about its handling."""
+
+    allow_remote: bool
+    """Whether the request may leave the premises of the mesh: to models and tools elsewhere."""
+    keep_alive: float | str
+    """How long the model stays loaded afterwards: seconds, a duration such as "5m", 0 (unload), -1 (keep)."""
+    priority: Literal["high", "normal", "low"]
+    """The priority class; default: as the client's profile says, else normal."""
+    client_id: str
+    """The id of the calling program, for its profile and statistics."""
+    session: str
+    """Requests of one session go to the same runner where they can; at most 256 characters."""
+
+
+class ChatOptions(HandlingOptions, total=False):
     """Options of a chat; missing ones have the backend's default. Ranges: common/v1/sampling.proto."""
 
     max_tokens: int
@@ -44,20 +59,10 @@ class ChatOptions(TypedDict, total=False):
     stop: Sequence[str]
     thinking: bool
     """Whether a reasoning model thinks before it answers."""
-    allow_remote: bool
-    """Whether the request may leave the premises of the mesh: to models and tools elsewhere."""
     cache_mode: Literal["auto", "prefix", "none"]
     """Whether the prefix cache is used."""
     cache_tag: str
     """Cached prefixes are shared only among requests of one tenant with the same tag; at most 64 characters."""
-    keep_alive: float | str
-    """How long the model stays loaded afterwards: seconds, a duration such as "5m", 0 (unload), -1 (keep)."""
-    priority: Literal["high", "normal", "low"]
-    """The priority class; default: as the client's profile says, else normal."""
-    client_id: str
-    """The id of the calling program, for its profile and statistics."""
-    session: str
-    """Requests of one session go to the same runner where they can; at most 256 characters."""
     extra_parameters: Mapping[str, object]
     """Parameters unknown to weft, as JSON data; the answer has a warning for each unused one."""
 
@@ -88,9 +93,8 @@ def chat_request(model: str, messages: str | Iterable[Message], options: ChatOpt
         request.payload.messages.add(role=role, content=parts)
     if "thinking" in options:
         request.payload.thinking = options["thinking"]
-    request.options.allow_remote = options.get("allow_remote", False)
-    _fill_handling(request.options, options)
-    _fill_caller(request.options, options)
+    request.options.CopyFrom(request_options(options))
+    _fill_cache_use(request.options, options)
     if "extra_parameters" in options:
         extra = to_json_object(options["extra_parameters"], "extra_parameters")
         request.payload.extra_parameters.CopyFrom(extra)
@@ -111,7 +115,17 @@ def _media_parts(turn: Message) -> Iterator[chat_pb2.ContentPart]:
         yield chat_pb2.ContentPart(audio=chat_pb2.MediaPart(data=data, media_type=media_type))
 
 
-def _fill_handling(handling: pb.RequestOptions, options: ChatOptions) -> None:
+def request_options(options: HandlingOptions) -> pb.RequestOptions:
+    """Returns how a request is to be handled. Raises INVALID_ARGUMENT naming an option that is wrong."""
+    handling = pb.RequestOptions(allow_remote=options.get("allow_remote", False))
+    if "keep_alive" in options:
+        seconds = keep_alive_seconds(options["keep_alive"], "keep_alive")
+        handling.keep_alive.FromNanoseconds(math.ceil(seconds * 1e9))
+    _fill_caller(handling, options)
+    return handling
+
+
+def _fill_cache_use(handling: pb.RequestOptions, options: ChatOptions) -> None:
     if "cache_mode" in options:
         mode = _CACHE_MODES.get(options["cache_mode"])
         if mode is None:
@@ -119,12 +133,9 @@ def _fill_handling(handling: pb.RequestOptions, options: ChatOptions) -> None:
         handling.cache_mode = mode
     if "cache_tag" in options:
         handling.cache_tag = require_token(options["cache_tag"], "cache_tag", MAX_CACHE_TAG_CHARS)
-    if "keep_alive" in options:
-        seconds = keep_alive_seconds(options["keep_alive"], "keep_alive")
-        handling.keep_alive.FromNanoseconds(math.ceil(seconds * 1e9))
 
 
-def _fill_caller(handling: pb.RequestOptions, options: ChatOptions) -> None:
+def _fill_caller(handling: pb.RequestOptions, options: HandlingOptions) -> None:
     if "priority" in options:
         priority = _PRIORITIES.get(options["priority"])
         if priority is None:

@@ -1,5 +1,42 @@
-"""Types of media files by their first bytes."""
+"""Types of media files by their first bytes or their suffix. Nothing is decoded."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
+UNKNOWN_TYPE = "application/octet-stream"
+AUDIO_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "aac": "audio/aac",
+        "flac": "audio/flac",
+        "m4a": "audio/x-m4a",
+        "mp3": "audio/mpeg",
+        "mp4": "audio/mp4",
+        "mpeg": "audio/mpeg",
+        "mpga": "audio/mpeg",
+        "oga": "audio/ogg",
+        "ogg": "audio/ogg",
+        "opus": "audio/ogg",
+        "wav": "audio/wav",
+        "webm": "audio/webm",
+    }
+)
+"""Types of recordings, by the suffix of their file."""
+_SUFFIXES: Mapping[str, str] = MappingProxyType(
+    {
+        "image/png": "png",
+        "image/jpeg": "jpg",
+        "image/webp": "webp",
+        "image/gif": "gif",
+        "audio/aac": "aac",
+        "audio/flac": "flac",
+        "audio/mpeg": "mp3",
+        "audio/ogg": "ogg",
+        "audio/opus": "opus",
+        "audio/pcm": "pcm",
+        "audio/wav": "wav",
+        "audio/x-wav": "wav",
+    }
+)
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
 
@@ -26,3 +63,13 @@ def audio_type_of(data: bytes) -> str | None:
     if data.startswith(b"ID3") or (data[:1] == b"\xff" and data[1:2] and data[1] & 0xE6 == 0xE2):
         return "audio/mpeg"
     return None
+
+
+def audio_type_of_name(filename: str) -> str:
+    """Returns the type of a recording by the suffix of its file; UNKNOWN_TYPE for another one."""
+    return AUDIO_TYPES.get(filename.rpartition(".")[2].lower(), UNKNOWN_TYPE)
+
+
+def suffix_of(media_type: str) -> str:
+    """Returns the suffix of a file of a type, without its dot; `bin` for an unknown one."""
+    return _SUFFIXES.get(media_type.partition(";")[0].strip().lower(), "bin")

@@ -1,0 +1,201 @@
+"""Answers with images: events to one document, or to the events of OpenAI's streams of images."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from gateway.answers.answer_builder import AnswerBuilder, AnswerIdentity, encode_json
+from gateway.answers.sse import StreamEncoder, receipt_comment
+from gateway.media.content import media_type_of, size_of
+from gateway.openai.image_schema import AUTO, ImageRequest
+from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+_DONE = b"data: [DONE]\n\n"
+_NO_TOKENS = usage_pb2.Usage()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFacts:
+    """What an answer repeats of its request."""
+
+    count: int
+    """Number of images that were asked for."""
+    size: str
+    quality: str
+    background: str
+    output_format: str
+    """All four: `auto` where the request does not say."""
+
+
+def facts_of_request(request: ImageRequest) -> ImageFacts:
+    """Returns what the answer to a request repeats of it."""
+    return ImageFacts(
+        count=request.n or 1,
+        size=request.size or AUTO,
+        quality=request.quality or AUTO,
+        background=request.background or AUTO,
+        output_format=request.output_format or AUTO,
+    )
+
+
+class ImagesAnswer(AnswerBuilder):
+    """Builds one document with all images."""
+
+    def __init__(self, identity: AnswerIdentity, facts: ImageFacts) -> None:
+        super().__init__(identity, choice_count=0)
+        self._facts = facts
+        self._images: list[image_pb2.GeneratedImage] = []
+
+    @override
+    def add(self, frame: list[event_pb2.InferenceEvent]) -> None:
+        super().add(frame)
+        self._images += [event.image for event in frame if event.HasField("image")]
+
+    @override
+    def body(self) -> bytes:
+        """Returns the answer as JSON. Raises BACKEND_PROTOCOL_ERROR where there are no images, or there is no end."""
+        self._ended()
+        images = sorted(self._images, key=lambda image: image.index)
+        document = images_document(images, self._identity.created, self.usage, self._facts)
+        if self.warnings:
+            document["warnings"] = self.warnings
+        return encode_json(document)
+
+    @override
+    def _add_delta(self, delta: event_pb2.Delta) -> None:
+        """An answer with images has no text."""
+
+    @override
+    def _forget(self) -> None:
+        self._images.clear()
+
+
+def images_document(
+    images: Sequence[image_pb2.GeneratedImage], created: int, usage: usage_pb2.Usage, facts: ImageFacts
+) -> dict[str, object]:
+    """Returns images as one document. Raises BACKEND_PROTOCOL_ERROR where there are none."""
+    if not images or not all(image.image.data for image in images):
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model returned no image")
+    document: dict[str, object] = {"created": created, "data": [_entry(image) for image in images]}
+    document["size"] = _size(images[0].image) or facts.size
+    document["output_format"] = _format(images[0].image)
+    document |= {
+        name: value for name, value in (("quality", facts.quality), ("background", facts.background)) if value != AUTO
+    }
+    if counts := _usage(usage):
+        document["usage"] = counts
+    return document
+
+
+class ImageStream(StreamEncoder):
+    """Encodes images and their previews as OpenAI's events, with `[DONE]` after the last.
+
+    The usage of the request is known at its end: the last image waits for it, and those before it have zeros.
+    """
+
+    content_kinds = frozenset({"partial_image", "image"})
+
+    def __init__(self, identity: AnswerIdentity, facts: ImageFacts, prefix: str) -> None:
+        """`prefix`: of the types of its events, such as "image_generation"."""
+        super().__init__(identity, choice_count=0)
+        self._facts = facts
+        self._prefix = prefix
+        self._sent = 0
+        self._last: image_pb2.GeneratedImage | None = None
+
+    @override
+    def _encode_content(self, event: event_pb2.InferenceEvent, out: list[bytes]) -> None:
+        if event.HasField("partial_image"):
+            partial = event.partial_image
+            facts = {**self._common(partial.image), "partial_image_index": partial.partial_index}
+            out.append(self._event("partial_image", {**facts, "image_index": partial.index}))
+        elif self._sent + 1 < self._facts.count:
+            self._complete_image(event.image, _NO_TOKENS, out)
+        else:
+            self._flush(_NO_TOKENS, out)
+            self._last = event.image
+
+    @override
+    def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
+        """An answer with images has no text."""
+
+    @override
+    def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
+        self._complete(receipt, out)
+        self._flush(self.usage, out)
+        if not self._sent:
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model returned no image")
+        out += (receipt_comment(receipt), _DONE)
+        self.is_done = True
+
+    def _flush(self, usage: usage_pb2.Usage, out: list[bytes]) -> None:
+        if self._last is not None:
+            image, self._last = self._last, None
+            self._complete_image(image, usage, out)
+
+    def _complete_image(self, image: image_pb2.GeneratedImage, usage: usage_pb2.Usage, out: list[bytes]) -> None:
+        self._sent += 1
+        facts = {**self._common(image.image), "image_index": image.index, "usage": _usage(usage) or _counts(usage)}
+        if image.HasField("seed"):
+            facts["seed"] = image.seed
+        if image.revised_prompt:
+            facts["revised_prompt"] = image.revised_prompt
+        out.append(self._event("completed", facts))
+
+    def _common(self, part: chat_pb2.MediaPart) -> dict[str, object]:
+        return {
+            "b64_json": base64.b64encode(part.data).decode("ascii"),
+            "created_at": self._identity.created,
+            "size": _size(part) or self._facts.size,
+            "quality": self._facts.quality,
+            "background": self._facts.background,
+            "output_format": _format(part),
+        }
+
+    def _event(self, kind: str, fields: dict[str, object]) -> bytes:
+        name = f"{self._prefix}.{kind}"
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), encode_json({"type": name, **fields}))
+
+
+def _entry(image: image_pb2.GeneratedImage) -> dict[str, object]:
+    entry: dict[str, object] = {"b64_json": base64.b64encode(image.image.data).decode("ascii")}
+    if image.revised_prompt:
+        entry["revised_prompt"] = image.revised_prompt
+    if image.HasField("seed"):
+        entry["seed"] = image.seed
+    return entry
+
+
+def _usage(usage: usage_pb2.Usage) -> dict[str, object]:
+    """Returns the usage as JSON values; empty where nothing is known."""
+    known = usage.prompt_tokens or usage.completion_tokens or usage.image_steps or usage.image_pixels
+    return _counts(usage) if known else {}
+
+
+def _counts(usage: usage_pb2.Usage) -> dict[str, object]:
+    counts: dict[str, object] = {
+        "input_tokens": usage.prompt_tokens,
+        "output_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "input_tokens_details": {"text_tokens": usage.prompt_tokens, "image_tokens": 0},
+    }
+    if usage.image_steps:
+        counts["image_steps"] = usage.image_steps
+    if usage.image_pixels:
+        counts["image_pixels"] = usage.image_pixels
+    return counts
+
+
+def _size(part: chat_pb2.MediaPart) -> str:
+    """Returns the size of an image by its header; empty: unknown."""
+    media_type = media_type_of(part.data)
+    size = None if media_type is None else size_of(part.data, media_type, 1)
+    return "" if size is None else f"{size.width}x{size.height}"
+
+
+def _format(part: chat_pb2.MediaPart) -> str:
+    return (media_type_of(part.data) or part.media_type or "image/png").partition("/")[2]

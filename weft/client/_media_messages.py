@@ -1,0 +1,129 @@
+"""Request messages of images, transcriptions and speech from plain Python values."""
+
+from collections.abc import Mapping, Sequence
+
+from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2
+from weft.api.router.v1 import inference_service_pb2 as pb
+from weft.client._messages import HandlingOptions, request_options
+from weft.kernel.errors import invalid_field
+from weft.kernel.json_objects import to_json_object
+from weft.kernel.media_types import UNKNOWN_TYPE, image_type_of
+
+
+class ImageOptions(HandlingOptions, total=False):
+    """Options of images; missing ones are as the model is configured. Ranges: common/v1/image.proto."""
+
+    count: int
+    size: str
+    """In pixels, such as "1024x1024"."""
+    quality: str
+    output_format: str
+    """"png", "jpeg" or "webp"."""
+    negative_prompt: str
+    steps: int
+    guidance: float
+    seed: int
+    """Of the first image; each further one has the next number."""
+    strength: float
+    """How much of the source image is changed, 0 to 1."""
+    partial_images: int
+    """How many previews of each image are streamed."""
+    images: Sequence[bytes]
+    """Encoded files of images to work from."""
+    mask: bytes
+    """Encoded file of where the first of them may be changed."""
+    extra_parameters: Mapping[str, object]
+    """Parameters unknown to weft, as JSON data."""
+
+
+class TranscriptionOptions(HandlingOptions, total=False):
+    """Options of a transcription; missing ones have the backend's default."""
+
+    media_type: str
+    """Type of the recording, such as "audio/mpeg"; the engine looks for itself."""
+    language: str
+    prompt: str
+    temperature: float
+    translate: bool
+    with_segments: bool
+    with_words: bool
+    voice_detection: bool
+
+
+class SpeechOptions(HandlingOptions, total=False):
+    """Options of speech; missing ones have the backend's default."""
+
+    voice: str
+    format: str
+    """"mp3", "opus", "aac", "flac", "wav" or "pcm"."""
+    speed: float
+    instructions: str
+
+
+_PLAIN_IMAGE_FIELDS = (
+    "count",
+    "size",
+    "quality",
+    "output_format",
+    "negative_prompt",
+    "steps",
+    "guidance",
+    "seed",
+    "strength",
+    "partial_images",
+)
+_PLAIN_TRANSCRIPTION_FIELDS = (
+    "language",
+    "prompt",
+    "temperature",
+    "translate",
+    "with_segments",
+    "with_words",
+    "voice_detection",
+)
+_PLAIN_SPEECH_FIELDS = ("voice", "format", "speed", "instructions")
+
+
+def image_request(model: str, prompt: str, options: ImageOptions) -> pb.StreamImagesRequest:
+    """Returns the request for a stream of images. Raises INVALID_ARGUMENT naming an option that is wrong."""
+    payload = image_pb2.ImagePayload(prompt=prompt)
+    _fill(payload, options, _PLAIN_IMAGE_FIELDS)
+    payload.images.extend(map(_image, options.get("images", ())))
+    if "mask" in options:
+        payload.mask.CopyFrom(_image(options["mask"]))
+    if "extra_parameters" in options:
+        payload.extra_parameters.CopyFrom(to_json_object(options["extra_parameters"], "extra_parameters"))
+    return pb.StreamImagesRequest(model=model, payload=payload, options=request_options(options))
+
+
+def _image(data: bytes) -> chat_pb2.MediaPart:
+    return chat_pb2.MediaPart(data=data, media_type=image_type_of(data) or UNKNOWN_TYPE)
+
+
+def transcription_request(model: str, audio: bytes, options: TranscriptionOptions) -> pb.StreamTranscriptionRequest:
+    """Returns the request for a stream of a transcription. Raises INVALID_ARGUMENT naming an option that is wrong."""
+    media_type = options.get("media_type", UNKNOWN_TYPE)
+    payload = audio_pb2.TranscriptionPayload(audio=chat_pb2.MediaPart(data=audio, media_type=media_type))
+    _fill(payload, options, _PLAIN_TRANSCRIPTION_FIELDS)
+    return pb.StreamTranscriptionRequest(model=model, payload=payload, options=request_options(options))
+
+
+def speech_request(model: str, text: str, options: SpeechOptions) -> pb.SpeakRequest:
+    """Returns the request for speech. Raises INVALID_ARGUMENT naming an option that is wrong."""
+    payload = audio_pb2.SpeechPayload(input=text)
+    _fill(payload, options, _PLAIN_SPEECH_FIELDS)
+    return pb.SpeakRequest(model=model, payload=payload, options=request_options(options))
+
+
+def _fill(
+    payload: image_pb2.ImagePayload | audio_pb2.TranscriptionPayload | audio_pb2.SpeechPayload,
+    options: Mapping[str, object],
+    names: Sequence[str],
+) -> None:
+    for name in names:
+        if name not in options:
+            continue
+        try:
+            setattr(payload, name, options[name])
+        except (TypeError, ValueError) as error:
+            raise invalid_field(name, "has the wrong type, or is out of range") from error
