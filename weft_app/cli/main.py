@@ -72,6 +72,18 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "weft_app.cli.run:run",
         "Pull, load and chat with a model, by its name or source. Starts weft for this command if it is not running.",
     ),
+    "image": CommandPlace(
+        "weft_app.cli.image:image",
+        "Make images from a description, or from images, as files. Progress goes to stderr; Ctrl-C cancels.",
+    ),
+    "transcribe": CommandPlace(
+        "weft_app.cli.transcribe:transcribe",
+        "Transcribe a recording. Text and captions come as they are found, progress goes to stderr; Ctrl-C cancels.",
+    ),
+    "speak": CommandPlace(
+        "weft_app.cli.speak:speak",
+        "Speak a text: the recording goes to a file, or to stdout in a pipe. Nothing is played; Ctrl-C cancels.",
+    ),
     "launch": CommandPlace(
         "weft_app.cli.launch:launch",
         "Start a program such as Claude Code with the environment that leads it to this mesh; no file is changed.",
@@ -233,6 +245,9 @@ HELP_PANELS: Mapping[str, tuple[str, ...]] = {
         "demo",
         "ui",
         "chat",
+        "image",
+        "transcribe",
+        "speak",
         "launch",
         "doctor",
         "version",

@@ -88,7 +88,10 @@ class ScriptedMesh:
     chat_error: WeftError | None = None
     chat_asides: list[event_pb2.InferenceEvent] = field(default_factory=list)
     """What an answer says beside its text."""
-    asked: list[inference_service_pb2.ChatRequest] = field(default_factory=list)
+    asked: list[Any] = field(default_factory=list)
+    """Requests for inference."""
+    media: list[Any] = field(default_factory=list)
+    """What answers a request for images, a transcription or speech: events, parts of a recording, or an error."""
     loaded: set[str] = field(default_factory=set)
     """Models that are deleted by force alone."""
     hosts: list[lease_service_pb2.HostMemory] = field(default_factory=list)
@@ -427,6 +430,24 @@ class _Inference(inference_service_pb2_grpc.InferenceServiceServicer):
             event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt)),
         ):
             yield inference_service_pb2.ChatResponse(events=[event])
+
+    def StreamImages(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        for event in self._media(request, context):
+            yield inference_service_pb2.StreamImagesResponse(events=[event])
+
+    def StreamTranscription(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        for event in self._media(request, context):
+            yield inference_service_pb2.StreamTranscriptionResponse(events=[event])
+
+    def Speak(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        yield from self._media(request, context)
+
+    def _media(self, request: Any, context: Any) -> Iterator[Any]:
+        self._mesh.asked.append(request)
+        for item in self._mesh.media:
+            if isinstance(item, WeftError):
+                refuse_with(context, item)
+            yield item
 
 
 @contextmanager

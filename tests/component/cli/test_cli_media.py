@@ -1,0 +1,376 @@
+"""`weft image`, `weft transcribe` and `weft speak` against a scripted mesh: whom they ask, and what they write."""
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from cli_harness import ScriptedMesh
+from cli_samples import some_model
+
+from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
+from weft.api.registry.v1 import model_pb2
+from weft.api.router.v1 import inference_service_pb2
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft_app.cli import image, media_output, transcribe
+from weft_app.cli.media_output import free_paths, numbered, slug
+from weft_testing.media_files import png, wav
+
+pytest_plugins = ("cli_mesh",)
+
+PICTURE = png(3, 2)
+
+
+def event(**fields: Any) -> event_pb2.InferenceEvent:
+    return event_pb2.InferenceEvent(**fields)
+
+
+def picture(index: int = 0, seed: int = 7) -> event_pb2.InferenceEvent:
+    part = chat_pb2.MediaPart(data=PICTURE, media_type="image/png")
+    return event(image=image_pb2.GeneratedImage(index=index, image=part, seed=seed + index))
+
+
+def preview(data: bytes) -> event_pb2.InferenceEvent:
+    return event(partial_image=image_pb2.PartialImage(image=chat_pb2.MediaPart(data=data, media_type="image/png")))
+
+
+def worked(done: float, total: float, unit: Any = event_pb2.WORK_UNIT_STEPS) -> event_pb2.InferenceEvent:
+    return event(work_progress=event_pb2.WorkProgress(unit=unit, done=done, total=total))
+
+
+def ended(**usage: int) -> event_pb2.InferenceEvent:
+    receipt = receipt_pb2.Receipt(request_id="req-1", host="box", attempts=[receipt_pb2.Attempt(runner="r1")])
+    receipt.usage.CopyFrom(usage_pb2.Usage(**usage))
+    return event(finished=event_pb2.Finished(receipt=receipt))
+
+
+def said(text: str, start: float, *words: str) -> event_pb2.InferenceEvent:
+    segment = audio_pb2.TranscriptionSegment(start_seconds=start, end_seconds=start + 1.5, text=text)
+    for number, word in enumerate(words):
+        segment.words.add(start_seconds=start + number, end_seconds=start + number + 0.5, text=word)
+    part = audio_pb2.TranscriptPart(text=text, segment=segment, language="en", duration_seconds=3.0)
+    return event(transcript=part)
+
+
+def able(name: str, operation: str, pool: str = "") -> model_pb2.Model:
+    model = some_model(name, pool=pool)
+    model.manifest.operations[:] = [model_pb2.ModelOperation.Value(f"MODEL_OPERATION_{operation}")]
+    return model
+
+
+@pytest.fixture
+def studio(mesh: ScriptedMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedMesh:
+    """One model for each operation, in an empty folder."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    mesh.add(able("sdxl", "IMAGE"), able("whisper", "TRANSCRIPTION"), able("piper", "SPEECH"))
+    return mesh
+
+
+def files() -> list[str]:
+    return sorted(path.name for path in Path().iterdir())
+
+
+def test_an_image_is_made_by_the_only_model_that_makes_images(studio: ScriptedMesh) -> None:
+    studio.media = [event(queued=event_pb2.Queued(position=2, reason="every slot is taken")), worked(2, 4), picture()]
+    studio.media.append(ended(image_steps=4, image_pixels=6))
+    result = studio.run("image", "a lighthouse", "-o", "lighthouse.png", "--steps", "4", "--seed", "7")
+    assert (result.exit_code, result.stdout) == (0, "lighthouse.png\n"), result.output
+    assert Path("lighthouse.png").read_bytes() == PICTURE
+    lines = result.stderr.splitlines()
+    assert lines[:3] == [
+        "weft: model sdxl",
+        "weft: queued, position 2: every slot is taken",
+        "weft: working: 50 % of 4 steps",
+    ]
+    assert lines[-2:] == [
+        "weft: lighthouse.png: seed 7",
+        "weft: 4 steps, 0.00 megapixels, queue 0.00 s, r1 on box, request req-1",
+    ]
+    (asked,) = studio.asked
+    payload = asked.payload
+    assert (asked.model, payload.prompt, payload.steps, payload.seed) == ("sdxl", "a lighthouse", 4, 7)
+    assert (payload.output_format, payload.count, payload.partial_images) == ("png", 1, 0)
+    assert not payload.HasField("guidance")
+
+
+def test_several_images_are_numbered_and_saved_as_they_come(studio: ScriptedMesh) -> None:
+    studio.media = [picture(1), picture(0), ended()]
+    result = studio.run("image", "a cat", "-o", "cat.webp", "-n", "2", "--model", "flux")
+    assert result.stdout == "cat-2.webp\ncat-1.webp\n"
+    assert files() == ["cat-1.webp", "cat-2.webp"]
+    assert studio.asked[0].model == "flux"
+    assert studio.asked[0].payload.output_format == "webp"
+
+
+def test_without_a_name_the_file_is_named_by_the_prompt_and_takes_no_other_files_place(studio: ScriptedMesh) -> None:
+    studio.media = [picture(), ended()]
+    assert studio.run("image", "A Lighthouse, at night!").stdout == "a-lighthouse-at-night.png\n"
+    assert studio.run("image", "A Lighthouse, at night!").stdout == "a-lighthouse-at-night_2.png\n"
+    studio.media = [picture(0), picture(1), ended()]
+    assert studio.run("image", "A Lighthouse, at night!", "-n", "2").exit_code == 0
+    assert files()[:2] == ["a-lighthouse-at-night-1.png", "a-lighthouse-at-night-2.png"]
+
+
+def test_a_file_that_exists_is_kept_and_nothing_is_asked_for(studio: ScriptedMesh) -> None:
+    Path("cat-2.png").write_text("mine")
+    refused = studio.run("image", "a cat", "-o", "cat.png", "-n", "2")
+    assert (refused.exit_code, refused.stderr) == (
+        4,
+        "weft: cat-2.png exists; --force overwrites it, -o names another file\n",
+    )
+    assert not studio.asked
+    studio.media = [picture(0), picture(1), ended()]
+    assert studio.run("image", "a cat", "-o", "cat.png", "-n", "2", "--force").exit_code == 0
+    assert Path("cat-2.png").read_bytes() == PICTURE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-o", "cat.bmp"), "--output: cat.bmp must end with .png, .jpg, .jpeg, .webp"),
+        (("-o", "no/cat.png"), "--output: there is no folder no"),
+        (("-o", "-", "-n", "2"), "--count: standard output takes one image; name a file"),
+        (("--mask", "m.png"), "--mask: needs --from, the image that it is laid over"),
+        (("--from", "missing.png"), "--from: missing.png cannot be read: no such file or directory"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_mesh_is_asked(
+    studio: ScriptedMesh, arguments: tuple[str, ...], words: str
+) -> None:
+    result = studio.run("image", "a cat", *arguments)
+    assert (result.exit_code, result.stderr) == (2, f"weft: {words}\n")
+    assert not studio.asked
+
+
+def test_an_image_is_made_from_images(studio: ScriptedMesh) -> None:
+    for name in ("a.png", "b.png", "m.png"):
+        Path(name).write_bytes(PICTURE)
+    studio.media = [picture(), ended()]
+    result = studio.run(
+        "image", "a hat", "--from", "a.png", "--from", "b.png", "--mask", "m.png", "--strength", "0.5", "-o", "c.png"
+    )
+    assert result.exit_code == 0, result.output
+    payload = studio.asked[0].payload
+    assert [(part.data, part.media_type) for part in payload.images] == [(PICTURE, "image/png")] * 2
+    assert (payload.mask.data, payload.strength) == (PICTURE, 0.5)
+
+
+def test_a_document_has_the_images_and_the_receipt_and_no_file_is_written(studio: ScriptedMesh) -> None:
+    studio.media = [picture(1), picture(0), ended(image_steps=8)]
+    document = json.loads(studio.run("image", "a cat", "-n", "2", "-o", "json").stdout)
+    assert (document["kind"], document["model"]) == ("Images", "sdxl")
+    assert [(each["index"], each["seed"]) for each in document["images"]] == [(0, 7), (1, 8)]
+    assert base64.b64decode(document["images"][0]["data"]) == PICTURE
+    assert document["receipt"]["imageSteps"] == 8
+    assert files() == []
+
+
+def test_a_preview_is_the_newest_one_and_an_image_may_go_to_a_pipe(studio: ScriptedMesh) -> None:
+    studio.media = [preview(b"first"), preview(b"second"), picture(), ended()]
+    result = studio.run("image", "a cat", "--preview", "now.png", "-o", "-")
+    assert result.stdout_bytes == PICTURE
+    assert Path("now.png").read_bytes() == b"second"
+    assert studio.asked[0].payload.partial_images == 4
+    assert files() == ["now.png"]
+
+
+def test_a_refusal_names_the_option_that_was_typed(studio: ScriptedMesh) -> None:
+    studio.media = [invalid_field("payload.negative_prompt", "must have at most 5 characters")]
+    result = studio.run("image", "a cat", "--negative", "dogs and more dogs")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, "weft: --negative: must have at most 5 characters")
+    studio.media = [invalid_field("size", "must be a multiple of 8")]
+    assert "--size: must be a multiple of 8" in studio.run("image", "a cat", "--size", "3x3").stderr
+
+
+def test_where_no_model_makes_images_the_error_says_how_to_get_one(mesh: ScriptedMesh) -> None:
+    result = mesh.run("image", "a cat")
+    assert result.exit_code == 3
+    assert result.stderr.startswith("weft: no model of this mesh makes images; ")
+    assert "weft runtime install diffusers" in result.stderr
+    for command, argument in (("speak", "hello"), ("transcribe", __file__)):
+        assert mesh.run(command, argument).exit_code == 3
+
+
+def test_where_several_models_could_be_meant_all_are_named(studio: ScriptedMesh) -> None:
+    studio.add(able("flux", "IMAGE"))
+    result = studio.run("image", "a cat")
+    assert (result.exit_code, result.stderr) == (2, "weft: --model: name one of flux, sdxl\n")
+
+
+def test_several_models_of_one_pool_are_one(studio: ScriptedMesh) -> None:
+    studio.add(able("whisper", "TRANSCRIPTION", pool="ears"), able("whisper-2", "TRANSCRIPTION", pool="ears"))
+    Path("a.wav").write_bytes(wav(seconds=0.1))
+    studio.media = [said("Hello.", 0), ended()]
+    assert studio.run("transcribe", "a.wav").exit_code == 0
+    assert studio.asked[0].model == "ears"
+
+
+def interrupted(*events: event_pb2.InferenceEvent) -> Iterator[event_pb2.InferenceEvent]:
+    yield from events
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_says_that_the_request_was_cancelled_and_what_was_saved(
+    studio: ScriptedMesh, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = image.ImageTarget(output="cat.png", prompt="a cat", count=2, force=False)
+    with pytest.raises(typer.Exit) as ended_by:
+        image._make(interrupted(picture(0)), target, None)
+    assert ended_by.value.exit_code == 130
+    assert capsys.readouterr().err.endswith("weft: cancelled; saved cat-1.png\n")
+    del studio
+
+
+@pytest.fixture
+def talk(studio: ScriptedMesh) -> ScriptedMesh:
+    Path("talk.wav").write_bytes(wav(seconds=0.1))
+    audio = event_pb2.WORK_UNIT_AUDIO_SECONDS
+    studio.media = [worked(0, 3, audio), said(" One fish.", 0, "One", "fish."), worked(1.5, 3, audio)]
+    studio.media += [said(" Two --> fish.", 61.25, "Two"), ended(audio_milliseconds=3000)]
+    return studio
+
+
+def test_a_transcription_is_text_as_it_comes_with_progress_in_seconds(talk: ScriptedMesh) -> None:
+    result = talk.run("transcribe", "talk.wav", "--language", "en", "--prompt", "fish")
+    assert (result.exit_code, result.stdout) == (0, "One fish. Two --> fish.\n"), result.output
+    assert "weft: working: 50 % of 3 s of audio" in result.stderr
+    assert result.stderr.endswith("weft: 3.0 s of audio, queue 0.00 s, r1 on box, request req-1\n")
+    (asked,) = talk.asked
+    payload = asked.payload
+    assert (asked.model, payload.language, payload.prompt, payload.translate) == ("whisper", "en", "fish", False)
+    assert (payload.audio.media_type, payload.with_segments) == ("audio/wav", False)
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--srt", "1\n00:00:00,000 --> 00:00:01,500\nOne fish.\n\n2\n00:01:01,250 --> 00:01:02,750\nTwo -> fish.\n"),
+        (
+            "--vtt",
+            "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nOne fish.\n\n00:01:01.250 --> 00:01:02.750\nTwo -> fish.\n",
+        ),
+    ],
+)
+def test_captions_are_written_to_a_file(talk: ScriptedMesh, flag: str, text: str) -> None:
+    result = talk.run("transcribe", "talk.wav", flag, "-o", "talk.txt")
+    assert (result.exit_code, result.stdout) == (0, ""), result.output
+    assert Path("talk.txt").read_text() == text
+    assert files() == ["talk.txt", "talk.wav"]
+    assert talk.asked[0].payload.with_segments
+
+
+def test_a_document_has_segments_and_words_where_they_were_asked_for(talk: ScriptedMesh) -> None:
+    document = json.loads(talk.run("transcribe", "talk.wav", "--json", "--words", "--translate").stdout)
+    assert (document["task"], document["language"], document["duration"]) == ("translate", "en", 3.0)
+    assert [segment["text"] for segment in document["segments"]] == [" One fish.", " Two --> fish."]
+    assert [word["word"] for word in document["words"]] == ["One", "fish.", "Two"]
+    assert talk.asked[0].payload.with_words
+    assert talk.asked[0].payload.translate
+
+
+def test_a_failed_transcription_leaves_no_file(talk: ScriptedMesh) -> None:
+    talk.media.insert(2, WeftError(Reason.SERVER_DIED, "it died"))
+    result = talk.run("transcribe", "talk.wav", "-o", "talk.txt")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "weft: it died")
+    assert files() == ["talk.wav"]
+
+
+def test_captions_need_times(talk: ScriptedMesh) -> None:
+    talk.media = [event(transcript=audio_pb2.TranscriptPart(text="One.")), ended()]
+    result = talk.run("transcribe", "talk.wav", "--srt", "-o", "talk.srt")
+    assert (result.exit_code, files()) == (1, ["talk.wav"])
+    assert "the model gave no times" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("missing.wav",), "FILE: missing.wav cannot be read: no such file or directory"),
+        (("empty.wav",), "FILE: empty.wav is empty"),
+        (("talk.wav", "--srt", "--vtt"), "--vtt: is another format than --srt; give one of them"),
+    ],
+)
+def test_a_wrong_recording_or_format_is_refused_at_once(
+    talk: ScriptedMesh, arguments: tuple[str, ...], words: str
+) -> None:
+    Path("empty.wav").touch()
+    result = talk.run("transcribe", *arguments)
+    assert (result.exit_code, result.stderr) == (2, f"weft: {words}\n")
+
+
+def test_a_recording_that_no_request_carries_is_refused_with_advice(
+    talk: ScriptedMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(media_output, "MAX_MEDIA_BYTES", 10)
+    result = talk.run("transcribe", "talk.wav")
+    assert result.exit_code == 2
+    assert transcribe._ADVICE in result.stderr
+
+
+def test_a_recording_is_read_from_standard_input(talk: ScriptedMesh) -> None:
+    assert talk.run("transcribe", "-", stdin=b"sound").stdout == "One fish. Two --> fish.\n"
+    assert talk.asked[0].payload.audio.data == b"sound"
+
+
+def spoken() -> list[Any]:
+    response = inference_service_pb2.SpeakResponse
+    receipt = receipt_pb2.Receipt(request_id="req-1", usage=usage_pb2.Usage(audio_milliseconds=1200))
+    return [response(data=b"RIFF", media_type="audio/wav"), response(data=b"sound"), response(receipt=receipt)]
+
+
+def test_speech_goes_to_a_file_whose_name_says_its_format(studio: ScriptedMesh) -> None:
+    studio.media = spoken()
+    result = studio.run("speak", "Hello.", "-o", "hello.wav", "--voice", "amy", "--speed", "1.5")
+    assert (result.exit_code, result.stdout) == (0, "hello.wav\n"), result.output
+    assert Path("hello.wav").read_bytes() == b"RIFFsound"
+    assert result.stderr.splitlines()[-1] == "weft: 1.2 s of audio, queue 0.00 s, request req-1"
+    payload = studio.asked[0].payload
+    assert (payload.input, payload.voice, payload.format, payload.speed) == ("Hello.", "amy", "wav", 1.5)
+
+
+def test_speech_in_a_pipe_is_bytes_and_a_text_may_come_from_a_file_or_a_pipe(studio: ScriptedMesh) -> None:
+    studio.media = spoken()
+    Path("text.txt").write_text("From a file.\n")
+    assert studio.run("speak", "-f", "text.txt", "--format", "mp3").stdout_bytes == b"RIFFsound"
+    assert studio.run("speak", stdin="From a pipe.").stdout_bytes == b"RIFFsound"
+    assert [(asked.payload.input, asked.payload.format) for asked in studio.asked] == [
+        ("From a file.", "mp3"),
+        ("From a pipe.", ""),
+    ]
+    assert files() == ["text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("Hi", "-f", "x"), "--file: is instead of TEXT; give one of them"),
+        (("",), "TEXT: is empty"),
+        (("x" * 5000,), "TEXT: has 5000 characters; at most 4096 at once, send it in parts"),
+        (
+            ("Hi", "-o", "hi.txt"),
+            "--output: hi.txt must end with .mp3, .opus, .aac, .flac, .wav, .pcm, or give --format",
+        ),
+        (("Hi", "--format", "midi"), "--format: must be one of mp3, opus, aac, flac, wav, pcm"),
+    ],
+)
+def test_a_wrong_text_or_format_is_refused_at_once(
+    studio: ScriptedMesh, arguments: tuple[str, ...], words: str
+) -> None:
+    result = studio.run("speak", *arguments)
+    assert (result.exit_code, result.stderr) == (2, f"weft: {words}\n")
+    assert not studio.asked
+
+
+def test_names_of_files_are_made_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert slug("../../etc/passwd") == "etc-passwd"
+    assert slug("💡") == "image"
+    assert len(slug("word " * 100)) <= 48
+    assert [str(path) for path in numbered(Path("a/b.png"), 2)] == ["a/b-1.png", "a/b-2.png"]
+    Path("a-2.png").touch()
+    assert [str(path) for path in free_paths("a", "png", 2)] == ["a_2-1.png", "a_2-2.png"]

@@ -1,0 +1,230 @@
+"""`weft image`: images from words, or from words and images, as files."""
+
+import base64
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import typer
+
+from weft.api.common.v1 import event_pb2, image_pb2, receipt_pb2
+from weft.client import ImageOptions, connect
+from weft.documents.codec import document_of
+from weft.kernel.errors import invalid_field
+from weft.kernel.media_types import suffix_of
+from weft_app.cli.completion import complete_model
+from weft_app.cli.media_models import IMAGES, chosen_model
+from weft_app.cli.media_output import (
+    MAX_TIMEOUT_SECONDS,
+    OUTPUT_OPTION,
+    STANDARD,
+    free_paths,
+    numbered,
+    read_media,
+    require_writable,
+    slug,
+    stopped,
+    written,
+)
+from weft_app.cli.media_progress import shown_work, work_facts
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, naming_fields, note
+from weft_app.cli.output import document_text, say
+
+MAX_COUNT = 10
+PREVIEWS = 4
+"""How many previews are asked for with --preview."""
+_FORMATS = MappingProxyType({".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"})
+_DOCUMENTS = (OutputFormat.JSON, OutputFormat.YAML)
+_OPTIONS = MappingProxyType(
+    {
+        "prompt": "PROMPT",
+        "count": "--count",
+        "images": "--from",
+        "negative_prompt": "--negative",
+    }
+)
+
+
+def image(
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to show.")],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE|json|yaml",
+            help="File to write: .png, .jpg or .webp; - is stdout. Several get -1, -2 ... json, yaml: one document.",
+        ),
+    ] = "",
+    *,
+    model: Annotated[str, typer.Option("--model", help="Default: the only model.", autocompletion=complete_model)] = "",
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=MAX_COUNT, help="How many images.")] = 1,
+    size: Annotated[str, typer.Option("--size", help="WIDTHxHEIGHT in pixels. Default: the model's own.")] = "",
+    steps: Annotated[int | None, typer.Option("--steps", min=1, max=1000, help="Steps of each image.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="The same seed makes the same image.")] = None,
+    guidance: Annotated[
+        float | None, typer.Option("--guidance", min=0, max=100, help="How closely it follows PROMPT.")
+    ] = None,
+    negative: Annotated[str, typer.Option("--negative", help="What the image must not show.")] = "",
+    quality: Annotated[str, typer.Option("--quality", help="How much effort, in the model's words.")] = "",
+    source: Annotated[list[Path] | None, typer.Option("--from", help="Image to work from; several times.")] = None,
+    mask: Annotated[Path | None, typer.Option("--mask", help="Image of where --from may be changed.")] = None,
+    strength: Annotated[
+        float | None, typer.Option("--strength", min=0, max=1, help="How much of --from is changed.")
+    ] = None,
+    preview: Annotated[
+        Path | None, typer.Option("--preview", help="File that always has the newest preview of the first image.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files.")] = False,
+    allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Allow models outside your machines.")] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline in seconds.")
+    ] = 3600.0,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Make images from a description, or from images, as files. Progress goes to stderr; Ctrl-C cancels.
+
+    Files are never overwritten without --force; their names go to stdout, the seeds that make them again to stderr.
+
+    Example: weft image "a lighthouse at night" -o lighthouse.png --seed 7
+    """
+    target = ImageTarget(output=output, prompt=prompt, count=count, force=force)
+    target.require_writable()
+    options = _options_of(
+        {
+            "count": count,
+            "size": size,
+            "steps": steps,
+            "seed": seed,
+            "guidance": guidance,
+            "negative_prompt": negative,
+            "quality": quality,
+            "strength": strength,
+            "output_format": target.format,
+            "allow_remote": allow_remote,
+            "partial_images": PREVIEWS if preview is not None else None,
+        }
+    )
+    if mask is not None and not source:
+        raise invalid_field("--mask", "needs --from, the image that it is laid over")
+    if source:
+        options["images"] = [read_media(path, "--from") for path in source]
+    if mask is not None:
+        options["mask"] = read_media(mask, "--mask")
+    name = chosen_model(model, IMAGES, home)
+    with connect(home=home) as mesh, naming_fields(option_of):
+        _make(mesh.stream_images(name, prompt, timeout=timeout, **options), target, preview)
+    target.finish(name)
+
+
+def option_of(field_path: str) -> str:
+    """Returns the option of a field of the request."""
+    name = field_path.removeprefix("payload.").partition("[")[0]
+    return _OPTIONS.get(name, f"--{name}" if name.isidentifier() else field_path)
+
+
+def _options_of(given: dict[str, Any]) -> ImageOptions:
+    options: Any = {name: value for name, value in given.items() if value not in (None, "", False)}
+    found: ImageOptions = options
+    return found
+
+
+def _make(events: Iterable[event_pb2.InferenceEvent], target: "ImageTarget", preview: Path | None) -> None:
+    try:
+        with shown_work() as show:
+            for event in events:
+                show(event)
+                if event.HasField("image"):
+                    target.add(event.image)
+                elif event.HasField("partial_image") and preview is not None and not event.partial_image.index:
+                    with written(preview, force=True) as file:
+                        file.write(event.partial_image.image.data)
+                elif event.HasField("finished"):
+                    target.receipt.CopyFrom(event.finished.receipt)
+    except KeyboardInterrupt:
+        stopped(target.saved_text())
+
+
+@dataclass(slots=True, kw_only=True)
+class ImageTarget:
+    """Where images go: files, standard output, or a document."""
+
+    output: str
+    prompt: str
+    count: int
+    force: bool
+    receipt: receipt_pb2.Receipt = field(default_factory=receipt_pb2.Receipt)
+    _images: list[image_pb2.GeneratedImage] = field(default_factory=list)
+    _saved: list[str] = field(default_factory=list)
+
+    @property
+    def format(self) -> str:
+        """The format that the file's name says; empty: it says none. Raises INVALID_ARGUMENT naming --output."""
+        if self._is_document or self.output in ("", STANDARD):
+            return ""
+        suffix = Path(self.output).suffix.lower()
+        if suffix not in _FORMATS:
+            raise invalid_field(OUTPUT_OPTION, f"{self.output} must end with {', '.join(_FORMATS)}")
+        return _FORMATS[suffix]
+
+    @property
+    def _is_document(self) -> bool:
+        return self.output in _DOCUMENTS
+
+    def require_writable(self) -> None:
+        """Raises before anything is made: see `weft_app.cli.media_output.require_writable`."""
+        if self.output == STANDARD and self.count > 1:
+            raise invalid_field("--count", "standard output takes one image; name a file")
+        if self.format:
+            require_writable(numbered(Path(self.output), self.count), force=self.force)
+
+    def add(self, made: image_pb2.GeneratedImage) -> None:
+        """Takes an image that is complete; a file is written at once."""
+        if self._is_document:
+            self._images.append(made)
+            return
+        if self.output == STANDARD:
+            sys.stdout.buffer.write(made.image.data)
+            sys.stdout.buffer.flush()
+            return
+        path = self._path(made)
+        with written(path, force=self.force) as file:
+            file.write(made.image.data)
+        self._saved.append(str(path))
+        say(f"{path}\n")
+        if made.HasField("seed"):
+            note(f"{path}: seed {made.seed}")
+
+    def _path(self, made: image_pb2.GeneratedImage) -> Path:
+        if not self.output:
+            # The first image that comes decides which names are free.
+            suffix = suffix_of(made.image.media_type)
+            self.output = str(free_paths(slug(self.prompt), suffix, self.count)[0])
+            if self.count > 1:
+                self.output = f"{self.output.removesuffix(f'-1.{suffix}')}.{suffix}"
+        paths = numbered(Path(self.output), self.count)
+        return paths[min(made.index, len(paths) - 1)]
+
+    def finish(self, model: str) -> None:
+        """Prints the document, and what the request took."""
+        if self._is_document:
+            images = [_image_document(made) for made in sorted(self._images, key=lambda made: made.index)]
+            document = {"kind": "Images", "model": model, "images": images, "receipt": document_of(self.receipt)}
+            say(document_text(document, OutputFormat(self.output)))
+        note(work_facts(self.receipt))
+
+    def saved_text(self) -> str:
+        """Returns what was saved, for a command that ends early."""
+        return f"saved {', '.join(self._saved)}" if self._saved else "no image was saved"
+
+
+def _image_document(made: image_pb2.GeneratedImage) -> dict[str, object]:
+    document: dict[str, object] = {"index": made.index, "mediaType": made.image.media_type}
+    if made.HasField("seed"):
+        document["seed"] = made.seed
+    if made.revised_prompt:
+        document["revisedPrompt"] = made.revised_prompt
+    return {**document, "data": base64.b64encode(made.image.data).decode("ascii")}

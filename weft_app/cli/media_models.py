@@ -1,0 +1,79 @@
+"""The model of a command about images or sound, where none is named: the only one that has the operation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.api.registry.v1 import model_pb2
+from weft.client._channel import mesh_address
+from weft.client.resources import connect_registry
+from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import AnyDocument, ModelDocument
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft_app.cli.options import note
+
+MODEL_OPTION = "--model"
+_ACTIVE = "active"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaOperation:
+    """What a command asks a model for."""
+
+    number: "model_pb2.ModelOperation.ValueType"
+    does: str
+    """What such a model does, such as "makes images"."""
+    engines: str
+    """Runtimes that offer it, as they are installed."""
+
+
+IMAGES = MediaOperation(
+    number=model_pb2.MODEL_OPERATION_IMAGE, does="makes images", engines="`weft runtime install diffusers`"
+)
+TRANSCRIPTIONS = MediaOperation(
+    number=model_pb2.MODEL_OPERATION_TRANSCRIPTION,
+    does="transcribes recordings",
+    engines="`weft runtime install faster_whisper`",
+)
+SPEECH = MediaOperation(
+    number=model_pb2.MODEL_OPERATION_SPEECH,
+    does="speaks",
+    engines="espeak_ng, or piper with `weft runtime install piper`",
+)
+
+
+def chosen_model(asked: str, operation: MediaOperation, home: Path) -> str:
+    """Returns the model to ask: the named one, or the only one with the operation, which is said on stderr.
+
+    Raises MODEL_NOT_FOUND where there is none, INVALID_ARGUMENT naming --model where there are several.
+    """
+    if asked:
+        return asked
+    mesh_address(home, "registry")
+    with connect_registry(home=home) as registry:
+        models = registry.documents(ResourceKind.MODEL)
+    name = only_name(models, operation)
+    note(f"model {name}")
+    return name
+
+
+def only_name(models: Sequence[AnyDocument], operation: MediaOperation) -> str:
+    """Returns the model, or the pool of several, that is the only one with an operation. Raises as `chosen_model`."""
+    found = [
+        each for each in models if isinstance(each, ModelDocument) and operation.number in each.manifest.operations
+    ]
+    able = [model for model in found if model.state == _ACTIVE] or found
+    if not able:
+        message = (
+            f"no model of this mesh {operation.does}; runtimes that do: {operation.engines}; "
+            "docs/model-calls.md has the models for weft.yaml"
+        )
+        raise WeftError(Reason.MODEL_NOT_FOUND, message)
+    if len(able) == 1:
+        return able[0].name
+    pools = {model.pool for model in able}
+    if len(pools) == 1:
+        return pools.pop()
+    names = ", ".join(sorted(model.name for model in able))
+    raise invalid_field(MODEL_OPTION, f"name one of {names}")

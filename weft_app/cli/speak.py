@@ -1,0 +1,146 @@
+"""`weft speak`: a text as a recording."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import typer
+
+from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import inference_service_pb2
+from weft.client import SpeechOptions, connect
+from weft.dispatch.parameter_checks import MAX_SPEECH_CHARS, MAX_SPEED, MIN_SPEED
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.media_types import suffix_of
+from weft.kernel.reasons import Reason
+from weft_app.cli.completion import complete_model
+from weft_app.cli.media_models import SPEECH, chosen_model
+from weft_app.cli.media_output import (
+    MAX_TIMEOUT_SECONDS,
+    OUTPUT_OPTION,
+    STANDARD,
+    free_paths,
+    read_media,
+    require_writable,
+    stopped,
+    written,
+)
+from weft_app.cli.media_progress import work_facts
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note
+from weft_app.cli.output import say
+
+FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
+STEM = "speech"
+_OPTIONS = MappingProxyType({"input": "TEXT", "payload.input": "TEXT"})
+_Parts = Iterator[inference_service_pb2.SpeakResponse]
+
+
+def speak(
+    text: Annotated[
+        str | None, typer.Argument(metavar="[TEXT]", help="What to say; else --file, or stdin.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write; - is stdout. Default: stdout in a pipe, else speech.mp3."),
+    ] = None,
+    *,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="File with what to say; - is stdin.")] = None,
+    model: Annotated[str, typer.Option("--model", help="Default: the only model.", autocompletion=complete_model)] = "",
+    voice: Annotated[str, typer.Option("--voice", help="Who says it, in the model's words.")] = "",
+    audio_format: Annotated[
+        str, typer.Option("--format", help=f"{', '.join(FORMATS)}. Default: by the file's name, else mp3.")
+    ] = "",
+    speed: Annotated[float | None, typer.Option("--speed", min=MIN_SPEED, max=MAX_SPEED, help="How fast.")] = None,
+    instructions: Annotated[str, typer.Option("--instructions", help="How it is said, in words.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Allow models outside your machines.")] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline in seconds.")
+    ] = 600.0,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Speak a text: the recording goes to a file, or to stdout in a pipe. Nothing is played; Ctrl-C cancels.
+
+    Example: weft speak "The build is green." -o green.wav
+    """
+    said = _text(text, file)
+    is_piped = output is None and not sys.stdout.isatty()
+    to_stdout = is_piped or (output is not None and str(output) == STANDARD)
+    if output is not None and not to_stdout:
+        require_writable([output], force=force)
+    given: Any = {
+        "voice": voice,
+        "format": _format(audio_format, None if to_stdout else output),
+        "speed": speed,
+        "instructions": instructions,
+        "allow_remote": allow_remote,
+    }
+    options: SpeechOptions = {name: value for name, value in given.items() if value not in (None, "", False)}  # type: ignore[assignment,misc]  # names of the options
+    name = chosen_model(model, SPEECH, home)
+    with connect(home=home) as mesh, naming_fields(_option_of):
+        parts = mesh.speak(name, said, timeout=timeout, **options)
+        try:
+            receipt = _to_stdout(parts) if to_stdout else _to_file(parts, output, force=force)
+        except KeyboardInterrupt:
+            stopped("the recording is incomplete" if to_stdout else "no file was written")
+    note(work_facts(receipt))
+
+
+def _text(text: str | None, file: Path | None) -> str:
+    """Returns what is to be said. Raises INVALID_ARGUMENT for none and for two."""
+    if text is not None and file is not None:
+        raise invalid_field("--file", "is instead of TEXT; give one of them")
+    if text is None and file is None and sys.stdin.isatty():
+        raise invalid_field("TEXT", "give what to say, --file, or pipe it in")
+    if text is None:
+        source = Path(STANDARD) if file is None else file
+        text = read_media(source, "--file").decode("utf-8", "replace").strip()
+    if not text.strip():
+        raise invalid_field("TEXT", "is empty")
+    if len(text) > MAX_SPEECH_CHARS:
+        raise invalid_field("TEXT", f"has {len(text)} characters; at most {MAX_SPEECH_CHARS} at once, send it in parts")
+    return text
+
+
+def _format(asked: str, output: Path | None) -> str:
+    """Returns the format to ask for; empty: the model's own. Raises INVALID_ARGUMENT for an unknown one."""
+    if asked:
+        if asked not in FORMATS:
+            raise invalid_field("--format", f"must be one of {', '.join(FORMATS)}")
+        return asked
+    suffix = "" if output is None else output.suffix.lower().removeprefix(".")
+    suffix = "opus" if suffix == "ogg" else suffix
+    if output is not None and suffix not in FORMATS:
+        raise invalid_field(OUTPUT_OPTION, f"{output} must end with .{', .'.join(FORMATS)}, or give --format")
+    return suffix
+
+
+def _option_of(field_path: str) -> str:
+    return _OPTIONS.get(field_path, f"--{field_path.removeprefix('payload.')}")
+
+
+def _to_stdout(parts: _Parts) -> receipt_pb2.Receipt:
+    receipt = receipt_pb2.Receipt()
+    for part in parts:
+        sys.stdout.buffer.write(part.data)
+        sys.stdout.buffer.flush()
+        receipt.MergeFrom(part.receipt)
+    return receipt
+
+
+def _to_file(parts: _Parts, output: Path | None, *, force: bool) -> receipt_pb2.Receipt:
+    first = next(parts, None)
+    if first is None:
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model sent an empty recording")
+    path = output or free_paths(STEM, suffix_of(first.media_type), 1)[0]
+    receipt = receipt_pb2.Receipt()
+    receipt.MergeFrom(first.receipt)
+    with written(path, force=force) as file:
+        file.write(first.data)
+        for part in parts:
+            file.write(part.data)
+            receipt.MergeFrom(part.receipt)
+    say(f"{path}\n")
+    return receipt

@@ -1,0 +1,220 @@
+"""`weft transcribe`: the words of a recording, as text, captions or a document."""
+
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2
+from weft.client import TranscriptionOptions, connect
+from weft.dispatch.media_results import collected_transcription
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.media_types import audio_type
+from weft.kernel.reasons import Reason
+from weft_app.cli.chat import shown
+from weft_app.cli.completion import complete_model
+from weft_app.cli.media_models import TRANSCRIPTIONS, chosen_model
+from weft_app.cli.media_output import MAX_TIMEOUT_SECONDS, read_media, require_writable, stopped, written
+from weft_app.cli.media_progress import shown_work, work_facts
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note
+from weft_app.cli.output import json_text
+
+Write = Callable[[str], None]
+_ADVICE = "; as speech it needs less: ffmpeg -i FILE -ac 1 -ar 16000 talk.opus"
+_NO_TIMES = "the model gave no times; leave --srt, --vtt and --words out"
+
+
+class TranscriptFormat(StrEnum):
+    """How a transcription is written."""
+
+    TEXT = "text"
+    SRT = "srt"
+    VTT = "vtt"
+    JSON = "json"
+    WORDS = "words"
+    """JSON with the times of single words."""
+
+
+def transcribe(
+    recording: Annotated[Path, typer.Argument(metavar="FILE", help="A recording; - is standard input.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write. Default: stdout.")] = None,
+    model: Annotated[str, typer.Option("--model", help="Default: the only model.", autocompletion=complete_model)] = "",
+    *,
+    srt: Annotated[bool, typer.Option("--srt", help="Captions as SubRip.")] = False,
+    vtt: Annotated[bool, typer.Option("--vtt", help="Captions as WebVTT.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A document with segments and their times.")] = False,
+    words: Annotated[bool, typer.Option("--words", help="As --json, with the times of single words.")] = False,
+    language: Annotated[str, typer.Option("--language", help="Of the recording, such as de. Default: found out.")] = "",
+    translate: Annotated[bool, typer.Option("--translate", help="Into English, whatever is spoken.")] = False,
+    prompt: Annotated[str, typer.Option("--prompt", help="Words that guide the style, such as names.")] = "",
+    temperature: Annotated[float | None, typer.Option("--temperature", min=0, max=1, help="0 is greedy.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Allow models outside your machines.")] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline in seconds.")
+    ] = 3600.0,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Transcribe a recording. Text and captions come as they are found, progress goes to stderr; Ctrl-C cancels.
+
+    Example: weft transcribe talk.mp3 --srt -o talk.srt
+    """
+    chosen = _chosen_format({"srt": srt, "vtt": vtt, "json": as_json, "words": words})
+    if output is not None:
+        require_writable([output], force=force)
+    data = read_media(recording, "FILE", _ADVICE)
+    given: Any = {
+        "media_type": audio_type(recording.name),
+        "language": language,
+        "prompt": prompt,
+        "temperature": temperature,
+        "translate": translate,
+        "with_segments": chosen is not TranscriptFormat.TEXT,
+        "with_words": chosen is TranscriptFormat.WORDS,
+        "allow_remote": allow_remote,
+    }
+    options: TranscriptionOptions = {name: value for name, value in given.items() if value not in (None, "", False)}  # type: ignore[assignment,misc]  # names of the options
+    name = chosen_model(model, TRANSCRIPTIONS, home)
+    with connect(home=home) as mesh, naming_fields(_option_of), ExitStack() as stack:
+        write: Write = _to_terminal_or_pipe
+        if output is not None:
+            file = stack.enter_context(written(output, force=force))
+            write = lambda text: _discard(file.write(text.encode()))  # noqa: E731 - one of two writers
+        transcript = Transcript(chosen, write, is_translated=translate)
+        # On a terminal the text itself shows how far it is.
+        is_bar_shown = output is not None or chosen in (TranscriptFormat.JSON, TranscriptFormat.WORDS)
+        is_bar_shown = is_bar_shown or not (sys.stdout.isatty() and sys.stderr.isatty())
+        events = mesh.stream_transcription(name, data, timeout=timeout, **options)
+        _follow(events, transcript, is_bar_shown=is_bar_shown)
+    note(work_facts(transcript.receipt))
+
+
+def _chosen_format(flags: dict[str, bool]) -> TranscriptFormat:
+    given = [name for name, is_set in flags.items() if is_set]
+    if given == ["json", "words"]:
+        return TranscriptFormat.WORDS
+    if len(given) > 1:
+        raise invalid_field(f"--{given[1]}", f"is another format than --{given[0]}; give one of them")
+    return TranscriptFormat(given[0]) if given else TranscriptFormat.TEXT
+
+
+def _option_of(field_path: str) -> str:
+    name = field_path.removeprefix("payload.")
+    return "FILE" if name.startswith("audio") or name == "file" else f"--{name}"
+
+
+def _follow(events: Iterable[event_pb2.InferenceEvent], transcript: "Transcript", *, is_bar_shown: bool) -> None:
+    try:
+        with shown_work(is_shown=is_bar_shown) as show:
+            for event in events:
+                show(event)
+                transcript.add(event)
+        transcript.finish()
+    except KeyboardInterrupt:
+        stopped("the transcription is incomplete")
+
+
+def _to_terminal_or_pipe(text: str) -> None:
+    sys.stdout.write(shown(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def _discard(_: int) -> None:
+    """Ignores the number of bytes written."""
+
+
+class Transcript:
+    """Writes a transcription as its pieces come, in one format."""
+
+    def __init__(self, chosen: TranscriptFormat, write: Write, *, is_translated: bool = False) -> None:
+        self.receipt = receipt_pb2.Receipt()
+        """What happened, once the transcription is complete."""
+        self._chosen = chosen
+        self._write = write
+        self._is_translated = is_translated
+        self._events: list[event_pb2.InferenceEvent] = []
+        self._captions = 0
+        self._has_text = False
+
+    def add(self, event: event_pb2.InferenceEvent) -> None:
+        """Takes the next event of the stream; events about other things are ignored."""
+        if event.HasField("finished"):
+            self.receipt.CopyFrom(event.finished.receipt)
+        if not event.HasField("transcript"):
+            return
+        match self._chosen:
+            case TranscriptFormat.TEXT:
+                self._add_text(event.transcript.text)
+            case TranscriptFormat.SRT | TranscriptFormat.VTT:
+                if event.transcript.HasField("segment"):
+                    self._add_caption(event.transcript.segment)
+            case _:
+                self._events.append(event)
+
+    def finish(self) -> None:
+        """Writes the end. Raises UNSUPPORTED_OPERATION where the format needs times and the model gave none."""
+        match self._chosen:
+            case TranscriptFormat.TEXT:
+                self._write("\n")
+            case TranscriptFormat.SRT | TranscriptFormat.VTT:
+                if not self._captions:
+                    raise WeftError(Reason.UNSUPPORTED_OPERATION, _NO_TIMES)
+            case _:
+                self._write(json_text(self._document()))
+
+    def _add_text(self, text: str) -> None:
+        # The first piece may begin with the space between two words.
+        self._write(text if self._has_text else text.lstrip())
+        self._has_text = self._has_text or bool(text.strip())
+
+    def _add_caption(self, segment: audio_pb2.TranscriptionSegment) -> None:
+        self._captions += 1
+        is_vtt = self._chosen is TranscriptFormat.VTT
+        if self._captions == 1 and is_vtt:
+            self._write("WEBVTT\n\n")
+        elif self._captions > 1:
+            self._write("\n")
+        self._write(caption(segment, self._captions, is_vtt=is_vtt))
+
+    def _document(self) -> dict[str, object]:
+        whole = collected_transcription([self._events])
+        if self._chosen is TranscriptFormat.WORDS and not whole.segments:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, _NO_TIMES)
+        document: dict[str, object] = {
+            "task": "translate" if self._is_translated else "transcribe",
+            "language": whole.language,
+            "duration": whole.duration_seconds,
+            "text": whole.text,
+            "segments": [_segment(index, segment) for index, segment in enumerate(whole.segments)],
+        }
+        if self._chosen is TranscriptFormat.WORDS:
+            document["words"] = [_word(word) for segment in whole.segments for word in segment.words]
+        return document
+
+
+def caption(segment: audio_pb2.TranscriptionSegment, number: int, *, is_vtt: bool) -> str:
+    """Returns a segment as one caption of SubRip or WebVTT, with the line end after it."""
+    mark = "." if is_vtt else ","
+    times = f"{_clock(segment.start_seconds, mark)} --> {_clock(segment.end_seconds, mark)}"
+    # An empty line would end the caption, an arrow would be taken for times.
+    text = " ".join(segment.text.split()).replace("-->", "->")
+    return f"{times}\n{text}\n" if is_vtt else f"{number}\n{times}\n{text}\n"
+
+
+def _clock(seconds: float, mark: str) -> str:
+    milliseconds = round(max(0.0, seconds) * 1000)
+    minutes, rest = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{rest // 1000:02}{mark}{rest % 1000:03}"
+
+
+def _segment(index: int, segment: audio_pb2.TranscriptionSegment) -> dict[str, object]:
+    return {"id": index, "start": segment.start_seconds, "end": segment.end_seconds, "text": segment.text}
+
+
+def _word(word: audio_pb2.TranscriptionWord) -> dict[str, object]:
+    return {"word": word.text, "start": word.start_seconds, "end": word.end_seconds}
