@@ -348,6 +348,24 @@ class OpenAiHttp:
             require_content_type(response, JSON_TYPE)
             return await read_bounded(response, limit_bytes)
 
+    async def post_for_events(
+        self, path: str, body: object, call: CallInfo, limit_bytes: int
+    ) -> AsyncGenerator[tuple[bool, bytes]]:
+        """Yields the data of each server-sent event of the answer to POST `path`, marked True.
+
+        A server that streams nothing answers with JSON, which comes as one, marked False. Raises as `generate`.
+        """
+        async with self._post(path, body, call) as response:
+            if response.content_type == JSON_TYPE:
+                yield False, await read_bounded(response, limit_bytes)
+                return
+            require_content_type(response, "text/event-stream")
+            decoder = SseDecoder(limit_bytes, limit_bytes)
+            while chunk := await self._chunk(response):
+                call.on_prefill()
+                for data in decoder.feed(chunk):
+                    yield True, data
+
     async def post_for_bytes(self, path: str, body: object, call: CallInfo) -> AsyncGenerator[tuple[str, bytes]]:
         """Yields the media type and each chunk of the answer to POST `path`. Raises as `generate`."""
         async with self._post(path, body, call) as response:

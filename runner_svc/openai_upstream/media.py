@@ -1,9 +1,7 @@
 """Images, transcriptions and speech from a server with OpenAI's routes for them."""
 
-import base64
-import binascii
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
 
@@ -20,6 +18,8 @@ from runner_svc.openai_upstream.client import (
     OpenAiHttp,
 )
 from runner_svc.openai_upstream.errors import read_json
+from runner_svc.openai_upstream.images import image_part
+from runner_svc.openai_upstream.media_stream import ImageEvents, TranscriptEvents
 from runner_svc.openai_upstream.request import Json, json_object, model_field
 from runner_svc.openai_upstream.stream import Count
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
@@ -30,9 +30,9 @@ from weft.kernel.reasons import Reason
 MAX_IMAGE_BODY_BYTES = 48 * 1024 * 1024
 """Maximum size of images in base64; a message of the mesh has at most 64 MiB."""
 MAX_TRANSCRIPT_BODY_BYTES = 16 * 1024 * 1024
-_IMAGE_TYPES = MappingProxyType(
-    {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp", b"GIF8": "image/gif"}
-)
+MAX_UPSTREAM_PARTIAL_IMAGES = 3
+"""Most previews that OpenAI's interface knows."""
+GRANULARITIES = "timestamp_granularities[]"
 _IMAGE_FIELDS = MappingProxyType(
     {
         "negative_prompt": "negative_prompt",
@@ -68,15 +68,39 @@ class _Segment(msgspec.Struct):
     text: str = ""
 
 
+class _Word(msgspec.Struct):
+    word: str = ""
+    start: float = 0.0
+    end: float = 0.0
+
+
 class _TranscriptionReply(msgspec.Struct):
     text: str
     language: str | None = None
     duration: float | str | None = None
     segments: list[_Segment] | None = None
+    words: list[_Word] | None = None
 
 
 async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
     """See Backend.generate_images."""
+    path, body = _image_call(http, payload)
+    events = ImageEvents()
+    async with aclosing(http.post_for_events(path, body, call, MAX_IMAGE_BODY_BYTES)) as answers:
+        async for is_event, data in answers:
+            if not is_event:
+                for frame in _whole_images(data):
+                    yield frame
+                return
+            if frame := events.read(data):
+                call.on_token()
+                yield frame
+    events.require_end()
+    yield _end(events.usage)
+
+
+def _image_call(http: OpenAiHttp, payload: image_pb2.ImagePayload) -> tuple[str, Json | FormBody]:
+    """Returns the route and the body of a request for images."""
     count = payload.count if payload.HasField("count") else 1
     fields: Json = {"prompt": payload.prompt, "n": count, **model_field(http.endpoint.model)}
     for name in ("size", "quality", "output_format"):
@@ -88,44 +112,83 @@ async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, cal
         fields["response_format"] = "b64_json"
     extra = json_object(payload.extra_parameters)
     fields.update({name: value for name, value in extra.items() if name not in fields})
-    if payload.images:
-        files = [("image[]" if len(payload.images) > 1 else "image", image) for image in payload.images]
-        if payload.HasField("mask"):
-            files.append(("mask", payload.mask))
-        raw = await http.post(IMAGE_EDITS, form(fields, files), call, MAX_IMAGE_BODY_BYTES)
-    else:
-        raw = await http.post(IMAGES, fields, call, MAX_IMAGE_BODY_BYTES)
+    if payload.partial_images:
+        fields |= {"stream": True, "partial_images": min(payload.partial_images, MAX_UPSTREAM_PARTIAL_IMAGES)}
+    if not payload.images:
+        return IMAGES, fields
+    files = [("image[]" if len(payload.images) > 1 else "image", image) for image in payload.images]
+    if payload.HasField("mask"):
+        files.append(("mask", payload.mask))
+    return IMAGE_EDITS, form(fields, files)
+
+
+def _whole_images(raw: bytes) -> list[Frame]:
+    """Returns the frames of an answer that came as a whole."""
     reply = read_json(raw, _ImageReply, _ANSWER)
-    # All are read before the first is sent: after content there is no failover.
-    for image in [_image(image, index) for index, image in enumerate(reply.data)]:
-        yield [event_pb2.InferenceEvent(image=image)]
     usage = reply.usage or _ImageUsage()
-    yield _end(usage_pb2.Usage(prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens))
+    counted = usage_pb2.Usage(prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens)
+    images = [[event_pb2.InferenceEvent(image=_image(image, index))] for index, image in enumerate(reply.data)]
+    return [*images, _end(counted)]
 
 
 async def transcribe(
     http: OpenAiHttp, payload: audio_pb2.TranscriptionPayload, call: CallInfo
 ) -> AsyncGenerator[Frame]:
     """See Backend.transcribe."""
-    answer = "verbose_json" if payload.with_segments else "json"
+    answer = "verbose_json" if payload.with_segments or payload.with_words else "json"
     fields: Json = {"response_format": answer, **model_field(http.endpoint.model)}
     for name in ("language", "prompt"):
         if value := getattr(payload, name):
             fields[name] = value
     if payload.HasField("temperature"):
         fields["temperature"] = payload.temperature
+    if payload.with_words:
+        fields[GRANULARITIES] = ["word", "segment"]
+    if not call.whole and answer == "json":
+        # OpenAI streams no times.
+        fields["stream"] = True
     path = TRANSLATIONS if payload.translate else TRANSCRIPTIONS
-    body = form(fields, [("file", payload.audio)])
-    raw = await http.post(path, body, call, MAX_TRANSCRIPT_BODY_BYTES)
+    body, events = form(fields, [("file", payload.audio)]), TranscriptEvents()
+    async with aclosing(http.post_for_events(path, body, call, MAX_TRANSCRIPT_BODY_BYTES)) as answers:
+        async for is_event, data in answers:
+            if not is_event:
+                for frame in _whole_transcription(data):
+                    yield frame
+                return
+            if frame := events.read(data):
+                call.on_token()
+                yield frame
+    events.require_end()
+    yield _end(usage_pb2.Usage(audio_milliseconds=round(events.seconds * 1000)))
+
+
+def _whole_transcription(raw: bytes) -> list[Frame]:
+    """Returns the frames of an answer that came as a whole."""
     reply = read_json(raw, _TranscriptionReply, _ANSWER)
     seconds = _seconds(reply.duration)
-    language = reply.language or ""
     segments = [
         audio_pb2.TranscriptionSegment(start_seconds=part.start, end_seconds=part.end, text=part.text)
         for part in reply.segments or ()
     ]
-    yield [event_pb2.InferenceEvent(transcript=part) for part in _parts(reply.text, segments, language, seconds)]
-    yield _end(usage_pb2.Usage(audio_milliseconds=round(seconds * 1000)))
+    _add_words(segments, reply.words or ())
+    parts = _parts(reply.text, segments, reply.language or "", seconds)
+    usage = usage_pb2.Usage(audio_milliseconds=round(seconds * 1000))
+    return [[event_pb2.InferenceEvent(transcript=part) for part in parts], _end(usage)]
+
+
+def _add_words(segments: list[audio_pb2.TranscriptionSegment], words: Sequence[_Word]) -> None:
+    """Adds words, which an answer lists beside its segments, to the segments in which they begin."""
+    if words and not segments:
+        segments.append(
+            audio_pb2.TranscriptionSegment(
+                start_seconds=words[0].start, end_seconds=words[-1].end, text=" ".join(word.word for word in words)
+            )
+        )
+    place = 0
+    for word in words:
+        while place + 1 < len(segments) and word.start >= segments[place + 1].start_seconds:
+            place += 1
+        segments[place].words.add(start_seconds=word.start, end_seconds=word.end, text=word.word.strip())
 
 
 def _parts(
@@ -166,7 +229,7 @@ def form(fields: Json, files: Sequence[tuple[str, chat_pb2.MediaPart]]) -> FormB
     """Encodes fields and files as a form (RFC 7578). It is complete in memory: a request may have to be sent twice."""
     boundary = secrets.token_hex(16)
     pieces: list[bytes] = []
-    for name, value in fields.items():
+    for name, value in _fields(fields):
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         disposition = f'form-data; name="{_quoted(name)}"'
         pieces += [f"--{boundary}\r\nContent-Disposition: {disposition}\r\n\r\n".encode(), text.encode(), b"\r\n"]
@@ -181,6 +244,15 @@ def form(fields: Json, files: Sequence[tuple[str, chat_pb2.MediaPart]]) -> FormB
     return FormBody(b"".join(pieces), f"multipart/form-data; boundary={boundary}")
 
 
+def _fields(fields: Json) -> Iterator[tuple[str, object]]:
+    """Yields each field of a form, one whose name ends with `[]` once for each of its values."""
+    for name, value in fields.items():
+        if name.endswith("[]") and isinstance(value, list):
+            yield from ((name, each) for each in value)
+        else:
+            yield name, value
+
+
 def _quoted(text: str) -> str:
     return "".join(sign for sign in text if sign.isalnum() or sign in "-_.[]")
 
@@ -193,12 +265,7 @@ def _image(image: _Image, index: int) -> image_pb2.GeneratedImage:
     if image.b64_json is None:
         message = "the engine sent no image but perhaps an address of one; it must answer with b64_json"
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
-    try:
-        data = base64.b64decode(image.b64_json, validate=True)
-    except (binascii.Error, ValueError):
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent an image that is no base64") from None
-    kind = next((kind for mark, kind in _IMAGE_TYPES.items() if data.startswith(mark)), "application/octet-stream")
-    part = chat_pb2.MediaPart(media_type=kind, data=data)
+    part = image_part(image.b64_json)
     return image_pb2.GeneratedImage(image=part, revised_prompt=image.revised_prompt or "", index=index)
 
 

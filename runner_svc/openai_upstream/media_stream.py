@@ -1,0 +1,138 @@
+"""Readers of OpenAI's streams of images and transcriptions: events of a server to events of the mesh."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from runner_svc.openai_upstream.errors import JSON_FAULTS, malformed, stated_answer
+from runner_svc.openai_upstream.images import image_part
+from runner_svc.openai_upstream.sse import ErrorPayload
+from runner_svc.openai_upstream.stream import DONE, Count, Place
+from weft.api.common.v1 import audio_pb2, event_pb2, image_pb2, usage_pb2
+from weft.dispatch.frames import Frame
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+_EVENT = "the engine's event is"
+_Seed = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: Count = 0
+    output_tokens: Count = 0
+    image_steps: Count = 0
+    image_pixels: Count = 0
+
+
+class _ImageEvent(msgspec.Struct):
+    type: str = ""
+    b64_json: str | None = None
+    partial_image_index: Place = 0
+    image_index: Place | None = None
+    """An extension, where there are several images."""
+    seed: _Seed | None = None
+    revised_prompt: str | None = None
+    usage: _Usage | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+
+
+class _Duration(msgspec.Struct):
+    seconds: float = 0.0
+
+
+class _TranscriptEvent(msgspec.Struct):
+    type: str = ""
+    delta: str = ""
+    text: str = ""
+    choices: list[_Choice] | None = None
+    """vLLM streams transcriptions as chunks of chats."""
+    usage: _Duration | None = None
+
+
+class ImageEvents:
+    """Translates the events of one stream of images."""
+
+    def __init__(self) -> None:
+        self.usage = usage_pb2.Usage()
+        """What the engine counted so far."""
+        self._complete = 0
+
+    def read(self, data: bytes) -> Frame:
+        """Returns the events of one event; none for its end. Raises BACKEND_PROTOCOL_ERROR, or the stated error."""
+        event = _decoded(data, _ImageEvent)
+        if event is None or event.b64_json is None:
+            return []
+        index = self._complete if event.image_index is None else event.image_index
+        if event.type.endswith(".partial_image"):
+            part = image_pb2.PartialImage(
+                index=index, partial_index=event.partial_image_index, image=image_part(event.b64_json)
+            )
+            return [event_pb2.InferenceEvent(partial_image=part)]
+        self._complete += 1
+        made = image_pb2.GeneratedImage(
+            index=index, image=image_part(event.b64_json), revised_prompt=event.revised_prompt or ""
+        )
+        if event.seed is not None:
+            made.seed = event.seed
+        if (counted := event.usage) is not None:
+            self.usage.prompt_tokens += counted.input_tokens
+            self.usage.completion_tokens += counted.output_tokens
+            self.usage.image_steps += counted.image_steps
+            self.usage.image_pixels += counted.image_pixels
+        return [event_pb2.InferenceEvent(image=made)]
+
+    def require_end(self) -> None:
+        """Raises BACKEND_PROTOCOL_ERROR where the stream had no image."""
+        if not self._complete:
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine's stream ended without an image")
+
+
+class TranscriptEvents:
+    """Translates the events of one stream of a transcription."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """Length of the recording; 0: unknown."""
+        self._has_text = False
+        self._is_done = False
+
+    def read(self, data: bytes) -> Frame:
+        """Returns the events of one event; none for its end. Raises BACKEND_PROTOCOL_ERROR, or the stated error."""
+        event = _decoded(data, _TranscriptEvent)
+        if event is None:
+            self._is_done = True
+            return []
+        text = event.delta or "".join(choice.delta.content or "" for choice in event.choices or ())
+        if event.type.endswith(".done"):
+            self._is_done = True
+            self.seconds = 0.0 if event.usage is None else max(0.0, event.usage.seconds)
+            # The whole text once more, of a server that sent no pieces the only time.
+            text = "" if self._has_text else event.text
+        self._has_text = self._has_text or bool(text)
+        return [event_pb2.InferenceEvent(transcript=audio_pb2.TranscriptPart(text=text))] if text else []
+
+    def require_end(self) -> None:
+        """Raises BACKEND_PROTOCOL_ERROR where the stream was cut off."""
+        if not self._is_done:
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine's stream ended in the middle")
+
+
+def _decoded(data: bytes, kind: type[Any]) -> Any:
+    """Returns an event; None for the mark of the end. Raises the error that it states."""
+    if data == DONE:
+        return None
+    if isinstance(data, ErrorPayload) or b'"error"' in data:
+        stated = stated_answer(data)
+        if stated is not None:
+            raise stated
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except JSON_FAULTS as error:
+        raise malformed(f"{_EVENT} malformed:", error) from error
