@@ -1,6 +1,6 @@
 """Readers of OpenAI's streams of images and transcriptions: events of a server to events of the mesh."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -10,11 +10,11 @@ from runner_svc.openai_upstream.sse import ErrorPayload
 from runner_svc.openai_upstream.stream import DONE, Count, Place
 from weft.api.common.v1 import audio_pb2, event_pb2, image_pb2, usage_pb2
 from weft.dispatch.frames import Frame
+from weft.dispatch.parameter_checks import MAX_IMAGE_SEED
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 _EVENT = "the engine's event is"
-_Seed = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
 
 
 class _Usage(msgspec.Struct):
@@ -30,7 +30,7 @@ class _ImageEvent(msgspec.Struct):
     partial_image_index: Place = 0
     image_index: Place | None = None
     """An extension, where there are several images."""
-    seed: _Seed | None = None
+    seed: int | None = None
     revised_prompt: str | None = None
     usage: _Usage | None = None
 
@@ -79,7 +79,7 @@ class ImageEvents:
         made = image_pb2.GeneratedImage(
             index=index, image=image_part(event.b64_json), revised_prompt=event.revised_prompt or ""
         )
-        if event.seed is not None:
+        if event.seed is not None and 0 <= event.seed <= MAX_IMAGE_SEED:
             made.seed = event.seed
         if (counted := event.usage) is not None:
             self.usage.prompt_tokens += counted.input_tokens

@@ -20,7 +20,7 @@ from weft.api.router.v1 import inference_service_pb2_grpc
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
-from weft_testing.fake_backend.model_calls import PNG, WAVE_HEAD
+from weft_testing.fake_backend.media_routes import PNG, WAVE_HEAD
 from weft_testing.fake_backend.process import fake_backend_command
 
 if TYPE_CHECKING:

@@ -1,23 +1,16 @@
-"""Answers of calls other than generations: embeddings, tokens, scores; images and audio where enabled."""
+"""Answers of calls other than generations and media: embeddings, tokens, scores."""
 
-import asyncio
 import base64
 import hashlib
 import math
 import re
 import struct
-import zlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import msgspec
-from aiohttp import BodyPartReader, web
 
 from weft_testing.fake_backend import openai_shapes as shapes
 from weft_testing.fake_backend.arguments import ServerSettings
-from weft_testing.fake_backend.behaviour import Control
 from weft_testing.fake_backend.requests import RequestError, bad_request, parse_chat, prompt_list, words
-from weft_testing.fake_backend.sinks import json_response
 from weft_testing.fake_backend.slots import Token
 
 EMBEDDING_SIZE = 32
@@ -79,14 +72,6 @@ def _entry(index: int, values: list[float], encoding: str) -> dict[str, Any]:
 
 
 MAX_DOCUMENTS = 1024
-MAX_IMAGES = 10
-WAVE_HEAD = (
-    b"RIFF\x24\x00\x00\x00WAVEfmt \x10\x00\x00\x00\x01\x00\x01\x00\x40\x1f\x00\x00\x80\x3e\x00\x00\x02\x00\x10\x00data"
-)
-PNG = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
-)
-"""One pixel."""
 _SPECIAL = re.compile(r"(<\|\w+\|>)")
 
 
@@ -155,128 +140,3 @@ def rerank_body(body: Any, settings: ServerSettings) -> tuple[bytes, int]:
 def _score(query: set[str], document: str) -> float:
     found = {word.strip().lower() for word in words(document)}
     return round(10.0 * len(query & found) / max(1, len(query)) - 5.0, 3)
-
-
-def require_offered(settings: ServerSettings, what: str) -> None:
-    """Raises RequestError 501 unless the fake was started with `--offers` and that word."""
-    if what not in settings.offers:
-        raise RequestError(501, "not_supported_error", f"This server offers no {what}")
-
-
-def images_body(fields: Mapping[str, Any]) -> bytes:
-    """The answer to /v1/images/*: as many images as asked for, each of one pixel. Raises RequestError."""
-    if not isinstance(fields.get("prompt"), str) or not fields["prompt"]:
-        raise bad_request("'prompt' is required")
-    count = int(fields.get("n") or 1)
-    if not 1 <= count <= MAX_IMAGES:
-        raise bad_request(f"'n' must be 1 to {MAX_IMAGES}")
-    if fields.get("response_format", "b64_json") != "b64_json":
-        raise bad_request("'response_format' must be b64_json")
-    image = {"b64_json": base64.b64encode(PNG).decode(), "revised_prompt": f"a pixel of {fields['prompt']}"}
-    usage = {"input_tokens": len(words(fields["prompt"])), "output_tokens": count, "total_tokens": 0}
-    return shapes.encode({"created": 0, "data": [image] * count, "usage": usage})
-
-
-def transcription_body(fields: Mapping[str, Any], recording: bytes, *, translates: bool) -> bytes:
-    """The answer to /v1/audio/transcriptions and translations: the length of the recording as text."""
-    text = f"{len(recording)} bytes {'in English' if translates else 'of sound'}"
-    if fields.get("response_format", "json") == "json":
-        return shapes.encode({"text": text})
-    language = str(fields.get("language") or "en")
-    pieces = words(text)
-    segments = [
-        {"id": index, "start": float(index), "end": index + 1.0, "text": piece} for index, piece in enumerate(pieces)
-    ]
-    answer = {"task": "transcribe", "language": language, "duration": float(len(pieces)), "text": text}
-    return shapes.encode({**answer, "segments": segments})
-
-
-def spoken(fields: Mapping[str, Any]) -> Sequence[bytes]:
-    """Returns the chunks of a recording of `input`: a header, then one chunk per word. Raises RequestError."""
-    if not isinstance(fields.get("input"), str) or not isinstance(fields.get("voice"), str):
-        raise bad_request("'input' and 'voice' are required")
-    return [WAVE_HEAD, *(zlib.crc32(word.encode()).to_bytes(4, "little") for word in words(fields["input"]))]
-
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class MediaRoutes:
-    """Routes of images, transcriptions and speech, with deterministic answers."""
-
-    def __init__(self, settings: ServerSettings, control: Control) -> None:
-        self._settings = settings
-        self._control = control
-
-    def add(self, app: web.Application, guarded: Callable[[Handler], Handler]) -> None:
-        """Adds the routes; `guarded` turns a RequestError into its answer."""
-        app.router.add_post("/v1/images/generations", guarded(self._images))
-        app.router.add_post("/v1/images/edits", guarded(self._edits))
-        app.router.add_post("/v1/audio/transcriptions", guarded(self._transcription))
-        app.router.add_post("/v1/audio/translations", guarded(self._translation))
-        app.router.add_post("/v1/audio/speech", guarded(self._speech))
-
-    async def _images(self, http: web.Request) -> web.StreamResponse:
-        require_offered(self._settings, "image")
-        return json_response(images_body(await _json(http)))
-
-    async def _edits(self, http: web.Request) -> web.StreamResponse:
-        require_offered(self._settings, "image")
-        fields, files = await _form(http)
-        if not files:
-            raise bad_request("'image' is required")
-        return json_response(images_body(fields))
-
-    async def _transcription(self, http: web.Request) -> web.StreamResponse:
-        return await self._words_of(http, translates=False)
-
-    async def _translation(self, http: web.Request) -> web.StreamResponse:
-        return await self._words_of(http, translates=True)
-
-    async def _words_of(self, http: web.Request, *, translates: bool) -> web.StreamResponse:
-        require_offered(self._settings, "transcription")
-        fields, files = await _form(http)
-        if "file" not in files:
-            raise bad_request("'file' is required")
-        return json_response(transcription_body(fields, files["file"], translates=translates))
-
-    async def _speech(self, http: web.Request) -> web.StreamResponse:
-        require_offered(self._settings, "speech")
-        pieces = spoken(await _json(http))
-        behaviour = self._control.for_next_request()
-        response = web.StreamResponse(headers={"Content-Type": "audio/wav"})
-        await response.prepare(http)
-        for number, piece in enumerate(pieces):
-            if number == behaviour.close_after_tokens:
-                assert http.transport is not None, "the response has begun"
-                http.transport.abort()
-                return response
-            await response.write(piece)
-            await asyncio.sleep(0)
-        await response.write_eof()
-        return response
-
-
-async def _json(http: web.Request) -> dict[str, object]:
-    try:
-        return msgspec.json.decode(await http.read(), type=dict[str, object])
-    except msgspec.DecodeError:
-        raise bad_request("the body must be a JSON object") from None
-
-
-async def _form(http: web.Request) -> tuple[dict[str, str], dict[str, bytes]]:
-    """Parses the fields and the files of a form."""
-    if not http.content_type.startswith("multipart/"):
-        raise bad_request("the body must be a form")
-    fields: dict[str, str] = {}
-    files: dict[str, bytes] = {}
-    reader = await http.multipart()
-    while (part := await reader.next()) is not None:
-        if not isinstance(part, BodyPartReader):
-            raise bad_request("a form in a form")
-        data = bytes(await part.read(decode=True))
-        if part.filename is None:
-            fields[part.name or ""] = data.decode()
-        else:
-            files[part.name or ""] = data
-    return fields, files

@@ -17,7 +17,8 @@ from weft_testing.fake_backend import openai_shapes as shapes
 from weft_testing.fake_backend.arguments import ServerSettings
 from weft_testing.fake_backend.behaviour import Behaviour, Control
 from weft_testing.fake_backend.generation import Generation
-from weft_testing.fake_backend.model_calls import EMBEDDING_SIZE, MediaRoutes, embeddings_body, too_long
+from weft_testing.fake_backend.media_routes import MediaRoutes
+from weft_testing.fake_backend.model_calls import EMBEDDING_SIZE, embeddings_body, too_long
 from weft_testing.fake_backend.openai_shapes import BUILD_INFO, VOCABULARY_TOKENS
 from weft_testing.fake_backend.process_faults import ProcessFaults
 from weft_testing.fake_backend.requests import (

@@ -105,8 +105,6 @@ class ScriptedDispatcher(RequestDispatcher):
     was_closed: asyncio.Event = field(default_factory=asyncio.Event)
     whole: Any = None
     spoken: list[SpeechPiece | Exception | asyncio.Event] = field(default_factory=list)
-    media: list[Step] = field(default_factory=list)
-    """The frames of images and transcriptions."""
 
     @property
     def contexts(self) -> list[RequestContext]:
@@ -128,8 +126,6 @@ class ScriptedDispatcher(RequestDispatcher):
                 return self.steps
             case Operation.SPEECH:
                 return self.spoken
-            case Operation.IMAGE | Operation.TRANSCRIPTION if self.media:
-                return self.media
             case Operation.EMBEDDING if isinstance(self.vectors, list):
                 return [embeddings(self.vectors)]
             case Operation.EMBEDDING:

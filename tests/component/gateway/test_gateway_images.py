@@ -46,7 +46,7 @@ def ended() -> event_pb2.InferenceEvent:
 
 
 def made(*images: event_pb2.InferenceEvent) -> ScriptedDispatcher:
-    return ScriptedDispatcher(media=[[started()], [worked(1)], list(images or [picture(seed=7)]), [ended()]])
+    return ScriptedDispatcher(steps=[[started()], [worked(1)], list(images or [picture(seed=7)]), [ended()]])
 
 
 async def test_an_answer_has_what_was_made_with_its_seed_size_format_and_usage() -> None:
@@ -83,7 +83,7 @@ async def test_every_field_of_an_image_reaches_the_mesh() -> None:
 
 async def test_a_stream_has_previews_and_the_image_as_events_and_waits_and_steps_as_comments() -> None:
     steps = [[queued()], [started()], [worked(5)], [preview(0)], [worked(10, stage="two\nlines")], [preview(1)]]
-    dispatcher = ScriptedDispatcher(media=[*steps, [picture(seed=7)], [ended()]])
+    dispatcher = ScriptedDispatcher(steps=[*steps, [picture(seed=7)], [ended()]])
     async with serving(dispatcher) as gateway:
         body = json.dumps({"model": "tiny", "prompt": "a cat", "stream": True, "partial_images": 2}).encode()
         raw = await gateway.request("POST", "/v1/images/generations", body)
@@ -111,7 +111,7 @@ async def test_a_stream_has_previews_and_the_image_as_events_and_waits_and_steps
 
 async def test_each_of_several_images_is_sent_when_it_is_complete() -> None:
     held = asyncio.Event()
-    dispatcher = ScriptedDispatcher(media=[[started()], [picture(0)], held, [picture(1)], [ended()]])
+    dispatcher = ScriptedDispatcher(steps=[[started()], [picture(0)], held, [picture(1)], [ended()]])
     async with serving(dispatcher) as gateway:
         stream = await gateway.sdk.images.generate(model="tiny", prompt="a cat", n=2, stream=True)
         first = await anext(stream)
@@ -123,13 +123,13 @@ async def test_each_of_several_images_is_sent_when_it_is_complete() -> None:
 
 async def test_a_failure_in_mid_stream_is_an_event_and_one_before_it_a_status() -> None:
     failure = WeftError(Reason.OUT_OF_MEMORY, "1024x1024 does not fit; ask for a smaller size")
-    async with serving(ScriptedDispatcher(media=[[started()], [preview(0)], failure])) as gateway:
+    async with serving(ScriptedDispatcher(steps=[[started()], [preview(0)], failure])) as gateway:
         stream = await gateway.sdk.images.generate(model="tiny", prompt="a cat", stream=True, partial_images=1)
         with pytest.raises(APIError) as broken:
             [event async for event in stream]
     assert broken.value.code == "out_of_memory"
     assert "smaller size" in broken.value.message
-    async with serving(ScriptedDispatcher(media=[[started()], failure])) as gateway:
+    async with serving(ScriptedDispatcher(steps=[[started()], failure])) as gateway:
         with pytest.raises(APIStatusError) as refused:
             await gateway.sdk.images.generate(model="tiny", prompt="a cat", stream=True)
     assert refused.value.code == "out_of_memory"
@@ -137,7 +137,7 @@ async def test_a_failure_in_mid_stream_is_an_event_and_one_before_it_a_status() 
 
 async def test_an_attempt_without_content_leaves_nothing_of_it_behind() -> None:
     warned = event_pb2.InferenceEvent(warning=warning_pb2.Warning(message="of the first"))
-    dispatcher = ScriptedDispatcher(media=[[started()], [warned], [started()], [picture()], [ended()]])
+    dispatcher = ScriptedDispatcher(steps=[[started()], [warned], [started()], [picture()], [ended()]])
     async with serving(dispatcher) as gateway:
         answer = await gateway.sdk.images.generate(model="tiny", prompt="a cat")
     assert answer.data is not None
@@ -146,7 +146,7 @@ async def test_an_attempt_without_content_leaves_nothing_of_it_behind() -> None:
 
 
 async def test_a_caller_who_leaves_cancels_the_making_of_images() -> None:
-    dispatcher = ScriptedDispatcher(media=[[started()], [preview(0)], asyncio.Event()])
+    dispatcher = ScriptedDispatcher(steps=[[started()], [preview(0)], asyncio.Event()])
     async with serving(dispatcher) as gateway:
         stream = await gateway.sdk.images.generate(model="tiny", prompt="a cat", stream=True, partial_images=1)
         assert (await anext(stream)).type == "image_generation.partial_image"
@@ -157,7 +157,7 @@ async def test_a_caller_who_leaves_cancels_the_making_of_images() -> None:
 
 async def test_an_engine_that_makes_nothing_is_an_error_streamed_or_not() -> None:
     for stream in (False, True):
-        async with serving(ScriptedDispatcher(media=[[started()], [finished()]])) as gateway:
+        async with serving(ScriptedDispatcher(steps=[[started()], [finished()]])) as gateway:
             with pytest.raises(APIStatusError) as failed:
                 await gateway.sdk.post(
                     "/images/generations", cast_to=object, body={"model": "tiny", "prompt": "a", "stream": stream}

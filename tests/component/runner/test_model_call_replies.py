@@ -145,6 +145,105 @@ async def test_an_image_that_is_none_is_a_protocol_error(image: dict[str, Any]) 
     assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
+def _event(**fields: Any) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+PIXEL = "iVBORw0KGgo="
+PREVIEWED = image_pb2.ImagePayload(prompt="a", partial_images=2)
+SOUND = audio_pb2.TranscriptionPayload(audio=chat_pb2.MediaPart(data=b"sound", media_type="audio/wav"))
+
+
+async def test_a_stream_of_images_has_previews_seeds_and_the_usage_of_all() -> None:
+    usage = {"input_tokens": 3, "image_steps": 4}
+    stream = b": keepalive\n\n"
+    for index in range(2):
+        stream += _event(type="image_generation.partial_image", b64_json=PIXEL, partial_image_index=0)
+        stream += _event(type="image_generation.completed", b64_json=PIXEL, seed=index, usage=usage)
+    async with _answering(stream + b"data: [DONE]\n\n", "text/event-stream") as http:
+        events = [event async for frame in media.generate_images(http, PREVIEWED, CALL) for event in frame]
+    assert [(event.partial_image.index, event.image.index) for event in events[:-1]] == [(0, 0), (0, 0), (1, 0), (0, 1)]
+    assert [event.image.seed for event in events if event.HasField("image")] == [0, 1]
+    used = events[-1].finished.receipt.usage
+    assert (used.prompt_tokens, used.image_steps) == (6, 8)
+
+
+async def test_a_server_that_streams_no_images_answers_with_all_at_once() -> None:
+    async with _answering({"data": [{"b64_json": PIXEL}]}) as http:
+        events = [event async for frame in media.generate_images(http, PREVIEWED, CALL) for event in frame]
+    assert [event.WhichOneof("event") for event in events] == ["image", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("stream", "reason"),
+    [
+        (b"", Reason.BACKEND_PROTOCOL_ERROR),
+        (_event(type="image_generation.partial_image", b64_json=PIXEL), Reason.BACKEND_PROTOCOL_ERROR),
+        (b"data: {\n\n", Reason.BACKEND_PROTOCOL_ERROR),
+        (_event(type="image_generation.completed", b64_json="no base64!"), Reason.BACKEND_PROTOCOL_ERROR),
+        (_event(error={"message": "the queue is full", "type": "server_error"}), Reason.BACKEND_ERROR),
+    ],
+    ids=["empty", "no image", "no JSON", "no base64", "an error"],
+)
+async def test_a_stream_of_images_that_is_none_is_an_error(stream: bytes, reason: Reason) -> None:
+    async with _answering(stream, "text/event-stream") as http:
+        with pytest.raises(WeftError) as failed:
+            async for _ in media.generate_images(http, PREVIEWED, CALL):
+                pass
+    assert failed.value.reason is reason
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        _event(type="transcript.text.delta", delta="One ")
+        + _event(type="transcript.text.delta", delta="fish.")
+        + _event(type="transcript.text.done", text="One fish.", usage={"type": "duration", "seconds": 2}),
+        _event(type="transcript.text.done", text="One fish.", usage={"type": "duration", "seconds": 2}),
+    ],
+    ids=["pieces", "the whole text alone"],
+)
+async def test_a_streamed_transcription_comes_in_the_engines_pieces(stream: bytes) -> None:
+    async with _answering(stream, "text/event-stream") as http:
+        events = [event async for frame in media.transcribe(http, SOUND, CALL) for event in frame]
+    assert "".join(event.transcript.text for event in events) == "One fish."
+    assert events[-1].finished.receipt.usage.audio_milliseconds == 2000
+
+
+async def test_vllm_streams_a_transcription_as_chunks_of_a_chat() -> None:
+    stream = b"".join(_event(object="transcription.chunk", choices=[{"delta": {"content": text}}]) for text in "ab")
+    async with _answering(stream + b"data: [DONE]\n\n", "text/event-stream") as http:
+        events = [event async for frame in media.transcribe(http, SOUND, CALL) for event in frame]
+    assert [event.transcript.text for event in events[:-1]] == ["a", "b"]
+
+
+async def test_a_streamed_transcription_that_breaks_off_is_an_error() -> None:
+    async with _answering(_event(type="transcript.text.delta", delta="One "), "text/event-stream") as http:
+        with pytest.raises(WeftError) as failed:
+            async for _ in media.transcribe(http, SOUND, CALL):
+                pass
+    assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+
+
+async def test_words_are_added_to_the_segments_in_which_they_begin() -> None:
+    segments = [{"start": 0.0, "end": 1.0, "text": " One two."}, {"start": 1.0, "end": 2.0, "text": " Three."}]
+    words = [
+        {"word": text, "start": start, "end": start + 0.5} for text, start in (("One", 0), ("two", 0.5), ("Three", 1))
+    ]
+    payload = audio_pb2.TranscriptionPayload(audio=SOUND.audio, with_words=True)
+    async with _answering({"text": "One two. Three.", "segments": segments, "words": words}) as http:
+        events = [event async for frame in media.transcribe(http, payload, CALL) for event in frame]
+    assert [[word.text for word in event.transcript.segment.words] for event in events[:-1]] == [
+        ["One", "two"],
+        ["Three"],
+    ]
+
+
+def test_a_field_with_several_values_is_a_part_for_each() -> None:
+    body = media.form({media.GRANULARITIES: ["word", "segment"]}, []).data
+    assert body.count(b'name="timestamp_granularities[]"') == 2
+
+
 @pytest.mark.parametrize(("reply", "media_type"), [(b"{}", "application/json"), (b"", "audio/mpeg")])
 async def test_a_recording_that_is_none_is_a_protocol_error(reply: bytes, media_type: str) -> None:
     async with _answering(reply, media_type) as http:
