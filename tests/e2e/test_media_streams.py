@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -38,7 +39,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     """A model for each operation, and one whose images never come, of a pool with another name."""
     folder = tmp_path_factory.mktemp("media")
     with _server() as url, _server("--stall-after-tokens", "1") as stuck:
-        models = [{"name": name, "url": url, "operations": operations} for name, operations in OPERATIONS.items()]
+        models: list[dict[str, Any]] = [{"name": name, "url": url, "operations": operations} for name, operations in OPERATIONS.items()]
         models.append({"name": "stuck", "url": stuck, "operations": ["image"], "slots": 1})
         config = write_config(folder, {"name": "attached", "runtime": "openai_http", "models": models})
         with running_mesh(folder / "home", "--config", str(config)) as mesh:
@@ -61,7 +62,7 @@ def test_previews_and_images_come_from_the_engine_to_the_client(sdk: openai.Open
         *("partial_image", "partial_image", "completed"),
     ]
     assert {base64.b64decode(event.b64_json) for event in events} == {PNG}
-    last = events[-1].to_dict()
+    last: dict[str, Any] = events[-1].to_dict()
     assert (last["seed"], last["size"], last["usage"]["image_steps"]) == (8, "1x1", 4)
 
 

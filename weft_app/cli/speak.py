@@ -77,7 +77,7 @@ def speak(
         "instructions": instructions,
         "allow_remote": allow_remote,
     }
-    options: SpeechOptions = {name: value for name, value in given.items() if value not in (None, "", False)}  # type: ignore[assignment,misc]  # names of the options
+    options: SpeechOptions = {name: value for name, value in given.items() if value not in (None, "", False)}  # type: ignore[assignment]  # names of the options
     name = chosen_model(model, SPEECH, home)
     with connect(home=home) as mesh, naming_fields(_option_of):
         parts = mesh.speak(name, said, timeout=timeout, **options)

@@ -77,7 +77,7 @@ def transcribe(
         "with_words": chosen is TranscriptFormat.WORDS,
         "allow_remote": allow_remote,
     }
-    options: TranscriptionOptions = {name: value for name, value in given.items() if value not in (None, "", False)}  # type: ignore[assignment,misc]  # names of the options
+    options: TranscriptionOptions = {name: value for name, value in given.items() if value not in (None, "", False)}  # type: ignore[assignment]  # names of the options
     name = chosen_model(model, TRANSCRIPTIONS, home)
     with connect(home=home) as mesh, naming_fields(_option_of), ExitStack() as stack:
         write: Write = _to_terminal_or_pipe

@@ -117,7 +117,8 @@ async def test_each_of_several_images_is_sent_when_it_is_complete() -> None:
         first = await anext(stream)
         held.set()
         rest = [event async for event in stream]
-    assert (first.type, first.usage.total_tokens) == ("image_generation.completed", 0)
+    assert first.type == "image_generation.completed"
+    assert first.usage.total_tokens == 0
     assert [event.usage.input_tokens for event in rest if event.type == "image_generation.completed"] == [4]
 
 
