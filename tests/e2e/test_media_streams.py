@@ -39,7 +39,9 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     """A model for each operation, and one whose images never come, of a pool with another name."""
     folder = tmp_path_factory.mktemp("media")
     with _server() as url, _server("--stall-after-tokens", "1") as stuck:
-        models: list[dict[str, Any]] = [{"name": name, "url": url, "operations": operations} for name, operations in OPERATIONS.items()]
+        models: list[dict[str, Any]] = [
+            {"name": name, "url": url, "operations": operations} for name, operations in OPERATIONS.items()
+        ]
         models.append({"name": "stuck", "url": stuck, "operations": ["image"], "slots": 1})
         config = write_config(folder, {"name": "attached", "runtime": "openai_http", "models": models})
         with running_mesh(folder / "home", "--config", str(config)) as mesh:

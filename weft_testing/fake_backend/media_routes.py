@@ -204,7 +204,9 @@ def _abort(http: web.Request) -> None:
 
 async def _left(http: web.Request) -> None:
     """Waits until the client has left."""
-    while http.transport is not None and not http.transport.is_closing():
+    while True:
+        if http.transport is None or http.transport.is_closing():
+            return
         await asyncio.sleep(POLL_SECONDS)
 
 

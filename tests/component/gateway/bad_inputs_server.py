@@ -87,7 +87,10 @@ _ANSWERS: Mapping[Operation, Callable[[Any], Sequence[Any]]] = {
     Operation.RERANK: lambda payload: [
         [rerank_pb2.RerankScore(index=index, score=0.5) for index in range(len(payload.documents))]
     ],
-    Operation.IMAGE: lambda payload: [[event_pb2.InferenceEvent(image=IMAGE)]] * max(1, payload.count),
+    Operation.IMAGE: lambda payload: [
+        *([[event_pb2.InferenceEvent(image=IMAGE)]] * max(1, payload.count)),
+        [finished()],
+    ],
     Operation.TRANSCRIPTION: lambda _: [[event_pb2.InferenceEvent(transcript=PART)]],
 }
 

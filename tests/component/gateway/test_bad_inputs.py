@@ -14,6 +14,7 @@ import bad_inputs_http
 import bad_inputs_json
 import bad_inputs_media
 import bad_inputs_names
+import bad_inputs_pictures
 import bad_inputs_responses
 import bad_inputs_schema
 import bad_inputs_tasks
@@ -30,6 +31,7 @@ FAMILIES = (
     bad_inputs_schema,
     bad_inputs_media,
     bad_inputs_names,
+    bad_inputs_pictures,
     bad_inputs_responses,
     bad_inputs_uploads,
     bad_inputs_batches,
