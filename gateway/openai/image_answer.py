@@ -8,10 +8,11 @@ from typing_extensions import override
 
 from gateway.answers.answer_builder import AnswerBuilder, AnswerIdentity, encode_json
 from gateway.answers.sse import StreamEncoder, receipt_comment
-from gateway.media.content import media_type_of, size_of
+from gateway.media.content import size_of
 from gateway.openai.image_schema import AUTO, ImageRequest
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
 from weft.kernel.errors import WeftError
+from weft.kernel.media_types import image_type_of
 from weft.kernel.reasons import Reason
 
 _DONE = b"data: [DONE]\n\n"
@@ -192,10 +193,10 @@ def _counts(usage: usage_pb2.Usage) -> dict[str, object]:
 
 def _size(part: chat_pb2.MediaPart) -> str:
     """Returns the size of an image by its header; empty: unknown."""
-    media_type = media_type_of(part.data)
+    media_type = image_type_of(part.data)
     size = None if media_type is None else size_of(part.data, media_type, 1)
     return "" if size is None else f"{size.width}x{size.height}"
 
 
 def _format(part: chat_pb2.MediaPart) -> str:
-    return (media_type_of(part.data) or part.media_type or "image/png").partition("/")[2]
+    return (image_type_of(part.data) or part.media_type or "image/png").partition("/")[2]

@@ -13,7 +13,7 @@ from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2
 from weft.client import TranscriptionOptions, connect
 from weft.dispatch.media_results import collected_transcription
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.media_types import audio_type
+from weft.kernel.media_types import audio_type_of_name
 from weft.kernel.reasons import Reason
 from weft_app.cli.chat import shown
 from weft_app.cli.completion import complete_model
@@ -68,7 +68,7 @@ def transcribe(
         require_writable([output], force=force)
     data = read_media(recording, "FILE", _ADVICE)
     given: Any = {
-        "media_type": audio_type(recording.name),
+        "media_type": audio_type_of_name(recording.name),
         "language": language,
         "prompt": prompt,
         "temperature": temperature,
