@@ -179,6 +179,7 @@ OPENAI: EndpointGroup[InferenceDeps] = EndpointGroup(
             json_body(SpeechRequest) | _RECORDING,
             response_class=StreamingResponse,
         ),
+        _get("/v1/audio/voices", _VIEW_MODELS, speech.list_voices, by_name=True),
         _get("/v1/models", _VIEW_MODELS, models.list_models, with_head=True, by_name=True),
         _get("/v1/models/{model}", _VIEW_MODELS, models.get_model, with_head=True, by_name=True),
         _get("/v1/models/agent/{agent}", _VIEW_MODELS, models.get_agent, with_head=True, by_name=True),

@@ -1,26 +1,40 @@
-"""POST /v1/audio/speech."""
+"""POST /v1/audio/speech and GET /v1/audio/voices."""
 
-from collections.abc import AsyncGenerator
+import base64
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Annotated, Literal
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope
+from typing_extensions import override
 
+from gateway.answers.answer_builder import encode_json, warning_json
 from gateway.answers.binary import BinaryAnswer, Headers
-from gateway.answers.unary import cut_off_seconds
+from gateway.answers.sse import receipt_comment
+from gateway.answers.stream import SseResponse, SseWriter, failure_event
+from gateway.answers.unary import cut_off_seconds, json_response
 from gateway.deps import InferenceDeps
+from gateway.http.disconnect import WhileConnected
 from gateway.intake.body import read_model
 from gateway.intake.request_model import HandledRequest, ModelName, Word
+from gateway.openai.models import asked_entry, not_available, visible_entry
 from gateway.request_facts import facts_of
-from weft.api.common.v1 import audio_pb2
+from weft.api.common.v1 import audio_pb2, receipt_pb2
+from weft.dispatch.agents import name_asked_for
 from weft.dispatch.call import Call
+from weft.dispatch.fleet import FleetView, ModelView, abilities_in
 from weft.dispatch.operations import SPEECH, SpeechPiece
 from weft.dispatch.parameter_checks import MAX_SPEECH_CHARS, MAX_SPEED, MIN_SPEED
-from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import VIEW_MODELS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+
+MAX_VOICES = 4096
+"""Maximum number of voices in one list, over all models."""
 
 
 class SpeechRequest(HandledRequest):
@@ -28,35 +42,75 @@ class SpeechRequest(HandledRequest):
 
     model: ModelName
     input: str = Field(min_length=1, max_length=MAX_SPEECH_CHARS)
-    voice: Word
+    voice: Word | None = None
+    """Default: the model's own."""
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] | None = None
     speed: Annotated[float, Field(ge=MIN_SPEED, le=MAX_SPEED)] | None = None
     instructions: Annotated[str, Field(max_length=MAX_SPEECH_CHARS)] | None = None
     stream_format: Literal["audio", "sse"] | None = None
-    """Only bytes are streamed; `sse` is refused."""
+    """The bytes of the recording, or events with pieces of it in base64."""
 
 
 async def speak(deps: InferenceDeps, request: Request) -> Response:
-    """Generates speech. The bytes of the recording are streamed."""
+    """Generates speech. The recording is streamed as bytes, or as events."""
     scope = request.scope
     params = await read_model(request, SpeechRequest, deps.config)
     context = deps.context(scope, surface="speech", params=params, model=params.model, operation=Operation.SPEECH)
-    payload = to_speech(params)
-    speech = _GeneratedSpeech(deps.dispatcher.call(SPEECH, context, payload))
+    call = deps.dispatcher.call(SPEECH, context, to_speech(params))
     facts_of(scope).was_dispatched = True
+    cut_off = cut_off_seconds(deps, context)
+    if params.stream_format == "sse":
+        return SpokenEvents(deps, call, cut_off_seconds=cut_off)
+    speech = _SpokenBytes(deps, scope, call)
     return BinaryAnswer(
         speech.chunks(),
         speech.headers,
         kind="recording",
         write_timeout_seconds=deps.config.write_timeout_seconds,
-        cut_off_seconds=cut_off_seconds(deps, context),
+        cut_off_seconds=cut_off,
     )
 
 
-class _GeneratedSpeech:
+async def list_voices(deps: InferenceDeps, request: Request) -> Response:
+    """Lists the voices of models that speak and are loaded; of one of them with the query parameter `model`."""
+    facts = facts_of(request.scope)
+    facts.surface = "voices"
+    view, principal = deps.fleet.view, facts.principal
+    name = request.query_params.get("model", "")
+    models = _asked_for(deps, request, name) if name else _all_that_speak(view, principal)
+    voices = [
+        {"id": voice, "name": voice, "model": model.name}
+        for model in models
+        for voice in abilities_in(view, model).voices
+    ]
+    return json_response({"voices": voices[:MAX_VOICES]})
+
+
+def _asked_for(deps: InferenceDeps, request: Request, name: str) -> list[ModelView]:
+    """Returns the models that a name reaches and the caller may see. Raises MODEL_NOT_FOUND, PERMISSION_DENIED."""
+    principal, view = facts_of(request.scope).principal, deps.fleet.view
+    asked = deps.asked(request.scope, name)
+    principal.require_name(VIEW_MODELS, name_asked_for(asked.model))
+    entry = asked_entry(view, asked)
+    if entry is None:
+        raise not_available(view, name)
+    return [view.models[member] for member in visible_entry(entry, principal)["meta"]["members"]]
+
+
+def _all_that_speak(view: FleetView, principal: Principal) -> Iterable[ModelView]:
+    return (
+        model
+        for name, model in sorted(view.models.items())
+        if model.reachable and Operation.SPEECH in model.operations and principal.may_name(VIEW_MODELS, name)
+    )
+
+
+class _SpokenBytes:
     """Generated speech as bytes, with the media type of its first chunk."""
 
-    def __init__(self, speech: Call[SpeechPiece]) -> None:
+    def __init__(self, deps: InferenceDeps, scope: Scope, speech: Call[SpeechPiece]) -> None:
+        self._deps = deps
+        self._scope = scope
         self._speech = speech
         self._media_type = ""
 
@@ -75,17 +129,73 @@ class _GeneratedSpeech:
                 is_empty = False
                 yield piece.data
         if is_empty:
-            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model sent an empty recording")
+            raise _empty_recording()
+        if self._speech.receipt is not None:
+            self._deps.metrics.tokens_used(facts_of(self._scope), self._speech.receipt.usage)
+
+
+class SpokenEvents(SseResponse):
+    """Sends generated speech as server-sent events, in OpenAI's form: pieces in base64, then the end with the usage."""
+
+    def __init__(self, deps: InferenceDeps, speech: Call[SpeechPiece], *, cut_off_seconds: float) -> None:
+        super().__init__(deps)
+        self._speech = speech
+        self._cut_off_seconds = cut_off_seconds
+
+    @override
+    async def _pump(self, scope: Scope, receive: Receive, writer: SseWriter) -> None:
+        is_empty = True
+        with WhileConnected(scope, receive, cut_off_seconds=self._cut_off_seconds) as block:
+            block.run_beside(writer.keep_up(block))
+            async with aclosing(self._speech.chunks()) as pieces:
+                async for piece in pieces:
+                    is_empty = False
+                    await writer.write(delta_event(piece.data))
+            if is_empty:
+                raise _empty_recording()
+            # A disconnect loses nothing from here on: a finished answer must not be counted as cancelled.
+            block.dismiss_guards()
+            receipt = self._speech.receipt or receipt_pb2.Receipt()
+            self._deps.metrics.tokens_used(facts_of(scope), receipt.usage)
+            await writer.finish(done_events(receipt))
+
+    @override
+    def _last_event(self, error: WeftError, request_id: str) -> bytes:
+        return failure_event(error, request_id)
+
+
+def delta_event(data: bytes) -> bytes:
+    """Returns a piece of a recording as an event."""
+    audio = base64.b64encode(data).decode()
+    return b"data: %b\n\n" % encode_json({"type": "speech.audio.delta", "audio": audio})
+
+
+def done_events(receipt: receipt_pb2.Receipt) -> bytes:
+    """Returns the last event, with the usage and the warnings of a receipt, and the receipt as a comment before it."""
+    usage = receipt.usage
+    document: dict[str, object] = {
+        "type": "speech.audio.done",
+        "usage": {
+            "input_tokens": usage.prompt_tokens,
+            "output_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "seconds": usage.audio_milliseconds / 1000,
+        },
+    }
+    if receipt.warnings:
+        document["warnings"] = [warning_json(each) for each in receipt.warnings]
+    return receipt_comment(receipt) + b"data: %b\n\n" % encode_json(document)
+
+
+def _empty_recording() -> WeftError:
+    return WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model sent an empty recording")
 
 
 def to_speech(request: SpeechRequest) -> audio_pb2.SpeechPayload:
-    """Returns the payload of speech. Raises UNSUPPORTED_OPERATION for events instead of bytes."""
-    if request.stream_format == "sse":
-        message = "'sse' is not supported: bytes are streamed; use audio"
-        raise FieldError("stream_format", message, Reason.UNSUPPORTED_OPERATION)
+    """Returns the payload of speech."""
     payload = audio_pb2.SpeechPayload(
         input=request.input,
-        voice=request.voice,
+        voice=request.voice or "",
         format=request.response_format or "",
         instructions=request.instructions or "",
     )

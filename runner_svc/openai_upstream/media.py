@@ -207,7 +207,9 @@ def _end(usage: usage_pb2.Usage) -> Frame:
 
 async def speak(http: OpenAiHttp, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
     """See Backend.speak."""
-    body: Json = {"input": payload.input, "voice": payload.voice, **model_field(http.endpoint.model)}
+    body: Json = {"input": payload.input, **model_field(http.endpoint.model)}
+    if payload.voice:
+        body["voice"] = payload.voice
     if payload.format:
         body["response_format"] = payload.format
     if payload.HasField("speed"):

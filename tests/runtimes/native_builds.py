@@ -1,6 +1,7 @@
 """What the tests of heavy runtimes run on, built from source on first use into `.venv-runtimes`."""
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ CTRANSLATE2 = ROOT / ".venv-runtimes" / "ctranslate2"
 FASTER_WHISPER = ROOT / ".venv-runtimes" / "faster-whisper"
 CONVERSION_ENVIRONMENT = ROOT / ".venv-runtimes" / "conversion"
 DIFFUSERS = ROOT / ".venv-runtimes" / "diffusers"
+ESPEAK = "espeak-ng"
+SPEECH = ROOT / ".venv-runtimes" / "speech"
 MINILM = ROOT / ".venv-runtimes" / "minilm"
 _SERVER_SCRIPT = Path(__file__).with_name("build_llama_server.sh")
 _LIBRARY_SCRIPT = Path(__file__).with_name("build_llama_cpp_python.sh")
@@ -27,6 +30,7 @@ _CTRANSLATE2_SCRIPT = Path(__file__).with_name("build_ctranslate2.sh")
 _FASTER_WHISPER_SCRIPT = Path(__file__).with_name("build_faster_whisper.sh")
 _DIFFUSERS_SCRIPT = Path(__file__).with_name("build_diffusers.sh")
 _PIPELINES_SCRIPT = Path(__file__).with_name("make_tiny_pipelines.py")
+_SPEECH_SCRIPT = Path(__file__).with_name("build_speech.sh")
 _CONVERSION_SCRIPT = Path(__file__).with_name("build_conversion.sh")
 _MINILM_SCRIPT = Path(__file__).with_name("build_minilm.sh")
 _MLX_LM_SCRIPT = Path(__file__).with_name("build_mlx_lm.sh")
@@ -35,6 +39,7 @@ _ENVIRONMENTS = ROOT / "runner_svc" / "environments"
 _CTRANSLATE2_LOCK = _ENVIRONMENTS / "ctranslate2" / "cpu.lock"
 _FASTER_WHISPER_LOCK = _ENVIRONMENTS / "faster_whisper" / "cpu.lock"
 _DIFFUSERS_LOCKS = (_ENVIRONMENTS / "diffusers" / "cpu-torch.lock", _ENVIRONMENTS / "diffusers" / "cpu.lock")
+_SPEECH_LOCK = _ENVIRONMENTS / "speech" / "cpu.lock"
 _VLLM_LOCKS = (_ENVIRONMENTS / "vllm" / "cpu-torch.lock", _ENVIRONMENTS / "vllm" / "cpu.lock")
 WEFT = Path(sys.executable).with_name("weft")
 MLX_LM = ROOT / ".venv-runtimes" / "mlx-lm"
@@ -54,6 +59,23 @@ def built_faster_whisper() -> tuple[Path, Path]:
     """The interpreter of faster-whisper's environment, and a Whisper model that hears English (a minute, 0.5 GB)."""
     _ensure_installed(FASTER_WHISPER, (_FASTER_WHISPER_LOCK, _FASTER_WHISPER_SCRIPT), WEFT, FASTER_WHISPER)
     return FASTER_WHISPER / "runtimes" / "faster_whisper" / "bin" / "python", FASTER_WHISPER / "tiny.en"
+
+
+def built_speech() -> tuple[Path, Path]:
+    """The interpreter of the environment of speech, and a folder with a voice of piper (a minute, 0.4 GB)."""
+    _ensure_installed(SPEECH, (_SPEECH_LOCK, _SPEECH_SCRIPT), WEFT, SPEECH)
+    return SPEECH / "runtimes" / "speech" / "bin" / "python", SPEECH / "voices"
+
+
+def installed_espeak() -> str:
+    """The program espeak-ng of Debian, which is installed where it is missing and may be."""
+    if shutil.which(ESPEAK) is None:
+        if os.geteuid() or shutil.which("apt-get") is None:
+            pytest.skip(f"there is no {ESPEAK} on this machine; run: apt-get install {ESPEAK}")
+        for words in (["update", "-qq"], ["install", "-y", "-qq", ESPEAK]):
+            environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+            subprocess.run(["apt-get", *words], check=True, env=environment, timeout=BUILD_SECONDS)
+    return shutil.which(ESPEAK) or ESPEAK
 
 
 def built_mlx_lm() -> tuple[Path, Path]:

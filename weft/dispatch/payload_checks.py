@@ -188,7 +188,7 @@ def check_transcription(payload: audio_pb2.TranscriptionPayload) -> None:
 def check_speech(payload: audio_pb2.SpeechPayload) -> None:
     """Raises INVALID_ARGUMENT naming the field."""
     _check_text("payload.input", payload.input, MAX_SPEECH_CHARS)
-    _check_text("payload.voice", payload.voice, MAX_WORD_CHARS)
+    _check_text("payload.voice", payload.voice, MAX_WORD_CHARS, may_be_empty=True)
     _check_word("payload.format", payload.format, SPEECH_FORMATS)
     if payload.HasField("speed"):
         check_number("payload.speed", payload.speed, MIN_SPEED, MAX_SPEED)

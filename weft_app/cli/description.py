@@ -198,6 +198,14 @@ _CREATED, _HEARTBEAT, _GONE = (
 )
 
 
+MAX_SHOWN_VOICES = 10
+
+
+def _voices(voices: Sequence[str]) -> str:
+    more = f" and {len(voices) - MAX_SHOWN_VOICES} more" if len(voices) > MAX_SHOWN_VOICES else ""
+    return f"{', '.join(voices[:MAX_SHOWN_VOICES])}{more}"
+
+
 def _skills(model: ModelDocument) -> str:
     abilities = model.abilities
     lacking = f" (not {', '.join(skill_words(abilities.lacking))})" if abilities.lacking else ""
@@ -225,6 +233,7 @@ _MODEL = (
     Column("Thinking", lambda model: ", ".join(mode_words(model.abilities.thinking_modes))),
     Column("Translates from", lambda model: ", ".join(model.abilities.source_languages)),
     Column("Translates into", lambda model: ", ".join(model.abilities.target_languages)),
+    Column("Voices", lambda model: _voices(model.abilities.voices)),
     Column("Journal", lambda model: word_of(model.manifest, "journal") if model.manifest.journal else ""),
     Column("Woken by", _woken_by),
     _CREATED,

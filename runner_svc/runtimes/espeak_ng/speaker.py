@@ -5,6 +5,7 @@ import struct
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from io import BufferedReader
 
 from runner_svc.engine_host.engine import Job, LibraryMissingError, RefusedError
@@ -24,6 +25,7 @@ _HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 _ROW = re.compile(r"\s*\d+\s+(?P<language>\S+)\s+\S+\s+(?P<name>\S+)\s+(?P<file>\S+)")
 _OF_MBROLA = "mb/"
 _VARIANTS = "!v/"
+VARIANT_MARK = "+"
 
 
 class EspeakSpeaker:
@@ -33,8 +35,10 @@ class EspeakSpeaker:
         """Raises LibraryMissingError where there is no such program, RefusedError where it does not work."""
         self._program = program
         self._words_per_minute = words_per_minute
-        self.voices: Sequence[Voice] = listed_voices(self._list("--voices"))
+        rows = listed_voices(self._list("--voices"))
+        self.voices: Sequence[Voice] = [row.voice for row in rows]
         """See Speaker.voices."""
+        self._files = {row.voice.name: row.file for row in rows}
         self.variants: Sequence[str] = listed_variants(self._list("--voices=variant"))
         """See Speaker.variants."""
         if not self.voices:
@@ -82,9 +86,14 @@ class EspeakSpeaker:
 
     def _command(self, voice: str, speed: float) -> Sequence[str]:
         return (
-            *(self._program, "--stdin", "--stdout", "-b", "1", "-v", voice),
+            *(self._program, "--stdin", "--stdout", "-b", "1", "-v", self._program_voice(voice)),
             *("-s", str(words_per_minute(self._words_per_minute, speed))),
         )
+
+    def _program_voice(self, voice: str) -> str:
+        """Returns what the program calls a voice: with a variant its file, since `en-gb+f3` is as `en-gb` there."""
+        name, mark, variant = voice.partition(VARIANT_MARK)
+        return f"{self._files[name]}{mark}{variant}" if mark else voice
 
     def _list(self, flag: str) -> str:
         """Returns what the program prints with a flag. Raises LibraryMissingError, RefusedError."""
@@ -135,15 +144,23 @@ def rate_of(header: bytes) -> int | None:
     return rate if (riff, wave, form, sort, channels, bits) == (b"RIFF", b"WAVE", b"fmt ", 1, 1, 16) else None
 
 
-def listed_voices(table: str) -> Sequence[Voice]:
+@dataclass(frozen=True, slots=True)
+class ListedVoice:
+    """A row of the program's table."""
+
+    voice: Voice
+    file: str
+
+
+def listed_voices(table: str) -> Sequence[ListedVoice]:
     """Returns the voices in the program's table, by their languages; those of mbrola, a further program, left out."""
-    found: dict[str, Voice] = {}
+    found: dict[str, ListedVoice] = {}
     for row in map(_ROW.match, table.splitlines()[:MAX_ROWS]):
-        if row is not None and not row["file"].startswith(_OF_MBROLA):
-            # A name must not be taken for a flag.
-            name = row["language"]
-            if not name.startswith("-"):
-                found.setdefault(name, Voice(name=name, language=name, aliases=[row["name"]]))
+        # A name must not be taken for a flag.
+        if row is None or row["file"].startswith(_OF_MBROLA) or row["language"].startswith("-"):
+            continue
+        voice = Voice(name=row["language"], language=row["language"], aliases=[row["name"]])
+        found.setdefault(voice.name, ListedVoice(voice, row["file"]))
     return list(found.values())
 
 

@@ -133,6 +133,8 @@ async def test_lists_of_models_hold_what_the_key_may_see() -> None:
             found = await ask(gateway, "tiny00000000", "GET", f"/v1/models/{name}")
             assert why(found) == f"the key lacks the scope models/{name}:view"
         assert (await ask(gateway, "nobody000000", "GET", "/v1/models"))[0] == 403
+        assert await ask(gateway, "tiny00000000", "GET", "/v1/audio/voices?model=tiny") == (200, {"voices": []})
+        assert (await ask(gateway, "tiny00000000", "GET", "/v1/audio/voices?model=shared"))[0] == 403
 
 
 async def test_ollamas_clients_see_what_the_key_may_see() -> None:
@@ -267,5 +269,6 @@ def test_the_endpoints_for_which_a_limited_scope_suffices_are_these() -> None:
     edits = {(method, f"/api/v1/{kind}/{{name}}") for method in ("PUT", "DELETE") for kind in kinds if kind != "pools"}
     admin = {("POST", f"/v1/admin/{path}") for path in ("models/{name}/load", "models/{name}/unload", "cache/flush")}
     others = {("GET", "/api/v1/models/{name}/members"), ("POST", "/api/v1/apply"), ("GET", "/openapi.json")}
+    others |= {("GET", "/v1/audio/voices")}
     others |= {("GET", "/api/tags"), ("GET", "/api/ps"), ("POST", "/api/show")}
     assert found == uses | reads | edits | admin | others

@@ -32,10 +32,10 @@ HEADER = struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 0, b"WAVE", b"fmt ", 16, 1, 
 
 
 def test_the_voices_are_the_languages_of_the_table_without_those_of_mbrola() -> None:
-    assert [(voice.name, voice.aliases) for voice in listed_voices(TABLE)] == [
-        ("af", ["Afrikaans"]),
-        ("en-gb", ["English_(Great_Britain)"]),
-        ("yue", ["Chinese_(Cantonese)"]),
+    assert [(row.voice.name, row.voice.aliases, row.file) for row in listed_voices(TABLE)] == [
+        ("af", ["Afrikaans"], "gmw/af"),
+        ("en-gb", ["English_(Great_Britain)"], "gmw/en"),
+        ("yue", ["Chinese_(Cantonese)"], "sit/yue"),
     ]
     assert listed_variants(VARIANTS) == ["f3", "adam"]
 
@@ -83,7 +83,7 @@ def test_the_text_goes_to_the_input_of_the_program_and_never_into_its_arguments(
     assert _spoken(speaker, "--version; $(reboot) 'x'", voice="en-gb+f3", speed=2.0) == b"abcd"
     assert (tmp_path / "text").read_text() == "--version; $(reboot) 'x'"
     last = (tmp_path / "arguments").read_text().splitlines()[-1]
-    assert last == "--stdin --stdout -b 1 -v en-gb+f3 -s 350"
+    assert last == "--stdin --stdout -b 1 -v gmw/en+f3 -s 350"
 
 
 def test_a_missing_program_is_a_missing_library(tmp_path: Path) -> None:

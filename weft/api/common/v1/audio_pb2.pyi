@@ -256,7 +256,7 @@ class SpeechPayload(google.protobuf.message.Message):
     input: builtins.str
     """What to say; at most 4,096 characters."""
     voice: builtins.str
-    """Who says it, in the model's words."""
+    """Who says it, in the model's words. Empty: the model's default voice."""
     format: builtins.str
     """"mp3", "opus", "aac", "flac", "wav" or "pcm". Empty: mp3."""
     speed: builtins.float

@@ -1,0 +1,137 @@
+"""The espeak-ng backend with its real host process, over a program of the test and the real one."""
+
+import asyncio
+import io
+import os
+import shutil
+import signal
+import wave
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.engine_settings import engine_settings
+from kit.speech_calls import CALL, FOX, first_piece, payload, speaking, spoken
+
+from runner_svc.policy.timeouts import StopGraces
+from runner_svc.runtimes.espeak_ng.backend import EspeakBackend
+from runner_svc.runtimes.espeak_ng.settings import EspeakModel
+from weft.api.common.v1 import chat_pb2, image_pb2
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+PROGRAM = """#!/bin/sh
+# Speaks one second of silence per text; a text with "wait" lasts until its reader has gone.
+case "$1" in
+  --voices) printf 'Pty Language\\n 5 en-gb --/M English gmw/en\\n 5 de --/M German gmw/de\\n' ;;
+  --voices=variant) printf 'Pty Language\\n 5 variant --/F female3 !v/f3\\n' ;;
+  *)
+    text=$(cat)
+    printf 'RIFF\\377\\377\\377\\377WAVEfmt '
+    printf '\\020\\0\\0\\0\\001\\0\\001\\0\\100\\037\\0\\0\\200\\076\\0\\0\\002\\0\\020\\0'
+    printf 'data\\377\\377\\377\\377'
+    head -c 16000 /dev/zero
+    case "$text" in *wait*) exec yes ;; esac ;;
+esac
+"""
+LONG = "This sentence is heard at once by everyone. " + "This one has to wait for a very long time. " * 5
+
+
+def _backend(program: Path | None, **settings: Any) -> EspeakBackend:
+    graces = StopGraces(first_term_seconds=0.3, second_term_seconds=0.3)
+    return EspeakBackend(*engine_settings(EspeakModel, program=program, graces=graces, **settings))
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    file = tmp_path / "espeak-ng"
+    file.write_text(PROGRAM)
+    file.chmod(0o755)
+    return file
+
+
+async def test_a_loaded_model_has_its_slots_its_voices_and_speech_alone(program: Path) -> None:
+    async with speaking(_backend(program, slots=3, default_voice="de")) as (backend, facts):
+        assert facts.operations == {Operation.SPEECH}
+        assert facts.slots == 3
+        assert facts.abilities.voices == ("de", "en-gb")
+        with pytest.raises(WeftError) as failed:
+            await anext(backend.generate(chat_pb2.ChatPayload(), CALL))
+        assert failed.value.reason is Reason.UNSUPPORTED_OPERATION
+        with pytest.raises(WeftError) as failed:
+            await anext(backend.generate_images(image_pb2.ImagePayload(prompt="a"), CALL))
+        assert failed.value.reason is Reason.UNSUPPORTED_OPERATION
+
+
+async def test_a_recording_comes_sentence_by_sentence_with_its_length(program: Path) -> None:
+    async with speaking(_backend(program)) as (backend, _):
+        found = await spoken(backend, format="wav")
+    assert found.media_type == "audio/wav"
+    assert found.seconds == 2.0
+    with wave.open(io.BytesIO(found.data)) as read:
+        assert read.getframerate() == 8000
+        assert len(read.readframes(10**6)) == 32_000
+
+
+async def test_voices_and_speeds_that_are_not_there_are_named(program: Path) -> None:
+    async with speaking(_backend(program)) as (backend, _):
+        assert (await spoken(backend, voice="alloy")).warned_fields == ["voice"]
+        slow = await spoken(backend, voice="en-gb+f3", speed=0.25, instructions="softly")
+        assert slow.warned_fields == ["instructions", "speed"]
+        with pytest.raises(FieldError) as refused:
+            await spoken(backend, voice="klingon")
+        assert refused.value.field == "voice"
+        with pytest.raises(WeftError, match="input: ") as empty:
+            await spoken(backend, "\x00")
+        assert empty.value.reason is Reason.INVALID_ARGUMENT
+
+
+async def test_a_default_voice_that_is_not_there_fails_the_load_and_leaves_no_process(program: Path) -> None:
+    backend = _backend(program, default_voice="klingon")
+    with pytest.raises(FieldError, match="default_voice"):
+        await backend.start()
+    assert backend.process_id is None
+
+
+async def test_a_program_that_is_missing_fails_the_load_with_the_command_that_installs_it(tmp_path: Path) -> None:
+    backend = _backend(tmp_path / "none")
+    with pytest.raises(WeftError, match="apt-get install espeak-ng") as failed:
+        await backend.start()
+    assert failed.value.reason is Reason.CONNECT_FAILED
+
+
+async def test_a_cancelled_request_frees_the_slot(program: Path) -> None:
+    async with speaking(_backend(program, slots=1)) as (backend, _):
+        for _ in range(3):
+            assert await first_piece(backend, LONG)
+        assert (await spoken(backend)).seconds == 2.0
+
+
+async def test_a_killed_host_ends_its_request_and_the_next_start_speaks(program: Path) -> None:
+    async with speaking(_backend(program, slots=1)) as (backend, _):
+        pieces = backend.speak(payload(LONG), CALL)
+        assert (await anext(pieces)).data
+        process = backend.process_id
+        assert process is not None
+        os.kill(process, signal.SIGKILL)
+        with pytest.raises(WeftError) as died:
+            async for _ in pieces:
+                pass
+        assert died.value.reason is Reason.SERVER_DIED
+        async with asyncio.timeout(30):
+            await backend.wait_exit()
+        await backend.stop()
+        await backend.start()
+        assert (await spoken(backend)).seconds == 2.0
+
+
+@pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="apt-get install espeak-ng")
+async def test_the_real_program_speaks_in_its_languages_and_slower_at_a_lower_speed() -> None:
+    async with speaking(_backend(None)) as (backend, facts):
+        assert {"en-gb", "de", "fr-fr"} <= set(facts.abilities.voices)
+        usual, fast = await spoken(backend, format="wav"), await spoken(backend, format="wav", speed=3.0)
+        assert usual.data[:4] == b"RIFF"
+        assert usual.seconds > 2 * fast.seconds > 0
+        named = await spoken(backend, FOX, voice="German+f3", format="wav")
+        assert named.seconds > 0

@@ -1,0 +1,193 @@
+"""espeak-ng and piper themselves, in the host program under the environment of speech."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from kit.engine_settings import engine_settings
+from kit.speech_calls import CALL, FOX, Spoken, first_piece, payload, speaking, spoken
+from native_builds import SPEECH, built_speech, installed_espeak
+
+from runner_svc.engine_host.messages import Sound, Worked
+from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.runtimes.espeak_ng.backend import EspeakBackend
+from runner_svc.runtimes.espeak_ng.settings import EspeakModel
+from runner_svc.runtimes.piper.backend import PiperBackend
+from runner_svc.runtimes.piper.settings import PiperModel
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+
+pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
+
+VOICE = "en_US-joe-medium"
+RATES = {"mp3": 22050, "opus": 48000, "aac": 22050, "flac": 22050, "wav": 22050}
+CODECS = {"mp3": "mp3float", "opus": "opus", "aac": "aac", "flac": "flac", "wav": "pcm_s16le"}
+PADDING_SECONDS = 0.15
+"""Silence that mp3 and AAC add at both ends: two frames and the delay of the encoder."""
+LONG = " ".join(f"This is the sentence with the number {number} of many." for number in range(60))
+DECODE = """
+import io, sys, av
+with av.open(io.BytesIO(sys.stdin.buffer.read())) as recording:
+    sound = recording.streams.audio[0]
+    samples = sum(frame.samples for frame in recording.decode(audio=0))
+    print(sound.codec_context.name, sound.rate, sound.channels, samples)
+"""
+AnySpeaker = EspeakBackend | PiperBackend
+Make = Callable[..., AnySpeaker]
+
+
+def _context(**settings: Any) -> dict[str, Any]:
+    built_speech()
+    # Nothing of the repository is on the path of this interpreter, but for what the bootstrap puts there.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {"environment": environment, "environments": EnvironmentFolder(SPEECH / "runtimes"), **settings}
+
+
+def _espeak(**settings: Any) -> EspeakBackend:
+    installed_espeak()
+    return EspeakBackend(*engine_settings(EspeakModel, **_context(**settings)))
+
+
+def _piper(**settings: Any) -> PiperBackend:
+    given = {"path": built_speech()[1], **settings} if "voices" not in settings else settings
+    return PiperBackend(*engine_settings(PiperModel, **_context(**given)))
+
+
+both = pytest.mark.parametrize("make", [_espeak, _piper])
+
+
+def _decoded(found: Spoken) -> tuple[str, int, int, int]:
+    """The codec, the rate, the channels and the samples of a recording, as the library of the environment reads it."""
+    answer = subprocess.run(
+        [str(built_speech()[0]), "-c", DECODE], input=found.data, capture_output=True, check=True, timeout=60
+    )
+    codec, rate, channels, samples = answer.stdout.decode().split()
+    return codec, int(rate), int(channels), int(samples)
+
+
+@both
+@pytest.mark.parametrize("form", sorted(RATES))
+async def test_a_recording_is_what_its_format_says_and_as_long_as_its_receipt(make: Make, form: str) -> None:
+    async with speaking(make()) as (backend, _):
+        found = await spoken(backend, format=form)
+    codec, rate, channels, samples = _decoded(found)
+    assert (codec, rate, channels) == (CODECS[form], RATES[form], 1)
+    assert found.seconds > 1
+    assert samples / rate == pytest.approx(found.seconds, abs=PADDING_SECONDS if form in ("mp3", "aac") else 0.002)
+
+
+@both
+async def test_pcm_has_24000_samples_per_second_and_no_header(make: Make) -> None:
+    async with speaking(make()) as (backend, _):
+        found = await spoken(backend, format="pcm")
+    assert found.media_type == "audio/pcm"
+    assert len(found.data) / 2 / 24_000 == pytest.approx(found.seconds, abs=0.002)
+
+
+@both
+async def test_mp3_is_the_format_of_a_request_that_names_none(make: Make) -> None:
+    async with speaking(make()) as (backend, _):
+        found = await spoken(backend, "One short sentence.")
+    assert found.media_type == "audio/mpeg"
+    assert _decoded(found)[0] == CODECS["mp3"]
+
+
+@both
+async def test_a_higher_speed_takes_less_time_to_say(make: Make) -> None:
+    async with speaking(make()) as (backend, _):
+        slow, usual, fast = [await spoken(backend, format="wav", speed=speed) for speed in (0.5, 1.0, 3.0)]
+    assert slow.seconds > 1.3 * usual.seconds > 2 * fast.seconds > 0
+
+
+@both
+async def test_the_first_piece_comes_before_the_last_sentence_is_spoken(make: Make) -> None:
+    async with speaking(make()) as (backend, _):
+        request = backend.speech_call(payload(LONG, format="mp3")).request
+        before: list[Worked] = []
+        async with asyncio.timeout(60):
+            async for answers in backend._working(request, CALL):
+                before += [answer for answer in answers if isinstance(answer, Worked)]
+                if any(isinstance(answer, Sound) for answer in answers):
+                    break
+    assert all(worked.done < worked.total for worked in before)
+
+
+@both
+async def test_a_cancelled_request_frees_the_only_slot(make: Make) -> None:
+    async with speaking(make(slots=1)) as (backend, _):
+        for _ in range(2):
+            assert await first_piece(backend, LONG)
+        assert (await spoken(backend, "And now this.")).seconds > 0
+
+
+@both
+async def test_a_killed_host_is_seen_and_the_next_start_speaks(make: Make) -> None:
+    async with speaking(make()) as (backend, _):
+        process = backend.process_id
+        assert process is not None
+        pieces = backend.speak(payload(LONG), CALL)
+        assert (await anext(pieces)).data
+        os.kill(process, signal.SIGKILL)
+        with pytest.raises(WeftError) as died:
+            async for _ in pieces:
+                pass
+        assert died.value.reason is Reason.SERVER_DIED
+        async with asyncio.timeout(60):
+            await backend.wait_exit()
+        await backend.stop()
+        async with asyncio.timeout(60):
+            await backend.start()
+        assert (await spoken(backend, "And now this.")).seconds > 0
+
+
+@both
+async def test_an_unload_leaves_no_process(make: Make) -> None:
+    async with speaking(make()) as (backend, _):
+        assert (await spoken(backend, "And now this.")).seconds > 0
+        processes = [psutil.Process(each.pid) for each in backend.processes()]
+        assert processes
+    assert not any(process.is_running() for process in processes)
+
+
+async def test_espeak_ng_has_the_languages_of_its_program_with_variants() -> None:
+    async with speaking(_espeak()) as (backend, facts):
+        assert {"en-gb", "de", "fr-fr"} <= set(facts.abilities.voices)
+        female = await spoken(backend, voice="en-gb+f3", format="wav")
+        male = await spoken(backend, voice="English_(Great_Britain)", format="wav")
+    assert female.data != male.data
+
+
+async def test_a_voice_of_piper_is_found_by_its_file_its_alias_and_its_own_name() -> None:
+    model = built_speech()[1] / f"{VOICE}.onnx"
+    backend = _piper(voices={"joe": model}, voice_aliases={"nova": "joe"})
+    async with speaking(backend) as (speaker, facts):
+        assert facts.abilities.voices == ("joe", "nova")
+        for voice, warned in (("joe", []), ("nova", []), ("", []), ("alloy", ["voice"])):
+            assert (await spoken(speaker, "Hello there.", voice=voice)).warned_fields == warned
+        with pytest.raises(FieldError, match="it has joe"):
+            await spoken(speaker, FOX, voice=VOICE)
+
+
+async def test_a_broken_voice_of_piper_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
+    good = built_speech()[1] / f"{VOICE}.onnx"
+    configuration = good.with_name(f"{good.name}.json").read_text()
+    for name, content in (("cut", good.read_bytes()[:100_000]), ("text", b"no model at all"), ("pickle", b"\x80\x04.")):
+        (tmp_path / f"{name}.onnx").write_bytes(content)
+        (tmp_path / f"{name}.onnx.json").write_text(configuration)
+    (tmp_path / "json.onnx").symlink_to(good)
+    (tmp_path / "json.onnx.json").write_text("{}")
+    async with speaking(_piper(path=tmp_path, voices={"joe": good}, default_voice="joe")) as (backend, facts):
+        assert "json" not in facts.abilities.voices
+        for name in ("cut", "text", "pickle", "json"):
+            with pytest.raises(WeftError, match=name) as refused:
+                await spoken(backend, FOX, voice=name)
+            assert refused.value.reason is Reason.INVALID_ARGUMENT
+        assert (await spoken(backend, "And now this.")).seconds > 0
+    with pytest.raises(WeftError, match="cut cannot be loaded"):
+        await _piper(path=tmp_path, default_voice="cut").start()
