@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from runner_svc.backend.engine_process import EnginePorts
 from runner_svc.backend.port import Backend
@@ -268,9 +269,10 @@ def media_engine(
     *,
     operations: frozenset[Operation],
     habits: EngineHabits,
+    load_values: Mapping[str, LoadValue] = MappingProxyType({}),
     abilities: Abilities = UNKNOWN,
 ) -> ModelEngine:
-    """Returns the engine of a model of images or recordings in files."""
+    """Returns the engine of a model of images or recordings in files; `load_values` as of `file_engine`."""
     weights = model.weights_of(model.file)
     facts = read_model_facts(weights)
     forecast = ForecastModel(
@@ -279,7 +281,7 @@ def media_engine(
         quantizations={},
         context_tokens=model.slot_context_tokens,
         slots=model.slots,
-        parameters={},
+        parameters=load_values,
         habits=habits,
         manifest_bytes=manifest_bytes_of(model.memory_mb),
     )

@@ -88,14 +88,15 @@ class WholeAnswerWriter:
 
     async def put(self, frame: Frame) -> None:
         """Send a frame, now or at the end."""
-        if self._holds and has_content(frame):
+        is_end = _receipt_in(frame) is not None
+        if self._holds and not is_end and has_content(frame):
             self._held.append(frame)
             self._held_bytes += sum(event.ByteSize() for event in frame)
             self._holds = self._held_bytes <= MAX_WHOLE_BYTES
             if self._holds:
                 return
             frame = []
-        if not self._holds or _receipt_in(frame) is not None:
+        if not self._holds or is_end:
             held, self._held = self._held, []
             for each in held:
                 await self._write(each)

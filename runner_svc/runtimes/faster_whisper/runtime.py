@@ -32,6 +32,7 @@ def _build(model: FasterWhisperModel, context: "ModelContext") -> "ModelEngine":
         lambda: FasterWhisperBackend(model, context),
         operations=OPERATIONS,
         habits=RUNTIME.habits,
+        load_values=_load_values(model),
         abilities=ABILITIES,
     )
 

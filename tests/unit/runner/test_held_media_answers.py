@@ -59,3 +59,11 @@ async def test_no_more_than_the_limit_is_held(monkeypatch: pytest.MonkeyPatch) -
     await writer.put(_image(2))
     await writer.put(END)
     assert written.frames[2:] == [_image(2), END]
+
+
+async def test_an_end_that_comes_with_the_last_content_is_sent() -> None:
+    written = Written()
+    writer = WholeAnswerWriter(written.write, whole=True)
+    await writer.put(_image(0))
+    await writer.put([*_image(1), *END])
+    assert written.frames == [_image(0), [*_image(1), *END]]

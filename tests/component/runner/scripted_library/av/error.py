@@ -1,0 +1,9 @@
+"""The errors of PyAV that the reader of recordings knows."""
+
+
+class FFmpegError(Exception):
+    pass
+
+
+class InvalidDataError(FFmpegError):
+    pass

@@ -1,0 +1,327 @@
+"""The faster-whisper backend with its real host process, over stand-ins for its libraries."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hosted_stage import ANSWER_SECONDS, CALL, START_SECONDS, scripted
+from kit.engine_settings import engine_settings
+
+from runner_svc.backend.port import BackendFacts, LoadOrder
+from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.policy.load_plan import AS_CONFIGURED
+from runner_svc.runtimes.faster_whisper.arguments import HOST_PROGRAM
+from runner_svc.runtimes.faster_whisper.backend import FasterWhisperBackend
+from runner_svc.runtimes.faster_whisper.runtime import RUNTIME
+from runner_svc.runtimes.faster_whisper.settings import FasterWhisperModel
+from runner_svc.runtimes.host_backend import host_command
+from runner_svc.runtimes.model_engine import ModelContext
+from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2
+from weft.dispatch.frames import Frame, has_content
+from weft.dispatch.media_results import collected_transcription
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Skill
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("model.bin", "tokenizer.json", "config.json"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+def _backend(model: Path, switches: dict[str, Any] | None = None, **settings: Any) -> FasterWhisperBackend:
+    given = {"path": model, "command": host_command(HOST_PROGRAM), "device": "cpu", **settings}
+    given = scripted("SCRIPTED_FASTER_WHISPER", switches, **given)
+    return FasterWhisperBackend(*engine_settings(FasterWhisperModel, **given))
+
+
+@asynccontextmanager
+async def _running(
+    model: Path, switches: dict[str, Any] | None = None, **settings: Any
+) -> AsyncGenerator[tuple[FasterWhisperBackend, BackendFacts]]:
+    backend = _backend(model, switches, **settings)
+    async with asyncio.timeout(START_SECONDS):
+        facts = await backend.start()
+    try:
+        yield backend, facts
+    finally:
+        await backend.stop()
+
+
+def _payload(fields: dict[str, Any] | None = None, **recording: Any) -> audio_pb2.TranscriptionPayload:
+    data = json.dumps({"seconds": 4, "rate": 16_000, "channels": 1, **recording}).encode()
+    return audio_pb2.TranscriptionPayload(audio=chat_pb2.MediaPart(data=data, media_type="audio/wav"), **(fields or {}))
+
+
+async def _frames(backend: FasterWhisperBackend, payload: audio_pb2.TranscriptionPayload) -> list[Frame]:
+    async with asyncio.timeout(ANSWER_SECONDS):
+        return [frame async for frame in backend.transcribe(payload, CALL)]
+
+
+async def _heard(
+    backend: FasterWhisperBackend, payload: audio_pb2.TranscriptionPayload
+) -> tuple[audio_pb2.Transcription, Frame]:
+    frames = await _frames(backend, payload)
+    return collected_transcription(frames), [event for frame in frames for event in frame]
+
+
+def _calls(backend: FasterWhisperBackend) -> list[tuple[float, dict[str, Any]]]:
+    """What the library was given: seconds and options of each call."""
+    lines = [line for line in backend.log_lines(1000) if line.startswith("heard ")]
+    return [(float(line.split()[1]), json.loads(line.partition(" with ")[2])) for line in lines]
+
+
+async def test_it_transcribes_and_does_nothing_else(model: Path) -> None:
+    async with _running(model) as (backend, facts):
+        assert facts.operations == {Operation.TRANSCRIPTION}
+        assert facts.abilities is not None
+        assert facts.abilities.skills == {Skill.AUDIO}
+        with pytest.raises(WeftError) as refused:
+            backend.generate(completion_pb2.CompletionPayload(), CALL)
+        assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
+    engine = RUNTIME.build(*engine_settings(FasterWhisperModel, path=model))
+    assert engine.operations == {Operation.TRANSCRIPTION}
+    assert engine.abilities == facts.abilities, "the mesh knows it before the model is loaded"
+
+
+async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -> None:
+    async with _running(model, device="cuda", compute_type="float16", slots=3, threads=2) as (backend, facts):
+        assert "loaded on cuda as float16, 2 threads, 3 at once" in backend.log_lines(10)
+        assert facts.slots == 3
+    backend = _backend(model, device="cuda")
+    await backend.start(LoadOrder(shares=()))
+    try:
+        assert "loaded on cpu as int8, 1 threads, 1 at once" in backend.log_lines(10), "no device may be used"
+    finally:
+        await backend.stop()
+
+
+async def test_a_transcription_has_segments_with_their_figures_and_words_where_they_are_asked_for(model: Path) -> None:
+    async with _running(model) as (backend, _):
+        plain, events = await _heard(backend, _payload())
+        with_words, _ = await _heard(backend, _payload({"with_words": True}))
+    (segment,) = plain.segments
+    assert (plain.text, plain.language, plain.duration_seconds) == ("0", "en", 4.0)
+    assert (segment.start_seconds, segment.end_seconds, segment.text) == (0.0, 4.0, " 0")
+    assert (segment.mean_logprob, segment.no_speech_probability, segment.compression_ratio) == (-0.5, 0.25, 1.5)
+    assert not segment.words
+    assert [word.text for word in with_words.segments[0].words] == ["0"]
+    receipt = events[-1].finished.receipt
+    assert (receipt.usage.audio_milliseconds, receipt.usage.completion_tokens) == (4000, 1)
+
+
+async def test_a_long_recording_is_heard_in_pieces_that_join_without_a_gap_and_with_what_was_said(model: Path) -> None:
+    async with _running(model) as (backend, _):
+        heard, events = await _heard(backend, _payload({"prompt": "ab"}, seconds=400))
+        calls = _calls(backend)
+    starts = [segment.start_seconds for segment in heard.segments]
+    assert starts == [29.0 * number for number in range(14)]
+    assert heard.segments[-1].end_seconds == 400.0
+    # The window at 174 s would be 6 s long: the next piece begins there.
+    assert [seconds for seconds, _ in calls] == [180.0, 186.0, 52.0]
+    prompt = [ord(letter) for letter in " ab"]
+    assert calls[0][1]["initial_prompt"] == prompt
+    assert calls[1][1]["initial_prompt"] == [*prompt, 0, 1, 2, 3, 4, 5]
+    assert [options["language"] for _, options in calls] == [None, "en", "en"], "it is detected once"
+    done = [event.work_progress.done for event in events if event.HasField("work_progress")]
+    assert done == sorted(done)
+    assert done[-1] == 400.0
+
+
+async def test_what_was_decoded_at_a_high_temperature_says_nothing_about_what_follows(model: Path) -> None:
+    async with _running(model, {"temperature": 0.8}) as (backend, _):
+        await _frames(backend, _payload({"prompt": "ab"}, seconds=200))
+        assert _calls(backend)[1][1]["initial_prompt"] is None
+
+
+async def test_a_piece_without_a_signal_is_not_given_to_the_model(model: Path) -> None:
+    async with _running(model) as (backend, _):
+        heard, events = await _heard(backend, _payload(seconds=14_000, peak=0.0, stated=0))
+        assert _calls(backend) == []
+    assert (heard.text, list(heard.segments)) == ("", [])
+    assert events[-1].finished.receipt.usage.audio_milliseconds == 14_000_000
+
+
+async def test_only_what_has_a_voice_is_heard_where_that_is_asked_for(model: Path) -> None:
+    async with _running(model, {"voices": [[10, 20], [40, 50]]}, voice_detection=True) as (backend, _):
+        heard, _ = await _heard(backend, _payload(seconds=100))
+        assert [(seconds, options["vad_filter"]) for seconds, options in _calls(backend)] == [(40.0, True)]
+        assert heard.segments[0].start_seconds == 10.0
+        await _heard(backend, _payload({"voice_detection": False}, seconds=100))
+        assert (_calls(backend)[-1][0], _calls(backend)[-1][1]["vad_filter"]) == (100.0, False)
+    async with _running(model, {"voices": []}) as (backend, _):
+        heard, _ = await _heard(backend, _payload({"voice_detection": True}, seconds=400))
+        assert (heard.text, _calls(backend)) == ("", [])
+
+
+async def test_parameters_of_a_request_reach_the_library(model: Path) -> None:
+    async with _running(model, beam_size=3) as (backend, _):
+        await _frames(backend, _payload({"language": "NL", "translate": True, "temperature": 0.5}))
+        await _frames(backend, _payload({"temperature": 0.0}))
+        (_, given), (_, plain) = _calls(backend)
+    assert (given["language"], given["task"], given["beam_size"]) == ("nl", "translate", 3)
+    assert given["temperature"] == [0.5, 0.7, 0.9]
+    assert (plain["task"], "temperature" in plain) == ("transcribe", False), "0 is where the library begins"
+
+
+async def test_a_language_that_the_model_does_not_know_is_refused_by_name(model: Path) -> None:
+    for languages, words in ((["en"], "knows English alone, not 'nl'"), (["en", "de"], "knows 2 languages")):
+        async with _running(model, {"languages": languages}) as (backend, _):
+            with pytest.raises(WeftError, match=words) as refused:
+                await _frames(backend, _payload({"language": "nl"}))
+            assert refused.value.message.startswith("language: ")
+
+
+@pytest.mark.parametrize(
+    ("recording", "words"),
+    [
+        ({"seconds": 20}, "lasts 20 s; at most 10 s are transcribed"),
+        ({"seconds": 20, "stated": 0}, "lasts longer than 10 s"),
+        ({"seconds": 20, "stated": 3}, "lasts longer than 10 s"),
+        ({"channels": 3}, "has 3 channels; 1 to 2 are read"),
+        ({"seconds": 10, "late_channels": 3}, "has 3 channels; 1 to 2 are read"),
+        ({"channels": 0}, "has no sound"),
+        ({"rate": 1_000}, "has 1000 samples per second; 4000 to 48000 are read"),
+        ({"rate": 96_000}, "has 96000 samples per second"),
+        ({"seconds": 0}, "has no sound that can be decoded"),
+        ({"bad": 65}, "cannot be decoded: Invalid data found"),
+        ({"comment": "x" * 2_000_000}, "bytes; at most 1048576 are read"),
+    ],
+)
+async def test_a_recording_beyond_a_limit_is_refused_and_the_process_goes_on(
+    model: Path, recording: dict[str, Any], words: str
+) -> None:
+    limits: dict[str, Any] = {
+        "max_audio_seconds": 10.0,
+        "max_channels": 2,
+        "max_sample_rate_hz": 48_000,
+        "max_audio_mb": 1,
+    }
+    async with _running(model, None, **limits) as (backend, _):
+        process = backend.process_id
+        with pytest.raises(WeftError, match=words) as refused:
+            await _frames(backend, _payload(**recording))
+        assert refused.value.reason is Reason.INVALID_ARGUMENT
+        assert refused.value.message.startswith("file: ")
+        assert (await _heard(backend, _payload(bad=3)))[0].text == "0", "a few broken packets are left out"
+        assert backend.process_id == process
+
+
+async def test_a_file_that_is_no_recording_is_refused_without_the_path_of_the_runner(model: Path) -> None:
+    async with _running(model) as (backend, _):
+        payload = audio_pb2.TranscriptionPayload(audio=chat_pb2.MediaPart(data=b"text", media_type="audio/wav"))
+        with pytest.raises(WeftError, match="file: is no recording that can be read: Invalid data") as refused:
+            await _frames(backend, payload)
+    assert "/" not in refused.value.message
+
+
+async def test_a_cancelled_request_ends_with_the_next_window(model: Path) -> None:
+    async with _running(model, {"seconds_per_window": 0.05}) as (backend, _):
+        async with aclosing(backend.transcribe(_payload(seconds=14_000), CALL)) as frames:
+            while not has_content(await anext(frames)):
+                pass
+        assert (await _heard(backend, _payload()))[0].text == "0"
+        assert len(_calls(backend)) < 6, "most of the recording was not heard"
+
+
+async def test_requests_run_side_by_side_in_a_model_with_several_slots(model: Path) -> None:
+    async with (
+        _running(model, {"seconds_per_window": 0.05}, slots=2) as (backend, _),
+        aclosing(backend.transcribe(_payload(seconds=14_000), CALL)) as long,
+    ):
+        while not has_content(await anext(long)):
+            pass
+        assert (await _heard(backend, _payload()))[0].text == "0"
+        assert await anext(long), "the other request goes on"
+
+
+async def test_a_model_that_sleeps_is_unloaded_and_wakes_in_its_process(model: Path) -> None:
+    async with _running(model, sleeps_in_place=True) as (backend, facts):
+        process = backend.process_id
+        assert await backend.sleep()
+        assert "unloaded" in backend.log_lines(10)
+        assert await backend.start() == facts
+        assert backend.process_id == process
+        assert (await _heard(backend, _payload()))[0].text == "0"
+
+
+async def test_a_killed_engine_fails_its_request_alone(model: Path) -> None:
+    async with _running(model, {"seconds_per_window": 0.05}) as (backend, _):
+        async with aclosing(backend.transcribe(_payload(seconds=14_000), CALL)) as frames:
+            await anext(frames)
+            os.kill(backend.process_id or 0, signal.SIGKILL)
+            with pytest.raises(WeftError) as died:
+                await _to_the_end(frames)
+        assert died.value.reason is Reason.SERVER_DIED
+        await backend.stop()
+        await backend.start()
+        assert (await _heard(backend, _payload()))[0].text == "0"
+
+
+async def _to_the_end(frames: AsyncGenerator[Frame]) -> None:
+    async with asyncio.timeout(ANSWER_SECONDS):
+        async for _ in frames:
+            pass
+
+
+async def test_too_little_memory_is_named_with_advice(model: Path) -> None:
+    fault = "CUDA failed with error out of memory"
+    with pytest.raises(WeftError, match="use a smaller compute_type") as refused:
+        await _backend(model, {"load_error": fault}).start()
+    assert refused.value.reason is Reason.OUT_OF_MEMORY
+    async with _running(model, {"fault": fault}) as (backend, _):
+        with pytest.raises(WeftError, match="use a smaller compute_type") as refused:
+            await _frames(backend, _payload())
+        assert refused.value.reason is Reason.OUT_OF_MEMORY
+
+
+async def test_a_folder_that_is_no_whisper_model_is_refused(model: Path) -> None:
+    with pytest.raises(WeftError, match="is no Whisper model: unsupported model"):
+        await _backend(model, {"load_error": "unsupported model"}).start()
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(WeftError, match=r"tokenizer\.json does not exist"):
+        await _backend(model).start()
+
+
+async def test_a_missing_library_is_named_with_its_remedy(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(WeftError, match="weft runtime install faster_whisper") as failed:
+        await _backend(model, {"import_fails": True}).start()
+    assert failed.value.reason is Reason.CONNECT_FAILED
+    settings, _ = engine_settings(FasterWhisperModel, path=model)
+    bare = ModelContext(where="m", environments=EnvironmentFolder(tmp_path / "none"))
+    with pytest.raises(WeftError, match="weft runtime install faster_whisper"):
+        await FasterWhisperBackend(settings, bare).start()
+
+
+async def test_the_recording_of_a_request_is_a_file_only_as_long_as_the_request(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    async with _running(model, {"seconds_per_window": 0.05}) as (backend, _):
+        async with aclosing(backend.transcribe(_payload(seconds=14_000), CALL)) as frames:
+            await anext(frames)
+            assert _files(tmp_path) == ["media-0"]
+        assert _files(tmp_path) == []
+
+
+def _files(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob("weft-media-*/media-*")]
+
+
+async def test_a_model_for_processors_takes_no_memory_of_accelerators(model: Path) -> None:
+    (model / "model.bin").write_bytes(bytes(1_000_000))
+    for device, taken in (("cpu", False), ("cuda", True)):
+        engine = RUNTIME.build(*engine_settings(FasterWhisperModel, path=model, device=device))
+        expected = await engine.forecast.expect(AS_CONFIGURED)
+        assert expected is not None
+        assert (expected.bytes > 1_000_000) is taken, device
