@@ -43,6 +43,7 @@ _IMAGE_FIELDS = MappingProxyType(
     }
 )
 """Fields beyond OpenAI's, by the names that servers of diffusion models have for them."""
+_PNG = b"\x89PNG\r\n\x1a\n"
 _ANSWER = "the engine's answer is"
 _SUFFIXES = MappingProxyType({"jpeg": "jpg", "mpeg": "mp3", "x-wav": "wav", "wave": "wav", "x-m4a": "m4a"})
 
@@ -83,7 +84,18 @@ class _TranscriptionReply(msgspec.Struct):
 
 
 async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
-    """See Backend.generate_images."""
+    """See Backend.generate_images. The steps are those that were asked for, the pixels those of PNGs that came."""
+    pixels: list[int] = []
+    async with aclosing(_images(http, payload, call)) as frames:
+        async for frame in frames:
+            pixels += (_pixels(event.image.image.data) for event in frame if event.HasField("image"))
+            if frame[-1].HasField("finished"):
+                usage = frame[-1].finished.receipt.usage
+                usage.image_steps, usage.image_pixels = payload.steps * len(pixels), sum(pixels)
+            yield frame
+
+
+async def _images(http: OpenAiHttp, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
     path, body = _image_call(http, payload)
     events = ImageEvents()
     async with aclosing(http.post_for_events(path, body, call, MAX_IMAGE_BODY_BYTES)) as answers:
@@ -129,6 +141,13 @@ def _whole_images(raw: bytes) -> list[Frame]:
     counted = usage_pb2.Usage(prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens)
     images = [[event_pb2.InferenceEvent(image=_image(image, index))] for index, image in enumerate(reply.data)]
     return [*images, _end(counted)]
+
+
+def _pixels(data: bytes) -> int:
+    """Returns the pixels of a PNG by its header; 0: it is another file, whose size is not known."""
+    if not data.startswith(_PNG) or data[12:16] != b"IHDR":
+        return 0
+    return int.from_bytes(data[16:20], "big") * int.from_bytes(data[20:24], "big")
 
 
 async def transcribe(

@@ -2,12 +2,14 @@
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from typing_extensions import override
 
-from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ErasedCache, LoadOrder
+from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ErasedCache, LoadOrder, SpeechPart
+from runner_svc.openai_upstream import media
 from runner_svc.openai_upstream.client import CHAT, MODELS, Endpoint, OpenAiHttp
 from runner_svc.policy.model_names import listed_models, not_listed_message
 from runner_svc.runtimes.engine_figures import MetricsPage
@@ -20,8 +22,9 @@ from runner_svc.runtimes.server.program import command_of, find_program, preset_
 from runner_svc.runtimes.server.settings import ServerModel
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.supervise.process_time import GpuTime
-from weft.api.common.v1 import tokenize_pb2
+from weft.api.common.v1 import audio_pb2, image_pb2, tokenize_pb2
 from weft.api.runner.v1 import runner_service_pb2
+from weft.dispatch.frames import Frame
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
@@ -101,6 +104,30 @@ class ServerBackend(StartedServer[ServerModel]):
     def cache_isolation(self) -> CacheIsolation:
         salts = self.preset.cache_salt if self.model.cache_salt is None else self.model.cache_salt
         return CacheIsolation.SALT if salts else CacheIsolation.NONE
+
+    @override
+    async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        self._require(Operation.IMAGE, "images")
+        async with aclosing(media.generate_images(self._running(), payload, self._process.noting(call))) as frames:
+            async for frame in frames:
+                self._process.note_answer()
+                yield frame
+
+    @override
+    async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        self._require(Operation.TRANSCRIPTION, "transcriptions")
+        async with aclosing(media.transcribe(self._running(), payload, self._process.noting(call))) as frames:
+            async for frame in frames:
+                self._process.note_answer()
+                yield frame
+
+    @override
+    async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
+        self._require(Operation.SPEECH, "speech")
+        async with aclosing(media.speak(self._running(), payload, self._process.noting(call))) as parts:
+            async for part in parts:
+                self._process.note_answer()
+                yield part
 
     @override
     async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:

@@ -318,7 +318,12 @@ OTHER_PROGRAM = ServerPreset(
     install="",
     command=(),
     operations=_GENERATES,
-    other_operations=frozenset({Operation.EMBEDDING, Operation.RERANK, Operation.TOKENIZE}),
+    other_operations=frozenset(
+        {
+            *(Operation.EMBEDDING, Operation.RERANK, Operation.TOKENIZE),
+            *(Operation.IMAGE, Operation.TRANSCRIPTION, Operation.SPEECH),
+        }
+    ),
     parameters=parameters.PARAMETERS,
     sources={},
 )

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -19,7 +19,7 @@ from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.server.presets import PRESETS, PresetName
 from runner_svc.runtimes.server.program import command_of
 from runner_svc.runtimes.server.settings import ReadySettings, ServerModel
-from weft.api.common.v1 import chat_pb2, sampling_pb2, tokenize_pb2
+from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, sampling_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -27,6 +27,7 @@ from weft.kernel.telemetry import new_traceparent
 from weft_testing.fake_backend.dialect import Dialect
 from weft_testing.fake_backend.process import FakeControl
 
+Item = TypeVar("Item")
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
 
 
@@ -47,6 +48,10 @@ async def _start_failure(settings: tuple[ServerModel, ModelContext]) -> WeftErro
             await backend.start()
     assert backend.process_id is None, "a failed start leaves no process"
     return failed.value
+
+
+async def _all(items: AsyncGenerator[Item]) -> list[Item]:
+    return [item async for item in items]
 
 
 def _control(backend: ServerBackend) -> FakeControl:
@@ -111,6 +116,29 @@ async def test_a_program_that_cannot_forget_says_so() -> None:
         assert backend.cache_isolation is CacheIsolation.NONE
         with pytest.raises(WeftError) as refused:
             await backend.erase_cache()
+    assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
+
+
+async def test_a_program_of_pictures_and_sound_is_started_and_asked_by_the_routes_of_openai() -> None:
+    command = fake_command(*TOLD, "--offers", "image,transcription,speech")
+    media = ("image", "transcription", "speech")
+    image = image_pb2.ImagePayload(prompt="a cat", count=2, steps=5)
+    sound = audio_pb2.TranscriptionPayload(audio=chat_pb2.MediaPart(data=b"012", media_type="audio/wav"))
+    async with _running(server_settings(command=command, operations=media)) as backend:
+        made = [event for frame in await _all(backend.generate_images(image, CALL)) for event in frame]
+        heard = [event for frame in await _all(backend.transcribe(sound, CALL)) for event in frame]
+        spoken = await _all(backend.speak(audio_pb2.SpeechPayload(input="a b", voice="c"), CALL))
+    assert [event.WhichOneof("event") for event in made] == ["image", "image", "finished"]
+    usage = made[-1].finished.receipt.usage
+    assert (usage.image_steps, usage.image_pixels) == (10, 2), "the fake's images have one pixel"
+    assert "".join(event.transcript.text for event in heard[:-1]) == "3 bytes of sound"
+    assert b"".join(part.data for part in spoken).startswith(b"RIFF")
+
+
+async def test_a_program_of_text_makes_no_pictures() -> None:
+    async with _running(server_settings(command=fake_command(*TOLD))) as backend:
+        with pytest.raises(WeftError) as refused:
+            await _all(backend.generate_images(image_pb2.ImagePayload(prompt="a cat"), CALL))
     assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
 
 
