@@ -22,7 +22,9 @@ from weft_testing.free_port import free_port
 
 CLOCK_OFF = warm("kit.clock_off")
 DAY_SECONDS = 86_400
-FLAPS = 8
+FLAPS = 3
+"""Losses, with two dials each: by the third a wait that did not begin anew would be longer than a first one."""
+MANY_FLAPS = 8
 """By then a wait that began anew only after a steady session would be up to half a minute."""
 DIALS_PER_ABSENCE = 2
 _WAIT = re.compile(r"trying again in ([0-9.]+) s")
@@ -125,8 +127,9 @@ async def _joined_with_limit(mesh: MeshProcess, folder: Path, backend: FakeBacke
     return running_join(folder / "laptop", url, token, "--config", str(config))
 
 
+@pytest.mark.parametrize("flaps", [FLAPS, pytest.param(MANY_FLAPS, marks=pytest.mark.heavy)])
 async def test_a_laptop_whose_link_is_up_and_down_by_turns_dials_soon_after_each_loss(
-    plain_mesh: MeshProcess, tmp_path: Path
+    plain_mesh: MeshProcess, tmp_path: Path, flaps: int
 ) -> None:
     """A registered session is a success: the first wait after it is a first one, however many losses there were."""
     token = (await make_token(plain_mesh.home))["token"]
@@ -134,16 +137,16 @@ async def test_a_laptop_whose_link_is_up_and_down_by_turns_dials_soon_after_each
     # An answer takes a second, so that a session over which one came has stood long enough to count.
     async with run_fake_backend(tokens_per_second=5.0) as backend, capturing_proxy(url) as proxy:
         with running_join(tmp_path / "laptop", proxy.address, token, *laptop_server(backend.base_url)) as laptop:
-            for turn in range(1, FLAPS + 1):
+            for turn in range(1, flaps + 1):
                 await laptop.until("joined as laptop", times=turn)
                 await _ready(plain_mesh)
                 lost = laptop.output.count("no link")
                 proxy.go_down()
                 await laptop.until("no link", times=lost + DIALS_PER_ABSENCE)
                 proxy.is_down = False
-            await laptop.until("joined as laptop", times=FLAPS + 1)
+            await laptop.until("joined as laptop", times=flaps + 1)
             said = laptop.output
-    first_losses = [absence.partition("no link")[2] for absence in said.split("joined as laptop")[1 : FLAPS + 1]]
+    first_losses = [absence.partition("no link")[2] for absence in said.split("joined as laptop")[1 : flaps + 1]]
     waits = [float(_WAIT.search(loss)[1]) for loss in first_losses]  # type: ignore[index]  # each says how long
-    assert len(waits) == FLAPS
+    assert len(waits) == flaps
     assert max(waits) <= RedialLimits().first_seconds

@@ -7,16 +7,20 @@ import signal
 import time
 from base64 import b64encode
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from kit.warm_python import warm
 from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.client import Reason, WeftError, connect_async
 from weft_testing.media_files import png
+
+QUICK_PINGS = warm("kit.quick_pings")
 
 
 @pytest.fixture(scope="module")
@@ -303,18 +307,25 @@ async def test_a_grpc_cancel_and_a_grpc_deadline_reach_the_backend(single: MeshP
         await backend.wait_for_state(lambda state: state.requests_cancelled == before + 2, seconds=1.0)
 
 
-async def test_a_frozen_runner_is_noticed_by_the_ping_timeout_and_not_after_a_minute(single: MeshProcess) -> None:
+@pytest.mark.parametrize(
+    "within", [QUICK_PINGS, pytest.param((), marks=pytest.mark.heavy)], ids=["with quick pings", "as it is"]
+)
+async def test_a_frozen_runner_is_noticed_by_the_ping_timeout_and_not_after_a_minute(
+    within: tuple[str, ...], tmp_path: Path
+) -> None:
     """Without a ping timeout of its own, gRPC sees a SIGSTOPped peer after 60 s or never."""
-    await _configure(single, "a", answer_tokens=0, tokens_per_second=20)
-    runner = single.facts["pids"]["runners"]["a"]
-    async with aiohttp.ClientSession() as http, await single.backend("a") as backend:
-        streaming = asyncio.create_task(_stream(http, single, max_tokens=1900))
-        await backend.wait_for_state(lambda state: state.tokens_sent >= 3)
-        os.kill(runner, signal.SIGSTOP)
-        try:
-            async with asyncio.timeout(45.0):
-                heard = await streaming
-        finally:
-            os.kill(runner, signal.SIGCONT)
+    config = write_config(tmp_path, fake_runner("a", slots=1, answer_tokens=0, tokens_per_second=20), drain_seconds=0.5)
+    with running_mesh(tmp_path / "home", "--config", str(config), within=within) as mesh:
+        await _all_ready(mesh, "a")
+        runner = mesh.facts["pids"]["runners"]["a"]
+        async with aiohttp.ClientSession() as http, await mesh.backend("a") as backend:
+            streaming = asyncio.create_task(_stream(http, mesh, max_tokens=1900))
+            await backend.wait_for_state(lambda state: state.tokens_sent >= 3)
+            os.kill(runner, signal.SIGSTOP)
+            try:
+                async with asyncio.timeout(45.0):
+                    heard = await streaming
+            finally:
+                os.kill(runner, signal.SIGCONT)
     assert isinstance(heard[-1], dict)
     assert heard[-1]["error"]["code"] == "worker_lost"

@@ -124,11 +124,11 @@ async def mesh(running: Reloadable) -> Reloadable:
 
 
 async def test_a_stream_on_an_unchanged_model_goes_on_through_ten_reloads(mesh: Reloadable) -> None:
-    tokens = 400
+    tokens = 800
     steady = _runner("box", _model("steady"), command=_slow_command())
     mesh.write(steady)
     await mesh.reload()
-    async with mesh.stream("steady", tokens) as answer:
+    async with mesh.stream("steady", tokens) as answer, await mesh.mesh.backend("box") as engine:
         before = (await mesh.instances())["steady"]["pid"]
         for number in range(RELOADS):
             others = [_model("other", slots=number % 3 + 1)] if number % 2 else [_model(f"new-{number}")]
@@ -137,6 +137,7 @@ async def test_a_stream_on_an_unchanged_model_goes_on_through_ten_reloads(mesh: 
             assert (await mesh.reload())["changes"]
         assert not answer.done(), "the stream was to last through all of them"
         assert (await mesh.instances())["steady"]["pid"] == before
+        await engine.set_behaviour(hurries=True)
     assert len("".join(answer.result()).split()) == tokens
 
 

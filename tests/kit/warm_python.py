@@ -27,6 +27,7 @@ PROGRAMS = (
     "weft_testing.fake_backend",
     "kit.clock_off",
     "kit.patient_weft",
+    "kit.quick_pings",
     "kit.in_mounts",
     "kit.with_site",
 )

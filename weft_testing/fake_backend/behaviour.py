@@ -77,6 +77,8 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Silence before the response headers, idle, before a slot is taken."""
     prefill_seconds: Seconds = 0.0
     """Silence between taking a slot and the first token; burns some CPU. Headers come after it, as in llama-server."""
+    hurries: bool = False
+    """Running answers do not keep to their speed any more; it holds for requests under way, too."""
     prefill_held: bool = False
     """Prefill, of a request that is under way too, lasts until this switch is off again."""
     prefill_idle: bool = False

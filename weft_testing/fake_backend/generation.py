@@ -88,16 +88,16 @@ class Generation:
         sink: Sink,
         state: FakeState,
         outcome: Outcome,
-        is_held: Callable[[], bool],
+        newest: Callable[[], Behaviour],
     ) -> None:
-        """`is_held`: whether `prefill_held` is on now."""
+        """`newest`: the switches as they are now, for those that hold for requests under way."""
         self._http = http
         self._request = request
         self._behaviour = behaviour
         self._sink = sink
         self._state = state
         self._outcome = outcome
-        self._is_held = is_held
+        self._newest = newest
         self._tokens_sent = 0
         self._next_fault = _next_fault(behaviour, 0)
         self._decode_started = 0.0
@@ -128,7 +128,7 @@ class Generation:
             await self._sink.flush()
         if reports < 2:
             await self._compute(seconds)
-        while self._is_held():
+        while self._newest().prefill_held:
             await self._silence(_HOLD_POLL_SECONDS)
         first.slot.prompt_tokens_processed = first.tally.prompt_tokens
         self._decode_started = time.perf_counter()
@@ -173,7 +173,7 @@ class Generation:
         piece = next(choice.pieces, None)
         if piece is None:
             return self._finish(choice, "tool_calls" if choice.called_tools else "stop")
-        if self._behaviour.tokens_per_second:
+        if self._behaviour.tokens_per_second and not self._newest().hurries:
             await self._pace()
         self._count_token(choice)
         if not self._emit(choice, piece):

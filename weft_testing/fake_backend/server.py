@@ -201,7 +201,7 @@ class FakeServer:
                 sink,
                 self._ledger.state,
                 outcome,
-                lambda: self._control.behaviour.prefill_held,
+                lambda: self._control.behaviour,
             )
             try:
                 return await generation.run(slots, context)
