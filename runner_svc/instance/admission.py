@@ -70,7 +70,7 @@ class SlotTable:
         if len(self._holders) >= self._total:
             raise WeftError(
                 Reason.NO_SLOT_AVAILABLE,
-                f"all {self._total} slots are taken",
+                "its slot is taken" if self._total == 1 else f"all {self._total} slots are taken",
                 retry_after_seconds=BUSY_RETRY_SECONDS,
             )
         self._limit.take()

@@ -34,7 +34,7 @@ def test_requests_come_into_the_list_as_they_arrive_and_change_as_they_end(page:
         running.get_by_text("running").wait_for()
         waiting = page.get_by_role("row").filter(has_text="slow-1")
         waiting.get_by_text("queued").wait_for()
-        waiting.get_by_text("slots of slow are busy").wait_for()
+        waiting.get_by_text("slot of slow is busy").wait_for()
         picture(page, "requests")
         call(mesh, "POST", "/v1/requests/slow-1/cancel")
         waiting.get_by_text("cancelled", exact=True).wait_for()
@@ -71,7 +71,7 @@ def test_one_request_has_its_timeline_its_receipt_and_the_decisions_about_it(pag
 def test_a_request_that_waits_is_explained_and_its_page_follows_it(page: "Page", mesh: MeshProcess) -> None:
     with busy(mesh, 1):
         opened(page, mesh, "requests/slow-1", "slow-1")
-        page.get_by_role("status").filter(has_text="Waits: all 1 slots of slow are busy").wait_for()
+        page.get_by_role("status").filter(has_text="Waits: the slot of slow is busy").wait_for()
         picture(page, "request-waiting")
         page.get_by_role("button", name="Cancel").click()
         page.get_by_text("slow-1 is cancelled.").wait_for()

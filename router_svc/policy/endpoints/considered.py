@@ -117,7 +117,7 @@ def _state(endpoint: Endpoint) -> str:
     if endpoint.held_for is not None:
         return f"held for {endpoint.held_for or 'another model'} to be loaded"
     if endpoint.is_full:
-        return f"all {candidate.slots} slots are busy"
+        return "its slot is busy" if candidate.slots == 1 else f"all {candidate.slots} slots are busy"
     if endpoint.runner_is_full:
         return f"its runner is at its limit of {endpoint.candidate.runner_max_requests} requests"
     if endpoint.health.state is HealthState.ON_TRIAL and endpoint.trying:

@@ -24,7 +24,7 @@ MAX_UNWELL_NAMED = 3
 
 def slots_are_busy(target: str, slots: int) -> str:
     """Return the message for candidates that are ready and full."""
-    return f"all {slots} slots of {target} are busy"
+    return f"the slot of {target} is busy" if slots == 1 else f"all {slots} slots of {target} are busy"
 
 
 def none_is_free(target: str, busy: int, unhealthy: Sequence[tuple[str, str]]) -> str:

@@ -288,7 +288,7 @@ def test_a_choice_names_who_was_considered_and_what_kept_each_from_it() -> None:
     assert [each.score for each in choice.considered] == sorted((e.score for e in choice.considered), reverse=True)
     assert {each.model: each.gate for each in choice.considered} == {
         "a": "",
-        "b": "all 1 slots are busy",
+        "b": "its slot is busy",
         "c": "hibernating",
         "d": "no heartbeat",
         "e": "loading",
@@ -309,7 +309,7 @@ def test_what_is_said_of_a_candidate_follows_what_happens_to_it() -> None:
     assert gate() == ""
     running = place(mesh)
     assert running is not None
-    assert gate() == "all 1 slots are busy"
+    assert gate() == "its slot is busy"
     mesh.table.put(member("a", slots=4))
     assert gate() == ""
     place(mesh)

@@ -42,13 +42,13 @@ def test_a_request_placed_again_after_a_lost_router_keeps_its_place_in_the_queue
 def test_waiting_says_the_position_and_what_is_awaited_and_is_repeated_only_when_it_changes() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
-    assert plain(mesh.submit(arrival(2), 0.0)) == [Waits(key=2, position=1, reason="all 1 slots of m are busy")]
-    assert plain(mesh.submit(arrival(3), 0.0)) == [Waits(key=3, position=2, reason="all 1 slots of m are busy")]
+    assert plain(mesh.submit(arrival(2), 0.0)) == [Waits(key=2, position=1, reason="the slot of m is busy")]
+    assert plain(mesh.submit(arrival(3), 0.0)) == [Waits(key=3, position=2, reason="the slot of m is busy")]
     assert mesh.tick(1.0) == []
     assert placed(mesh.finish(1, 1.5)) == {2: "a"}
     assert mesh.tick(1.75) == [], "nobody is told more than once per second"
     (word,) = mesh.tick(2.0)
-    assert word == Waits(key=3, position=1, reason="all 1 slots of m are busy", eta_seconds=word.eta_seconds)  # type: ignore[union-attr]  # it is a word about waiting, see left
+    assert word == Waits(key=3, position=1, reason="the slot of m is busy", eta_seconds=word.eta_seconds)  # type: ignore[union-attr]  # it is a word about waiting, see left
 
 
 def test_a_loading_model_is_waited_for_and_said_so() -> None:

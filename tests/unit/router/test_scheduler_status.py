@@ -21,7 +21,7 @@ def test_the_first_status_has_the_considered_candidates_and_later_ones_do_not() 
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2), 0.0)
     first = waits(mesh.submit(arrival(3), 0.0))[3]
-    assert [(each.model, each.gate) for each in first.considered] == [("m", "all 1 slots are busy")]
+    assert [(each.model, each.gate) for each in first.considered] == [("m", "its slot is busy")]
     mesh.finish(1, 0.5)
     later = waits(mesh.tick(1.0))[3]
     assert (later.position, later.considered) == (1, ())

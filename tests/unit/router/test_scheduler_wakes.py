@@ -107,7 +107,7 @@ def test_a_loading_or_busy_member_is_waited_for_rather_than_waking_another() -> 
     assert mesh.submit(arrival(1, "p"), 0.0) == [Loads(key=1, stage="m-b loads on b", progress=None)]
     decisions = becomes(mesh, 1.0, asleep("a", "m-a", pool="p"), candidate("b", "m-b", pool="p"))
     assert placed(decisions) == {1: "b"}
-    assert plain(mesh.submit(arrival(2, "p"), 2.0)) == [Waits(key=2, position=1, reason="all 1 slots of p are busy")]
+    assert plain(mesh.submit(arrival(2, "p"), 2.0)) == [Waits(key=2, position=1, reason="the slot of p is busy")]
 
 
 def test_an_attempt_that_broke_wakes_a_sleeping_member() -> None:
