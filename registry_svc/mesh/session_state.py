@@ -30,6 +30,8 @@ class SessionState:
     """Newest heartbeat of this incarnation; None before the first one."""
     publications: dict[str, Held[model_pb2.Model]] = field(default_factory=dict)
     agents: dict[str, agent_pb2.Agent] = field(default_factory=dict)
+    waking: frozenset[str] = frozenset()
+    """Models that hibernated and have not taken requests since: whether they wake is not known yet."""
     unowned: frozenset[str] = frozenset()
     """Models that it has loaded and does not publish any more."""
     saved_pulse: Pulse | None = None

@@ -8,7 +8,7 @@ from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import EventDraft, EventReason, Kind, Session, Standing
 from registry_svc.mesh.policy.declarations import require_target
-from registry_svc.mesh.policy.events import events_for, opening_events, report_events
+from registry_svc.mesh.policy.events import events_for, opening_events, report_events, waking_after
 from registry_svc.mesh.policy.heartbeat import (
     Admitted,
     HeartbeatKind,
@@ -204,8 +204,10 @@ class SessionManager:
                 earlier.message().instances,
                 state.capability.message().instances,
                 state.publications,
+                waking=state.waking,
                 reported_before=reported_before,
             )
+            state.waking = waking_after(earlier.message().instances, state.capability.message().instances, state.waking)
         if not was_active:
             log.info("runner is back", runner=state.profile.name)
             back = events_for(state.rows(), EventReason.REVIVED, f"the runner {state.profile.name} was heard again")

@@ -82,26 +82,47 @@ def opening_events(
 
 
 def report_events(
-    earlier: Iterable[Instance], report: Iterable[Instance], models: Collection[str], *, reported_before: bool
+    earlier: Iterable[Instance],
+    report: Iterable[Instance],
+    models: Collection[str],
+    *,
+    waking: Collection[str] = (),
+    reported_before: bool,
 ) -> list[EventDraft]:
     """Return the events of a capability report about `models`: died, asleep, awake, broken, ready.
 
-    The first report after a restart of the registry yields only failures.
+    `waking`: models that hibernated and have not taken requests since. The first report after a restart of the registry
+    yields only failures.
     """
     before = {instance.model: instance for instance in earlier}
     return [
         draft
         for instance in report
         if instance.model in models
-        for draft in _of_instance(instance, before.get(instance.model))
+        for draft in _of_instance(instance, before.get(instance.model), was_waking=instance.model in waking)
         if reported_before or draft.reason is EventReason.FAILED
     ]
 
 
-def _of_instance(instance: Instance, before: Instance | None) -> Iterator[EventDraft]:
+def waking_after(earlier: Iterable[Instance], report: Iterable[Instance], waking: Collection[str]) -> frozenset[str]:
+    """Return the models that hibernated before this report or in it, and have not taken requests since.
+
+    `waking`: the same before this report. One that hibernates again did not wake.
+    """
+    asleep = {instance.model for instance in earlier if instance.phase == Phase.HIBERNATING}
+    return frozenset(
+        instance.model
+        for instance in report
+        if (instance.model in asleep or instance.model in waking)
+        and instance.phase not in (Phase.READY, Phase.HIBERNATING)
+    )
+
+
+def _of_instance(instance: Instance, before: Instance | None, *, was_waking: bool) -> Iterator[EventDraft]:
     """The faults since the last report, then the phase that the instance is in where that is another one.
 
-    A backend may have died and be ready again between two reports.
+    A backend may have died and be ready again between two reports. A model wakes when it takes requests again: one
+    whose load fails, and that goes back to sleep, was never awake.
     """
 
     def draft(reason: EventReason, message: str) -> EventDraft:
@@ -113,11 +134,11 @@ def _of_instance(instance: Instance, before: Instance | None) -> Iterator[EventD
     earlier = None if before is None else before.phase
     if instance.phase == earlier and not (faults > 0 and earlier == Phase.READY):
         return
-    if instance.phase == Phase.HIBERNATING:
+    if instance.phase == Phase.HIBERNATING and not was_waking:
         yield draft(EventReason.HIBERNATED, "it went to sleep")
-    elif earlier == Phase.HIBERNATING:
-        yield draft(EventReason.WOKE, "it woke up")
     if instance.phase == Phase.READY:
+        if was_waking or earlier == Phase.HIBERNATING:
+            yield draft(EventReason.WOKE, "it woke up")
         yield draft(EventReason.READY, "its engine takes requests")
     elif instance.phase in _BROKEN and earlier not in _BROKEN:
         what = "is in a crash loop" if instance.phase == Phase.CRASH_LOOP else "failed"

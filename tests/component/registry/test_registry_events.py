@@ -62,7 +62,7 @@ async def test_phases_are_told_when_they_are_news(mesh: RunningRegistry) -> None
     ):
         await runner.beat(in_phase(phase))
     assert (await mesh.events(MODEL))[1:] == [
-        f"model m1 {word}" for word in ("ready", "hibernated", "woke", "failed", "ready")
+        f"model m1 {word}" for word in ("ready", "hibernated", "failed", "woke", "ready")
     ]
 
 

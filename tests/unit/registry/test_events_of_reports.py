@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from registry_svc.mesh.domain import EventReason, Phase
-from registry_svc.mesh.policy.events import report_events
+from registry_svc.mesh.policy.events import report_events, waking_after
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceFault, InstanceState
 from weft.kernel.reasons import Reason
 
@@ -30,11 +30,14 @@ def _report(phase: Phase, fault_count: int = 0, last_fault: InstanceFault | None
 
 def _events(*reports: Capability, reported_before: bool = True) -> list[tuple[EventReason, str]]:
     """The events of a row of reports, the first of which is known already."""
-    return [
-        (draft.reason, draft.message)
-        for earlier, report in pairwise(reports)
-        for draft in report_events(earlier.instances, report.instances, {"m"}, reported_before=reported_before)
-    ]
+    events, waking = list[tuple[EventReason, str]](), frozenset[str]()
+    for earlier, report in pairwise(reports):
+        drafts = report_events(
+            earlier.instances, report.instances, {"m"}, waking=waking, reported_before=reported_before
+        )
+        events += [(draft.reason, draft.message) for draft in drafts]
+        waking = waking_after(earlier.instances, report.instances, waking)
+    return events
 
 
 READY = (EventReason.READY, "its engine takes requests")
@@ -80,6 +83,26 @@ def test_several_deaths_between_two_reports_are_counted() -> None:
 )
 def test_the_event_says_how_it_ended(fault: InstanceFault, event: tuple[EventReason, str]) -> None:
     assert _events(_report(Phase.READY), _report(Phase.LOADING, 1, fault)) == [event]
+
+
+WOKE = (EventReason.WOKE, "it woke up")
+HIBERNATED = (EventReason.HIBERNATED, "it went to sleep")
+ASLEEP, LOADING = _report(Phase.HIBERNATING), _report(Phase.LOADING)
+
+
+@pytest.mark.parametrize("between", [(), (LOADING,), (LOADING, _report(Phase.STOPPING), LOADING)])
+def test_a_model_wakes_when_it_takes_requests(between: tuple[Capability, ...]) -> None:
+    assert _events(ASLEEP, *between, _report(Phase.READY), ASLEEP) == [WOKE, READY, HIBERNATED]
+
+
+def test_a_load_that_fails_did_not_wake_the_model() -> None:
+    """It was told as a model that woke up and went to sleep."""
+    assert _events(ASLEEP, LOADING, ASLEEP, LOADING, _report(Phase.STOPPING), ASLEEP) == []
+    assert _events(ASLEEP, LOADING, ASLEEP, LOADING, _report(Phase.READY)) == [WOKE, READY]
+
+
+def test_a_model_that_never_slept_is_ready_and_did_not_wake() -> None:
+    assert _events(_report(Phase.IDLE), LOADING, _report(Phase.READY)) == [READY]
 
 
 def test_what_never_ran_did_not_die() -> None:
