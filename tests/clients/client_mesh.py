@@ -1,6 +1,10 @@
-"""The mesh that clients are tried against: one runner whose engines are fakes, each with a script of its own."""
+"""The mesh that clients are tried against: runners whose engines are fakes, each with a script of its own."""
 
 import json
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +27,34 @@ _CUT_ANSWER = (
 _TYPED = {"name": "final_result", "arguments": '{"city": "Oslo", "population": 700000}'}
 
 
-def write_client_config(folder: Path, **sections: Any) -> Path:
-    """A weft.yaml with the models that `shared/report.py` describes, and one for each agent's own tools."""
+@contextmanager
+def media_servers() -> Iterator[dict[str, Any]]:
+    """Servers that make images, transcribe and speak; yields the runner to which they are attached."""
+    with ExitStack() as stack:
+        whole, broken = (stack.enter_context(_media_server(*flags)) for flags in ((), ("--close-after-tokens", "1")))
+        models = [
+            {"name": "painter", "url": whole, "operations": ["image"]},
+            {"name": "ears", "url": whole, "operations": ["transcription"]},
+            {"name": "voice", "url": whole, "operations": ["speech"]},
+            {"name": "broken-painter", "url": broken, "operations": ["image"]},
+        ]
+        yield {"name": "media", "runtime": "openai_http", "models": models}
+
+
+@contextmanager
+def _media_server(*flags: str) -> Iterator[str]:
+    command = fake_backend_command("--die-with-parent", "--offers", "image,transcription,speech", *flags)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            found = next(found for line in process.stdout if (found := re.search(r"listening on (http://\S+)", line)))
+            yield f"{found[1]}/v1"
+        finally:
+            process.kill()
+
+
+def write_client_config(folder: Path, *runners: dict[str, Any], **sections: Any) -> Path:
+    """A weft.yaml with the models that `shared/report.py` describes, one for each agent's own tools, and `runners`."""
 
     models = [
         _model("talk", answer_tokens=8),
@@ -40,7 +70,7 @@ def write_client_config(folder: Path, **sections: Any) -> Path:
         _model("agent-opencode", turns=_reading("read", {"filePath": AGENT_FILE})),
     ]
     runner = {"name": "fakes", "command": fake_backend_command(), "models": models}
-    return write_config(folder, runner, **sections)
+    return write_config(folder, runner, *runners, **sections)
 
 
 def _reading(tool: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:

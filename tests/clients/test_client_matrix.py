@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from client_catalogue import CLIENTS, PATHS, Client
 from client_environments import BROWSER, Environment, EnvironmentFactory
-from client_mesh import TALK_TEXT, write_client_config
+from client_mesh import TALK_TEXT, media_servers, write_client_config
 from client_run import ALLOWED_HOST, PULLED, PULLED_BYTES, Against, ClientRun, run_client
 from clients_page import PAGE, WELL, render
 from mesh_process import MeshProcess, run_weft, running_mesh, write_config
@@ -96,10 +96,10 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
         "cors": {"allowed_origins": [f"http://{ALLOWED_HOST}:*"]},
         "ollama_sources": {"small-of-the-library:q4": f"hf:{PULLED}"},
     }
-    config = write_client_config(folder, auth={"required": True}, gateway=gateway)
     hub = ModelHub()
     hub.repositories[PULLED] = HubRepository(files={"small-Q4_0.gguf": b"GGUF".ljust(PULLED_BYTES, b"x")})
-    with pytest.MonkeyPatch.context() as environment, hub.running():
+    with pytest.MonkeyPatch.context() as environment, hub.running(), media_servers() as media:
+        config = write_client_config(folder, media, auth={"required": True}, gateway=gateway)
         for name, value in (("HF_ENDPOINT", hub.url), ("HF_TOKEN", ""), ("HF_HOME", str(folder / "hf"))):
             environment.setenv(name, value)
         with running_mesh(folder / "home", "--config", str(config)) as mesh:

@@ -1,11 +1,11 @@
 // openai for Node: the client most JavaScript tools are built on.
 import assert from "node:assert/strict";
-import OpenAI from "openai";
+import OpenAI, { toFile } from "openai";
 import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
 import {
-  BROKEN, CUT, CUT_WORDS, KEY, MISSING, TALK, THINK, THINK_TEXT, THOUGHT, TOOLS, TOOLS_TEXT, V1, WEATHER_SCHEMA, breaksOff, fails,
-  isTalk, run,
+  BROKEN, BROKEN_PAINTER, CUT, CUT_WORDS, EARS, KEY, MISSING, PAINTER, TALK, THINK, THINK_TEXT, THOUGHT, TOOLS, TOOLS_TEXT, V1, VOICE, WEATHER_SCHEMA, breaksOff,
+  fails, isTalk, run,
 } from "./report.mjs";
 
 const client = new OpenAI({ baseURL: V1, apiKey: KEY });
@@ -166,6 +166,116 @@ async function responsesCutAnswer() {
   }, CUT_WORDS);
 }
 
+const PNG = Buffer.from(
+  "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII=", "base64",
+);
+const picture = () => toFile(PNG, "cat.png", { type: "image/png" });
+const sound = () => toFile(Buffer.from("0123456789"), "talk.wav", { type: "audio/wav" });
+const isPicture = (text) => assert.equal(Buffer.from(text, "base64").toString("latin1", 1, 4), "PNG");
+
+async function collected(stream) {
+  const events = [];
+  for await (const event of await stream) events.push(event);
+  return events;
+}
+
+async function imagesSeveral() {
+  const answer = await client.images.generate({ model: PAINTER, prompt: "a cat", n: 2, output_format: "png", seed: 7 });
+  assert.equal(answer.data.length, 2);
+  answer.data.forEach((image) => isPicture(image.b64_json));
+  assert.deepEqual([answer.size, answer.output_format], ["1x1", "png"]);
+  assert.ok(answer.usage.input_tokens > 0);
+}
+
+async function imagesStream() {
+  const events = await collected(
+    client.images.generate({ model: PAINTER, prompt: "a cat", stream: true, partial_images: 2 }),
+  );
+  assert.deepEqual(events.map((event) => event.type), [
+    "image_generation.partial_image", "image_generation.partial_image", "image_generation.completed",
+  ]);
+  events.forEach((event) => isPicture(event.b64_json));
+  assert.ok(events[2].usage.input_tokens > 0);
+}
+
+async function imagesErrors() {
+  const missing = await fails(() => client.images.generate({ model: MISSING, prompt: "a cat" }));
+  assert.ok(missing instanceof OpenAI.NotFoundError);
+  const wrong = await fails(() => client.images.generate({ model: PAINTER, prompt: "a cat", size: "meant-to-fail" }));
+  assert.ok(wrong instanceof OpenAI.BadRequestError);
+  assert.equal(wrong.param, "size");
+}
+
+async function imagesBrokenStream() {
+  const got = [];
+  const error = await breaksOff(async () => {
+    const stream = await client.images.generate({
+      model: BROKEN_PAINTER, prompt: "a", stream: true, partial_images: 2,
+    });
+    for await (const event of stream) got.push(event.type);
+  });
+  assert.ok(error instanceof OpenAI.APIError);
+  assert.deepEqual(got, ["image_generation.partial_image"]);
+}
+
+async function editsFiles() {
+  const image = [await picture(), await picture()];
+  const answer = await client.images.edit({ model: PAINTER, prompt: "a hat", image, mask: await picture() });
+  isPicture(answer.data[0].b64_json);
+}
+
+async function editsStream() {
+  const events = await collected(
+    client.images.edit({ model: PAINTER, prompt: "a hat", image: await picture(), stream: true, partial_images: 1 }),
+  );
+  assert.deepEqual(events.map((event) => event.type), ["image_edit.partial_image", "image_edit.completed"]);
+}
+
+async function transcriptionsText() {
+  const answer = await client.audio.transcriptions.create({ model: EARS, file: await sound() });
+  assert.equal(answer.text, "10 bytes of sound");
+}
+
+async function transcriptionsWords() {
+  const answer = await client.audio.transcriptions.create({
+    model: EARS, file: await sound(), response_format: "verbose_json", timestamp_granularities: ["word", "segment"],
+  });
+  assert.deepEqual(answer.words.map((word) => word.word), ["10", "bytes", "of", "sound"]);
+  assert.equal(answer.segments[1].end, 2);
+}
+
+async function transcriptionsCaptions() {
+  const captions = await client.audio.transcriptions.create({ model: EARS, file: await sound(), response_format: "vtt" });
+  assert.ok(captions.startsWith("WEBVTT\n\n00:00:00.000 --> 00:00:01.000\n"), captions);
+}
+
+async function transcriptionsStream() {
+  const events = await collected(client.audio.transcriptions.create({ model: EARS, file: await sound(), stream: true }));
+  const deltas = events.filter((event) => event.type === "transcript.text.delta").map((event) => event.delta);
+  assert.equal(deltas.join(""), "10 bytes of sound");
+  assert.equal(events.at(-1).text, "10 bytes of sound");
+}
+
+async function translationsText() {
+  const answer = await client.audio.translations.create({ model: EARS, file: await sound() });
+  assert.equal(answer.text, "10 bytes in English");
+}
+
+const isRecording = (bytes) => assert.equal(Buffer.from(bytes).toString("latin1", 0, 4), "RIFF");
+
+async function speechBytes() {
+  const answer = await client.audio.speech.create({ model: VOICE, input: "one two", voice: "alloy" });
+  isRecording(await answer.arrayBuffer());
+}
+
+async function speechStream() {
+  const answer = await client.audio.speech.create({ model: VOICE, input: "one two", voice: "alloy", speed: 1.5 });
+  assert.equal(answer.headers.get("content-type"), "audio/wav");
+  const pieces = [];
+  for await (const piece of answer.body) pieces.push(Buffer.from(piece));
+  isRecording(Buffer.concat(pieces));
+}
+
 async function modelsList() {
   const names = [];
   for await (const model of client.models.list()) names.push(model.id);
@@ -190,5 +300,18 @@ await run({
   "responses.structured": responsesStructured,
   "responses.broken_stream": responsesBrokenStream,
   "responses.cut_answer": responsesCutAnswer,
+  "images.several": imagesSeveral,
+  "images.stream": imagesStream,
+  "images.errors": imagesErrors,
+  "images.broken_stream": imagesBrokenStream,
+  "edits.files": editsFiles,
+  "edits.stream": editsStream,
+  "transcriptions.text": transcriptionsText,
+  "transcriptions.words": transcriptionsWords,
+  "transcriptions.captions": transcriptionsCaptions,
+  "transcriptions.stream": transcriptionsStream,
+  "translations.text": translationsText,
+  "speech.bytes": speechBytes,
+  "speech.stream": speechStream,
   "models.list": modelsList,
 });

@@ -9,10 +9,13 @@ import openai
 from pydantic import BaseModel
 from report import (
     BROKEN,
+    BROKEN_PAINTER,
     CUT,
     CUT_WORDS,
+    EARS,
     KEY,
     MISSING,
+    PAINTER,
     TALK,
     TALK_TEXT,
     TEXT_ONLY,
@@ -22,6 +25,7 @@ from report import (
     TOOLS,
     TOOLS_TEXT,
     V1,
+    VOICE,
     breaks_off,
     fails,
     holds,
@@ -303,6 +307,114 @@ def responses_cut_answer() -> None:
     breaks_off(read, ValueError, openai.APIError, words=CUT_WORDS)
 
 
+PNG = base64.b64decode(PIXEL.partition(",")[2])
+SOUND = ("talk.wav", b"0123456789", "audio/wav")
+
+
+def is_picture(text: str | None) -> None:
+    holds(text and base64.b64decode(text).startswith(b"\x89PNG"), "no image")
+
+
+def images_several() -> None:
+    answer = client.images.generate(
+        model=PAINTER, prompt="a cat", n=2, size="1024x1024", output_format="png", quality="high",
+        extra_body={"seed": 7, "steps": 4, "negative_prompt": "dogs"},
+    )  # fmt: skip
+    same(len(answer.data), 2)
+    for image in answer.data:
+        is_picture(image.b64_json)
+    same((answer.size, answer.output_format, answer.quality), ("1x1", "png", "high"))
+    holds(answer.usage.input_tokens > 0, "no usage")
+
+
+def images_stream() -> None:
+    stream = client.images.generate(model=PAINTER, prompt="a cat", stream=True, partial_images=2)
+    events = list(stream)
+    same([type(event).__name__ for event in events], ["ImageGenPartialImageEvent"] * 2 + ["ImageGenCompletedEvent"])
+    same([event.partial_image_index for event in events[:2]], [0, 1])
+    for event in events:
+        is_picture(event.b64_json)
+    holds(events[-1].usage.input_tokens > 0, "no usage")
+
+
+def images_errors() -> None:
+    missing = fails(lambda: client.images.generate(model=MISSING, prompt="a cat"), openai.NotFoundError)
+    same(missing.code, "model_not_found")
+    wrong = fails(
+        lambda: client.images.generate(model=PAINTER, prompt="a cat", size="meant-to-fail"), openai.BadRequestError
+    )
+    same(wrong.param, "size")
+
+
+def images_broken_stream() -> None:
+    got = []
+
+    def read() -> None:
+        stream = client.images.generate(model=BROKEN_PAINTER, prompt="a", stream=True, partial_images=2)
+        got.extend(event.type for event in stream)
+
+    breaks_off(read, openai.APIError)
+    same(got, ["image_generation.partial_image"])
+
+
+def edits_files() -> None:
+    image = ("cat.png", PNG, "image/png")
+    answer = client.images.edit(model=PAINTER, prompt="a hat", image=[image, image], mask=image)
+    is_picture(answer.data[0].b64_json)
+
+
+def edits_stream() -> None:
+    image = ("cat.png", PNG, "image/png")
+    events = list(client.images.edit(model=PAINTER, prompt="a hat", image=image, stream=True, partial_images=1))
+    same([event.type for event in events], ["image_edit.partial_image", "image_edit.completed"])
+    is_picture(events[-1].b64_json)
+
+
+def transcriptions_text() -> None:
+    same(client.audio.transcriptions.create(model=EARS, file=SOUND).text, "10 bytes of sound")
+    text = client.audio.transcriptions.create(model=EARS, file=SOUND, response_format="text")
+    same(text.strip(), "10 bytes of sound")
+
+
+def transcriptions_words() -> None:
+    answer = client.audio.transcriptions.create(
+        model=EARS,
+        file=SOUND,
+        response_format="verbose_json",
+        timestamp_granularities=["word", "segment"],
+        language="en",
+    )
+    same([word.word for word in answer.words], ["10", "bytes", "of", "sound"])
+    same((answer.words[1].start, answer.segments[1].end, answer.duration), (1.0, 2.0, 4.0))
+
+
+def transcriptions_captions() -> None:
+    captions = client.audio.transcriptions.create(model=EARS, file=SOUND, response_format="srt")
+    holds(captions.startswith("1\n00:00:00,000 --> 00:00:01,000\n"), f"captions {captions!r}")
+
+
+def transcriptions_stream() -> None:
+    events = list(client.audio.transcriptions.create(model=EARS, file=SOUND, stream=True))
+    same("".join(event.delta for event in events if event.type == "transcript.text.delta"), "10 bytes of sound")
+    same((events[-1].type, events[-1].text), ("transcript.text.done", "10 bytes of sound"))
+
+
+def translations_text() -> None:
+    same(client.audio.translations.create(model=EARS, file=SOUND).text, "10 bytes in English")
+
+
+def speech_bytes() -> None:
+    sound = client.audio.speech.create(model=VOICE, input="one two", voice="alloy", response_format="wav")
+    holds(sound.content.startswith(b"RIFF"), "no recording")
+
+
+def speech_stream() -> None:
+    speaking = client.audio.speech.with_streaming_response
+    with speaking.create(model=VOICE, input="one two", voice="alloy", speed=1.5) as answer:
+        same(answer.headers["content-type"], "audio/wav")
+        holds(b"".join(answer.iter_bytes()).startswith(b"RIFF"), "no recording")
+
+
 def models_list() -> None:
     holds(TALK in [model.id for model in client.models.list()], "the model is not listed")
     same(client.models.retrieve(TALK).id, TALK)
@@ -335,5 +447,18 @@ run(
     responses__errors=responses_errors,
     responses__broken_stream=responses_broken_stream,
     responses__cut_answer=responses_cut_answer,
+    images__several=images_several,
+    images__stream=images_stream,
+    images__errors=images_errors,
+    images__broken_stream=images_broken_stream,
+    edits__files=edits_files,
+    edits__stream=edits_stream,
+    transcriptions__text=transcriptions_text,
+    transcriptions__words=transcriptions_words,
+    transcriptions__captions=transcriptions_captions,
+    transcriptions__stream=transcriptions_stream,
+    translations__text=translations_text,
+    speech__bytes=speech_bytes,
+    speech__stream=speech_stream,
     models__list=models_list,
 )

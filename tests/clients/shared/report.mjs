@@ -16,6 +16,10 @@ export const THINK = "think";
 export const BROKEN = "broken";
 export const CUT = "cut";
 export const CUT_WORDS = /finish_reason 'abort'/;
+export const PAINTER = "painter";
+export const EARS = "ears";
+export const VOICE = "voice";
+export const BROKEN_PAINTER = "broken-painter";
 export const MISSING = "no-such-model";
 
 export const TALK_TEXT = env.WEFT_TALK_TEXT;

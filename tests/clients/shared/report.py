@@ -38,6 +38,10 @@ CUT = "cut"
 CUT_WORDS = "finish_reason 'abort'"
 TEXT_ONLY = "text-only-meant-to-fail"
 """Answers an image as an engine without eyes does: with status 500."""
+PAINTER, EARS, VOICE = "painter", "ears", "voice"
+"""Makes images of one pixel; says how many bytes a recording has; speaks a RIFF file."""
+BROKEN_PAINTER = "broken-painter"
+"""Breaks off after the first preview."""
 MISSING = "no-such-model"
 
 TALK_TEXT = os.environ["WEFT_TALK_TEXT"]
