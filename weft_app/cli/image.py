@@ -44,6 +44,7 @@ _OPTIONS = MappingProxyType(
         "count": "--count",
         "images": "--from",
         "negative_prompt": "--negative",
+        "output_format": "--output",
     }
 )
 

@@ -29,17 +29,17 @@ class MediaOperation:
 
 
 IMAGES = MediaOperation(
-    number=model_pb2.MODEL_OPERATION_IMAGE, does="makes images", engines="`weft runtime install diffusers`"
+    number=model_pb2.MODEL_OPERATION_IMAGE, does="makes images", engines="diffusers (`weft runtime install diffusers`)"
 )
 TRANSCRIPTIONS = MediaOperation(
     number=model_pb2.MODEL_OPERATION_TRANSCRIPTION,
     does="transcribes recordings",
-    engines="`weft runtime install faster_whisper`",
+    engines="faster_whisper (`weft runtime install faster_whisper`)",
 )
 SPEECH = MediaOperation(
     number=model_pb2.MODEL_OPERATION_SPEECH,
     does="speaks",
-    engines="espeak_ng, or piper with `weft runtime install piper`",
+    engines="espeak_ng (the program espeak-ng), piper (`weft runtime install speech`)",
 )
 
 

@@ -33,7 +33,7 @@ from weft_app.cli.output import say
 
 FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 STEM = "speech"
-_OPTIONS = MappingProxyType({"input": "TEXT", "payload.input": "TEXT"})
+_OPTIONS = MappingProxyType({"input": "TEXT", "response_format": "--format"})
 _Parts = Iterator[inference_service_pb2.SpeakResponse]
 
 
@@ -118,7 +118,8 @@ def _format(asked: str, output: Path | None) -> str:
 
 
 def _option_of(field_path: str) -> str:
-    return _OPTIONS.get(field_path, f"--{field_path.removeprefix('payload.')}")
+    name = field_path.removeprefix("payload.")
+    return _OPTIONS.get(name, f"--{name}")
 
 
 def _to_stdout(parts: _Parts) -> receipt_pb2.Receipt:

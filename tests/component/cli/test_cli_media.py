@@ -366,6 +366,13 @@ def test_a_wrong_text_or_format_is_refused_at_once(
     assert not studio.asked
 
 
+def test_a_format_that_the_model_lacks_is_refused_by_the_option(studio: ScriptedMesh) -> None:
+    studio.media = [invalid_field("response_format", "there is no encoder of mp3")]
+    result = studio.run("speak", "Hi", "-o", "hi.mp3")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, "weft: --format: there is no encoder of mp3")
+    assert files() == []
+
+
 def test_names_of_files_are_made_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert slug("../../etc/passwd") == "etc-passwd"
