@@ -13,6 +13,7 @@ from typing import assert_never
 
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.model_source import GGUF, SPLIT_PART, is_safe_path
+from weft.kernel.names import closest_names
 
 USUAL_QUANTIZATIONS = ("Q4_K_M", "Q4_0", "Q8_0")
 """Taken in this order where none is named, as other programs do."""
@@ -23,6 +24,7 @@ MAX_FILE_COUNT = 20_000
 SAFETENSORS = ".safetensors"
 _CONFIGURATION = "config.json"
 _CTRANSLATE2_WEIGHTS = "model.bin"
+_VOICE, _VOICE_CONFIGURATION = ".onnx", ".json"
 _PIPELINE_INDEX = "model_index.json"
 _PIPELINE_WEIGHTS = re.compile(
     r"(?:diffusion_pytorch_model|model)(?P<variant>\.[A-Za-z0-9_]{1,32})?(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index)?(?:\.json)?"
@@ -142,6 +144,8 @@ def choose_files(files: Sequence[RepositoryFile], wanted: str, form: ModelForm |
         case ModelForm.GGUF:
             return _gguf_choice(models, projectors, wanted, field)
         case ModelForm.FOLDER:
+            if voices := _voices(files):
+                return _voice_choice(voices, wanted, field)
             if wanted:
                 raise invalid_field(field, f"{wanted!r} is one part, and this engine loads the whole folder; remove it")
             return _folder_choice(files, field)
@@ -285,6 +289,35 @@ def _projector_rank(path: str) -> int:
 
 def _is_weight(path: str) -> bool:
     return path.endswith(SAFETENSORS) or path in (_CTRANSLATE2_WEIGHTS, _PIPELINE_INDEX)
+
+
+def _voices(files: Sequence[RepositoryFile]) -> dict[str, tuple[RepositoryFile, RepositoryFile]]:
+    """Returns the voices of a repository, each a model in ONNX with its configuration; none beside other models."""
+    by_path = {file.path: file for file in files}
+    if _CONFIGURATION in by_path:
+        return {}
+    pairs = ((file, by_path.get(f"{path}{_VOICE_CONFIGURATION}")) for path, file in by_path.items())
+    models = ((file, beside) for file, beside in pairs if beside is not None and file.path.endswith(_VOICE))
+    return {PurePosixPath(file.path).name.removesuffix(_VOICE): (file, beside) for file, beside in models}
+
+
+def _voice_choice(voices: Mapping[str, tuple[RepositoryFile, RepositoryFile]], wanted: str, field: str) -> FileChoice:
+    """Returns the files of one voice, in a folder."""
+    name = PurePosixPath(wanted).name.removesuffix(_VOICE) if wanted else ""
+    if not name and len(voices) == 1:
+        name = next(iter(voices))
+    if name not in voices:
+        known = closest_names(name, voices, MAX_LISTED) if name else sorted(voices)
+        message = f"{wanted!r} is no voice of the repository" if wanted else "name one of its voices after a colon"
+        raise _choose(field, f"{message}; there is", known or sorted(voices))
+    model, configuration = voices[name]
+    return FileChoice(
+        form=ModelForm.FOLDER,
+        files=(
+            ChosenFile(file=model, role=FileRole.WEIGHTS),
+            ChosenFile(file=configuration, role=FileRole.OTHER),
+        ),
+    )
 
 
 def _folder_choice(files: Sequence[RepositoryFile], field: str) -> FileChoice:

@@ -21,6 +21,7 @@ from runner_svc.model_store.http_file import MAX_ATTEMPTS, MAX_PAUSE_SECONDS
 from runner_svc.model_store.pull import Puller, PullSettings
 from runner_svc.model_store.store import STALE_PARTIAL_SECONDS, ModelStore
 from runner_svc.policy.repository_files import ModelForm
+from runner_svc.runtimes.piper.voices import find_voices
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.model_source import parse_source
@@ -223,6 +224,22 @@ def test_a_folder_for_other_engines_is_pulled_whole_beside_a_gguf_of_the_same_na
     ]
     assert _content(gguf.path) == PROJECTOR
     assert {model.form for model in pulls.store.models()[0]} == {pb.STORED_FORM_FOLDER, pb.STORED_FORM_GGUF}
+
+
+def test_a_voice_of_a_repository_of_voices_is_pulled_alone_and_found_in_its_folder(pulls: Pulls) -> None:
+    voices = {
+        f"en/{name}/low/{name}-low.onnx{suffix}": content
+        for name in ("ann", "bob")
+        for suffix, content in (("", WEIGHTS), (".json", b'{"audio": {"sample_rate": 16000}}'))
+    }
+    pulls.hub.repositories["acme/voices"] = HubRepository(files=voices)
+    folder = Path(pulls.pull("hf:acme/voices:bob-low", ModelForm.FOLDER).path)
+    files = sorted(path.name for path in folder.rglob("*") if path.is_file())
+    assert files == ["bob-low.onnx", "bob-low.onnx.json"]
+    assert [voice.name for voice in find_voices(folder, {})] == ["bob-low"]
+    other = Path(pulls.pull("hf:acme/voices:ann-low", ModelForm.FOLDER).path)
+    assert [voice.name for voice in find_voices(other, {})] == ["ann-low"]
+    assert "bob-low" in pulls.refusal("hf:acme/voices", ModelForm.FOLDER).message
 
 
 def test_a_split_model_lies_in_one_folder_under_its_own_names(pulls: Pulls) -> None:

@@ -197,3 +197,46 @@ def test_the_form_follows_the_engine_where_a_repository_has_both() -> None:
 )
 def test_the_quantization_is_read_from_the_name(path: str, quantization: str) -> None:
     assert quantization_of(path) == quantization
+
+
+VOICES = (
+    "README.md",
+    "voices.json",
+    "en/en_US/joe/medium/MODEL_CARD",
+    "en/en_US/joe/medium/en_US-joe-medium.onnx",
+    "en/en_US/joe/medium/en_US-joe-medium.onnx.json",
+    "en/en_GB/alan/low/en_GB-alan-low.onnx",
+    "en/en_GB/alan/low/en_GB-alan-low.onnx.json",
+    "en/en_GB/alan/low/no-configuration.onnx",
+)
+
+
+@pytest.mark.parametrize(
+    "wanted", ["en_US-joe-medium", "en_US-joe-medium.onnx", "en/en_US/joe/medium/en_US-joe-medium.onnx"]
+)
+def test_a_voice_is_its_model_and_its_configuration(wanted: str) -> None:
+    model = "en/en_US/joe/medium/en_US-joe-medium.onnx"
+    assert _chosen(VOICES, wanted, ModelForm.FOLDER) == [model, f"{model}.json"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ("", "name one of its voices after a colon; there is: en_GB-alan-low, en_US-joe-medium"),
+        ("en_US-joe", "'en_US-joe' is no voice of the repository; there is: en_US-joe-medium"),
+        ("no-configuration", "is no voice"),
+    ],
+)
+def test_a_repository_of_voices_says_which_there_are(wanted: str, said: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        _chosen(VOICES, wanted, ModelForm.FOLDER)
+    assert said in refused.value.message
+
+
+def test_the_only_voice_of_a_repository_needs_no_name() -> None:
+    assert _chosen(VOICES[:5], "", ModelForm.FOLDER) == list(VOICES[3:5])
+
+
+def test_a_model_with_onnx_files_beside_its_weights_is_no_voice() -> None:
+    files = ("config.json", "model.safetensors", "onnx/model.onnx", "onnx/model.onnx.json")
+    assert _chosen(files, "", ModelForm.FOLDER) == ["model.safetensors", "config.json"]
