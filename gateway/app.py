@@ -18,6 +18,7 @@ from gateway.auth.authentication import Gate, KeyGate, KeyRingSource, OpenGate
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.batches.finishing import FinishingJobs
 from gateway.batches.handlers import batch_deps, file_deps
+from gateway.batches.results import ResultDeps
 from gateway.config import GatewayConfig, MediaConfig
 from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.endpoints import (
@@ -36,6 +37,7 @@ from gateway.endpoints import (
     REQUESTS,
     RESOURCES,
     RESPONSES,
+    RESULTS,
     SECRETS,
     SETTINGS,
     TASKS,
@@ -65,6 +67,7 @@ from gateway.ports import RegistryPort
 from gateway.request_facts import FACTS_KEY, RequestFacts, headers_of
 from gateway.responses.handlers import responses_of
 from gateway.responses.running import RunningResponses
+from gateway.result_links import ResultLinks
 from gateway.routing import EndpointApp, EndpointGroup
 from gateway.tasks.handlers import TaskDeps
 from gateway.tasks.task_apis import task_apis_of
@@ -122,6 +125,8 @@ class GatewayPorts:
     """Runs durable tasks; None: there are none."""
     files: FilePort | None = None
     """Stores files; None: there are neither files nor batches."""
+    result_key: bytes | None = None
+    """Signs the addresses of results; None: there are none."""
     batches: BatchPort | None = None
     """Stores batches; None: there are none."""
     requests: RequestSource | None = None
@@ -169,7 +174,7 @@ def gateway_deps(
     """
     ticking = clock or SystemClock()
     tasks = _bounded_tasks(config, ports)
-    layers = () if tasks is None else (durable_calls(tasks, ticking),)
+    layers = () if tasks is None else (durable_calls(tasks, ticking, files=ports.files),)
     rate_limits = None if config.rate_limits is None else TenantRateLimits(config.rate_limits, ticking)
     if earlier is not None and earlier.config.rate_limits == config.rate_limits:
         rate_limits = earlier.rate_limits
@@ -178,6 +183,8 @@ def gateway_deps(
         config=config,
         dispatcher=LayeredDispatcher(ports.dispatcher, *layers),
         can_be_durable=tasks is not None,
+        files=_bounded_files(config, ports),
+        links=_links(config, ports, ticking),
         journal_policy=ports.journal or JournalPolicy(ports.fleet, is_possible=tasks is not None),
         fleet=ports.fleet,
         registry=ports.registry,
@@ -193,6 +200,20 @@ def gateway_deps(
         tracing=ports.tracing,
         health=ports.health,
     )
+
+
+def _bounded_files(config: GatewayConfig, ports: GatewayPorts) -> FilePort | None:
+    if ports.files is None:
+        return None
+    seconds = config.batches.store_timeout_seconds
+    return time_limited(ports.files, seconds, "file store", without=("save",), retry_after_seconds=2)
+
+
+def _links(config: GatewayConfig, ports: GatewayPorts, clock: Clock) -> ResultLinks | None:
+    if ports.files is None or ports.result_key is None:
+        return None
+    results = config.results
+    return ResultLinks(ports.result_key, clock, link_seconds=results.link_seconds, public_url=results.public_url)
 
 
 def _bounded_tasks(config: GatewayConfig, ports: GatewayPorts) -> TaskPort | None:
@@ -265,6 +286,8 @@ def _add_files_and_batches(app: EndpointApp, deps: GatewayDeps, ports: GatewayPo
     if ports.files is None:
         return
     app.add_group(FILES, file_deps(deps, ports.files))
+    if deps.files is not None and deps.links is not None:
+        app.add_group(RESULTS, ResultDeps(deps=deps, files=deps.files, links=deps.links))
     if ports.batches is not None:
         app.add_group(BATCHES, batch_deps(deps, ports.files, ports.batches, task_apis_of(deps), finishing))
 

@@ -169,6 +169,20 @@ class BatchEdgeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResultConfig:
+    """Addresses of images and recordings that models made: `response_format: url`."""
+
+    link_seconds: Annotated[Seconds, PUBLIC] = 86_400.0
+    """How long an address is valid; the result itself is kept for `router.results.keep_seconds`."""
+    public_url: Annotated[str, MaxLen(1024), PUBLIC] = ""
+    """How callers reach the gateway, such as `https://weft.example.org`, where it is behind a proxy. Default: the
+    address that a request names."""
+    key_file: Annotated[PathText | None, PUBLIC] = None
+    """File of the 32 bytes that sign addresses, readable by its owner only. Gateways of one mesh need the same.
+    Default: `state/results.key` under the home, made at the first start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
     """Limits of one request. docs/limits.md lists the errors above them."""
 
@@ -389,6 +403,8 @@ class GatewaySettings:
     """How long the store of responses may take to answer."""
     task_timeout_seconds: Seconds = 30.0
     """How long the store of durable tasks may take to answer; the task itself may take hours."""
+    results: ResultConfig = field(default_factory=ResultConfig)
+    """Addresses of images and recordings."""
     batches: BatchEdgeConfig = field(default_factory=BatchEdgeConfig)
     """Files and batches."""
     allowed_hosts: Annotated[frozenset[HostName], MaxLen(1000), PUBLIC] = frozenset()

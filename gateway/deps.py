@@ -15,16 +15,19 @@ from gateway.media import MediaSource, NoMediaSource, RequestMedia
 from gateway.metrics import GatewayMetrics
 from gateway.ports import RegistryPort
 from gateway.request_facts import RequestFacts, facts_of
+from gateway.result_links import ResultLinks
 from weft.dispatch.aliases import AskedName, asked_name
 from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.remote_router import RouterSource
 from weft.dispatch.request_trace import RequestContext
+from weft.durable.batches import FilePort
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.health import AlwaysHealthy, HealthSource
-from weft.kernel.request import Operation
+from weft.kernel.reasons import Reason
+from weft.kernel.request import TASK_OPERATIONS, TEXT_OPERATIONS, Operation
 from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
 
 
@@ -47,6 +50,10 @@ class InferenceDeps:
     """Fetches media by address."""
     rate_limits: TenantRateLimits | None = None
     """None: no limit."""
+    files: FilePort | None = None
+    """Keeps images and recordings of tasks; None: there are no such tasks."""
+    links: ResultLinks | None = None
+    """Names images and recordings by signed addresses; None: they are part of answers alone."""
     can_be_durable: bool = False
     """Whether the dispatcher can run requests as durable tasks."""
     journal_policy: JournalPolicy | None = None
@@ -82,7 +89,11 @@ class InferenceDeps:
         required = None
         if self.journal_policy is not None:
             required = self.journal_policy.required(model, context.tenant, operation)
-        journal = journal_of(scope, params, operation, is_possible=self.can_be_durable, required=required)
+        can_be_durable = self.can_be_durable and (operation in TEXT_OPERATIONS or self.files is not None)
+        if required is not None and operation in TASK_OPERATIONS - TEXT_OPERATIONS and self.files is None:
+            words = f"requests for {model} are journaled, and nothing keeps images and recordings here"
+            raise FieldError("model", words, Reason.UNSUPPORTED_OPERATION)
+        journal = journal_of(scope, params, operation, is_possible=can_be_durable, required=required)
         self.count(scope, context.tenant)
         return context if journal is None else replace(context, journal=journal)
 

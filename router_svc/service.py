@@ -34,6 +34,7 @@ from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWat
 from weft.dispatch.fleet_health import look_at_fleet
 from weft.dispatch.placement import RouterPort
 from weft.dispatch.remote_router import RequestSource
+from weft.durable.batches import FilePort
 from weft.durable.durable_call import durable_calls
 from weft.durable.journal_policy import JournalPolicy
 from weft.durable.tasks import TaskPort
@@ -134,12 +135,16 @@ class RouterService(Service):
         self._fleet: FleetWatcher | None = None
         self._view = self._registry_view = FleetView()
         self._tasks: TaskPort | None = None
+        self._task_files: FilePort | None = None
         self._expected = ExpectedMesh()
         self._listeners: list[FleetListener] = []
 
-    def journal_to(self, tasks: Journal) -> None:
-        """Journal there what settings demand. Must be called before the start; without it such requests are refused."""
-        self._tasks = tasks
+    def journal_to(self, tasks: Journal, files: FilePort | None = None) -> None:
+        """Journal there what settings demand. Must be called before the start; without it such requests are refused.
+
+        `files` keeps their images and recordings.
+        """
+        self._tasks, self._task_files = tasks, files
         self._requests.look_into(tasks)
 
     def reconfigure(self, config: RouterConfig) -> None:
@@ -225,7 +230,7 @@ class RouterService(Service):
     def register(self, server: grpc.aio.Server) -> None:
         config, tasks = self._config, self._tasks
         journal = JournalPolicy(self, config.journal, is_possible=tasks is not None)
-        layers = () if tasks is None else (durable_calls(tasks, self._clock),)
+        layers = () if tasks is None else (durable_calls(tasks, self._clock, files=self._task_files),)
         dispatcher = LayeredDispatcher(
             Dispatcher(self._placement, self._channels, clock=self._clock, fleet=self, tracing=self.tracing), *layers
         )

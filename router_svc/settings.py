@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, MaxLen
 
-from router_svc.durable.limits import BatchLimits, ResponseLimits, TaskSettings, UsageSettings
+from router_svc.durable.limits import BatchLimits, ResponseLimits, ResultLimits, TaskSettings, UsageSettings
 from router_svc.policy.change_buffer import WatchLimits
 from router_svc.policy.figures import FigureLimits
 from router_svc.policy.limits import QueueLimits, SchedulingLimits
@@ -49,6 +49,8 @@ class RouterSettings(QueueLimits, Settings):
     """Kept responses."""
     tasks: TaskSettings = field(default_factory=TaskSettings)
     """Durable tasks."""
+    results: ResultLimits = field(default_factory=ResultLimits)
+    """Images and recordings of tasks."""
     batches: BatchLimits = field(default_factory=BatchLimits)
     """Files and batches."""
     usage: UsageSettings = field(default_factory=UsageSettings)

@@ -35,7 +35,7 @@ from weft.kernel.names import (
 )
 from weft.kernel.principal import LOCAL, MAY_LEAVE, USE_MODELS
 from weft.kernel.reasons import Reason
-from weft.kernel.request import TEXT_OPERATIONS, CacheMode, Handling, Operation, Priority
+from weft.kernel.request import TASK_OPERATIONS, CacheMode, Handling, Operation, Priority
 from weft.kernel.telemetry import TRACEPARENT, new_traceparent, valid_traceparent
 from weft.kernel.units import keep_alive_seconds
 
@@ -278,8 +278,8 @@ def journal_of(
         return None
     if params.durable is not None and not is_possible:
         raise invalid_field("durable", "durable tasks are not available: leave it out")
-    if params.durable is not None and operation not in TEXT_OPERATIONS:
-        raise invalid_field("durable", "is only available for chats, completions and embeddings: leave it out")
+    if params.durable is not None and operation not in TASK_OPERATIONS:
+        raise invalid_field("durable", "is not available for this operation: leave it out")
     by_setting = required or WhenLeft.CANCEL
     return Journal(
         when_left=by_setting if params.on_disconnect is None else WhenLeft(params.on_disconnect),

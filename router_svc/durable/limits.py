@@ -1,4 +1,4 @@
-"""Every bound of durable work: tasks, batches with their files, stored responses, and the counts of usage."""
+"""Every bound of durable work: tasks, results, batches with their files, stored responses, and the counts of usage."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -58,6 +58,8 @@ class TaskSettings:
     """How often the output of a running task is written to the database ..."""
     watched_piece_interval_seconds: Seconds = 0.05
     """... and how often while a caller watches it."""
+    progress_interval_seconds: Seconds = 0.25
+    """How often watchers are told of the progress of an image or a recording; progress is not stored."""
     max_piece_bytes: Bytes = 256 * 1024
     """Output after which it is written without waiting for the interval."""
     max_spec_bytes: Bytes = 16 * MEBIBYTE
@@ -82,6 +84,27 @@ class TaskLimits(TaskSettings):
 
     schemas: SchemaLimits = field(default_factory=SchemaLimits)
     """What the JSON schemas of one task may hold, as those of a live request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultLimits:
+    """Images and recordings that tasks are given and that models make. `router.results` in weft.yaml.
+
+    Beyond a bound, tasks and images by address are refused; nothing that is kept gives way.
+    """
+
+    max_bytes: Annotated[Bytes, PUBLIC] = 64 * MEBIBYTE
+    """Size of one image or recording that a model makes."""
+    max_input_bytes: Annotated[int, Ge(1024), Le(56 * MEBIBYTE), PUBLIC] = 48 * MEBIBYTE
+    """Size of all images and recordings that one task is given; they travel to a runner in one message."""
+    max_per_tenant: Count = 100_000
+    """Images and recordings of one tenant."""
+    max_tenant_bytes: Annotated[Bytes, PUBLIC] = 4 * 1024 * MEBIBYTE
+    """Size of all images and recordings of one tenant."""
+    max_total_bytes: Annotated[Bytes, PUBLIC] = 16 * 1024 * MEBIBYTE
+    """Size of all images and recordings of all tenants."""
+    keep_seconds: Annotated[Seconds, PUBLIC] = 7 * 86_400.0
+    """How long one is kept, unless its task is deleted before. What a task was given is deleted with its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,11 @@ from sqlalchemy import (
     bindparam,
     case,
     delete,
+    exists,
     false,
     func,
     insert,
+    not_,
     or_,
     select,
     true,
@@ -71,9 +73,10 @@ _IS_WHOLE = files.c.is_whole == true()
 _IS_PARTIAL = files.c.is_whole == false()
 
 FILE = select(files).where(files.c.id == THE_ID, files.c.tenant == THE_TENANT, _IS_WHOLE)
-FILE_USAGE = select(func.count().label("number"), func.coalesce(func.sum(files.c.size), 0).label("bytes")).where(
-    files.c.tenant == THE_TENANT
-)
+_USAGE = select(func.count().label("number"), func.coalesce(func.sum(files.c.size), 0).label("bytes"))
+THE_PURPOSES: BindParameter[Any] = bindparam("the_purposes", expanding=True)
+FILE_USAGE = _USAGE.where(files.c.tenant == THE_TENANT, files.c.purpose.in_(THE_PURPOSES))
+TOTAL_FILE_USAGE = _USAGE.where(files.c.purpose.in_(THE_PURPOSES))
 FILE_PIECE = select(file_pieces.c.data).where(
     file_pieces.c.file_id == THE_ID, file_pieces.c.place == bindparam("the_place")
 )
@@ -86,7 +89,38 @@ EXTEND_FILE = (
 )
 ADD_FILE_PIECE = insert(file_pieces)
 HIDE_FILE = update(files).where(files.c.id == THE_ID, files.c.tenant == THE_TENANT, _IS_WHOLE).values(is_whole=False)
-HIDE_EXPIRED_FILES = update(files).where(files.c.expires_at <= THE_TIME, _IS_WHOLE).values(is_whole=False)
+_OWN_TASK = tasks.c.id == files.c.task_id
+_TASK_IS_OPEN = exists(select(tasks.c.seq).where(_OWN_TASK, tasks.c.state <= task_pb2.TASK_STATE_RUNNING))
+HIDE_EXPIRED_FILES = (
+    update(files).where(files.c.expires_at <= THE_TIME, _IS_WHOLE, not_(_TASK_IS_OPEN)).values(is_whole=False)
+)
+_IS_OF_ATTEMPT = exists(
+    select(tasks.c.seq).where(
+        _OWN_TASK,
+        files.c.attempt > 0,
+        files.c.attempt == tasks.c.attempt,
+        tasks.c.state.in_((task_pb2.TASK_STATE_RUNNING, task_pb2.TASK_STATE_COMPLETED)),
+    )
+)
+ABANDONED_FILES = (
+    select(files.c.id, files.c.tenant)
+    .where(
+        files.c.task_id != "",
+        _IS_WHOLE,
+        files.c.created_at < THE_TIME,
+        not_(and_(files.c.attempt == 0, _TASK_IS_OPEN)),
+        not_(_IS_OF_ATTEMPT),
+    )
+    .order_by(files.c.seq)
+    .limit(THE_LIMIT)
+)
+"""Inputs of tasks that have ended, results of lost attempts, and what tasks that are deleted have left."""
+FILES_OF_TASK = (
+    select(files.c.id, files.c.attempt)
+    .where(files.c.task_id == THE_ID, files.c.tenant == THE_TENANT, _IS_WHOLE)
+    .order_by(files.c.seq)
+    .limit(THE_LIMIT)
+)
 INCOMPLETE_FILES = (
     select(files.c.id)
     .where(_IS_PARTIAL, or_(files.c.created_at < bindparam("the_begin"), files.c.expires_at <= THE_TIME))
@@ -107,8 +141,13 @@ DELETE_FILE = delete(files).where(files.c.id == THE_ID)
 
 
 def files_page(before: int | None, purpose: str) -> Select[tuple[object, ...]]:
-    """Returns the page of a tenant's files, newest first, before a `seq` (None: all) and of a purpose (empty: any)."""
+    """Returns the page of a tenant's files, newest first, before a `seq`; None: all.
+
+    Of a purpose; empty: of those in `the_purposes`.
+    """
     page = select(files).where(files.c.tenant == THE_TENANT, _IS_WHOLE).order_by(files.c.seq.desc()).limit(THE_LIMIT)
+    if not purpose:
+        page = page.where(files.c.purpose.in_(THE_PURPOSES))
     if before is not None:
         page = page.where(files.c.seq < before)
     return page.where(files.c.purpose == purpose) if purpose else page

@@ -31,6 +31,7 @@ MAX_MODEL_CHARS = 320
 MAX_CALLER_CHARS = 128
 MAX_KEY_CHARS = 255
 MAX_TENANT_CHARS = 128
+MAX_MEDIA_TYPE_CHARS = 128
 
 metadata = MetaData(
     naming_convention={
@@ -175,13 +176,18 @@ files = Table(
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double, nullable=False),
     Column("is_whole", Boolean, nullable=False),
+    Column("media_type", String(MAX_MEDIA_TYPE_CHARS), nullable=False, server_default=text("''")),
+    Column("task_id", String(MAX_ID_CHARS), nullable=False, server_default=text("''")),
+    Column("attempt", Integer, nullable=False, server_default="0"),
     PrimaryKeyConstraint("seq"),
     UniqueConstraint("id"),
     Index("ix_files_tenant_seq", "tenant", "seq"),
     Index("ix_files_expires_at", "expires_at"),
+    Index("ix_files_task_id", "task_id"),
     sqlite_autoincrement=True,
 )
-"""Files of batches; an incomplete one is being uploaded, or its upload failed."""
+"""Files of batches and tasks; an incomplete one is being uploaded, or its upload failed. `task_id` is empty for those
+of no task; `attempt` is 0 for the inputs of a task, else that which made the result."""
 
 file_pieces = Table(
     "file_pieces",
@@ -282,6 +288,6 @@ SCHEMA = Schema(
     owner="router",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0008",
+    newest="0009",
     version_table="router_alembic_version",
 )

@@ -87,7 +87,7 @@ async def test_files_are_listed_newest_first_page_by_page_and_by_purpose(world: 
     await refused(Reason.NOT_FOUND, world.files.list_page("ann", after="file-none"))
     for limit in (0, 1001):
         await refused(Reason.INVALID_ARGUMENT, world.files.list_page("ann", limit=limit))
-    await refused(Reason.INVALID_ARGUMENT, world.files.list_page("ann", purpose="vision"))
+    await refused(Reason.INVALID_ARGUMENT, world.files.list_page("ann", purpose="video"))
 
 
 async def test_a_file_whose_content_breaks_off_is_seen_by_nobody_and_removed_at_once(world: World) -> None:
@@ -159,7 +159,7 @@ async def test_a_name_that_is_a_path_or_cannot_be_shown_is_refused(world: World,
 
 
 async def test_a_purpose_that_nobody_knows_is_refused(world: World) -> None:
-    new = file_service_pb2.File(tenant="ann", name="a", purpose="vision")
+    new = file_service_pb2.File(tenant="ann", name="a", purpose="video")
     assert "file.purpose" in await refused(Reason.INVALID_ARGUMENT, world.files.save(new, content(b"a")))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Unpack
 
 from weft.api.common.v1 import event_pb2
-from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
+from weft.api.router.v1 import file_service_pb2, file_service_pb2_grpc, task_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.client._channel import MeshServiceClient
 from weft.client._messages import ChatOptions, Message, chat_request
@@ -29,6 +29,24 @@ class Tasks(MeshServiceClient):
     def __init__(self, target: str, timeout_seconds: float | None = None) -> None:
         super().__init__(target, timeout_seconds)
         self._stub = task_service_pb2_grpc.TaskServiceStub(self._channel)
+        self._files = file_service_pb2_grpc.FileServiceStub(self._channel)
+
+    def submit(self, spec: task_pb2.TaskSpec, *, idempotency_key: str = "") -> task_pb2.Task:
+        """Submits a task of any kind; once this returns it is durable. With the same key again it is the same task.
+
+        Images and recordings are given inline, or by the id of a file. Raises INVALID_ARGUMENT naming the field,
+        REQUEST_TOO_LARGE, TOO_MANY_RESOURCES where the mesh keeps as much as it may, MODEL_NOT_FOUND.
+        """
+        task: task_pb2.Task = self._call(
+            self._stub.SubmitTask, pb.SubmitTaskRequest(spec=spec, idempotency_key=idempotency_key)
+        ).task
+        return task
+
+    def read_file(self, file_id: str) -> Iterator[bytes]:
+        """Yields the content of an image or a recording that a chunk of an answer names. Raises NOT_FOUND."""
+        request = file_service_pb2.ReadFileRequest(id=file_id)
+        for response in self._stream(self._files.ReadFile(request)):
+            yield response.data
 
     def submit_chat(
         self,
@@ -103,8 +121,12 @@ def has_ended(task: task_pb2.Task) -> bool:
 
 
 def text_of(piece: task_pb2.TaskPiece) -> str:
-    """Returns the text of a chunk, of the first choice."""
-    return "".join(event.delta.text for event in piece.output.events if _is_first(event))
+    """Returns the text of a chunk: of the first choice, or of a transcription."""
+    return "".join(
+        event.transcript.text if event.HasField("transcript") else event.delta.text
+        for event in piece.output.events
+        if _is_first(event) or event.HasField("transcript")
+    )
 
 
 def _is_first(event: event_pb2.InferenceEvent) -> bool:

@@ -1,4 +1,4 @@
-"""Batches and their files: the ports to the batch store and the file store.
+"""Batches, and the files of batches and tasks: the ports to the batch store and the file store.
 
 The caller speaks the API of the lines: it makes tasks of them, and writes the files of results. Every method takes the
 tenant: another tenant's batch or file is NOT_FOUND. Every method raises SERVICE_UNAVAILABLE when the store cannot be
@@ -82,13 +82,19 @@ MAX_PIECE_BYTES = 1024 * 1024
 """Size limit of one read or write."""
 BATCH_INPUT = "batch"
 BATCH_OUTPUT = "batch_output"
+MEDIA_INPUTS = ("user_data", "vision")
+"""Purposes of uploaded images and recordings, for tasks and lines of batches."""
+TASK_INPUT = "task_input"
+"""Purpose of an image or a recording that a task was given."""
+RESULT = "result"
+"""Purpose of an image or a recording that a model has made."""
 
 
 class FilePort(Protocol):
     """The file store."""
 
     async def save(self, new: file_pb.File, content: AsyncIterator[bytes]) -> file_pb.File:
-        """Stores a file, of whose message tenant, name and purpose are read; returns once it is durable.
+        """Stores a file, of whose message tenant, name, purpose and media type are read; returns once it is durable.
 
         A file with incomplete content is discarded.
 
@@ -103,7 +109,10 @@ class FilePort(Protocol):
     async def list_page(
         self, tenant: str, *, purpose: str = "", after: str = "", limit: int = 100
     ) -> file_pb.ListFilesResponse:
-        """Returns files of a purpose (empty: all) older than `after` (empty: the newest). Raises NOT_FOUND."""
+        """Returns files of a purpose older than `after`; empty: the newest. Raises NOT_FOUND.
+
+        No purpose: those that callers upload, and results of batches.
+        """
         ...
 
     def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:

@@ -11,18 +11,21 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2
+from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, embedding_pb2, event_pb2, image_pb2
 from weft.api.router.v1 import inference_service_pb2, task_pb2, task_service_pb2
 from weft.dispatch.call import Call, Layer, Proceed
 from weft.dispatch.frames import Frame, has_content
-from weft.dispatch.operations import EMBEDDING
+from weft.dispatch.operations import EMBEDDING, SPEECH, SpeechPiece
 from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
+from weft.durable.batches import FilePort
+from weft.durable.media import filled, referring_part
 from weft.durable.tasks import TaskPayload, TaskPort, failure_of, is_terminal
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import TEXT_OPERATIONS
+from weft.kernel.request import TASK_OPERATIONS, TEXT_OPERATIONS, Operation
+from weft.kernel.rpc import MAX_MESSAGE_BYTES
 
 TASK_ID = "task_id"
 """Key of an error's metadata with the id of the task."""
@@ -55,6 +58,12 @@ class DurableCallDeps:
     tasks: TaskPort
     clock: Clock
     config: DurableCallConfig
+    files: FilePort | None = None
+    """Keeps the images and recordings of tasks; None: requests with such are not tasks."""
+
+    def can_run(self, operation: Operation) -> bool:
+        """Whether a request for an operation can be a task."""
+        return operation in (TEXT_OPERATIONS if self.files is None else TASK_OPERATIONS)
 
 
 def task_spec(
@@ -78,6 +87,12 @@ def task_spec(
             spec.completion.CopyFrom(payload)
         case embedding_pb2.EmbeddingPayload():
             spec.embedding.CopyFrom(payload)
+        case image_pb2.ImagePayload():
+            spec.image.CopyFrom(payload)
+        case audio_pb2.TranscriptionPayload():
+            spec.transcription.CopyFrom(payload)
+        case audio_pb2.SpeechPayload():
+            spec.speech.CopyFrom(payload)
     return spec
 
 
@@ -256,14 +271,21 @@ def _noted(submitting: "asyncio.Future[task_service_pb2.SubmitTaskResponse]") ->
         submitting.exception()
 
 
-def durable_calls(tasks: TaskPort, clock: Clock, config: DurableCallConfig | None = None) -> Layer[Any]:
-    """Returns the layer that runs requests with a journal as tasks."""
-    deps = DurableCallDeps(tasks, clock, config or DurableCallConfig())
+def durable_calls(
+    tasks: TaskPort, clock: Clock, config: DurableCallConfig | None = None, *, files: FilePort | None = None
+) -> Layer[Any]:
+    """Returns the layer that runs requests with a journal as tasks.
+
+    `files` keeps their images and recordings; None: requests for such are not tasks.
+    """
+    deps = DurableCallDeps(tasks, clock, config or DurableCallConfig(), files)
 
     def layer(call: Call[Any], /, proceed: Proceed[Any]) -> AsyncGenerator[Any]:
         journal = call.context.journal
-        if journal is None or call.spec.operation not in TEXT_OPERATIONS:
+        if journal is None or not deps.can_run(call.spec.operation):
             return proceed(call)
+        if call.spec is SPEECH:
+            return _speech(deps, journal, call)
         if call.spec is EMBEDDING:
             return _embeddings(deps, journal, call)
         return _Generation(deps, journal, call).frames()
@@ -275,8 +297,11 @@ class _Generation:
     """A generation that is a durable task."""
 
     def __init__(self, deps: DurableCallDeps, journal: Journal, call: Call[Frame]) -> None:
+        self._deps = deps
         self._task = WatchedTask(deps, call.context, journal, call.payload)
         self._call = call
+        self._progress: event_pb2.WorkProgress | None = None
+        """The progress that was sent last; None: none was."""
         self._attempt = 0
         self._held: Frame = []
         """Frames of this attempt, for a caller who reads only the complete answer: another attempt may follow."""
@@ -295,9 +320,20 @@ class _Generation:
             async for item in events:
                 if self._has_content and _is_lost(item, self._attempt):
                     raise await self._task.lost()
-                frame = self._chunk_frame(item.piece) if item.HasField("piece") else self._task_frame(item.task)
+                if item.HasField("piece"):
+                    frame = self._chunk_frame(await self._whole(item.piece))
+                else:
+                    frame = self._task_frame(item.task)
                 if frame:
                     yield frame
+
+    async def _whole(self, piece: task_pb2.TaskPiece) -> task_pb2.TaskPiece:
+        """Returns a piece with the data of its images."""
+        files = self._deps.files
+        if files is None or not any(referring_part(event) for event in piece.output.events):
+            return piece
+        (output,) = await filled(files, self._call.context.tenant, [piece.output], max_bytes=MAX_MESSAGE_BYTES)
+        return task_pb2.TaskPiece(attempt=piece.attempt, last_event=piece.last_event, output=output)
 
     def _chunk_frame(self, chunk: task_pb2.TaskPiece) -> Frame:
         self._reach(chunk.attempt)
@@ -314,12 +350,18 @@ class _Generation:
     def _task_frame(self, task: task_pb2.Task) -> Frame:
         self._reach(task.attempt)
         if not is_terminal(task):
-            return [_waiting(task)] if task.state == task_pb2.TASK_STATE_PENDING else []
+            return [_waiting(task)] if task.state == task_pb2.TASK_STATE_PENDING else self._new_progress(task)
         require_completed(task)
         if self._end is None:
             return []
         self._call.receipt = self._end.finished.receipt
         return [*self._held, self._end]
+
+    def _new_progress(self, task: task_pb2.Task) -> Frame:
+        if not task.HasField("progress") or task.progress == self._progress:
+            return []
+        self._progress = task.progress
+        return [event_pb2.InferenceEvent(work_progress=task.progress)]
 
     def _reach(self, attempt: int) -> None:
         if attempt != self._attempt:
@@ -345,6 +387,27 @@ async def _embeddings(
             if _is_end(item):
                 require_completed(item.task)
     yield vectors
+
+
+async def _speech(deps: DurableCallDeps, journal: Journal, call: Call[SpeechPiece]) -> AsyncGenerator[SpeechPiece]:
+    """Yields the recording of a durable task. Raises the error that it failed with, CANCELLED for a cancelled one."""
+    spoken: audio_pb2.SpeechPart | None = None
+    async with aclosing(WatchedTask(deps, call.context, journal, call.payload).events()) as events:
+        async for item in events:
+            if _is_end(item):
+                require_completed(item.task)
+            for event in item.piece.output.events:
+                if event.HasField("speech"):
+                    spoken = event.speech
+                elif event.HasField("finished"):
+                    call.receipt = event.finished.receipt
+    if spoken is None or deps.files is None:
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model sent an empty recording")
+    media_type = spoken.media_type
+    async with aclosing(deps.files.read(call.context.tenant, spoken.file_id)) as pieces:
+        async for data in pieces:
+            yield SpeechPiece(data=data, media_type=media_type)
+            media_type = ""
 
 
 def require_completed(task: task_pb2.Task) -> None:

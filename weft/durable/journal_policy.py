@@ -13,7 +13,7 @@ from weft.dispatch.request_trace import WhenLeft
 from weft.kernel.errors import FieldError
 from weft.kernel.names import AUTO_MODEL
 from weft.kernel.reasons import Reason
-from weft.kernel.request import TEXT_OPERATIONS, JournalMode, Operation, journal_in
+from weft.kernel.request import TASK_OPERATIONS, JournalMode, Operation, journal_in
 
 _COUNTS_TOKENS = Operation.TOKENIZE
 """The operation that is no inference: it is never journaled."""
@@ -76,10 +76,10 @@ class JournalPolicy:
                 "requests for 'auto' may have to be journaled, and a task needs the name of its model, pool or route",
                 Reason.UNSUPPORTED_OPERATION,
             )
-        if operation not in TEXT_OPERATIONS:
+        if operation not in TASK_OPERATIONS:
             raise FieldError(
                 "model",
-                f"requests for {name} are journaled, and only chats, completions and embeddings can be; "
+                f"requests for {name} are journaled, and a {operation.name.lower()} request cannot be; "
                 f"`journal: none` of the model takes it out",
                 Reason.UNSUPPORTED_OPERATION,
             )

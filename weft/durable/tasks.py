@@ -8,7 +8,7 @@ messages of `router.v1`; a message that was returned may be held by others: buil
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, error_reason_pb2
+from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, embedding_pb2, error_reason_pb2, image_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.kernel.errors import WeftError
@@ -22,7 +22,14 @@ DEFAULT_LISTED = 100
 _INDEX_BITS = 32
 _STATE_PREFIX = "TASK_STATE_"
 
-TaskPayload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload | embedding_pb2.EmbeddingPayload
+TaskPayload = (
+    chat_pb2.ChatPayload
+    | completion_pb2.CompletionPayload
+    | embedding_pb2.EmbeddingPayload
+    | image_pb2.ImagePayload
+    | audio_pb2.TranscriptionPayload
+    | audio_pb2.SpeechPayload
+)
 
 
 class TaskPort(Protocol):

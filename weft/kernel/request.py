@@ -59,6 +59,8 @@ OperationName = Literal["chat", "completion", "embedding", "rerank", "tokenize",
 """Names of operations in documents and in the configuration."""
 TEXT_OPERATIONS = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.EMBEDDING})
 """Usual operations of servers of language models."""
+TASK_OPERATIONS = TEXT_OPERATIONS | {Operation.IMAGE, Operation.TRANSCRIPTION, Operation.SPEECH}
+"""Operations whose requests can be durable tasks."""
 
 
 class JournalMode(IntEnum):

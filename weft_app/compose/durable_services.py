@@ -8,6 +8,7 @@ import router_svc.durable.batches.service
 import router_svc.durable.stored_responses
 import router_svc.durable.tasks.service
 import router_svc.durable.usage
+from router_svc.durable.batches.files import FileManager
 from router_svc.durable.batches.service import BatchService
 from router_svc.durable.limits import TaskLimits, TaskSettings
 from router_svc.durable.stored_responses import ResponseService
@@ -70,18 +71,21 @@ class DurableServices:
 def durable_services(config: WeftConfig, database: RouterDatabase, router: RouterService) -> DurableServices:
     """Returns tasks and batches in the router's database, placed by the router itself."""
     limits = task_limits(config)
+    clock = SystemClock()
+    files = FileManager(database, config.router.batches, clock, results=config.router.results)
     parts = TaskServiceDeps(
         placement=router.placement,
         fleet=router,
         channels=router.channels,
         subscribe=router.subscribe,
         tracing=router.tracing,
+        files=files,
     )
     tasks = router_svc.durable.tasks.service.build(database, limits, parts)
-    router.journal_to(tasks.tasks)
     batches = router_svc.durable.batches.service.build(
-        database, config.router.batches, limits, tasks.events, names=KnownNames(router)
+        database, config.router.batches, limits, tasks.events, clock=clock, names=KnownNames(router), files=files
     )
+    router.journal_to(tasks.tasks, files)
     return DurableServices(tasks, batches)
 
 

@@ -1,6 +1,7 @@
 """Configuration and serving of a gateway."""
 
 import os
+import secrets
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -26,12 +27,14 @@ from gateway.config import (
 )
 from gateway.operations import OperationsClient
 from gateway.resources.registry_client import RegistryClient
+from gateway.result_links import KEY_BYTES
 from gateway.service import GatewayService
 from gateway.watch.events import EventSource
 from gateway.watch.operations import MemorySource, OperationSource
 from gateway.watch.queues import QueuesByName
 from gateway.watch.requests import FiguresOfMesh, RequestsOfTenant
 from gateway.watch.resources import resource_sources
+from registry_svc.store.owner_file import read_owner_file, write_owner_file
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource, FleetWatcher
 from weft.dispatch.fleet_health import fleet_check, router_check
@@ -45,6 +48,7 @@ from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.durable.usage import RemoteUsage, UsageSource
 from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.errors import invalid_field
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.health import AlwaysHealthy, HealthSource
 from weft.kernel.health_monitor import HealthMonitor
@@ -74,6 +78,26 @@ def gateway_config(config: WeftConfig) -> GatewayConfig:
         "rate_limits": None if rates is None else RateLimitConfig(**values_of(TenantRequestRates, rates))
     }
     return GatewayConfig(**values, host=config.host, port=config.port, auth_required=keys_required(config))
+
+
+RESULT_KEY_SETTING = "gateway.results.key_file"
+
+
+def result_key(config: WeftConfig, home: WeftHome) -> bytes:
+    """Returns the key that signs addresses of results; it is made where there is none.
+
+    Raises INVALID_ARGUMENT where others may read its file, or it is of another length, or cannot be read or written.
+    """
+    named = config.gateway.results.key_file
+    path = home.state / "results.key" if named is None else named.expanduser()
+    key = read_owner_file(path, RESULT_KEY_SETTING, max_bytes=KEY_BYTES)
+    if key is None:
+        key = secrets.token_bytes(KEY_BYTES)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_owner_file(path, key, RESULT_KEY_SETTING)
+    if len(key) != KEY_BYTES:
+        raise invalid_field(RESULT_KEY_SETTING, f"{path} must hold {KEY_BYTES} bytes; delete it to make another")
+    return key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +168,7 @@ def build_gateway(config: WeftConfig, home: WeftHome, mesh: MeshClients) -> Gate
         usage=mesh.usage,
         tasks=mesh.tasks,
         files=mesh.files,
+        result_key=result_key(config, home),
         batches=mesh.batches,
         api_keys=KeysClient(mesh.registry, timeout_seconds=timeout),
         join_tokens=JoinTokensClient(mesh.registry, timeout_seconds=timeout),

@@ -14,6 +14,7 @@ from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.tasks.spec_validation import checked_row
 from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, StoreEvent, TaskRow
 from router_svc.durable.tasks.task_events import TaskEventBus
+from router_svc.durable.tasks.task_media import TaskMedia
 from router_svc.store.tables import MAX_ID_CHARS
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import task_pb2
@@ -54,7 +55,9 @@ class ItemIntake:
         room: int,
         limits: tuple[BatchLimits, TaskLimits],
         names: KnownNames | None = None,
+        media: TaskMedia | None = None,
     ) -> None:
+        self._media = media or TaskMedia(None)
         self._batch = batch
         self._caller = caller
         self._created_at = datetime_of(batch.create_time).timestamp()
@@ -91,6 +94,8 @@ class ItemIntake:
         rows: list[TaskRow] = []
         size = 0
         async for line in lines:
+            if self._count < self._limits.max_lines:
+                await self._media.require_files(self._batch.tenant, line.spec, f"lines[{self._count}].spec")
             row = self._row_of(line)
             rows.append(row)
             size += len(row.spec)
@@ -236,7 +241,9 @@ class BatchManager:
         clock: Clock,
         *,
         names: KnownNames | None = None,
+        media: TaskMedia | None = None,
     ) -> None:
+        self._media = media
         self._store = store
         self._limits = limits
         self._task_limits = task_limits
@@ -345,7 +352,7 @@ class BatchManager:
     async def _receive(self, batch: batch_pb.Batch, caller: str, lines: AsyncIterator[batch_pb.BatchLine]) -> int:
         room = await self._room(batch.tenant)
         await self._store.begin(batch, datetime_of(batch.create_time).timestamp())
-        intake = ItemIntake(batch, caller, room, (self._limits, self._task_limits), self._names)
+        intake = ItemIntake(batch, caller, room, (self._limits, self._task_limits), self._names, self._media)
         async with aclosing(intake.chunks(lines)) as chunks:
             async for rows in chunks:
                 if not await self._store.add(batch.id, rows):

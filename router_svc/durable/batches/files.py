@@ -1,10 +1,10 @@
-"""Files: the quotas of tenants, uploads in chunks, and the removal of incomplete files.
+"""Files of batches and tasks: their quotas, uploads in chunks, and the removal of incomplete files.
 
 Every method raises SERVICE_UNAVAILABLE when the database fails. An incomplete file is not visible: it is being
 uploaded, its upload failed, or it is being deleted.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Container
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,9 +15,9 @@ from typing_extensions import override
 
 from router_svc.durable import statements
 from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS, Uploads, upload_timed_out
-from router_svc.durable.limits import BatchLimits
+from router_svc.durable.limits import BatchLimits, ResultLimits
 from router_svc.store.database import RouterDatabase
-from router_svc.store.tables import files
+from router_svc.store.tables import MAX_MEDIA_TYPE_CHARS, files
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.durable.batches import (
     BATCH_INPUT,
@@ -25,6 +25,9 @@ from weft.durable.batches import (
     FILE_PREFIX,
     MAX_FILE_NAME_CHARS,
     MAX_PIECE_BYTES,
+    MEDIA_INPUTS,
+    RESULT,
+    TASK_INPUT,
     FilePort,
     file_not_found,
 )
@@ -41,7 +44,7 @@ REMOVED_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Files of a tenant, including those being uploaded."""
+    """Files of a tenant, or of all, including those being uploaded."""
 
     count: int
     size: int
@@ -77,6 +80,9 @@ def _file_of(row: Row[tuple[Any, ...]]) -> file_pb.File:
         byte_count=row.size,
         create_time=stamp_of(row.created_at),
         expire_time=stamp_of(row.expires_at),
+        media_type=row.media_type,
+        task=row.task_id,
+        attempt=row.attempt,
     )
 
 
@@ -84,25 +90,86 @@ MAX_LISTED = 1_000
 MAX_UPLOADS = 64
 """Concurrent uploads; two chunks of each are held in memory at most."""
 SWEPT_AT_ONCE = 100
-_PURPOSES = (BATCH_INPUT, BATCH_OUTPUT)
+MAX_OF_TASK = 1_000
+"""Files of one task that are released at once; a sweep releases the others."""
+ALL_ATTEMPTS: Container[int] = range(2**31)
+"""The inputs of a task and the results of all its attempts."""
+_FILES = (BATCH_INPUT, BATCH_OUTPUT, *MEDIA_INPUTS)
+_RESULTS = (TASK_INPUT, RESULT)
+_PURPOSES = (*_FILES, *_RESULTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelf:
+    """Purposes whose files share their bounds."""
+
+    purposes: tuple[str, ...]
+    what: str
+    """What its files are, for messages."""
+    section: str
+    """Where the bounds are set, for messages."""
+    max_count: int
+    max_tenant_bytes: int
+    max_total_bytes: int | None
+    """None: only tenants have a bound."""
+    keep_seconds: float
+
+    def require_room(self, usage: Usage) -> None:
+        """Raises TOO_MANY_RESOURCES where the usage exceeds the tenant's quota."""
+        if usage.count > self.max_count:
+            raise WeftError(
+                Reason.TOO_MANY_RESOURCES,
+                f"the tenant has {self.max_count} {self.what}, its limit ({self.section}); delete some",
+            )
+        if usage.size > self.max_tenant_bytes:
+            raise WeftError(
+                Reason.TOO_MANY_RESOURCES,
+                f"the tenant has {self.max_tenant_bytes} bytes of {self.what}, its limit ({self.section}); delete some",
+            )
+
+    def require_total_room(self, usage: Usage) -> None:
+        """Raises TOO_MANY_RESOURCES where the files of all tenants exceed their bound."""
+        if self.max_total_bytes is not None and usage.size > self.max_total_bytes:
+            raise WeftError(
+                Reason.TOO_MANY_RESOURCES,
+                f"the mesh has {self.max_total_bytes} bytes of {self.what}, its limit ({self.section}); "
+                "delete tasks, or wait until some expire",
+            )
 
 
 class FileManager(FilePort):
     """The file port of a router, with the quotas of tenants."""
 
-    def __init__(self, database: RouterDatabase, limits: BatchLimits, clock: Clock) -> None:
+    def __init__(
+        self, database: RouterDatabase, limits: BatchLimits, clock: Clock, *, results: ResultLimits | None = None
+    ) -> None:
         self._database = database
         self._limits = limits
+        self._results = results or ResultLimits()
         self._clock = clock
         self._uploads = Uploads("files", MAX_UPLOADS)
+        shelves = _shelves(limits, self._results)
+        self._shelves = {purpose: shelf for shelf in shelves for purpose in shelf.purposes}
+
+    @property
+    def results(self) -> ResultLimits:
+        """The bounds of images and recordings of tasks."""
+        return self._results
 
     async def save(self, new: file_pb.File, content: AsyncIterator[bytes]) -> file_pb.File:
         """Stores a file. Also raises INVALID_ARGUMENT, and DEADLINE_EXCEEDED if the upload is not complete in time."""
         _check(new)
         file_id, now = new_id(FILE_PREFIX), self._now()
         async with self._uploads.slot(lambda: self._remove(file_id)):
-            self._require_room(await self._begin(file_id, new, now))
+            self._shelves[new.purpose].require_room(await self._begin(file_id, new, now))
             return await self._receive(new, file_id, content)
+
+    async def require_room(self, tenant: str, purpose: str, size: int) -> None:
+        """Raises TOO_MANY_RESOURCES where one more file of so many bytes would not fit."""
+        shelf = self._shelves[purpose]
+        usage = await self._usage(tenant, shelf)
+        shelf.require_room(Usage(usage.count + 1, usage.size + size))
+        await self._require_total_room(shelf, size)
 
     @override
     async def get(self, tenant: str, file_id: str) -> file_pb.File:
@@ -117,8 +184,10 @@ class FileManager(FilePort):
         if purpose and purpose not in _PURPOSES:
             raise invalid_field("purpose", f"must be one of {', '.join(_PURPOSES)}")
         before = (await self._row(tenant, after)).seq if after else None
-        page = statements.files_page(before, purpose)
-        found = await self._database.rows(page, the_tenant=tenant, the_limit=limit + 1)
+        values: dict[str, object] = {"the_tenant": tenant, "the_limit": limit + 1}
+        if not purpose:
+            values["the_purposes"] = _FILES
+        found = await self._database.rows(statements.files_page(before, purpose), **values)
         return file_pb.ListFilesResponse(files=map(_file_of, found[:limit]), has_more=len(found) > limit)
 
     async def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
@@ -133,13 +202,18 @@ class FileManager(FilePort):
 
     async def delete(self, tenant: str, file_id: str) -> None:
         """Deletes a file: it is hidden at once, and its chunks are deleted in several transactions."""
-        is_id = is_token(file_id, MAX_REQUEST_ID_CHARS)
-        if not is_id or not await self._database.change(statements.HIDE_FILE, the_id=file_id, the_tenant=tenant):
+        if not is_token(file_id, MAX_REQUEST_ID_CHARS) or not await self._delete(tenant, file_id):
             raise file_not_found(file_id)
-        await self._remove(file_id)
+
+    async def release(self, tenant: str, task_id: str, attempts: Container[int] = ALL_ATTEMPTS) -> None:
+        """Deletes the inputs (attempt 0) and the results of a task, of these attempts."""
+        values: dict[str, object] = {"the_id": task_id, "the_tenant": tenant, "the_limit": MAX_OF_TASK}
+        for row in await self._database.rows(statements.FILES_OF_TASK, **values):
+            if row.attempt in attempts:
+                await self._delete(tenant, row.id)
 
     async def sweep(self, *, all_incomplete: bool = False) -> None:
-        """Purges expired and incomplete files.
+        """Purges expired, abandoned and incomplete files.
 
         `all_incomplete`: every incomplete file is abandoned, because only this router uploads and it just started.
         """
@@ -147,6 +221,7 @@ class FileManager(FilePort):
         while await self._bring_back(now):
             pass
         await self._database.change(statements.HIDE_EXPIRED_FILES, the_time=now)
+        await self._sweep_abandoned(now)
         before = now if all_incomplete else now - UPLOAD_LIMIT_SECONDS
         more = True
         while more:
@@ -161,16 +236,33 @@ class FileManager(FilePort):
         """Waits for the removal of failed uploads."""
         await self._uploads.stop(grace_seconds)
 
+    async def _sweep_abandoned(self, now: float) -> None:
+        """Deletes what tasks have no use for any more. A task may be stored later than its inputs, hence the slack."""
+        more = True
+        while more:
+            found = await self._database.rows(
+                statements.ABANDONED_FILES, the_time=now - UPLOAD_LIMIT_SECONDS, the_limit=SWEPT_AT_ONCE
+            )
+            for row in found:
+                await self._delete(row.tenant, row.id)
+            more = len(found) == SWEPT_AT_ONCE
+
+    async def _delete(self, tenant: str, file_id: str) -> bool:
+        """Deletes a file; returns whether there was one."""
+        if not await self._database.change(statements.HIDE_FILE, the_id=file_id, the_tenant=tenant):
+            return False
+        await self._remove(file_id)
+        return True
+
     async def _receive(self, new: file_pb.File, file_id: str, content: AsyncIterator[bytes]) -> file_pb.File:
-        file, size = None, 0
+        file, size, shelf = None, 0, self._shelves[new.purpose]
         async with aclosing(_chunks(content)) as chunks:
             async for chunk, is_last in chunks:
                 size += len(chunk.data)
-                if new.purpose == BATCH_INPUT:
-                    # Result files are not limited: a batch whose results do not fit would never finish.
-                    self._require_size(size)
-                usage = await self._database.first(statements.FILE_USAGE, the_tenant=new.tenant)
-                self._require_room(_usage_of(usage, further=len(chunk.data)))
+                self._require_size(new.purpose, size)
+                usage = await self._usage(new.tenant, shelf)
+                shelf.require_room(Usage(usage.count, usage.size + len(chunk.data)))
+                await self._require_total_room(shelf, len(chunk.data))
                 file = await self._append(file_id, chunk, is_last=is_last)
         assert file is not None, "there is always a last chunk"
         return file
@@ -180,9 +272,20 @@ class FileManager(FilePort):
         found = None
         if is_token(file_id, MAX_REQUEST_ID_CHARS):
             found = await self._database.first(statements.FILE, the_id=file_id, the_tenant=tenant)
-        if found is None:
+        if found is None or (found.purpose == RESULT and found.expires_at <= self._now()):
             raise file_not_found(file_id)
         return found
+
+    async def _usage(self, tenant: str, shelf: Shelf) -> Usage:
+        return _usage_of(
+            await self._database.first(statements.FILE_USAGE, the_tenant=tenant, the_purposes=shelf.purposes)
+        )
+
+    async def _require_total_room(self, shelf: Shelf, further: int) -> None:
+        if shelf.max_total_bytes is None:
+            return
+        found = await self._database.first(statements.TOTAL_FILE_USAGE, the_purposes=shelf.purposes)
+        shelf.require_total_room(_usage_of(found, further=further))
 
     async def _begin(self, file_id: str, new: file_pb.File, now: float) -> Usage:
         """Inserts an incomplete file; returns the usage of its tenant, this file included."""
@@ -193,12 +296,16 @@ class FileManager(FilePort):
             "purpose": new.purpose,
             "size": 0,
             "created_at": now,
-            "expires_at": now + self._limits.keep_file_seconds,
+            "expires_at": now + self._shelves[new.purpose].keep_seconds,
             "is_whole": False,
+            "media_type": new.media_type,
+            "task_id": new.task,
+            "attempt": new.attempt,
         }
+        own = {"the_tenant": new.tenant, "the_purposes": self._shelves[new.purpose].purposes}
         async with self._database.writing() as connection:
             await connection.execute(statements.BEGIN_FILE, values)
-            return _usage_of((await connection.execute(statements.FILE_USAGE, {"the_tenant": new.tenant})).first())
+            return _usage_of((await connection.execute(statements.FILE_USAGE, own)).first())
 
     async def _append(self, file_id: str, chunk: FileChunk, *, is_last: bool) -> file_pb.File:
         """Appends a chunk to an incomplete file; the last one completes it. Raises DEADLINE_EXCEEDED if it is gone."""
@@ -232,26 +339,41 @@ class FileManager(FilePort):
         async with self._database.writing() as connection:
             return await bring_back(connection, [made], SWEPT_AT_ONCE)
 
-    def _require_size(self, size: int) -> None:
-        if size > self._limits.max_file_bytes:
-            raise FieldError("file", f"must have at most {self._limits.max_file_bytes} bytes", Reason.REQUEST_TOO_LARGE)
-
-    def _require_room(self, usage: Usage) -> None:
-        """Raises TOO_MANY_RESOURCES if the usage exceeds the tenant's quota."""
-        limits = self._limits
-        if usage.count > limits.max_files_per_tenant:
-            raise WeftError(
-                Reason.TOO_MANY_RESOURCES,
-                f"the tenant has {limits.max_files_per_tenant} files, its limit; delete some",
-            )
-        if usage.size > limits.max_tenant_file_bytes:
-            raise WeftError(
-                Reason.TOO_MANY_RESOURCES,
-                f"the tenant has {limits.max_tenant_file_bytes} bytes of files, its limit; delete some",
-            )
+    def _require_size(self, purpose: str, size: int) -> None:
+        """Raises REQUEST_TOO_LARGE. Results of batches have no bound: a batch whose results do not fit never ends."""
+        if purpose == BATCH_OUTPUT:
+            return
+        results = self._results
+        most = {RESULT: results.max_bytes, TASK_INPUT: results.max_input_bytes}.get(
+            purpose, self._limits.max_file_bytes
+        )
+        if size > most:
+            raise FieldError("file", f"must have at most {most} bytes", Reason.REQUEST_TOO_LARGE)
 
     def _now(self) -> float:
         return self._clock.utc_now().timestamp()
+
+
+def _shelves(limits: BatchLimits, results: ResultLimits) -> tuple[Shelf, Shelf]:
+    uploaded = Shelf(
+        purposes=_FILES,
+        what="files",
+        section="router.batches",
+        max_count=limits.max_files_per_tenant,
+        max_tenant_bytes=limits.max_tenant_file_bytes,
+        max_total_bytes=None,
+        keep_seconds=limits.keep_file_seconds,
+    )
+    made = Shelf(
+        purposes=_RESULTS,
+        what="images and recordings of tasks",
+        section="router.results",
+        max_count=results.max_per_tenant,
+        max_tenant_bytes=results.max_tenant_bytes,
+        max_total_bytes=results.max_total_bytes,
+        keep_seconds=results.keep_seconds,
+    )
+    return uploaded, made
 
 
 def _check(new: file_pb.File) -> None:
@@ -263,6 +385,8 @@ def _check(new: file_pb.File) -> None:
         raise invalid_field("file.name", "must be a name, not a path")
     if new.purpose not in _PURPOSES:
         raise invalid_field("file.purpose", f"must be one of {', '.join(_PURPOSES)}")
+    if len(new.media_type) > MAX_MEDIA_TYPE_CHARS or (new.media_type and not new.media_type.isprintable()):
+        raise invalid_field("file.media_type", f"must have at most {MAX_MEDIA_TYPE_CHARS} printable characters")
 
 
 async def _chunks(content: AsyncIterator[bytes]) -> AsyncGenerator[tuple[FileChunk, bool]]:

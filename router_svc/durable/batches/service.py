@@ -16,13 +16,14 @@ from router_svc.durable.batches.uploads import IDLE_SECONDS, incomplete_stream, 
 from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.sweeper import Sweeper, Sweeps, sweep_once
 from router_svc.durable.tasks.task_events import TaskEventBus
+from router_svc.durable.tasks.task_media import TaskMedia
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import batch_service_pb2_grpc, file_service_pb2_grpc, task_pb2
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.dispatch.agents import KnownNames, name_asked_for
 from weft.dispatch.aliases import name_asked_model
-from weft.durable.batches import BATCH_OUTPUT, MAX_PIECE_BYTES, BatchPort, FilePort, LineResult
+from weft.durable.batches import BATCH_OUTPUT, MAX_PIECE_BYTES, RESULT, TASK_INPUT, BatchPort, FilePort, LineResult
 from weft.durable.remote_stores import MAX_LINES_PER_MESSAGE
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
@@ -153,6 +154,10 @@ def _result_messages(result: LineResult) -> list[batch_pb.ReadBatchResultsRespon
     return [first, *(batch_pb.ReadBatchResultsResponse(output=output) for output in result.outputs)]
 
 
+_OF_SERVICES = frozenset({BATCH_OUTPUT, RESULT})
+"""Purposes of files that only the services of the mesh write."""
+
+
 class FileServicer(file_service_pb2_grpc.FileServiceServicer):
     """FileService over the file port."""
 
@@ -170,9 +175,16 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
             first = await anext(messages, None)
             if first is None:
                 raise incomplete_stream()
-            if first.file.purpose == BATCH_OUTPUT:
+            if first.file.purpose in _OF_SERVICES:
                 caller().require(MESH_ACCESS)
-            new = file_pb.File(tenant=tenant, name=first.file.name, purpose=first.file.purpose)
+            if first.file.purpose == TASK_INPUT:
+                raise invalid_field("file.purpose", "is that of what is submitted with a task")
+            new = file_pb.File(
+                tenant=tenant,
+                name=first.file.name,
+                purpose=first.file.purpose,
+                media_type=first.file.media_type,
+            )
             async with aclosing(_content(first, messages)) as content:
                 file = await self._files.save(new, content)
         return file_pb.UploadFileResponse(file=file)
@@ -247,14 +259,17 @@ def build(
     *,
     clock: Clock | None = None,
     names: KnownNames | None = None,
+    files: FileManager | None = None,
 ) -> "BatchService":
     """Returns the batch service on a database, not started. `events`: the bus of the task service in this process.
 
-    `names`: models, routes and agents that items may name; None: any name is accepted.
+    `names`: models, routes and agents that items may name; None: any name is accepted. `files`: the file store that
+    tasks share; None: one of its own.
     """
     chosen = clock or SystemClock()
-    files = FileManager(database, limits, chosen)
-    batches = BatchManager(BatchStore(database), limits, task_limits, events, chosen, names=names)
+    files = files or FileManager(database, limits, chosen)
+    media = TaskMedia(files)
+    batches = BatchManager(BatchStore(database), limits, task_limits, events, chosen, names=names, media=media)
     return BatchService(database, files, batches, limits.sweep_interval_seconds, chosen, names)
 
 

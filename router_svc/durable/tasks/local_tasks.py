@@ -19,10 +19,12 @@ from router_svc.durable.tasks.spec_validation import checked_row
 from router_svc.durable.tasks.store_port import (
     LaneFilled,
     TaskChanged,
+    TaskRow,
 )
 from router_svc.durable.tasks.sweeper import OpenTaskCounts
 from router_svc.durable.tasks.task_engine import TaskEngine
 from router_svc.durable.tasks.task_events import wait_for_event
+from router_svc.durable.tasks.task_media import INPUTS, is_of_media
 from router_svc.durable.tasks.task_run import TaskDeps
 from router_svc.durable.tasks.tenant_watch import TenantTaskWatcher
 from weft.api.router.v1 import task_pb2
@@ -186,7 +188,9 @@ class TaskWatcher:
 
 
 def _has_moved(before: task_pb2.Task, now: task_pb2.Task) -> bool:
-    return (before.state, before.attempt) != (now.state, now.attempt)
+    if (before.state, before.attempt) != (now.state, now.attempt):
+        return True
+    return now.HasField("progress") and before.progress != now.progress
 
 
 _OF_NEW_TASKS = frozenset({Reason.TOO_MANY_RESOURCES, Reason.MODEL_NOT_FOUND, Reason.MODALITY_UNSUPPORTED})
@@ -206,7 +210,7 @@ class LocalTasks(TaskPort):
         self._counts = counts
         self._names = names
         self._shown = MonotonicReads()
-        self._watcher = TaskWatcher(deps, self._get)
+        self._watcher = TaskWatcher(deps, self.get)
         clock, poll_seconds = deps.database_clock.clock, deps.limits.watch_poll_seconds
         self._tenants = TenantTaskWatcher(deps.events, self.list_page, self.get, clock, poll_seconds=poll_seconds)
 
@@ -238,8 +242,7 @@ class LocalTasks(TaskPort):
             if known is None:
                 raise
             return known
-        submitted = await self._submitted(self._store.submit(row))
-        assert submitted is not None, "a submission is acknowledged or fails"
+        submitted = await self._stored(row, request)
         task = submitted.task
         await deps.failpoints.reach(Failpoint.SUBMITTED, task.id)
         if not submitted.existed:
@@ -248,9 +251,32 @@ class LocalTasks(TaskPort):
             deps.events.publish(LaneFilled(row.lane))
         return submitted
 
+    async def _stored(self, row: TaskRow, request: pb.SubmitTaskRequest) -> pb.SubmitTaskResponse:
+        """Stores a new task, its images and recordings first; they go if it is not stored."""
+        media, tenant = self._deps.media, row.lane.tenant
+        if not is_of_media(payload_of(request.spec)):
+            submitted = await self._submitted(self._store.submit(row))
+            assert submitted is not None, "a submission is acknowledged or fails"
+            return submitted
+        known = None if not row.idempotency_key else await self._submitted(self._store.submitted(row))
+        if known is not None:
+            return known
+        try:
+            row = await media.accepted(row, request.spec, "spec")
+            submitted = await self._submitted(self._store.submit(row))
+        except WeftError as error:
+            # A database that fails may have stored the task all the same; a sweep finds out.
+            if error.reason is not Reason.SERVICE_UNAVAILABLE:
+                await media.release(tenant, row.id, INPUTS)
+            raise
+        assert submitted is not None, "a submission is acknowledged or fails"
+        if submitted.existed:
+            await media.release(tenant, row.id, INPUTS)
+        return submitted
+
     @override
     async def get(self, tenant: str, task_id: str) -> task_pb2.Task:
-        return self._with_waiting_reason(await self._get(tenant, task_id))
+        return self._described(await self._get(tenant, task_id))
 
     @override
     async def details(self, tenant: str, task_id: str) -> pb.GetTaskResponse:
@@ -260,8 +286,8 @@ class LocalTasks(TaskPort):
                 found = await self._store.details(tenant, task_id)
                 read = None if found is None else copy_of(found.task)
                 # The attempts belong to the state that was read with them: an overtaken pair is read again.
-                if self._found(tenant, task_id, read) is read and found is not None:
-                    found.task.waiting_for = self._waiting_reason(found.task)
+                if self._found(tenant, task_id, read) is read and found is not None and read is not None:
+                    found.task.CopyFrom(self._described(read))
                     return found
         raise WeftError(
             Reason.SERVICE_UNAVAILABLE, f"task {task_id} changes faster than it can be read", retry_after_seconds=1
@@ -278,7 +304,7 @@ class LocalTasks(TaskPort):
             page = await self._store.list_page(tenant, request)
             newest = [self._shown.show(task) for task in page.tasks]
             states = request.states or _STATES
-            kept = [self._with_waiting_reason(task) for task in newest if task is not None and task.state in states]
+            kept = [self._described(task) for task in newest if task is not None and task.state in states]
             return pb.ListTasksResponse(tasks=kept, next_page_token=page.next_page_token, notice=page.notice)
 
     async def open_of_request(self, request_id: str, tenant: str) -> Sequence[task_pb2.Task]:
@@ -299,6 +325,7 @@ class LocalTasks(TaskPort):
             log.info("task cancelled", task=task_id, attempt=task.attempt, owner=owner)
         self._engine.withdraw(task_id)
         self._deps.events.publish(TaskChanged(task_id))
+        await self._deps.media.release(tenant, task_id, INPUTS)
         return task
 
     @override
@@ -307,13 +334,12 @@ class LocalTasks(TaskPort):
             self._found(tenant, task_id, await self._store.delete(tenant, task_id))
             self._shown.show_gone(tenant, task_id)
         self._deps.events.publish(TaskChanged(task_id))
+        await self._deps.media.release_all(tenant, task_id)
 
     @override
     async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[pb.WatchTaskResponse]:
         async with aclosing(self._watcher.watch(tenant, task_id, after_event)) as watched:
             async for event in watched:
-                if event.HasField("task"):
-                    event.task.waiting_for = self._waiting_reason(event.task)
                 yield event
 
     @override
@@ -335,7 +361,7 @@ class LocalTasks(TaskPort):
             task = self._shown.show(submitted.task)
             if task is None:
                 raise task_being_deleted()
-            return pb.SubmitTaskResponse(task=self._with_waiting_reason(task), existed=submitted.existed)
+            return pb.SubmitTaskResponse(task=self._described(task), existed=submitted.existed)
 
     def _found(self, tenant: str, task_id: str, task: task_pb2.Task | None) -> task_pb2.Task:
         """Returns the newest answered state of a task. Raises NOT_FOUND."""
@@ -345,8 +371,13 @@ class LocalTasks(TaskPort):
             raise task_not_found(task_id)
         return newest
 
-    def _with_waiting_reason(self, task: task_pb2.Task) -> task_pb2.Task:
-        """Returns the task with the reason why it waits."""
+    def _described(self, task: task_pb2.Task) -> task_pb2.Task:
+        """Returns the task with the reason why it waits, or how far it is."""
+        progress = self._engine.progress_of(task) if task.state == task_pb2.TASK_STATE_RUNNING else None
+        if progress is not None:
+            task = copy_of(task)
+            task.progress.CopyFrom(progress)
+            return task
         reason = self._waiting_reason(task)
         return copy_of(task, waiting_for=reason) if reason else task
 

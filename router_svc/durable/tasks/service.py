@@ -19,6 +19,7 @@ from router_svc.durable.tasks.sweeper import OpenTaskCounts, TaskSweeps
 from router_svc.durable.tasks.task_call import CallMaker, DispatchedCalls
 from router_svc.durable.tasks.task_engine import TaskEngine
 from router_svc.durable.tasks.task_events import TaskEventBus
+from router_svc.durable.tasks.task_media import MediaFiles, TaskMedia
 from router_svc.durable.tasks.task_run import TaskDeps
 from router_svc.durable.tasks.task_spans import TaskSpans
 from router_svc.store.database import RouterDatabase
@@ -140,6 +141,8 @@ class TaskServiceDeps:
     """Registers a listener for every new view of the mesh."""
     tracing: Tracing = NO_TRACING
     """Where the spans of tasks go."""
+    files: MediaFiles | None = None
+    """Keeps the images and recordings of tasks; None: tasks with such are refused."""
 
 
 def build(
@@ -153,8 +156,14 @@ def build(
 ) -> "TaskService":
     """Returns a task service on a database, not started. `store` replaces the SQL store."""
     clock = clock or SystemClock()
+    media = TaskMedia(deps.files)
     calls = DispatchedCalls(
-        placement=deps.placement, channels=deps.channels, fleet=deps.fleet, clock=clock, tracing=deps.tracing
+        placement=deps.placement,
+        channels=deps.channels,
+        fleet=deps.fleet,
+        clock=clock,
+        tracing=deps.tracing,
+        media=media,
     )
     kept = store or SqlTaskStore(database, max_commit_batch=limits.max_commit_batch, clock=clock)
     service = TaskService(
@@ -165,6 +174,7 @@ def build(
         failpoints or NoFailpoints(),
         names=KnownNames(deps.fleet),
         spans=TaskSpans(kept, deps.tracing),
+        media=media,
     )
     deps.subscribe(service.engine.mesh_changed)
     return service
@@ -173,7 +183,7 @@ def build(
 class TaskService(Service):
     """Runs durable tasks beside a router."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a router provides, each with a default for tests
         self,
         store: OpenableTaskStore,
         limits: TaskLimits,
@@ -183,6 +193,7 @@ class TaskService(Service):
         *,
         names: KnownNames | None = None,
         spans: TaskSpans | None = None,
+        media: TaskMedia | None = None,
     ) -> None:
         """`names`: models, routes and agents that tasks may name; None: any name is accepted."""
         self._store = store
@@ -200,6 +211,7 @@ class TaskService(Service):
             calls=calls,
             failpoints=failpoints,
             spans=spans or TaskSpans(store),
+            media=media or TaskMedia(None),
         )
         self._engine = TaskEngine(deps)
         self._counts = OpenTaskCounts(store, limits, clock)

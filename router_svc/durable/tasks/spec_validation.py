@@ -11,11 +11,12 @@ from weft.dispatch.agents import require_model_name
 from weft.dispatch.operations import operation_of
 from weft.dispatch.parameter_checks import client_of, handling_of, priority_of, session_of
 from weft.durable.batches import MAX_METADATA, MAX_METADATA_NAME_CHARS, MAX_METADATA_VALUE_CHARS
-from weft.durable.tasks import MAX_ORIGIN_KIND_CHARS, TASK_PREFIX, payload_of
+from weft.durable.media import media_parts
+from weft.durable.tasks import MAX_ORIGIN_KIND_CHARS, TASK_PREFIX, TaskPayload, payload_of
 from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.names import AGENT_PREFIX, MAX_NAME_CHARS, new_id, require_token
+from weft.kernel.names import AGENT_PREFIX, MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, new_id, require_token
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
+from weft.kernel.request import TASK_OPERATIONS, Operation, Priority
 
 MIN_PENDING_LIMIT_SECONDS = 1.0
 MAX_PENDING_LIMIT_SECONDS = 7 * 86_400.0
@@ -23,6 +24,7 @@ MAX_ATTEMPTS = 100
 MAX_TRACEPARENT_CHARS = 128
 MAX_USER_CHARS = 1024
 _NANOSECONDS = 1e9
+_STAND_IN = b"\0"
 _PAYLOAD = "payload"
 """Field name of the payload in the checks that live requests share."""
 
@@ -91,7 +93,9 @@ def _labels(spec: task_pb2.TaskSpec) -> bytes:
 def _check_sizes(spec: task_pb2.TaskSpec, limits: TaskLimits) -> None:
     if len(spec.origin) > limits.max_origin_bytes:
         raise FieldError("origin", f"must have at most {limits.max_origin_bytes} bytes", Reason.REQUEST_TOO_LARGE)
-    if spec.ByteSize() > limits.max_spec_bytes:
+    # Images and recordings are kept in files, with bounds of their own.
+    media_bytes = sum(len(part.data) for _, part in media_parts(payload_of(spec)))
+    if spec.ByteSize() - media_bytes > limits.max_spec_bytes:
         raise FieldError("spec", f"must have at most {limits.max_spec_bytes} bytes", Reason.REQUEST_TOO_LARGE)
     _printable(spec.traceparent, "traceparent", MAX_TRACEPARENT_CHARS)
 
@@ -99,10 +103,28 @@ def _check_sizes(spec: task_pb2.TaskSpec, limits: TaskLimits) -> None:
 def _check_payload(spec: task_pb2.TaskSpec, limits: TaskLimits) -> Operation:
     payload = payload_of(spec)
     if payload is None:
-        raise invalid_field(_PAYLOAD, "must be a chat, a completion or an embedding")
+        raise invalid_field(_PAYLOAD, "must be a chat, a completion, an embedding, an image, a transcription or speech")
     found = operation_of(payload)
-    found.check(payload, limits.schemas)
+    if found.operation not in TASK_OPERATIONS:
+        raise invalid_field(_PAYLOAD, "must be of an operation that can be a task")
+    found.check(_with_stand_ins(payload), limits.schemas)
     return found.operation
+
+
+def _with_stand_ins(payload: TaskPayload) -> TaskPayload:
+    """Returns the payload as a live one would be: with data in place of the ids of files, which are read later."""
+    if not any(part.file_id for _, part in media_parts(payload)):
+        return payload
+    copy = type(payload)()
+    copy.CopyFrom(payload)  # type: ignore[arg-type]  # of the same type
+    for field, part in media_parts(copy):
+        if part.file_id:
+            require_token(part.file_id, f"{_PAYLOAD}.{field}.file_id", MAX_REQUEST_ID_CHARS)
+            if part.data:
+                raise invalid_field(f"{_PAYLOAD}.{field}", "must be data or the id of a file, not both")
+            part.ClearField("file_id")
+            part.data = _STAND_IN
+    return copy
 
 
 def _max_attempts(spec: task_pb2.TaskSpec, limits: TaskLimits) -> int:

@@ -6,7 +6,7 @@ before any content and no other one is free at once, the attempt has failed, and
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -14,16 +14,18 @@ from google.protobuf.message import DecodeError
 from typing_extensions import override
 
 from router_svc.durable.tasks.store_port import PendingTask
+from router_svc.durable.tasks.task_media import TaskMedia
 from router_svc.durable.tasks.task_spans import traceparent_of_task
-from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.call import Call
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource
-from weft.dispatch.operations import operation_of
+from weft.dispatch.operations import SpeechPiece, operation_of
 from weft.dispatch.parameter_checks import client_of, handling_of, session_of
 from weft.dispatch.placement import Decision, Grant, OnCancelled, Placement, PlacementPort, PlacementRequest
 from weft.dispatch.request_trace import RequestContext
+from weft.durable.media import media_parts
 from weft.durable.tasks import payload_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -31,6 +33,9 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool
 from weft.kernel.tracing import NO_TRACING, Tracing
+
+_WHOLE = frozenset({Operation.IMAGE, Operation.TRANSCRIPTION})
+"""Streamed operations whose tasks' attempts are read when they are complete."""
 
 Gate = Callable[[], Awaitable[None]]
 """Claims the task; raises ClaimMissedError if another router has it, or it is not pending any more."""
@@ -146,6 +151,8 @@ class DispatchedCalls(CallMaker):
     fleet: FleetSource
     clock: Clock
     tracing: Tracing = NO_TRACING
+    media: TaskMedia = field(default_factory=lambda: TaskMedia(None))
+    """Reads the images and recordings that tasks are given."""
 
     @override
     def make(self, task: PendingTask, gate: Gate) -> TaskCall:
@@ -156,7 +163,14 @@ class DispatchedCalls(CallMaker):
         payload = payload_of(spec)
         if payload is None:
             raise WeftError(Reason.INVALID_ARGUMENT, "the task has a payload that this release does not know")
-        gated = GatedPlacement(self.placement, gate)
+        has_media = any(part.file_id for _, part in media_parts(payload))
+
+        async def claim_and_fill() -> None:
+            await gate()
+            # Read with a slot in hand, so that tasks that wait hold no recordings in memory.
+            await self.media.fill(task.lane.tenant, task.id, payload)
+
+        gated = GatedPlacement(self.placement, claim_and_fill if has_media else gate)
         dispatcher = Dispatcher(gated, self.channels, clock=self.clock, fleet=self.fleet, tracing=self.tracing)
         operation = operation_of(payload)
         context = context_of(task, spec, operation.operation, traceparent_of_task(task.id, spec, self.tracing))
@@ -168,6 +182,8 @@ class DispatchedTask(TaskCall):
 
     def __init__(self, call: Call[Any]) -> None:
         self._call = call
+        # Nothing of an image or a recording is shown before it is complete: a lost runner then costs an attempt alone.
+        self._call.whole = call.spec.operation in _WHOLE
 
     @override
     @property
@@ -176,7 +192,7 @@ class DispatchedTask(TaskCall):
 
     @override
     def set_unary(self, unary: bool) -> None:
-        self._call.whole = unary
+        self._call.whole = unary or self._call.spec.operation in _WHOLE
 
     @override
     async def outputs(self) -> AsyncGenerator[task_pb2.TaskOutput]:
@@ -186,9 +202,23 @@ class DispatchedTask(TaskCall):
             finished = event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=self._call.receipt))
             yield task_pb2.TaskOutput(events=[finished], **spec.fields(result))
             return
+        if spec.operation is Operation.SPEECH:
+            async with aclosing(self._spoken()) as outputs:
+                async for output in outputs:
+                    yield output
+            return
         async with aclosing(self._call.chunks()) as frames:
             async for frame in frames:
                 yield task_pb2.TaskOutput(**spec.fields(frame))
+
+    async def _spoken(self) -> AsyncGenerator[task_pb2.TaskOutput]:
+        async with aclosing(self._call.chunks()) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, SpeechPiece):
+                    part = audio_pb2.SpeechPart(data=piece.data, media_type=piece.media_type)
+                    yield task_pb2.TaskOutput(events=[event_pb2.InferenceEvent(speech=part)])
+        finished = event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=self._call.receipt))
+        yield task_pb2.TaskOutput(events=[finished])
 
 
 def context_of(task: PendingTask, spec: task_pb2.TaskSpec, operation: Operation, traceparent: str) -> RequestContext:

@@ -24,6 +24,7 @@ from router_svc.durable.tasks.store_port import (
 from router_svc.durable.tasks.task_dispatcher import LaneState, TaskDispatcher
 from router_svc.durable.tasks.task_events import wait_for_event
 from router_svc.durable.tasks.task_run import RunHost, StopReason, TaskDeps, TaskRun
+from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.fleet import FleetView
 from weft.durable.tasks import state_name, task_error
@@ -131,6 +132,12 @@ class TaskEngine(RunHost):
         if run is not None:
             return "" if run.is_running else run.waiting_reason or "a slot"
         return self._dispatcher.waiting_reason(task.model, task.tenant)
+
+    def progress_of(self, task: task_pb2.Task) -> event_pb2.WorkProgress | None:
+        """Returns how far a running task is with an image or a recording; None: unknown here."""
+        run = self._runs.get(task.id)
+        is_here = run is not None and run.claim is not None and run.claim.attempt == task.attempt
+        return run.progress if run is not None and is_here else None
 
     @override
     def publish(self, event: StoreEvent) -> None:

@@ -22,6 +22,14 @@ from router_svc.durable.tasks.store_port import (
 )
 from router_svc.durable.tasks.task_call import CallMaker, ClaimMissedError, TaskCall
 from router_svc.durable.tasks.task_events import TaskEventBus
+from router_svc.durable.tasks.task_media import (
+    FIRST_WRITE_PAUSE_SECONDS,
+    MAX_WRITE_PAUSE_SECONDS,
+    WRITE_PATIENCE_SECONDS,
+    MediaRecorder,
+    ResultsFullError,
+    TaskMedia,
+)
 from router_svc.durable.tasks.task_spans import TaskSpans
 from router_svc.policy.task_retry import (
     AttemptHistory,
@@ -40,9 +48,6 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.service import start_task
-
-_NOT_KEPT = frozenset({"queued", "loading", "progress", None})
-"""Events that are not stored: waiting and progress are transient, and unknown kinds cannot be read later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +80,12 @@ class OutputRecorder:
         self._has_more = asyncio.Event()
 
     async def add(self, output: task_pb2.TaskOutput) -> None:
-        """Adds output of the runner. Raises REQUEST_TOO_LARGE for an answer beyond `max_result_bytes`."""
+        """Adds what is kept of the output of the runner.
+
+        Raises REQUEST_TOO_LARGE for an answer beyond `max_result_bytes`.
+        """
         async with self._lock:
-            kept = [event for event in output.events if event.WhichOneof("event") not in _NOT_KEPT]
+            kept = list(output.events)
             if not kept:
                 return
             self._take(kept, output)
@@ -162,13 +170,6 @@ class OutputRecorder:
 
 log = get_logger("weft.tasks")
 
-FIRST_WRITE_PAUSE_SECONDS = 0.1
-"""Pause before a failed write is repeated; doubles ..."""
-MAX_WRITE_PAUSE_SECONDS = 2.0
-"""... up to this."""
-WRITE_PATIENCE_SECONDS = 300.0
-"""After this long without a database a result is dropped, and the task is retried."""
-
 
 class StopReason(Enum):
     """Why a run is stopped from outside."""
@@ -196,6 +197,7 @@ class TaskDeps:
     calls: CallMaker
     failpoints: Failpoints
     spans: TaskSpans
+    media: TaskMedia
 
 
 class RunHost(Protocol):
@@ -236,6 +238,12 @@ class TaskRun:
         """When the task may be retried after a failed attempt."""
         self._was_taken = False
         """Whether a runner has sent any output since the claim."""
+        self.progress: event_pb2.WorkProgress | None = None
+        """How far the attempt is with an image or a recording; None: unknown."""
+        self._has_progressed = asyncio.Event()
+        self._media = MediaRecorder(deps.media, task.lane.tenant, deps.database_clock.clock)
+        self._ended: int | None = None
+        """The state in which the task ended here; None: it has not."""
         self._stop: StopReason | None = None
         self._call: TaskCall | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -293,7 +301,8 @@ class TaskRun:
                     self.waiting_reason = _waiting_reason_of(output) or self.waiting_reason
                 else:
                     self._was_taken = True
-                    await self._recording.add(output)
+                    self._note_progress(output)
+                    await self._recording.add(await self._media.kept(self.claim, output))
         if self.claim is None:
             raise WeftError(Reason.INTERNAL, "the request ended before it was placed")
 
@@ -311,6 +320,7 @@ class TaskRun:
             raise ClaimMissedError
         self._start_helper(self._write_output(), "task-writer")
         self._start_helper(self._enforce_timeout(), "task-timer")
+        self._start_helper(self._publish_progress(), "task-progress")
         if self._call is not None:
             # A running task may get a watcher at any time; items of batches are read after their end.
             self._call.set_unary(bool(self.task.batch) and not deps.events.is_watched(self.task.id))
@@ -346,7 +356,36 @@ class TaskRun:
 
     # -- after the claim
 
+    def _note_progress(self, output: task_pb2.TaskOutput) -> None:
+        for event in output.events:
+            if event.HasField("work_progress"):
+                self.progress = event.work_progress
+                self._has_progressed.set()
+
+    async def _publish_progress(self) -> None:
+        """Tells watchers of progress, merged, until cancelled."""
+        deps = self._deps
+        while True:
+            await self._has_progressed.wait()
+            await deps.database_clock.clock.sleep(deps.limits.progress_interval_seconds)
+            self._has_progressed.clear()
+            self._host.publish(TaskChanged(self.task.id))
+
     async def _conclude(self, claim: Claim, error: WeftError | None) -> None:
+        try:
+            await self._settle_attempt(claim, error)
+        finally:
+            self.progress = None
+        await self._release_files(claim)
+
+    async def _release_files(self, claim: Claim) -> None:
+        """Deletes the results of an attempt that nothing refers to, and the inputs of a task that has ended."""
+        if self._ended != task_pb2.TASK_STATE_COMPLETED and self._media.has_files:
+            await self._deps.media.release(self.task.lane.tenant, claim.task_id, (claim.attempt,))
+        tenant, has_ended = self.task.lane.tenant, self._ended is not None
+        await self._deps.media.release_inputs(tenant, claim.task_id, has_ended=has_ended)
+
+    async def _settle_attempt(self, claim: Claim, error: WeftError | None) -> None:
         match self._stop:
             case StopReason.LOST:
                 _log_lost(claim)
@@ -388,6 +427,8 @@ class TaskRun:
             first_pause_seconds=limits.retry_delay_seconds,
             max_seconds=limits.max_retry_delay_seconds,
         )
+        if isinstance(error, ResultsFullError):
+            verdict = GivesUp(error.reason, error.message)
         if isinstance(verdict, GivesUp):
             failure = task_error(verdict.reason, verdict.message)
             kept = () if error.reason is Reason.REQUEST_TOO_LARGE else chunks
@@ -408,6 +449,7 @@ class TaskRun:
         if not await self._settle(claim, lambda: deps.store.end(claim, outcome, deps.database_clock.now())):
             _log_lost(claim)
             return
+        self._ended = state
         await deps.failpoints.reach(Failpoint.ENDED, claim.task_id)
         reason = None if failure is None else reason_of(failure.reason).name
         log.info("task ended", task=claim.task_id, attempt=claim.attempt, state=state_name(state), reason=reason)

@@ -12,6 +12,7 @@ from router_svc.durable.tasks.failpoints import Failpoint
 from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.store_port import Lane, LaneFilled, OpenableTaskStore, PendingTask, TaskRow
 from router_svc.durable.tasks.task_call import Gate
+from router_svc.durable.tasks.task_media import TaskMedia
 from weft.api.common.v1 import chat_pb2, embedding_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.kernel.errors import WeftError
@@ -233,11 +234,12 @@ async def task_bench(
     store: MemoryTaskStore | None = None,
     clock: FakeClock | None = None,
     grace_seconds: float = 0.0,
+    media: TaskMedia | None = None,
 ) -> AsyncIterator[TaskBench]:
     """Tasks of one router; `store` and `clock` of an earlier life, or of another router."""
     clock, store, calls, failpoints = clock or FakeClock(), store or MemoryTaskStore(), ScriptedCalls(), Failpoints()
     kept: OpenableTaskStore = store
-    service = TaskService(kept, limits or TaskLimits(), calls, clock, failpoints)
+    service = TaskService(kept, limits or TaskLimits(), calls, clock, failpoints, media=media)
     await service.start()
     try:
         yield TaskBench(clock, store, calls, service, failpoints)

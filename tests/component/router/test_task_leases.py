@@ -7,7 +7,7 @@ from task_harness import TENANT, ScriptedCall, TaskBench, task_bench, text
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.store_port import Claim, ManyChanged, TaskChanged
-from router_svc.durable.tasks.task_run import WRITE_PATIENCE_SECONDS
+from router_svc.durable.tasks.task_media import WRITE_PATIENCE_SECONDS
 from weft.api.router.v1 import task_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.reasons import Reason

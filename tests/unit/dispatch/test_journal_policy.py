@@ -76,11 +76,16 @@ def test_a_tenant_that_is_not_named_has_the_default_tenants_mode() -> None:
     assert [policy.mode_of("tiny", tenant) for tenant in ("ann", "bob", "eve")] == [NONE, NONE, WAIT]
 
 
-@pytest.mark.parametrize("operation", [Operation.RERANK, Operation.IMAGE, Operation.TRANSCRIPTION, Operation.SPEECH])
-def test_what_must_be_journaled_and_cannot_be_is_refused(operation: Operation) -> None:
+@pytest.mark.parametrize("operation", [Operation.IMAGE, Operation.TRANSCRIPTION, Operation.SPEECH])
+def test_images_and_sound_are_journaled_as_chats_are(operation: Operation) -> None:
     policy = JournalPolicy(Fleet(mesh(a_model("tiny"), journal=WAIT)))
-    with pytest.raises(FieldError, match="only chats, completions and embeddings can be") as refused:
-        policy.required("tiny", "ann", operation)
+    assert policy.required("tiny", "ann", operation) is WhenLeft.CANCEL
+
+
+def test_what_must_be_journaled_and_cannot_be_is_refused() -> None:
+    policy = JournalPolicy(Fleet(mesh(a_model("tiny"), journal=WAIT)))
+    with pytest.raises(FieldError, match="a rerank request cannot be") as refused:
+        policy.required("tiny", "ann", Operation.RERANK)
     assert (refused.value.reason, refused.value.field) == (Reason.UNSUPPORTED_OPERATION, "model")
 
 

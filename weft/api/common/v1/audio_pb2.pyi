@@ -228,17 +228,21 @@ class SpeechPart(google.protobuf.message.Message):
 
     DATA_FIELD_NUMBER: builtins.int
     MEDIA_TYPE_FIELD_NUMBER: builtins.int
+    FILE_ID_FIELD_NUMBER: builtins.int
     data: builtins.bytes
     """Bytes that continue the recording."""
     media_type: builtins.str
     """Media type of the recording, in the first piece."""
+    file_id: builtins.str
+    """Id of a file of the caller's tenant that has the whole recording, in place of `data`; of results of tasks alone."""
     def __init__(
         self,
         *,
         data: builtins.bytes = ...,
         media_type: builtins.str = ...,
+        file_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "media_type", b"media_type"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "file_id", b"file_id", "media_type", b"media_type"]) -> None: ...
 
 global___SpeechPart = SpeechPart
 

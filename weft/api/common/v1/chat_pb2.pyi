@@ -348,20 +348,24 @@ class MediaPart(google.protobuf.message.Message):
     DATA_FIELD_NUMBER: builtins.int
     MEDIA_TYPE_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
+    FILE_ID_FIELD_NUMBER: builtins.int
     data: builtins.bytes
     """The encoded file."""
     media_type: builtins.str
     """Media type such as "image/png" or "audio/wav"."""
     detail: builtins.str
     """How closely to look, for images: "auto", "low" or "high"; empty means auto."""
+    file_id: builtins.str
+    """Id of a file of the caller's tenant that has the data, in place of `data`; of tasks and their results alone."""
     def __init__(
         self,
         *,
         data: builtins.bytes = ...,
         media_type: builtins.str = ...,
         detail: builtins.str = ...,
+        file_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "detail", b"detail", "media_type", b"media_type"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "detail", b"detail", "file_id", b"file_id", "media_type", b"media_type"]) -> None: ...
 
 global___MediaPart = MediaPart
 

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%weft/api/router/v1/file_service.proto\x12\x12weft.api.router.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\"\xb7\x01\n\x04\x46ile\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07purpose\x18\x04 \x01(\t\x12\x12\n\nbyte_count\x18\x05 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"I\n\x11UploadFileRequest\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"<\n\x12UploadFileResponse\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\"\x1c\n\x0eGetFileRequest\x12\n\n\x02id\x18\x01 \x01(\t\"9\n\x0fGetFileResponse\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\"A\n\x10ListFilesRequest\x12\x0f\n\x07purpose\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x05\"N\n\x11ListFilesResponse\x12\'\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x18.weft.api.router.v1.File\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"\x1d\n\x0fReadFileRequest\x12\n\n\x02id\x18\x01 \x01(\t\" \n\x10ReadFileResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x1f\n\x11\x44\x65leteFileRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x14\n\x12\x44\x65leteFileResponse2\xc0\x04\n\x0b\x46ileService\x12w\n\nUploadFile\x12%.weft.api.router.v1.UploadFileRequest\x1a&.weft.api.router.v1.UploadFileResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01(\x01\x12i\n\x07GetFile\x12\".weft.api.router.v1.GetFileRequest\x1a#.weft.api.router.v1.GetFileResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12o\n\tListFiles\x12$.weft.api.router.v1.ListFilesRequest\x1a%.weft.api.router.v1.ListFilesResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12k\n\x08ReadFile\x12#.weft.api.router.v1.ReadFileRequest\x1a$.weft.api.router.v1.ReadFileResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12o\n\nDeleteFile\x12%.weft.api.router.v1.DeleteFileRequest\x1a&.weft.api.router.v1.DeleteFileResponse\"\x12\xb2\xb5\x18\x0einference:editb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%weft/api/router/v1/file_service.proto\x12\x12weft.api.router.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\"\xea\x01\n\x04\x46ile\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07purpose\x18\x04 \x01(\t\x12\x12\n\nbyte_count\x18\x05 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nmedia_type\x18\x08 \x01(\t\x12\x0c\n\x04task\x18\t \x01(\t\x12\x0f\n\x07\x61ttempt\x18\n \x01(\x05\"I\n\x11UploadFileRequest\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"<\n\x12UploadFileResponse\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\"\x1c\n\x0eGetFileRequest\x12\n\n\x02id\x18\x01 \x01(\t\"9\n\x0fGetFileResponse\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\"A\n\x10ListFilesRequest\x12\x0f\n\x07purpose\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x05\"N\n\x11ListFilesResponse\x12\'\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x18.weft.api.router.v1.File\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"\x1d\n\x0fReadFileRequest\x12\n\n\x02id\x18\x01 \x01(\t\" \n\x10ReadFileResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x1f\n\x11\x44\x65leteFileRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x14\n\x12\x44\x65leteFileResponse2\xc0\x04\n\x0b\x46ileService\x12w\n\nUploadFile\x12%.weft.api.router.v1.UploadFileRequest\x1a&.weft.api.router.v1.UploadFileResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01(\x01\x12i\n\x07GetFile\x12\".weft.api.router.v1.GetFileRequest\x1a#.weft.api.router.v1.GetFileResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12o\n\tListFiles\x12$.weft.api.router.v1.ListFilesRequest\x1a%.weft.api.router.v1.ListFilesResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12k\n\x08ReadFile\x12#.weft.api.router.v1.ReadFileRequest\x1a$.weft.api.router.v1.ReadFileResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12o\n\nDeleteFile\x12%.weft.api.router.v1.DeleteFileRequest\x1a&.weft.api.router.v1.DeleteFileResponse\"\x12\xb2\xb5\x18\x0einference:editb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,27 +44,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FILESERVICE'].methods_by_name['DeleteFile']._loaded_options = None
   _globals['_FILESERVICE'].methods_by_name['DeleteFile']._serialized_options = b'\262\265\030\016inference:edit'
   _globals['_FILE']._serialized_start=128
-  _globals['_FILE']._serialized_end=311
-  _globals['_UPLOADFILEREQUEST']._serialized_start=313
-  _globals['_UPLOADFILEREQUEST']._serialized_end=386
-  _globals['_UPLOADFILERESPONSE']._serialized_start=388
-  _globals['_UPLOADFILERESPONSE']._serialized_end=448
-  _globals['_GETFILEREQUEST']._serialized_start=450
-  _globals['_GETFILEREQUEST']._serialized_end=478
-  _globals['_GETFILERESPONSE']._serialized_start=480
-  _globals['_GETFILERESPONSE']._serialized_end=537
-  _globals['_LISTFILESREQUEST']._serialized_start=539
-  _globals['_LISTFILESREQUEST']._serialized_end=604
-  _globals['_LISTFILESRESPONSE']._serialized_start=606
-  _globals['_LISTFILESRESPONSE']._serialized_end=684
-  _globals['_READFILEREQUEST']._serialized_start=686
-  _globals['_READFILEREQUEST']._serialized_end=715
-  _globals['_READFILERESPONSE']._serialized_start=717
-  _globals['_READFILERESPONSE']._serialized_end=749
-  _globals['_DELETEFILEREQUEST']._serialized_start=751
-  _globals['_DELETEFILEREQUEST']._serialized_end=782
-  _globals['_DELETEFILERESPONSE']._serialized_start=784
-  _globals['_DELETEFILERESPONSE']._serialized_end=804
-  _globals['_FILESERVICE']._serialized_start=807
-  _globals['_FILESERVICE']._serialized_end=1383
+  _globals['_FILE']._serialized_end=362
+  _globals['_UPLOADFILEREQUEST']._serialized_start=364
+  _globals['_UPLOADFILEREQUEST']._serialized_end=437
+  _globals['_UPLOADFILERESPONSE']._serialized_start=439
+  _globals['_UPLOADFILERESPONSE']._serialized_end=499
+  _globals['_GETFILEREQUEST']._serialized_start=501
+  _globals['_GETFILEREQUEST']._serialized_end=529
+  _globals['_GETFILERESPONSE']._serialized_start=531
+  _globals['_GETFILERESPONSE']._serialized_end=588
+  _globals['_LISTFILESREQUEST']._serialized_start=590
+  _globals['_LISTFILESREQUEST']._serialized_end=655
+  _globals['_LISTFILESRESPONSE']._serialized_start=657
+  _globals['_LISTFILESRESPONSE']._serialized_end=735
+  _globals['_READFILEREQUEST']._serialized_start=737
+  _globals['_READFILEREQUEST']._serialized_end=766
+  _globals['_READFILERESPONSE']._serialized_start=768
+  _globals['_READFILERESPONSE']._serialized_end=800
+  _globals['_DELETEFILEREQUEST']._serialized_start=802
+  _globals['_DELETEFILEREQUEST']._serialized_end=833
+  _globals['_DELETEFILERESPONSE']._serialized_start=835
+  _globals['_DELETEFILERESPONSE']._serialized_end=855
+  _globals['_FILESERVICE']._serialized_start=858
+  _globals['_FILESERVICE']._serialized_end=1434
 # @@protoc_insertion_point(module_scope)

@@ -26,6 +26,9 @@ class File(google.protobuf.message.Message):
     BYTE_COUNT_FIELD_NUMBER: builtins.int
     CREATE_TIME_FIELD_NUMBER: builtins.int
     EXPIRE_TIME_FIELD_NUMBER: builtins.int
+    MEDIA_TYPE_FIELD_NUMBER: builtins.int
+    TASK_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"file-" and 24 characters."""
     tenant: builtins.str
@@ -33,9 +36,17 @@ class File(google.protobuf.message.Message):
     name: builtins.str
     """Its name, for people; at most 255 characters."""
     purpose: builtins.str
-    """What it is for: "batch" or "batch_output"."""
+    """What it is for: "batch", "batch_output", "user_data" or "vision" (images and recordings for tasks), "task_input" or
+    "result" (images and recordings that a task was given, and that a model made).
+    """
     byte_count: builtins.int
     """Its length."""
+    media_type: builtins.str
+    """Media type of an image or a recording. Empty: unknown."""
+    task: builtins.str
+    """The task that it is an input or a result of; it goes with its task. Empty: of none."""
+    attempt: builtins.int
+    """Which attempt of the task has made it. 0: it is an input."""
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was kept."""
@@ -54,9 +65,12 @@ class File(google.protobuf.message.Message):
         byte_count: builtins.int = ...,
         create_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         expire_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        media_type: builtins.str = ...,
+        task: builtins.str = ...,
+        attempt: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["create_time", b"create_time", "expire_time", b"expire_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["byte_count", b"byte_count", "create_time", b"create_time", "expire_time", b"expire_time", "id", b"id", "name", b"name", "purpose", b"purpose", "tenant", b"tenant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "byte_count", b"byte_count", "create_time", b"create_time", "expire_time", b"expire_time", "id", b"id", "media_type", b"media_type", "name", b"name", "purpose", b"purpose", "task", b"task", "tenant", b"tenant"]) -> None: ...
 
 global___File = File
 
@@ -72,7 +86,7 @@ class UploadFileRequest(google.protobuf.message.Message):
     """Bytes that continue it; at most 1 MiB."""
     @property
     def file(self) -> global___File:
-        """In the first message its name and purpose; in the last one its byte_count, which distinguishes an end from a broken
+        """In the first message its name, purpose and media type; in the last one its byte_count, which distinguishes an end from a broken
         connection. Other fields are ignored.
         """
 

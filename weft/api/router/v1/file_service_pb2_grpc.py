@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class FileServiceStub(object):
-    """FileService keeps files that batches read and write. A tenant sees its own files: another's are NOT_FOUND.
+    """FileService keeps files that batches and tasks read and write. A tenant sees its own files: another's are NOT_FOUND.
     """
 
     def __init__(self, channel):
@@ -63,7 +63,7 @@ class FileServiceStub(object):
 
 
 class FileServiceServicer(object):
-    """FileService keeps files that batches read and write. A tenant sees its own files: another's are NOT_FOUND.
+    """FileService keeps files that batches and tasks read and write. A tenant sees its own files: another's are NOT_FOUND.
     """
 
     def UploadFile(self, request_iterator, context):
@@ -139,7 +139,7 @@ def add_FileServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class FileService(object):
-    """FileService keeps files that batches read and write. A tenant sees its own files: another's are NOT_FOUND.
+    """FileService keeps files that batches and tasks read and write. A tenant sees its own files: another's are NOT_FOUND.
     """
 
     @staticmethod

@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class FileServiceStub:
-    """FileService keeps files that batches read and write. A tenant sees its own files: another's are NOT_FOUND."""
+    """FileService keeps files that batches and tasks read and write. A tenant sees its own files: another's are NOT_FOUND."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     UploadFile: grpc.StreamUnaryMultiCallable[
@@ -54,7 +54,7 @@ class FileServiceStub:
     """DeleteFile forgets a file. NOT_FOUND / NOT_FOUND."""
 
 class FileServiceAsyncStub:
-    """FileService keeps files that batches read and write. A tenant sees its own files: another's are NOT_FOUND."""
+    """FileService keeps files that batches and tasks read and write. A tenant sees its own files: another's are NOT_FOUND."""
 
     UploadFile: grpc.aio.StreamUnaryMultiCallable[
         weft.api.router.v1.file_service_pb2.UploadFileRequest,
@@ -89,7 +89,7 @@ class FileServiceAsyncStub:
     """DeleteFile forgets a file. NOT_FOUND / NOT_FOUND."""
 
 class FileServiceServicer(metaclass=abc.ABCMeta):
-    """FileService keeps files that batches read and write. A tenant sees its own files: another's are NOT_FOUND."""
+    """FileService keeps files that batches and tasks read and write. A tenant sees its own files: another's are NOT_FOUND."""
 
     @abc.abstractmethod
     def UploadFile(

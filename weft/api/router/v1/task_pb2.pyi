@@ -13,11 +13,13 @@ import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import sys
 import typing
+import weft.api.common.v1.audio_pb2
 import weft.api.common.v1.chat_pb2
 import weft.api.common.v1.completion_pb2
 import weft.api.common.v1.embedding_pb2
 import weft.api.common.v1.error_reason_pb2
 import weft.api.common.v1.event_pb2
+import weft.api.common.v1.image_pb2
 import weft.api.common.v1.receipt_pb2
 import weft.api.router.v1.inference_service_pb2
 
@@ -94,6 +96,9 @@ class TaskSpec(google.protobuf.message.Message):
     CHAT_FIELD_NUMBER: builtins.int
     COMPLETION_FIELD_NUMBER: builtins.int
     EMBEDDING_FIELD_NUMBER: builtins.int
+    IMAGE_FIELD_NUMBER: builtins.int
+    TRANSCRIPTION_FIELD_NUMBER: builtins.int
+    SPEECH_FIELD_NUMBER: builtins.int
     OPTIONS_FIELD_NUMBER: builtins.int
     ORIGIN_FIELD_NUMBER: builtins.int
     ORIGIN_KIND_FIELD_NUMBER: builtins.int
@@ -137,6 +142,18 @@ class TaskSpec(google.protobuf.message.Message):
         """An embedding."""
 
     @property
+    def image(self) -> weft.api.common.v1.image_pb2.ImagePayload:
+        """Images. Source images and the mask are given inline or by the id of a file; see MediaPart."""
+
+    @property
+    def transcription(self) -> weft.api.common.v1.audio_pb2.TranscriptionPayload:
+        """A transcription; its recording likewise."""
+
+    @property
+    def speech(self) -> weft.api.common.v1.audio_pb2.SpeechPayload:
+        """Spoken words."""
+
+    @property
     def options(self) -> weft.api.router.v1.inference_service_pb2.RequestOptions:
         """How to handle it. Without a priority it is durable work: it runs in its own share and in all capacity that is
         otherwise idle. With one it waits in that priority class like an interactive request.
@@ -159,6 +176,9 @@ class TaskSpec(google.protobuf.message.Message):
         chat: weft.api.common.v1.chat_pb2.ChatPayload | None = ...,
         completion: weft.api.common.v1.completion_pb2.CompletionPayload | None = ...,
         embedding: weft.api.common.v1.embedding_pb2.EmbeddingPayload | None = ...,
+        image: weft.api.common.v1.image_pb2.ImagePayload | None = ...,
+        transcription: weft.api.common.v1.audio_pb2.TranscriptionPayload | None = ...,
+        speech: weft.api.common.v1.audio_pb2.SpeechPayload | None = ...,
         options: weft.api.router.v1.inference_service_pb2.RequestOptions | None = ...,
         origin: builtins.bytes = ...,
         origin_kind: builtins.str = ...,
@@ -170,9 +190,9 @@ class TaskSpec(google.protobuf.message.Message):
         metadata: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         asked_model: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["chat", b"chat", "completion", b"completion", "embedding", b"embedding", "options", b"options", "payload", b"payload", "pending_limit", b"pending_limit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["asked_model", b"asked_model", "chat", b"chat", "completion", b"completion", "embedding", b"embedding", "max_attempts", b"max_attempts", "metadata", b"metadata", "model", b"model", "options", b"options", "origin", b"origin", "origin_kind", b"origin_kind", "payload", b"payload", "pending_limit", b"pending_limit", "traceparent", b"traceparent", "user", b"user", "wait_for_model", b"wait_for_model"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["payload", b"payload"]) -> typing.Literal["chat", "completion", "embedding"] | None: ...
+    def HasField(self, field_name: typing.Literal["chat", b"chat", "completion", b"completion", "embedding", b"embedding", "image", b"image", "options", b"options", "payload", b"payload", "pending_limit", b"pending_limit", "speech", b"speech", "transcription", b"transcription"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["asked_model", b"asked_model", "chat", b"chat", "completion", b"completion", "embedding", b"embedding", "image", b"image", "max_attempts", b"max_attempts", "metadata", b"metadata", "model", b"model", "options", b"options", "origin", b"origin", "origin_kind", b"origin_kind", "payload", b"payload", "pending_limit", b"pending_limit", "speech", b"speech", "traceparent", b"traceparent", "transcription", b"transcription", "user", b"user", "wait_for_model", b"wait_for_model"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["payload", b"payload"]) -> typing.Literal["chat", "completion", "embedding", "image", "transcription", "speech"] | None: ...
 
 global___TaskSpec = TaskSpec
 
@@ -290,6 +310,7 @@ class Task(google.protobuf.message.Message):
     USER_FIELD_NUMBER: builtins.int
     METADATA_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"task-" and 24 characters; also the request id of every attempt."""
     tenant: builtins.str
@@ -344,6 +365,12 @@ class Task(google.protobuf.message.Message):
     def metadata(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """What `TaskSpec.metadata` says."""
 
+    @property
+    def progress(self) -> weft.api.common.v1.event_pb2.WorkProgress:
+        """How far its running attempt is with an image or a recording, as the router that runs it knows. It is not stored. Not
+        set: unknown, or it does not run.
+        """
+
     def __init__(
         self,
         *,
@@ -368,9 +395,10 @@ class Task(google.protobuf.message.Message):
         user: builtins.str = ...,
         metadata: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         request_id: builtins.str = ...,
+        progress: weft.api.common.v1.event_pb2.WorkProgress | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "expire_time", b"expire_time", "start_time", b"start_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "batch", b"batch", "caller", b"caller", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "expire_time", b"expire_time", "id", b"id", "last_event", b"last_event", "line", b"line", "max_attempts", b"max_attempts", "metadata", b"metadata", "model", b"model", "origin_kind", b"origin_kind", "owner", b"owner", "request_id", b"request_id", "start_time", b"start_time", "state", b"state", "tenant", b"tenant", "user", b"user", "waiting_for", b"waiting_for"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "expire_time", b"expire_time", "progress", b"progress", "start_time", b"start_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "batch", b"batch", "caller", b"caller", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "expire_time", b"expire_time", "id", b"id", "last_event", b"last_event", "line", b"line", "max_attempts", b"max_attempts", "metadata", b"metadata", "model", b"model", "origin_kind", b"origin_kind", "owner", b"owner", "progress", b"progress", "request_id", b"request_id", "start_time", b"start_time", "state", b"state", "tenant", b"tenant", "user", b"user", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___Task = Task
 
@@ -384,7 +412,9 @@ class TaskOutput(google.protobuf.message.Message):
     EMBEDDINGS_FIELD_NUMBER: builtins.int
     @property
     def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.event_pb2.InferenceEvent]:
-        """Events of a runner, in order; waiting and progress are not kept. `finished` is the last of the last piece."""
+        """Events of a runner, in order; waiting, progress and previews are not kept. `finished` is the last of the last piece.
+        Images and speech have the id of a file instead of their data: FileService reads it.
+        """
 
     @property
     def embeddings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.embedding_pb2.Embedding]:

@@ -1,0 +1,80 @@
+"""Signed addresses of results: whoever has one reads that result without a key until it expires.
+
+HMAC-SHA256 over the tenant, the id and the end, with a key that the gateways of a mesh share. An address names nothing
+but its result: another id, tenant or end needs another signature.
+"""
+
+import base64
+import hashlib
+import hmac
+from dataclasses import dataclass
+from urllib.parse import quote, urlencode
+
+from starlette.types import Scope
+
+from gateway.errors import EdgeError
+from gateway.request_facts import headers_of
+from weft.durable.batches import file_not_found
+from weft.kernel.clock import Clock
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, is_token
+from weft.kernel.reasons import Reason
+
+RESULTS_PATH = "/v1/results"
+KEY_BYTES = 32
+MAX_EXPIRY_CHARS = 12
+GONE = 410
+_PURPOSE = b"weft result v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedResult:
+    """The parameters of an address."""
+
+    tenant: str
+    file_id: str
+    expires: str
+    """Seconds since 1970."""
+    signature: str
+
+
+class ResultLinks:
+    """Makes and checks the addresses of one gateway's results."""
+
+    def __init__(self, key: bytes, clock: Clock, *, link_seconds: float, public_url: str = "") -> None:
+        """`public_url`: how callers reach the gateway; empty: as the request that asks says."""
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"the key must have {KEY_BYTES} bytes")
+        self._key = key
+        self._clock = clock
+        self._link_seconds = link_seconds
+        self._public_url = public_url.rstrip("/")
+
+    def base_of(self, scope: Scope) -> str:
+        """Returns how the caller of a request reaches the gateway."""
+        if self._public_url:
+            return self._public_url
+        host = headers_of(scope).get(b"host", b"").decode("latin-1")
+        return f"{scope['scheme']}://{host}" if host else ""
+
+    def link(self, base: str, tenant: str, file_id: str) -> str:
+        """Returns the address of a result."""
+        expires = str(int(self._clock.utc_now().timestamp() + self._link_seconds))
+        query = {"tenant": tenant, "expires": expires, "signature": self._signature(tenant, file_id, expires)}
+        return f"{base}{RESULTS_PATH}/{quote(file_id, safe='')}?{urlencode(query)}"
+
+    def require_valid(self, asked: SignedResult) -> None:
+        """Raises NOT_FOUND for a wrong signature, and the same as HTTP status 410 for an address that has expired."""
+        names = ((asked.tenant, MAX_TENANT_CHARS), (asked.file_id, MAX_REQUEST_ID_CHARS))
+        is_form = all(is_token(text, most) for text, most in names) and len(asked.expires) <= MAX_EXPIRY_CHARS
+        own = self._signature(asked.tenant, asked.file_id, asked.expires)
+        # Compared as bytes: text beyond ASCII is refused by compare_digest.
+        is_signed = hmac.compare_digest(own.encode(), asked.signature.encode("utf-8", "replace"))
+        if not (is_form and is_signed):
+            raise file_not_found(asked.file_id)
+        if int(asked.expires) <= self._clock.utc_now().timestamp():
+            message = "the address of this result has expired; ask for its task again"
+            raise EdgeError(GONE, Reason.NOT_FOUND, message)
+
+    def _signature(self, tenant: str, file_id: str, expires: str) -> str:
+        text = b"\0".join((_PURPOSE, tenant.encode(), file_id.encode("utf-8", "replace"), expires.encode()))
+        return base64.urlsafe_b64encode(hmac.digest(self._key, text, hashlib.sha256)).decode().rstrip("=")

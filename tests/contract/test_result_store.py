@@ -1,0 +1,201 @@
+"""Images and recordings of tasks, on every kind of database that a router may have: their bounds, and when they go."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from stored_batches import NEW_FILE, content, refused
+
+from router_svc.durable.batches.files import FileManager
+from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS
+from router_svc.durable.limits import BatchLimits, ResultLimits, TaskLimits
+from router_svc.durable.tasks.spec_validation import checked_row
+from router_svc.durable.tasks.sql_store import SqlTaskStore
+from router_svc.durable.tasks.store_port import Claim, TaskOutcome
+from router_svc.store.database import RouterDatabase
+from weft.api.common.v1 import image_pb2
+from weft.api.router.v1 import file_service_pb2 as pb
+from weft.api.router.v1 import task_pb2
+from weft.durable.batches import RESULT, TASK_INPUT
+from weft.durable.tasks import task_error
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_testing.fake_clock import FakeClock
+
+pytest_plugins = ("database_fixtures",)
+
+HOUR = 3600.0
+
+
+class Store:
+    """The files and the tasks of one router."""
+
+    def __init__(self, database: RouterDatabase, clock: FakeClock, **limits: Any) -> None:
+        self.clock = clock
+        self.files = FileManager(database, BatchLimits(), clock, results=ResultLimits(**limits))
+        self.tasks = SqlTaskStore(database, max_commit_batch=16, clock=clock)
+
+    def now(self) -> float:
+        return self.clock.utc_now().timestamp()
+
+    async def save(self, size: int = 3, *, tenant: str = "ann", task: str = "", attempt: int = 1) -> pb.File:
+        purpose = RESULT if attempt else TASK_INPUT
+        new = pb.File(tenant=tenant, name="a.png", purpose=purpose, media_type="image/png", task=task, attempt=attempt)
+        return await self.files.save(new, content(bytes(size)))
+
+    async def claimed(self) -> Claim:
+        """A task that runs."""
+        spec = task_pb2.TaskSpec(model="sdxl", image=image_pb2.ImagePayload(prompt="a lighthouse"))
+        row = checked_row(spec, TaskLimits(), "spec", tenant="ann", caller="local", created_at=self.now())
+        await self.tasks.submit(row)
+        return await self.claim(row.id)
+
+    async def claim(self, task_id: str) -> Claim:
+        claim = await self.tasks.claim(task_id, "router-1", self.now(), self.now() + 10 * HOUR)
+        assert claim is not None
+        return claim
+
+    async def end(self, claim: Claim, state: "task_pb2.TaskState.ValueType") -> None:
+        failure = None if state == task_pb2.TASK_STATE_COMPLETED else task_error(Reason.INTERNAL, "why")
+        assert await self.tasks.end(
+            claim, TaskOutcome(state=state, chunks=(), failure=failure, receipt=b""), self.now()
+        )
+
+    async def kept(self, *files: pb.File) -> list[bool]:
+        """Which of these files are there."""
+        found = []
+        for file in files:
+            try:
+                await self.files.get(file.tenant, file.id)
+                found.append(True)
+            except WeftError:
+                found.append(False)
+        return found
+
+    async def sweep_later(self) -> None:
+        """A sweep, once what was just written counts as left behind."""
+        await self.clock.advance(UPLOAD_LIMIT_SECONDS + 1)
+        await self.files.sweep()
+
+
+@asynccontextmanager
+async def opened(database_url: str, **limits: Any) -> AsyncIterator[Store]:
+    database = RouterDatabase(database_url)
+    await database.open()
+    store = Store(database, FakeClock(), **limits)
+    await store.tasks.start()
+    try:
+        yield store
+    finally:
+        await store.files.stop(0)
+        await store.tasks.stop()
+        await database.close()
+
+
+@pytest.fixture
+async def store(database_url: str) -> AsyncIterator[Store]:
+    async with opened(database_url) as store:
+        yield store
+
+
+async def test_a_result_keeps_its_type_its_task_and_its_bytes(store: Store) -> None:
+    saved = await store.save(5, task="task-1", attempt=2)
+    assert await store.files.get("ann", saved.id) == saved
+    assert (saved.purpose, saved.media_type, saved.task, saved.attempt) == (RESULT, "image/png", "task-1", 2)
+    assert b"".join([data async for data in store.files.read("ann", saved.id)]) == bytes(5)
+    await refused(Reason.NOT_FOUND, store.files.get("bob", saved.id))
+
+
+async def test_results_are_not_in_the_list_of_files_unless_they_are_asked_for(store: Store) -> None:
+    uploaded, result = await store.files.save(NEW_FILE, content(b"a")), await store.save()
+    assert [file.id for file in (await store.files.list_page("ann")).files] == [uploaded.id]
+    assert [file.id for file in (await store.files.list_page("ann", purpose=RESULT)).files] == [result.id]
+
+
+@pytest.mark.parametrize(
+    ("limits", "tenants", "reason"),
+    [
+        ({"max_bytes": 1024}, [("ann", 1025)], Reason.REQUEST_TOO_LARGE),
+        ({"max_tenant_bytes": 2048}, [("ann", 1024), ("ann", 1025)], Reason.TOO_MANY_RESOURCES),
+        ({"max_total_bytes": 2048}, [("ann", 1024), ("bob", 1025)], Reason.TOO_MANY_RESOURCES),
+        ({"max_per_tenant": 1}, [("ann", 1), ("ann", 1)], Reason.TOO_MANY_RESOURCES),
+    ],
+)
+async def test_what_exceeds_a_bound_is_refused_with_its_reason_and_leaves_nothing(
+    database_url: str, limits: dict[str, int], tenants: list[tuple[str, int]], reason: Reason
+) -> None:
+    async with opened(database_url, **limits) as store:
+        *fitting, (tenant, size) = tenants
+        for name, bytes_ in fitting:
+            await store.save(bytes_, tenant=name)
+        before = [len((await store.files.list_page(name, purpose=RESULT)).files) for name in ("ann", "bob")]
+        await refused(reason, store.save(size, tenant=tenant))
+        after = [len((await store.files.list_page(name, purpose=RESULT)).files) for name in ("ann", "bob")]
+        assert after == before
+
+
+async def test_results_and_uploaded_files_have_bounds_of_their_own(database_url: str) -> None:
+    async with opened(database_url, max_tenant_bytes=1024) as store:
+        await store.save(1024)
+        await store.files.save(NEW_FILE, content(bytes(5000)))
+        await refused(Reason.TOO_MANY_RESOURCES, store.files.require_room("ann", RESULT, 1))
+
+
+async def test_a_result_is_gone_the_moment_it_expires_and_deleted_by_the_next_sweep(database_url: str) -> None:
+    async with opened(database_url, keep_seconds=60.0) as store:
+        saved = await store.save()
+        await store.clock.advance(59)
+        assert await store.kept(saved) == [True]
+        await store.clock.advance(1)
+        assert await store.kept(saved) == [False]
+        await store.files.sweep()
+        assert not (await store.files.list_page("ann", purpose=RESULT)).files
+
+
+async def test_the_inputs_of_an_open_task_outlive_their_time_and_go_with_its_end(database_url: str) -> None:
+    async with opened(database_url, keep_seconds=60.0) as store:
+        claim = await store.claimed()
+        given = await store.save(task=claim.task_id, attempt=0)
+        await store.sweep_later()
+        assert await store.kept(given) == [True]
+        await store.end(claim, task_pb2.TASK_STATE_COMPLETED)
+        await store.sweep_later()
+        assert await store.kept(given) == [False]
+
+
+@pytest.mark.parametrize("state", [task_pb2.TASK_STATE_COMPLETED, task_pb2.TASK_STATE_FAILED])
+async def test_a_sweep_keeps_the_results_of_the_attempt_that_completed_and_of_no_other(
+    store: Store, state: "task_pb2.TaskState.ValueType"
+) -> None:
+    first = await store.claimed()
+    lost = await store.save(task=first.task_id, attempt=first.attempt)
+    failure = task_error(Reason.WORKER_LOST, "gone")
+    assert await store.tasks.revert(first, failure, receipt=b"", counts=True, now=store.now(), ready_at=store.now())
+    second = await store.claim(first.task_id)
+    made = await store.save(task=second.task_id, attempt=second.attempt)
+    await store.sweep_later()
+    assert await store.kept(lost, made) == [False, True]
+    await store.end(second, state)
+    await store.sweep_later()
+    assert await store.kept(made) == [state == task_pb2.TASK_STATE_COMPLETED]
+
+
+async def test_what_a_deleted_task_or_a_submission_that_broke_off_has_left_is_swept_but_not_at_once(
+    store: Store,
+) -> None:
+    orphan, of_nobody = await store.save(task="task-never", attempt=0), await store.save()
+    await store.files.sweep()
+    assert await store.kept(orphan, of_nobody) == [True, True]
+    await store.sweep_later()
+    assert await store.kept(orphan, of_nobody) == [False, True]
+
+
+async def test_a_task_releases_the_files_of_some_of_its_attempts(store: Store) -> None:
+    saved = [await store.save(task="task-1", attempt=number) for number in (0, 1, 2)]
+    other = await store.save(task="task-2", attempt=1)
+    await store.files.release("bob", "task-1")
+    await store.files.release("ann", "task-1", (0, 1))
+    assert await store.kept(*saved, other) == [False, False, True, True]
+    await store.files.release("ann", "task-1")
+    assert await store.kept(*saved, other) == [False, False, False, True]

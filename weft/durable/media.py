@@ -1,0 +1,85 @@
+"""Images and recordings of tasks: where a payload and an answer have them, and their content from the file store."""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+
+from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2
+from weft.api.router.v1 import task_pb2
+from weft.durable.batches import FilePort
+from weft.durable.tasks import TaskPayload
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+
+
+def media_parts(payload: TaskPayload | None) -> list[tuple[str, chat_pb2.MediaPart]]:
+    """Returns the images or the recording of a payload, each with the name of its field. Those of chats stay inline."""
+    match payload:
+        case image_pb2.ImagePayload():
+            parts = [(f"images[{index}]", image) for index, image in enumerate(payload.images)]
+            return [*parts, ("mask", payload.mask)] if payload.HasField("mask") else parts
+        case audio_pb2.TranscriptionPayload():
+            return [("audio", payload.audio)]
+        case _:
+            return []
+
+
+async def content_of(files: FilePort, tenant: str, file_id: str, *, max_bytes: int) -> bytes:
+    """Returns the content of a file. Raises NOT_FOUND, REQUEST_TOO_LARGE for a longer one."""
+    content = bytearray()
+    async with aclosing(files.read(tenant, file_id)) as pieces:
+        async for piece in pieces:
+            content += piece
+            if len(content) > max_bytes:
+                raise WeftError(Reason.REQUEST_TOO_LARGE, f"file {file_id} has more than {max_bytes} bytes")
+    return bytes(content)
+
+
+async def pieces_of(data: bytes, size: int) -> AsyncIterator[bytes]:
+    """Yields the data in pieces of this size."""
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+async def fill_inputs(files: FilePort, tenant: str, payload: TaskPayload, *, max_bytes: int) -> None:
+    """Puts the content of files into a payload in place of their ids.
+
+    Raises NOT_FOUND for a file that is gone, REQUEST_TOO_LARGE where all of them have more than `max_bytes`.
+    """
+    left = max_bytes
+    for field, part in media_parts(payload):
+        if part.file_id:
+            try:
+                part.data = await content_of(files, tenant, part.file_id, max_bytes=left)
+            except WeftError as error:
+                raise FieldError(field, error.message, error.reason) from None
+            part.ClearField("file_id")
+        left -= len(part.data)
+
+
+async def filled(
+    files: FilePort, tenant: str, outputs: Iterable[task_pb2.TaskOutput], *, max_bytes: int
+) -> Sequence[task_pb2.TaskOutput]:
+    """Returns copies of stored outputs with the content of their files. Raises NOT_FOUND for what has expired."""
+    whole: list[task_pb2.TaskOutput] = []
+    for output in outputs:
+        copy = task_pb2.TaskOutput()
+        copy.CopyFrom(output)
+        for event in copy.events:
+            part = referring_part(event)
+            if part is not None:
+                part.data = await content_of(files, tenant, part.file_id, max_bytes=max_bytes)
+                part.ClearField("file_id")
+        whole.append(copy)
+    return whole
+
+
+def referring_part(event: event_pb2.InferenceEvent) -> chat_pb2.MediaPart | audio_pb2.SpeechPart | None:
+    """Returns the image or the recording of an event that has the id of a file in place of its data; None: none."""
+    match event.WhichOneof("event"):
+        case "image":
+            part: chat_pb2.MediaPart | audio_pb2.SpeechPart = event.image.image
+        case "speech":
+            part = event.speech
+        case _:
+            return None
+    return part if part.file_id else None
