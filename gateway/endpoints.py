@@ -45,6 +45,8 @@ from gateway.batches.handlers import (
     get_file,
     list_files,
 )
+from gateway.batches.results import PARAMETERS as RESULT_PARAMETERS
+from gateway.batches.results import ResultDeps, get_result
 from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.endpoint_rows import Handler
 from gateway.endpoint_rows import delete_row as _delete
@@ -127,7 +129,7 @@ from weft.dispatch.remote_router import RequestSource
 from weft.documents.json_schema import record_schema
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.schemas import resource_schema
-from weft.durable.batches import BATCH_INPUT
+from weft.durable.batches import BATCH_INPUT, MEDIA_INPUTS
 from weft.kernel.principal import Access, Resource, Role
 
 _USE = Access(Resource.INFERENCE, Role.CREATE)
@@ -667,7 +669,7 @@ FILES: EndpointGroup[FileDeps] = EndpointGroup(
             "/v1/files",
             _USE,
             create_file,
-            form_body(None, files=("file",), choices={"purpose": (BATCH_INPUT,)}) | answers(FileObject),
+            form_body(None, files=("file",), choices={"purpose": (BATCH_INPUT, *MEDIA_INPUTS)}) | answers(FileObject),
         ),
         _get("/v1/files", _VIEW, list_files, answers(FileList, query=FILE_LIST_PARAMETERS)),
         _get(_FILE, _VIEW, get_file, answers(FileObject, path="file_id")),
@@ -678,6 +680,19 @@ FILES: EndpointGroup[FileDeps] = EndpointGroup(
             binary_content("The content of the file", "application/octet-stream", path="file_id"),
         ),
         _delete(_FILE, _EDIT, delete_file, answers(DeletedFile, path="file_id")),
+    ),
+)
+RESULTS: EndpointGroup[ResultDeps] = EndpointGroup(
+    tag="openai",
+    endpoints=(
+        # The signature in the address takes the place of a key.
+        _get(
+            "/v1/results/{id}",
+            None,
+            get_result,
+            binary_content("The image or the recording", "image/*", "audio/*", path="id", query=RESULT_PARAMETERS),
+            with_head=True,
+        ),
     ),
 )
 _BATCH = "/v1/batches/{batch_id}"
@@ -722,6 +737,7 @@ GATEWAY_GROUPS: tuple[EndpointGroup[Any], ...] = (
     USAGE,
     TASKS,
     FILES,
+    RESULTS,
     BATCHES,
     WORKBENCH,
     DOCUMENT,

@@ -184,11 +184,11 @@ def answers_events(*, path: str = "", query: tuple[str, ...] = ()) -> OperationD
     return _with_parameters({"200": EVENTS, "default": _failure()}, path, query)
 
 
-def binary_content(description: str, *media_types: str, path: str = "") -> OperationDoc:
+def binary_content(description: str, *media_types: str, path: str = "", query: tuple[str, ...] = ()) -> OperationDoc:
     """Returns the doc of an endpoint that answers bytes of one of the media types; `path` is its path parameter."""
     content = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in media_types}
     success = {"description": description, "content": content}
-    return _with_parameters({"200": success, "default": _failure()}, path)
+    return _with_parameters({"200": success, "default": _failure()}, path, query)
 
 
 def _with_parameters(

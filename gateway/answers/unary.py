@@ -66,7 +66,7 @@ def unary_answer(
     spec: OperationSpec[PayloadT, ChunkT],
     context: RequestContext,
     payload: PayloadT,
-    to_body: Callable[[Any, receipt_pb2.Receipt], bytes],
+    to_body: Callable[[Any, receipt_pb2.Receipt], bytes | Awaitable[bytes]],
     media_type: bytes = JSON,
 ) -> Response:
     """Returns the response of an operation whose result `to_body` encodes; of a streamed one its whole answer."""
@@ -77,7 +77,8 @@ def unary_answer(
         call = deps.dispatcher.call(spec, context, payload)
         result = await (call.result() if spec.whole is None else call.whole_result())
         receipt = call.receipt or receipt_pb2.Receipt()
-        body = to_body(result, receipt)
+        found = to_body(result, receipt)
+        body = found if isinstance(found, bytes) else await found
         deps.metrics.tokens_used(facts, receipt.usage)
         return JsonAnswer(body, receipt_facts(receipt), media_type)
 

@@ -43,7 +43,7 @@ class FileObject(BaseModel):
     created_at: Annotated[int, Shows("create_time")]
     expires_at: Annotated[int, Shows("expire_time")]
     filename: Annotated[str, Shows("name")]
-    purpose: Literal["batch", "batch_output"]
+    purpose: Literal["batch", "batch_output", "user_data", "vision", "task_input", "result"]
     status: Literal["processed"]
     status_details: None
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import msgspec
 
 from gateway.batches.chunks import EventLoopYielder, each_in_time, in_chunks
-from gateway.config import BatchEdgeConfig
+from gateway.deps import InferenceDeps
 from gateway.errors import envelope, http_status, internal_error
+from gateway.tasks.media_answers import link_of, with_content
 from gateway.tasks.task_apis import AnyTaskApi, TaskApis
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import file_service_pb2 as file_pb
@@ -40,13 +41,22 @@ class BatchResults:
     """The result lines of one batch. Read the outputs first, then the errors."""
 
     def __init__(
-        self, batch: batch_pb.Batch, batches: BatchPort, surface: AnyTaskApi, *, timeout_seconds: float
+        self,
+        batch: batch_pb.Batch,
+        batches: BatchPort,
+        surface: AnyTaskApi,
+        *,
+        deps: InferenceDeps,
+        base: str = "",
     ) -> None:
-        """`timeout_seconds`: how long the store may take for each line."""
+        """`base`: how callers reach the gateway, for addresses of results."""
         self._batch = batch
         self._batches = batches
         self._surface = surface
-        self._timeout_seconds = timeout_seconds
+        self._deps = deps
+        self._link = link_of(deps, base, batch.tenant)
+        self._timeout_seconds = deps.config.batches.store_timeout_seconds
+        """How long the store may take for each line."""
         self._broken = set[int]()
         """Completed lines whose outputs are invalid."""
         self._held = bytearray()
@@ -59,7 +69,7 @@ class BatchResults:
         self._has_all_errors = True
         async with aclosing(self._results()) as results:
             async for result in results:
-                line, is_answer = self._rendered(result)
+                line, is_answer = await self._rendered(result)
                 if is_answer:
                     yield line
                     continue
@@ -76,7 +86,7 @@ class BatchResults:
         async with aclosing(self._results()) as results:
             async for result in results:
                 if result.task.state != task_pb2.TASK_STATE_COMPLETED or result.task.line in self._broken:
-                    yield self._rendered(result)[0]
+                    yield (await self._rendered(result))[0]
 
     def _hold(self, line: bytes) -> None:
         if len(self._held) + len(line) > MAX_HELD_BYTES:
@@ -93,12 +103,18 @@ class BatchResults:
                 yield result
                 await breather.yield_if_due()
 
-    def _rendered(self, result: LineResult) -> tuple[bytes, bool]:
+    async def _answer(self, result: LineResult) -> bytes:
+        surface, tenant = self._surface, self._batch.tenant
+        has_links = bool(result.outputs) and surface.has_links(result.origin)
+        outputs = await with_content(self._deps, tenant, result.outputs, has_links=has_links)
+        return surface.answer(result.origin, result.task, outputs, self._link)
+
+    async def _rendered(self, result: LineResult) -> tuple[bytes, bool]:
         """Returns the line of a result, and whether it is an answer."""
         task, failure = result.task, failure_of(result.task)
         if task.state == task_pb2.TASK_STATE_COMPLETED:
             try:
-                body = self._surface.answer(result.origin, task, result.outputs)
+                body = await self._answer(result)
             except WeftError as error:
                 return _line(result, _refusal(result, error), None), False
             except Exception:
@@ -178,33 +194,37 @@ class BatchFinisher:
     """Writes the result files of batches."""
 
     def __init__(
-        self, files: FilePort, batches: BatchPort, task_apis: TaskApis, *, jobs: FinishingJobs, config: BatchEdgeConfig
+        self, files: FilePort, batches: BatchPort, task_apis: TaskApis, *, jobs: FinishingJobs, deps: InferenceDeps
     ) -> None:
         self._files = files
         self._batches = batches
         self._surfaces = task_apis
         self._jobs = jobs
-        self._config = config
+        self._deps = deps
+        self._config = deps.config.batches
 
-    async def settle(self, batch: batch_pb.Batch) -> Settled:
-        """Returns the batch, with its results if it is finished and they are written within `finish_wait_seconds`."""
-        job = self.begin(batch)
+    async def settle(self, batch: batch_pb.Batch, base: str = "") -> Settled:
+        """Returns the batch, with its results if it is finished and they are written within `finish_wait_seconds`.
+
+        `base`: how the caller reaches the gateway, for addresses of results.
+        """
+        job = self.begin(batch, base)
         if job is None:
             return Settled(batch)
         # The job outlives the request.
         await asyncio.wait({job}, timeout=self._config.finish_wait_seconds)
         return job.result() if job.done() and not job.cancelled() else Settled(batch)
 
-    def begin(self, batch: batch_pb.Batch) -> asyncio.Task[Settled] | None:
+    def begin(self, batch: batch_pb.Batch, base: str = "") -> asyncio.Task[Settled] | None:
         """Start writing the results of a finished batch; None: it is not finished, or too many are being written."""
         if batch.state != batch_pb.BATCH_STATE_FINALIZING:
             return None
-        return self._jobs.begun((batch.tenant, batch.id), lambda: self._finished(batch))
+        return self._jobs.begun((batch.tenant, batch.id), lambda: self._finished(batch, base))
 
-    async def _finished(self, batch: batch_pb.Batch) -> Settled:
+    async def _finished(self, batch: batch_pb.Batch, base: str) -> Settled:
         try:
             async with asyncio.timeout(self._config.finish_timeout_seconds):
-                return Settled(await self._write(batch))
+                return Settled(await self._write(batch, base))
         except TimeoutError:
             limit = self._config.finish_timeout_seconds
             problem = WeftError(Reason.DEADLINE_EXCEEDED, f"the results were not written within {limit:g} seconds")
@@ -216,10 +236,9 @@ class BatchFinisher:
         log.warning("results of a batch are not written", batch=batch.id, reason=problem.reason.name.lower())
         return Settled(batch, problem)
 
-    async def _write(self, batch: batch_pb.Batch) -> batch_pb.Batch:
-        config = self._config
+    async def _write(self, batch: batch_pb.Batch, base: str) -> batch_pb.Batch:
         surface = self._surfaces.of_endpoint(batch.endpoint)
-        results = BatchResults(batch, self._batches, surface, timeout_seconds=config.store_timeout_seconds)
+        results = BatchResults(batch, self._batches, surface, deps=self._deps, base=base)
         output_file = await self._save(batch, "output", results.outputs())
         try:
             error_file = await self._save(batch, "error", results.errors())

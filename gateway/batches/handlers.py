@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -28,6 +29,7 @@ from weft.durable.batches import (
     BATCH_INPUT,
     BATCH_OUTPUT,
     MAX_FILE_NAME_CHARS,
+    MEDIA_INPUTS,
     BatchPort,
     FilePort,
 )
@@ -96,7 +98,7 @@ def batch_deps(
         deps=deps,
         port=batches,
         maker=BatchCreator(files, batches, task_apis, config=deps.config, clock=deps.clock),
-        finisher=BatchFinisher(files, batches, task_apis, jobs=jobs, config=bounds),
+        finisher=BatchFinisher(files, batches, task_apis, jobs=jobs, deps=deps),
         creations=ConcurrencyLimit(bounds.max_creations, "batches are being created already (max_creations)"),
     )
 
@@ -138,7 +140,7 @@ async def list_batches(batches: BatchDeps, request: Request) -> Response:
     limit = query.count("limit", MAX_LISTED) or DEFAULT_LISTED
     page = await batches.port.list_page(tenant_of(request.scope), after=query.token("after"), limit=limit)
     for batch in page.batches:
-        batches.finisher.begin(batch)
+        batches.finisher.begin(batch, _base(batches, request))
     return json_response(list_json([batch_json(batch) for batch in page.batches], has_more=page.has_more))
 
 
@@ -146,7 +148,7 @@ async def get_batch(batches: BatchDeps, request: Request) -> Response:
     """Returns a batch with its current counts."""
     tenant, batch_id = begin_owned(request, _BATCHES, "batch_id")
     batch = await batches.port.get(tenant, batch_id)
-    settled = await batches.finisher.settle(batch)
+    settled = await batches.finisher.settle(batch, _base(batches, request))
     return json_response(batch_json(settled.batch, settled.problem))
 
 
@@ -157,21 +159,49 @@ async def cancel_batch(batches: BatchDeps, request: Request) -> Response:
     status = batch_status(batch)
     if status in _AT_THEIR_END:
         raise invalid_field("batch_id", f"batch {batch_id} is {status} and cannot be cancelled")
-    batches.finisher.begin(batch)
+    batches.finisher.begin(batch, _base(batches, request))
     return json_response(batch_json(batch))
 
 
+def _base(batches: BatchDeps, request: Request) -> str:
+    """Returns how the caller reaches the gateway, for the addresses in results."""
+    links = batches.deps.links
+    return "" if links is None else links.base_of(request.scope)
+
+
+_UPLOADED = (BATCH_INPUT, *MEDIA_INPUTS)
+_BY_SUFFIX = MappingProxyType(
+    {
+        "flac": "audio/flac",
+        "jpeg": "image/jpeg",
+        "jpg": "image/jpeg",
+        "m4a": "audio/x-m4a",
+        "mp3": "audio/mpeg",
+        "mp4": "audio/mp4",
+        "oga": "audio/ogg",
+        "ogg": "audio/ogg",
+        "png": "image/png",
+        "wav": "audio/wav",
+        "webm": "audio/webm",
+        "webp": "image/webp",
+    }
+)
 FORM_BYTES = 64 * 1024
 """Maximum size of a form without its file."""
 
 
 class FileUpload:
-    """The one file of a form, with the purpose `batch`. Other fields are accepted and not used."""
+    """The one file of a form, with its purpose. Other fields are accepted and not used."""
 
     def __init__(self, form: MultipartStream, *, max_bytes: int) -> None:
         self._form = form
         self._max_bytes = max_bytes
         self._purposes = 0
+        self._has_begun = False
+        self.purpose = BATCH_INPUT
+        """That of the field before the file; a field behind it must say the same."""
+        self.media_type = ""
+        """That of the file, as the form says; empty: unknown."""
         self.failure: WeftError | None = None
         """The error in the form, once there is one."""
 
@@ -179,6 +209,8 @@ class FileUpload:
         """Returns the file's name. Raises INVALID_ARGUMENT naming the invalid part of the form before the file."""
         while (part := await self._form.next_part()) is not None:
             if part.name == "file":
+                self._has_begun = True
+                self.media_type = _media_type_of(part)
                 return _name_of(part)
             await self._take(part)
         raise invalid_field("file", "must be one file")
@@ -193,7 +225,7 @@ class FileUpload:
                     raise invalid_field("file", "must be one file")
                 await self._take(part)
             if not self._purposes:
-                raise invalid_field("purpose", f"must be {BATCH_INPUT!r}")
+                raise invalid_field("purpose", f"must be one of {', '.join(_UPLOADED)}")
         except WeftError as error:
             self.failure = error
             raise
@@ -216,8 +248,18 @@ class FileUpload:
         self._purposes += 1
         if self._purposes > 1:
             raise invalid_field("purpose", "is given twice")
-        if value.text() != BATCH_INPUT:
-            raise invalid_field("purpose", f"must be {BATCH_INPUT!r}: files are used for batches only")
+        if value.text() not in _UPLOADED:
+            raise invalid_field("purpose", f"must be one of {', '.join(_UPLOADED)}")
+        if self._has_begun and value.text() != self.purpose:
+            raise invalid_field("purpose", "must stand before the file in the form")
+        self.purpose = value.text()
+
+
+def _media_type_of(part: Part) -> str:
+    """Returns the type of an image or a recording, by the form or by the file's name; empty: unknown."""
+    if part.media_type.partition("/")[0] in {"audio", "image"}:
+        return part.media_type
+    return _BY_SUFFIX.get((part.filename or "").rpartition(".")[2].lower(), "")
 
 
 def _name_of(part: Part) -> str:
@@ -233,11 +275,11 @@ _STORE_PAGE = 1_000
 """Page size of requests to the file store."""
 _FILES = "files"
 FILE_LIST_PARAMETERS = ("purpose", "limit", "order", "after")
-_PURPOSES = (BATCH_INPUT, BATCH_OUTPUT)
+_PURPOSES = (BATCH_INPUT, BATCH_OUTPUT, *MEDIA_INPUTS)
 
 
 async def create_file(files: FileDeps, request: Request) -> Response:
-    """Uploads a file of requests, one per line, for a batch."""
+    """Uploads a file: requests for a batch, one per line, or an image or a recording for a task."""
     facts_of(request.scope).surface = _FILES
     tenant = tenant_of(request.scope)
     with files.uploads.slot():
@@ -262,14 +304,14 @@ async def get_content(files: FileDeps, request: Request) -> Response:
     file = await files.port.get(tenant, file_id)
     content = each_in_time(files.port.read(tenant, file_id), files.deps.config.batches.store_timeout_seconds)
     return BinaryAnswer(
-        _exactly(content, file.byte_count),
+        exactly(content, file.byte_count),
         lambda: _file_headers(file),
         kind="file",
         write_timeout_seconds=files.deps.config.write_timeout_seconds,
     )
 
 
-async def _exactly(content: AsyncGenerator[bytes], size: int) -> AsyncGenerator[bytes]:
+async def exactly(content: AsyncGenerator[bytes], size: int) -> AsyncGenerator[bytes]:
     """Yields the content of a file. Raises SERVICE_UNAVAILABLE where its size is not `size` bytes."""
     sent = 0
     async with aclosing(content):
@@ -316,7 +358,8 @@ async def _received(request: Request, files: FileDeps, tenant: str) -> file_pb.F
     )
     async with aclosing(body):
         upload = FileUpload(MultipartStream(body, boundary, config.limits), max_bytes=bounds.max_file_bytes)
-        new = file_pb.File(tenant=tenant, name=await upload.name(), purpose=BATCH_INPUT)
+        name = await upload.name()
+        new = file_pb.File(tenant=tenant, name=name, purpose=upload.purpose, media_type=upload.media_type)
         try:
             return await files.port.save(new, in_chunks(upload.content()))
         except WeftError:

@@ -1,7 +1,7 @@
 """Answers with images: events to one document, or to the events of OpenAI's streams of images."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from typing_extensions import override
@@ -15,6 +15,8 @@ from weft.kernel.errors import WeftError
 from weft.kernel.media_types import image_type_of
 from weft.kernel.reasons import Reason
 
+Link = Callable[[str], str]
+"""Returns the address of an image by the id of its file."""
 _DONE = b"data: [DONE]\n\n"
 _NO_TOKENS = usage_pb2.Usage()
 
@@ -46,9 +48,11 @@ def facts_of_request(request: ImageRequest) -> ImageFacts:
 class ImagesAnswer(AnswerBuilder):
     """Builds one document with all images."""
 
-    def __init__(self, identity: AnswerIdentity, facts: ImageFacts) -> None:
+    def __init__(self, identity: AnswerIdentity, facts: ImageFacts, link: Link | None = None) -> None:
+        """`link` returns the address of an image that is kept in a file; None: there are no such."""
         super().__init__(identity, choice_count=0)
         self._facts = facts
+        self._link = link
         self._images: list[image_pb2.GeneratedImage] = []
 
     @override
@@ -61,7 +65,7 @@ class ImagesAnswer(AnswerBuilder):
         """Returns the answer as JSON. Raises BACKEND_PROTOCOL_ERROR where there are no images, or there is no end."""
         self._ended()
         images = sorted(self._images, key=lambda image: image.index)
-        document = images_document(images, self._identity.created, self.usage, self._facts)
+        document = images_document(images, self._identity.created, self.usage, self._facts, self._link)
         if self.warnings:
             document["warnings"] = self.warnings
         return encode_json(document)
@@ -76,12 +80,16 @@ class ImagesAnswer(AnswerBuilder):
 
 
 def images_document(
-    images: Sequence[image_pb2.GeneratedImage], created: int, usage: usage_pb2.Usage, facts: ImageFacts
+    images: Sequence[image_pb2.GeneratedImage],
+    created: int,
+    usage: usage_pb2.Usage,
+    facts: ImageFacts,
+    link: Link | None = None,
 ) -> dict[str, object]:
     """Returns images as one document. Raises BACKEND_PROTOCOL_ERROR where there are none."""
-    if not images or not all(image.image.data for image in images):
+    if not images or not all(image.image.data or image.image.file_id for image in images):
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model returned no image")
-    document: dict[str, object] = {"created": created, "data": [_entry(image) for image in images]}
+    document: dict[str, object] = {"created": created, "data": [_entry(image, link) for image in images]}
     document["size"] = _size(images[0].image) or facts.size
     document["output_format"] = _format(images[0].image)
     document |= {
@@ -162,8 +170,11 @@ class ImageStream(StreamEncoder):
         return b"event: %b\ndata: %b\n\n" % (name.encode(), encode_json({"type": name, **fields}))
 
 
-def _entry(image: image_pb2.GeneratedImage) -> dict[str, object]:
-    entry: dict[str, object] = {"b64_json": base64.b64encode(image.image.data).decode("ascii")}
+def _entry(image: image_pb2.GeneratedImage, link: Link | None) -> dict[str, object]:
+    if image.image.file_id and link is not None:
+        entry: dict[str, object] = {"url": link(image.image.file_id)}
+    else:
+        entry = {"b64_json": base64.b64encode(image.image.data).decode("ascii")}
     if image.revised_prompt:
         entry["revised_prompt"] = image.revised_prompt
     if image.HasField("seed"):

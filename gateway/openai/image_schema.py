@@ -54,7 +54,7 @@ class ImageRequest(HandledRequest):
     """Percentage, for `jpeg` and `webp`."""
     background: Literal["transparent", "opaque", "auto"] | None = None
     response_format: Literal["b64_json", "url"] | None = None
-    """Images are part of the answer; `url` is refused."""
+    """Whether images are part of the answer, or named by signed addresses that expire."""
     stream: bool | None = None
     """Whether images and their previews are server-sent events."""
     partial_images: Annotated[int, Field(ge=0, le=MAX_PARTIAL_IMAGES)] | None = None
@@ -81,7 +81,7 @@ class ImageReference(StrictModel):
     image_url: str | None = None
     """A data: URL; an https: address where the gateway fetches from its host."""
     file_id: str | None = None
-    """Refused: files of this API are inputs of batches."""
+    """Refused: files of this API are inputs of tasks and batches."""
 
 
 class ImageEditRequest(ImageRequest):
@@ -95,11 +95,8 @@ class ImageEditRequest(ImageRequest):
 def to_payload(request: ImageRequest) -> image_pb2.ImagePayload:
     """Returns the image payload, without its source images.
 
-    Raises INVALID_ARGUMENT naming the wrong field, UNSUPPORTED_OPERATION for `response_format` `url`.
+    Raises INVALID_ARGUMENT naming the wrong field.
     """
-    if request.response_format == "url":
-        message = "'url' is not supported: images are part of the answer; use b64_json"
-        raise FieldError("response_format", message, Reason.UNSUPPORTED_OPERATION)
     _require_consistent(request)
     payload = image_pb2.ImagePayload(
         prompt=request.prompt,
@@ -170,7 +167,7 @@ def add_references(payload: image_pb2.ImagePayload, request: ImageEditRequest, m
 
 def _referenced(reference: ImageReference, field: str, media: RequestMedia) -> chat_pb2.MediaPart:
     if reference.file_id is not None:
-        message = "files of this API are inputs of batches; send the image as a data: URL in image_url"
+        message = "files of this API are inputs of tasks and batches; send the image as a data: URL in image_url"
         raise FieldError(f"{field}.file_id", message, Reason.UNSUPPORTED_OPERATION)
     if reference.image_url is None:
         raise invalid_field(f"{field}.image_url", "is required")

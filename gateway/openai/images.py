@@ -1,5 +1,8 @@
 """POST /v1/images/generations, /v1/images/edits and /v1/images/variations."""
 
+from dataclasses import replace
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,6 +12,7 @@ from gateway.deps import InferenceDeps
 from gateway.intake.body import is_form, read_model, read_multipart_body
 from gateway.intake.multipart import Form
 from gateway.media import RequestMedia
+from gateway.media.stored_images import kept_images
 from gateway.openai.extension_fields import unknown_extensions
 from gateway.openai.image_answer import ImagesAnswer, ImageStream, facts_of_request
 from gateway.openai.image_schema import (
@@ -21,7 +25,7 @@ from gateway.openai.image_schema import (
 )
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import image_pb2
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -68,9 +72,24 @@ def _answered(
     prefix: str,
 ) -> Response:
     scope = request.scope
+    if params.response_format == "url":
+        _require_kept(deps, params)
     context = deps.context(scope, surface="images", params=params, model=params.model, operation=Operation.IMAGE)
     work = Work(deps, scope, context, payload, unknown_extensions(params.model_extra or {}), media)
     identity, facts = new_identity(deps.clock, "img", params.model), facts_of_request(params)
     if params.stream:
         return streamed(work, ImageStream(identity, facts, prefix))
-    return unary(work, ImagesAnswer(identity, facts))
+    if deps.files is None or deps.links is None or params.response_format != "url":
+        return unary(work, ImagesAnswer(identity, facts))
+    keeping = kept_images(deps.files, context.tenant, deps.config.batches.store_timeout_seconds)
+    link = partial(deps.links.link, deps.links.base_of(scope), context.tenant)
+    return unary(replace(work, layers=(keeping,)), ImagesAnswer(identity, facts, link))
+
+
+def _require_kept(deps: InferenceDeps, params: ImageRequest) -> None:
+    """Raises UNSUPPORTED_OPERATION or INVALID_ARGUMENT where images cannot be named by addresses."""
+    if deps.files is None or deps.links is None:
+        message = "'url' is not available here: nothing keeps images; use b64_json"
+        raise FieldError("response_format", message, Reason.UNSUPPORTED_OPERATION)
+    if params.stream:
+        raise invalid_field("response_format", "must be b64_json with 'stream': true")

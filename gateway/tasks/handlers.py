@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,9 @@ from gateway.intake.query import Query, begin_owned, begin_read, whole_number
 from gateway.intake.request_model import JsonMap, StrictModel
 from gateway.request_facts import facts_of, headers_of
 from gateway.resources.handlers import API
-from gateway.tasks.task_apis import SpecContext, TaskApis, answer_of
+from gateway.tasks.media_answers import link_of, with_content
+from gateway.tasks.task_apis import SpecContext, TaskApis, answer_of, has_links
+from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.durable.tasks import (
@@ -81,6 +83,18 @@ class TaskAttemptObject(BaseModel):
     error: TaskErrorObject | None
 
 
+class TaskProgress(BaseModel):
+    """How far a running task is with an image or a recording."""
+
+    unit: Literal["steps", "audio_seconds", "characters"] | None
+    """What is counted; null: unknown."""
+    done: float
+    total: float | None
+    """Null: unknown."""
+    stage: str | None
+    """What is happening, in words; null: the work itself."""
+
+
 class TaskObject(BaseModel):
     """A task. Times are RFC 3339 in UTC."""
 
@@ -107,6 +121,8 @@ class TaskObject(BaseModel):
     """The `metadata` of the request; absent: it had none."""
     request_id: str | None = None
     """The X-Request-Id of a journaled request; absent: it is none."""
+    progress: TaskProgress | None = None
+    """Of an image or a recording that is being made; absent: unknown, or it does not run."""
     error: TaskErrorObject | None
     attempts: list[TaskAttemptObject] | None = None
     """Only where one task is requested by id."""
@@ -205,14 +221,22 @@ def task_json(task: task_pb2.Task, task_apis: TaskApis) -> JsonObject:
 
 
 def _submitter(task: task_pb2.Task) -> dict[str, object]:
-    """Returns the members about who submitted a task that are known."""
-    known = {
+    """Returns the members about who submitted a task, and how far it is, that are known."""
+    known: dict[str, object] = {
         "caller": task.caller,
         "user": task.user,
         "metadata": dict(task.metadata),
         "request_id": task.request_id,
     }
+    if task.HasField("progress"):
+        known["progress"] = _progress(task.progress)
     return {name: value for name, value in known.items() if value}
+
+
+def _progress(progress: event_pb2.WorkProgress) -> JsonObject:
+    known = progress.unit in event_pb2.WorkUnit.values() and progress.unit
+    unit = event_pb2.WorkUnit.Name(progress.unit).removeprefix("WORK_UNIT_").lower() if known else None
+    return {"unit": unit, "done": progress.done, "total": progress.total or None, "stage": progress.stage or None}
 
 
 def attempt_json(attempt: task_pb2.TaskAttempt) -> JsonObject:
@@ -324,8 +348,12 @@ async def get_task(deps: TaskDeps, request: Request) -> Response:
     body["attempts"] = [attempt_json(attempt) for attempt in details.attempts]
     if details.task.state == task_pb2.TASK_STATE_COMPLETED:
         outputs = await _outputs(deps.tasks, details.task, deps.gateway.config.task_timeout_seconds)
+        gateway, names = deps.gateway, has_links(details, deps.task_apis)
+        base = "" if gateway.links is None else gateway.links.base_of(request.scope)
         try:
-            body["result"] = msgspec.Raw(answer_of(details, deps.task_apis, outputs))
+            outputs = await with_content(gateway, tenant, outputs, has_links=names)
+            answer = answer_of(details, deps.task_apis, outputs, link_of(gateway, base, tenant))
+            body["result"] = msgspec.Raw(answer)
         except WeftError as error:
             body["error"] = error_json(error)
     return json_response(body)
@@ -361,7 +389,7 @@ async def delete_task(deps: TaskDeps, request: Request) -> Response:
     return Response(status_code=204)
 
 
-async def _outputs(tasks: TaskPort, task: task_pb2.Task, timeout_seconds: float) -> list[task_pb2.TaskOutput]:
+async def _outputs(tasks: TaskPort, task: task_pb2.Task, timeout_seconds: float) -> Sequence[task_pb2.TaskOutput]:
     """Returns the stored output of a completed task.
 
     Raises SERVICE_UNAVAILABLE where it is late or incomplete: the task was deleted meanwhile.

@@ -26,11 +26,25 @@ from gateway.openai.chat_schema import ChatRequest
 from gateway.openai.completions import CompletionAnswer, CompletionRequest, prompt_count
 from gateway.openai.embeddings import EmbeddingRequest
 from gateway.openai.extension_fields import unknown_extensions
+from gateway.openai.image_schema import ImageRequest
+from gateway.openai.speech import SpeechRequest
+from gateway.openai.transcriptions import TranscriptionRequest
 from gateway.responses.payload import Conversation, own_items, to_response_request
 from gateway.responses.replay import task_document
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, receipt_pb2, warning_pb2
+from gateway.tasks import media_answers, media_requests
+from gateway.tasks.media_answers import Link, no_link
+from weft.api.common.v1 import (
+    audio_pb2,
+    chat_pb2,
+    completion_pb2,
+    embedding_pb2,
+    event_pb2,
+    image_pb2,
+    receipt_pb2,
+    warning_pb2,
+)
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.durable_call import task_spec
 from weft.durable.tasks import TASK_PREFIX, TaskPayload, payload_of
@@ -61,14 +75,23 @@ class SpecContext:
     """Called by `supplied_spec` once the body is valid, before media are fetched; it may raise."""
 
 
-Params = TypeVar("Params", bound=ChatRequest | CompletionRequest | EmbeddingRequest | ResponsesRequest)
+Params = TypeVar(
+    "Params",
+    bound=ChatRequest
+    | CompletionRequest
+    | EmbeddingRequest
+    | ResponsesRequest
+    | ImageRequest
+    | TranscriptionRequest
+    | SpeechRequest,
+)
 Outputs = Iterable[task_pb2.TaskOutput]
 
 
 class TaskApi(Generic[Params]):
     """Translation of one live endpoint to tasks and back."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the columns of the table in `task_apis_of`
         self,
         deps: InferenceDeps,
         endpoint: str,
@@ -76,9 +99,15 @@ class TaskApi(Generic[Params]):
         operation: Operation,
         schema: type[Params],
         to_payload: Callable[[Params, RequestLimits, RequestMedia], TaskPayload],
-        to_answer: Callable[[Params, task_pb2.Task, Outputs], bytes],
+        to_answer: Callable[[Params, task_pb2.Task, Outputs, Link], bytes],
+        *,
+        has_links: Callable[[Params], bool] = lambda _: False,
+        to_origin: Callable[[bytes], bytes] = lambda raw: raw,
     ) -> None:
-        """`to_payload` raises INVALID_ARGUMENT naming the field, `to_answer` as `answer`."""
+        """`to_payload` raises INVALID_ARGUMENT naming the field, `to_answer` as `answer`.
+
+        `has_links`: whether the answer names results by address; `to_origin` makes what is stored of a body.
+        """
         self.endpoint = endpoint
         """The live endpoint's path."""
         self.kind = kind
@@ -88,6 +117,8 @@ class TaskApi(Generic[Params]):
         self._schema = schema
         self._to_payload = to_payload
         self._to_answer = to_answer
+        self._has_links = has_links
+        self._to_origin = to_origin
 
     def spec(self, raw: bytes, submission: SpecContext) -> task_pb2.TaskSpec:
         """Returns the task of a body, which becomes its origin.
@@ -115,13 +146,17 @@ class TaskApi(Generic[Params]):
                 raise _renamed(error, submission.field) from None
         return spec
 
-    def answer(self, origin: bytes, task: task_pb2.Task, outputs: Outputs) -> bytes:
-        """Returns the complete answer as the live endpoint's JSON; deterministic in its outputs.
+    def has_links(self, origin: bytes) -> bool:
+        """Whether the answer to a request names its images and recordings by address. Raises as `answer`."""
+        return self._has_links(self._parsed(origin))
+
+    def answer(self, origin: bytes, task: task_pb2.Task, outputs: Outputs, link: Link = no_link) -> bytes:
+        """Returns the complete answer as the live endpoint's JSON; deterministic in its outputs but for addresses.
 
         Raises BACKEND_PROTOCOL_ERROR for incomplete outputs, INVALID_ARGUMENT or MALFORMED_REQUEST where the origin is
         not a request of this API.
         """
-        return self._to_answer(self._parsed(origin), task, outputs)
+        return self._to_answer(self._parsed(origin), task, outputs, link)
 
     def _parsed(self, raw: bytes) -> Params:
         return parse(self._schema, raw, max_depth=self._deps.config.limits.max_json_depth)
@@ -136,9 +171,11 @@ class TaskApi(Generic[Params]):
             require_within(params, config.limits)
             media = self._deps.request_media(params)
             payload = self._to_payload(params, config.limits, media)
+            if self._has_links(params) and self._deps.links is None:
+                raise invalid_field("response_format", "must be 'b64_json': this gateway has no addresses of results")
         except FieldError as error:
             raise _renamed(error, submission.field) from None
-        spec = task_spec(context, payload, origin=raw, origin_kind=self.kind)
+        spec = task_spec(context, payload, origin=self._to_origin(raw), origin_kind=self.kind)
         if submission.is_repeatable:
             spec.traceparent = ""
         return spec, media
@@ -282,15 +319,74 @@ def task_apis_of(deps: InferenceDeps) -> TaskApis:
     chat, text, vectors = Operation.CHAT, Operation.COMPLETION, Operation.EMBEDDING
     of_completion = _without_media(completion_payload.to_payload)
     of_embedding = _without_media(embedding_payload.to_payload)
-    of_response = partial(_response_answer, deps)
+    chats, completions = _without_links(_chat_answer), _without_links(_completion_answer)
+    embeddings, responses = _without_links(_embedding_answer), _without_links(partial(_response_answer, deps))
     return TaskApis(
         [
-            TaskApi(deps, "/v1/chat/completions", "chat", chat, ChatRequest, chat_payload.to_payload, _chat_answer),
-            TaskApi(deps, "/v1/completions", "completions", text, CompletionRequest, of_completion, _completion_answer),
-            TaskApi(deps, "/v1/embeddings", "embeddings", vectors, EmbeddingRequest, of_embedding, _embedding_answer),
-            TaskApi(deps, "/v1/responses", "responses", chat, ResponsesRequest, _response_payload, of_response),
+            TaskApi(deps, "/v1/chat/completions", "chat", chat, ChatRequest, chat_payload.to_payload, chats),
+            TaskApi(deps, "/v1/completions", "completions", text, CompletionRequest, of_completion, completions),
+            TaskApi(deps, "/v1/embeddings", "embeddings", vectors, EmbeddingRequest, of_embedding, embeddings),
+            TaskApi(deps, "/v1/responses", "responses", chat, ResponsesRequest, _response_payload, responses),
+            *_media_apis(deps),
         ]
     )
+
+
+def _media_apis(deps: InferenceDeps) -> list[AnyTaskApi]:
+    heard = partial(media_requests.transcription_payload, translates=False)
+    translated = partial(media_requests.transcription_payload, translates=True)
+    short = media_requests.without_files
+    image, transcription, speech = Operation.IMAGE, Operation.TRANSCRIPTION, Operation.SPEECH
+    of_image, of_words = media_answers.image_answer, media_answers.transcription_answer
+    of_speech = media_answers.speech_answer
+    image_links: dict[str, Any] = {"has_links": lambda params: params.response_format == "url"}
+    speech_links: dict[str, Any] = {"has_links": lambda params: params.result_format == "url"}
+    edit, words, of_edit = media_requests.ImageEditTask, media_requests.TranscriptionTask, media_requests.edit_payload
+    of_audio = "/v1/audio"
+    return [
+        TaskApi(
+            deps,
+            "/v1/images/generations",
+            "images",
+            image,
+            ImageRequest,
+            media_requests.image_payload,
+            of_image,
+            **image_links,
+        ),
+        TaskApi(
+            deps, "/v1/images/edits", "image_edits", image, edit, of_edit, of_image, to_origin=short, **image_links
+        ),
+        TaskApi(
+            deps, f"{of_audio}/transcriptions", "transcriptions", transcription, words, heard, of_words, to_origin=short
+        ),
+        TaskApi(
+            deps,
+            f"{of_audio}/translations",
+            "translations",
+            transcription,
+            words,
+            translated,
+            partial(of_words, translates=True),
+            to_origin=short,
+        ),
+        TaskApi(
+            deps,
+            f"{of_audio}/speech",
+            "speech",
+            speech,
+            media_requests.SpeechTask,
+            media_requests.speech_payload,
+            of_speech,
+            **speech_links,
+        ),
+    ]
+
+
+def _without_links(
+    to_answer: Callable[[Params, task_pb2.Task, Outputs], bytes],
+) -> Callable[[Params, task_pb2.Task, Outputs, Link], bytes]:
+    return lambda params, task, outputs, _link: to_answer(params, task, outputs)
 
 
 def _without_media(
@@ -302,15 +398,27 @@ def _without_media(
 _NO_REQUEST = frozenset({Reason.INVALID_ARGUMENT, Reason.MALFORMED_REQUEST})
 
 
+def has_links(details: task_service_pb2.GetTaskResponse, task_apis: TaskApis) -> bool:
+    """Whether the answer of a task names its images and recordings by address."""
+    surface = task_apis.of_kind(details.spec.origin_kind)
+    try:
+        return surface is not None and surface.has_links(details.spec.origin)
+    except WeftError:
+        return False
+
+
 def answer_of(
-    details: task_service_pb2.GetTaskResponse, task_apis: TaskApis, outputs: Sequence[task_pb2.TaskOutput]
+    details: task_service_pb2.GetTaskResponse,
+    task_apis: TaskApis,
+    outputs: Sequence[task_pb2.TaskOutput],
+    link: Link = no_link,
 ) -> bytes:
     """Returns a completed task's answer as its endpoint would. Raises BACKEND_PROTOCOL_ERROR for invalid outputs."""
     surface = task_apis.of_kind(details.spec.origin_kind)
     if surface is None:
         return plain_answer(details.spec, details.task, outputs)
     try:
-        return surface.answer(details.spec.origin, details.task, outputs)
+        return surface.answer(details.spec.origin, details.task, outputs, link)
     except WeftError as error:
         if error.reason not in _NO_REQUEST:
             raise
@@ -330,5 +438,11 @@ def plain_answer(spec: task_pb2.TaskSpec, task: task_pb2.Task, outputs: Sequence
             return built(CompletionAnswer(identity, choice_count=count, logprobs=logprobs), outputs)
         case embedding_pb2.EmbeddingPayload() as embedding:
             return embedding_body(task, outputs, expected=len(embedding.inputs))
+        case image_pb2.ImagePayload():
+            return media_answers.image_answer(None, task, outputs, no_link)
+        case audio_pb2.TranscriptionPayload():
+            return media_answers.transcription_answer(None, task, outputs, no_link)
+        case audio_pb2.SpeechPayload():
+            return media_answers.speech_answer(None, task, outputs, no_link)
         case _:
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the task has an unknown operation")

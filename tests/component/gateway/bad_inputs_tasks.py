@@ -5,8 +5,8 @@ from typing import Any
 from bad_inputs_stage import Case, Send, of_kind, request, with_fields
 
 _TASK = of_kind("task")
-_JOURNALED = of_kind("chat", "completions", "embeddings", "messages", "responses")
-_NEVER_JOURNALED = of_kind("count", "rerank", "tokenize", "images", "speech")
+_JOURNALED = of_kind("chat", "completions", "embeddings", "messages", "responses", "images", "speech")
+_NEVER_JOURNALED = of_kind("count", "rerank", "tokenize")
 _HI = [{"role": "user", "content": "hi"}]
 _PATH = "/api/v1/inference-tasks"
 _NO_BODIES: tuple[Any, ...] = (None, [], "{}", 7, {})

@@ -47,6 +47,7 @@ class MemoryFiles:
             byte_count=size,
             create_time=stamp_of(NOW + timedelta(seconds=self.count)),
             expire_time=stamp_of(NOW + timedelta(days=30)),
+            media_type=new.media_type,
         )
         if len(self.kept) < MAX_KEPT:
             self.kept[file.id] = (file, pieces)

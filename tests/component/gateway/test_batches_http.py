@@ -136,7 +136,7 @@ async def test_another_window_can_be_asked_for() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"endpoint": "/v1/images/generations"}, "endpoint"),
+        ({"endpoint": "/v1/rerank"}, "endpoint"),
         ({"endpoint": None}, "endpoint"),
         ({"completion_window": "1h"}, "completion_window"),
         ({"window_seconds": 59}, "window_seconds"),

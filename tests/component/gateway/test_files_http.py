@@ -341,7 +341,7 @@ async def test_files_are_listed_in_pages_from_either_end() -> None:
         ("limit=0", 400, "limit"),
         ("limit=10001", 400, "limit"),
         ("order=up", 400, "order"),
-        ("purpose=vision", 400, "purpose"),
+        ("purpose=video", 400, "purpose"),
         ("after=nope", 404, None),
         ("after=nope&order=asc", 400, "after"),
         ("after=", 400, "after"),

@@ -2,16 +2,20 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from gateway_script import FixedFleet, RawResponse, RunningGateway, ScriptedDispatcher, hello, model, serving
+from file_script import MemoryFiles
+from gateway_script import FixedFleet, RawResponse, RunningGateway, ScriptedDispatcher, finished, hello, model, serving
 from response_script import MemoryResponses
 from task_script import ScriptedTasks, output
 from test_durable_wait import CHAT, HI, SURFACES, lasting
 
+from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
 from weft.api.registry.v1 import journal_pb2, settings_pb2
+from weft.api.router.v1 import file_service_pb2
 from weft.api.router.v1.task_pb2 import TaskState
 from weft.kernel.request import JournalMode
 
@@ -106,6 +110,27 @@ async def test_what_cannot_be_journaled_is_refused_before_it_is_dispatched(path:
     error = json.loads(refused.body)["error"]
     assert (error["code"], error["param"]) == ("unsupported_operation", "model")
     assert "are journaled" in error["message"]
+
+
+async def test_an_image_is_journaled_where_images_are_kept() -> None:
+    files = MemoryFiles()
+    tasks = ScriptedTasks(at_once=[output([await stored_image(files)], [finished()])])
+    async with serving(tasks=tasks, files=files, fleet=fleet(WAIT)) as gateway:
+        answer = await ask(gateway, "/v1/images/generations", {"model": "tiny", "prompt": "a"})
+        assert (answer.status, gateway.dispatcher.contexts) == (200, [])
+        assert answer.headers["x-weft-task-id"] == tasks.one.task.id
+        assert json.loads(answer.body)["data"] == [{"b64_json": "UE5H"}]
+
+
+async def stored_image(files: MemoryFiles) -> event_pb2.InferenceEvent:
+    """An image that a task has kept."""
+
+    async def content() -> AsyncIterator[bytes]:
+        yield b"PNG"
+
+    new = file_service_pb2.File(tenant="default", name="a.png", purpose="result", media_type="image/png")
+    part = chat_pb2.MediaPart(file_id=(await files.save(new, content())).id, media_type="image/png")
+    return event_pb2.InferenceEvent(image=image_pb2.GeneratedImage(image=part))
 
 
 async def test_counting_tokens_goes_on_without_a_task() -> None:

@@ -1,0 +1,86 @@
+"""GET /v1/results/{id}: an image or a recording, for whoever has its signed address."""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.answers.binary import BinaryAnswer, Headers
+from gateway.batches.chunks import each_in_time
+from gateway.batches.handlers import exactly
+from gateway.deps import InferenceDeps
+from gateway.intake.query import Query
+from gateway.request_facts import facts_of
+from gateway.result_links import ResultLinks, SignedResult
+from weft.api.router.v1 import file_service_pb2 as file_pb
+from weft.durable.batches import RESULT, FilePort, file_not_found
+
+SURFACE = "results"
+PARAMETERS = ("tenant", "expires", "signature")
+_SHOWN = frozenset(
+    {
+        "audio/flac",
+        "audio/mpeg",
+        "audio/ogg",
+        "audio/opus",
+        "audio/aac",
+        "audio/wav",
+        "audio/x-wav",
+        "image/jpeg",
+        "image/png",
+        "image/webp",
+    }
+)
+"""Media types that a browser may show; others are saved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultDeps:
+    """Collaborators of the endpoint of results."""
+
+    deps: InferenceDeps
+    files: FilePort
+    links: ResultLinks
+
+
+async def get_result(results: ResultDeps, request: Request) -> Response:
+    """Returns an image or a recording that a model made. The signature in its address takes the place of a key.
+
+    404 for a wrong signature or a result that is deleted, 410 for an address that has expired.
+    """
+    scope = request.scope
+    facts_of(scope).surface = SURFACE
+    query = Query(scope, frozenset(PARAMETERS))
+    asked = SignedResult(
+        tenant=query.text("tenant"),
+        file_id=request.path_params["id"],
+        expires=query.text("expires"),
+        signature=query.text("signature"),
+    )
+    results.links.require_valid(asked)
+    file = await results.files.get(asked.tenant, asked.file_id)
+    if file.purpose != RESULT:
+        raise file_not_found(asked.file_id)
+    config = results.deps.config
+    content = each_in_time(results.files.read(asked.tenant, asked.file_id), config.batches.store_timeout_seconds)
+    return BinaryAnswer(
+        exactly(content, file.byte_count),
+        lambda: _headers(file),
+        kind="result",
+        write_timeout_seconds=config.write_timeout_seconds,
+    )
+
+
+def _headers(file: file_pb.File) -> Headers:
+    is_shown = file.media_type in _SHOWN
+    media_type = file.media_type if is_shown else "application/octet-stream"
+    return [
+        (b"content-type", media_type.encode()),
+        (b"content-length", str(file.byte_count).encode()),
+        (b"content-disposition", b"inline" if is_shown else b"attachment"),
+        (b"x-content-type-options", b"nosniff"),
+        (b"content-security-policy", b"default-src 'none'; sandbox"),
+        # The address is the permission: it must not be kept by shared caches, nor be told to other sites.
+        (b"cache-control", b"private, max-age=3600"),
+        (b"referrer-policy", b"no-referrer"),
+    ]
