@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from weft.api.common.v1 import event_pb2
 from weft.api.router.v1.task_pb2 import Task, TaskAttempt, TaskPiece
 from weft.api.router.v1.task_service_pb2 import GetTaskResponse, ListTasksResponse
 from weft.client.tasks import Tasks, connect_tasks, has_ended, text_of
@@ -38,6 +39,27 @@ _AWAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.CANCELLED})
 
 
 _WHY = "[{error.reason}: |{waiting_for}][{error.message}]"
+_UNITS = {
+    event_pb2.WORK_UNIT_STEPS: "steps",
+    event_pb2.WORK_UNIT_AUDIO_SECONDS: "s of audio",
+    event_pb2.WORK_UNIT_CHARACTERS: "characters",
+}
+
+
+def progress_of(task: Task) -> str:
+    """Returns how far a running task is, such as "10/20 steps"; empty: unknown."""
+    if not task.HasField("progress"):
+        return ""
+    progress = task.progress
+    done = f"{progress.done:g}/{progress.total:g}" if progress.total else f"{progress.done:g}"
+    words = f"{done} {_UNITS.get(progress.unit, '')}".strip()
+    return f"{words}, {progress.stage}" if progress.stage else words
+
+
+def _why(task: Task) -> str:
+    return progress_of(task) or filled(_WHY, task)
+
+
 _COLUMNS = (
     Column("TASK", "{id}"),
     Column("STATE", "{state}"),
@@ -45,7 +67,7 @@ _COLUMNS = (
     Column("ATTEMPT", "{attempt}/{max_attempts}"),
     Column("AGE", "[{create_time:age}]", ticks=True),
     Column("WORKER", "{owner}"),
-    Column("WHY", lambda task: shortened(filled(_WHY, task))),
+    Column("WHY", lambda task: shortened(_why(task))),
 )
 _WIDE = (
     *_COLUMNS[:-1],
@@ -54,7 +76,7 @@ _WIDE = (
     Column("API", "{origin_kind}"),
     Column("CALLER", "{caller}"),
     Column("USER", "{user}"),
-    Column("WHY", _WHY),
+    Column("WHY", _why),
 )
 _PAGE = (
     Column("Task", "{id}"),
@@ -70,6 +92,7 @@ _PAGE = (
     Column("Started", "[{start_time:local}]"),
     Column("Ended", "[{end_time:local}]"),
     Column("Fails at", "[{expire_time:local} unless started by then]"),
+    Column("Progress", progress_of),
     Column("Waits for", "{waiting_for}"),
     Column("Error", "[{error.reason}: {error.message}]"),
     Column("Attempts", "{attempt} (at most {max_attempts} may fail)"),

@@ -83,6 +83,10 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Prefill, of a request that is under way too, lasts until this switch is off again."""
     prefill_idle: bool = False
     """Prefill burns no CPU."""
+    image_steps: Count = 0
+    """Steps of denoising of a request for images, idle, each of `image_step_seconds`; 0: made at once."""
+    image_step_seconds: Seconds = 0.0
+    """Time of one of them."""
     prefill_progress: Count = 2
     """How many `prompt_progress` chunks are spread over prefill when the request asks with `return_progress`."""
     keepalive_comments: bool = False

@@ -14,6 +14,7 @@ from weft_testing.fake_backend.arguments import ServerSettings
 from weft_testing.fake_backend.behaviour import Behaviour, Control
 from weft_testing.fake_backend.requests import RequestError, bad_request, words
 from weft_testing.fake_backend.sinks import json_response
+from weft_testing.fake_backend.state import Ledger
 
 MAX_IMAGES = 10
 WAVE_HEAD = (
@@ -121,9 +122,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class MediaRoutes:
     """Routes of images, transcriptions and speech, with deterministic answers."""
 
-    def __init__(self, settings: ServerSettings, control: Control) -> None:
+    def __init__(self, settings: ServerSettings, control: Control, ledger: Ledger) -> None:
         self._settings = settings
         self._control = control
+        self._ledger = ledger
 
     def add(self, app: web.Application, guarded: Callable[[Handler], Handler]) -> None:
         """Adds the routes; `guarded` turns a RequestError into its answer."""
@@ -138,7 +140,7 @@ class MediaRoutes:
         fields = await _json(http)
         if fields.get("stream") is True:
             return await self._stream(http, image_events(fields, "image_generation"))
-        return json_response(images_body(fields))
+        return await self._made(http, fields)
 
     async def _edits(self, http: web.Request) -> web.StreamResponse:
         require_offered(self._settings, "image")
@@ -147,7 +149,17 @@ class MediaRoutes:
             raise bad_request("'image' is required")
         if fields.get("stream") == "true":
             return await self._stream(http, image_events(fields, "image_edit"))
-        return json_response(images_body(fields))
+        return await self._made(http, fields)
+
+    async def _made(self, http: web.Request, fields: Mapping[str, Any]) -> web.StreamResponse:
+        """Answers with images after the steps that `image_steps` sets; the request is counted."""
+        body = images_body(fields)
+        behaviour = self._control.for_next_request()
+        headers = {name.lower(): value for name, value in http.headers.items()}
+        with self._ledger.request(headers, fields, len(body)):
+            for _ in range(behaviour.image_steps):
+                await asyncio.sleep(behaviour.image_step_seconds)
+        return json_response(body)
 
     async def _transcription(self, http: web.Request) -> web.StreamResponse:
         return await self._words_of(http, translates=False)

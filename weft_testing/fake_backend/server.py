@@ -95,7 +95,7 @@ class FakeServer:
         app.router.add_post("/apply-template", self._guarded(self._apply_template))
         for path in ("/rerank", "/v1/rerank"):
             app.router.add_post(path, self._guarded(self._counted(self._rerank)))
-        MediaRoutes(self._settings, self._control).add(app, self._guarded)
+        MediaRoutes(self._settings, self._control, self._ledger).add(app, self._guarded)
         # Open even with an API key: a runner starts the fake with a random one that tests do not know.
         app.router.add_get("/fake/behaviour", self._get_behaviour)
         app.router.add_post("/fake/behaviour", self._set_behaviour)
