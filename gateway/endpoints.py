@@ -186,6 +186,7 @@ OPENAI: EndpointGroup[InferenceDeps] = EndpointGroup(
         _get("/v1/models/{model}", _VIEW_MODELS, models.get_model, with_head=True, by_name=True),
         _get("/v1/models/agent/{agent}", _VIEW_MODELS, models.get_agent, with_head=True, by_name=True),
         _get("/v1/models/route/{route}", _VIEW_MODELS, models.get_route, with_head=True, by_name=True),
+        _get("/v1/models/workflow/{workflow}", _VIEW_MODELS, models.get_workflow, with_head=True, by_name=True),
     ),
 )
 ANTHROPIC: EndpointGroup[InferenceDeps] = EndpointGroup(
@@ -248,7 +249,14 @@ RESPONSES: EndpointGroup[Responses] = EndpointGroup(
 )
 
 _API = "/api/v1"
-_PUTTABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE, ResourceKind.ALIAS, ResourceKind.PROFILE)
+_PUTTABLE = (
+    ResourceKind.MODEL,
+    ResourceKind.AGENT,
+    ResourceKind.ROUTE,
+    ResourceKind.ALIAS,
+    ResourceKind.PROFILE,
+    ResourceKind.WORKFLOW,
+)
 _DELETABLE = (*_PUTTABLE, ResourceKind.RUNNER)
 _UNNAMED = frozenset({ResourceKind.RUNNER, ResourceKind.PROFILE})
 """Kinds for which a key needs the scope for everything."""

@@ -7,7 +7,17 @@ from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import VIEW_MODELS, Access, Principal, Resource, Role
 from weft.kernel.reasons import Reason
-from weft.kernel.unknown_names import AGENT, ROUTE, RUNNER, SECRET, TARGET, UNKNOWN_KIND, UNKNOWN_NAME, among
+from weft.kernel.unknown_names import (
+    AGENT,
+    ROUTE,
+    RUNNER,
+    SECRET,
+    TARGET,
+    UNKNOWN_KIND,
+    UNKNOWN_NAME,
+    WORKFLOW,
+    among,
+)
 
 _VIEW_RUNNERS = Access(Resource.RUNNERS, Role.VIEW)
 
@@ -31,7 +41,7 @@ def _visible(error: WeftError, view: FleetView, principal: Principal) -> Iterabl
     seen.update(usable_names(targets, principal))
     if kind == TARGET:
         return seen
-    if kind in (AGENT, ROUTE):
+    if kind in (AGENT, ROUTE, WORKFLOW):
         # As the model of a request it is named with its prefix, as a resource without.
         prefix, keep = f"{kind}/", error.reason is Reason.MODEL_NOT_FOUND
         return (each if keep else each.removeprefix(prefix) for each in seen if each.startswith(prefix))

@@ -320,6 +320,8 @@ class RegistryConfig(RegistrySettings):
     """Aliases that may be declared at once."""
     max_profiles: int = 64
     """Profiles that may be declared at once."""
+    max_workflows: int = 256
+    """Workflows that may be declared at once."""
     max_profile_documents: int = 512
     """Models, agents, routes and aliases that one profile may declare."""
     max_profile_bytes: int = 1024 * 1024

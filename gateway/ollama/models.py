@@ -94,7 +94,7 @@ async def list_running(deps: OllamaDeps, request: Request) -> Response:
     facts.surface = SURFACE
     view = deps.gateway.fleet.view
     listed = visible_list(model_list(view), facts.principal)
-    entries = (entry for entry in listed["data"] if not {"agent", "route"} & set(entry["meta"]))
+    entries = (entry for entry in listed["data"] if not {"agent", "route", "workflow"} & set(entry["meta"]))
     running = ((entry, _loaded(view, _members(view, entry))) for entry in entries)
     return _json({"models": [_running(view, entry, loaded) for entry, loaded in running if loaded]})
 

@@ -1,4 +1,4 @@
-"""GET and HEAD /v1/models, /v1/models/{model}, /v1/models/agent/{agent} and /v1/models/route/{route}.
+"""GET and HEAD /v1/models, /v1/models/{model}, and agents, routes and workflows by /v1/models/KIND/{name}.
 
 Clients of Anthropic's API, recognized by its version header, get its format.
 """
@@ -16,12 +16,12 @@ from gateway.errors import Dialect
 from gateway.intake.headers import tenant_of
 from gateway.intake.query import whole_number
 from gateway.request_facts import facts_of
-from weft.api.registry.v1 import agent_pb2, route_pb2
+from weft.api.registry.v1 import agent_pb2, route_pb2, workflow_pb2
 from weft.dispatch.agents import agent_name_of, known_names, members_of, name_asked_for, target_of
 from weft.dispatch.aliases import AskedName, exact_aliases
 from weft.dispatch.fleet import FleetView, ModelView, abilities_in, base_in
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX
+from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
 from weft.kernel.principal import VIEW_MODELS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Skill
@@ -33,7 +33,7 @@ DEFAULT_LISTED = 20
 
 
 async def list_models(deps: InferenceDeps, request: Request) -> Response:
-    """Lists every model, pool, agent and route that accepts requests, including hibernating ones."""
+    """Lists every model, pool, agent, route and workflow that accepts requests, including hibernating ones."""
     facts = facts_of(request.scope)
     facts.surface = "models"
     listed = visible_list(model_list(deps.fleet.view, tenant_of(request.scope)), facts.principal)
@@ -48,6 +48,11 @@ async def get_model(deps: InferenceDeps, request: Request) -> Response:
 async def get_agent(deps: InferenceDeps, request: Request) -> Response:
     """Returns one agent, as a model."""
     return _answer(deps, request, AGENT_PREFIX + request.path_params["agent"])
+
+
+async def get_workflow(deps: InferenceDeps, request: Request) -> Response:
+    """Returns one workflow, as a model."""
+    return _answer(deps, request, WORKFLOW_PREFIX + request.path_params["workflow"])
 
 
 async def get_route(deps: InferenceDeps, request: Request) -> Response:
@@ -88,7 +93,7 @@ OWNER = "weft"
 
 
 def model_list(view: FleetView, tenant: str = "") -> dict[str, Any]:
-    """Returns the body of GET /v1/models: pools, models without a pool, agents, routes and a tenant's exact aliases.
+    """Returns the body of GET /v1/models: pools, models without a pool, agents, routes, workflows and exact aliases.
 
     The name of a pool's member reaches the whole pool; it is only in the lists of resources.
     """
@@ -96,7 +101,8 @@ def model_list(view: FleetView, tenant: str = "") -> dict[str, Any]:
     models = [_entry(view, name, members) for name, members in _by_name(view).items() if name in pools]
     agents = [_agent_entry(view, agent) for _, agent in sorted(view.agents.items())]
     routes = [_route_entry(view, route) for _, route in sorted(view.routes.items())]
-    others = (*agents, *routes, *_alias_entries(view, tenant))
+    workflows = [_workflow_entry(view, workflow) for _, workflow in sorted(view.workflows.items())]
+    others = (*agents, *routes, *workflows, *_alias_entries(view, tenant))
     return {"object": "list", "data": [*models, *(entry for entry in others if entry is not None)]}
 
 
@@ -141,6 +147,9 @@ def model_entry(view: FleetView, name: str) -> dict[str, Any] | None:
     if name.startswith(ROUTE_PREFIX):
         route = view.routes.get(name.removeprefix(ROUTE_PREFIX))
         return None if route is None else _route_entry(view, route)
+    if name.startswith(WORKFLOW_PREFIX):
+        workflow = view.workflows.get(name.removeprefix(WORKFLOW_PREFIX))
+        return None if workflow is None else _workflow_entry(view, workflow)
     members = _by_name(view).get(name)
     return None if members is None else _entry(view, name, members)
 
@@ -231,6 +240,19 @@ def _route_entry(view: FleetView, route: route_pb2.Route) -> dict[str, Any] | No
     manifest = route.manifest
     about = {"route": True, "candidates": list(manifest.candidates), "description": manifest.description}
     return _entry(view, ROUTE_PREFIX + manifest.name, members, route.create_time.seconds, **about)
+
+
+def _workflow_entry(view: FleetView, workflow: workflow_pb2.RegisteredWorkflow) -> dict[str, Any] | None:
+    """Returns a workflow as a model; None while no model can run it."""
+    manifest = workflow.manifest
+    members = [model for model in view.pool_members(manifest.model) if model.reachable]
+    if not members:
+        return None
+    inputs = [each.name for each in manifest.workflow.inputs]
+    about = {"workflow": True, "model": manifest.model, "inputs": inputs, "description": manifest.description}
+    entry = _entry(view, WORKFLOW_PREFIX + manifest.name, members, workflow.create_time.seconds, **about)
+    entry["meta"]["operations"] = ["image"]
+    return entry
 
 
 def _rungs(view: FleetView, route: route_pb2.Route) -> list[ModelView]:

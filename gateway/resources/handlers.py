@@ -262,6 +262,8 @@ def _named_targets(deps: GatewayDeps, declaration: Declaration) -> Declaration:
         found.agent.model = named(view, found.agent.model)
     if found.HasField("route"):
         found.route.candidates[:] = [named(view, name) for name in found.route.candidates]
+    if found.HasField("workflow"):
+        found.workflow.model = named(view, found.workflow.model)
     if found.HasField("alias"):
         found.alias.target = named(view, found.alias.target)
     return found

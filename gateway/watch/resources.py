@@ -1,4 +1,4 @@
-"""Models, agents, runners, pools, routes, aliases and profiles as sources of a watch, over one watch of the registry.
+"""All kinds of resources as sources of a watch, over one watch of the registry.
 
 All streams of a gateway share that watch, and the JSON of each resource: it is open while one of them reads.
 """

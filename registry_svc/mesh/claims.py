@@ -23,7 +23,9 @@ def claim_to(mesh: ResourceIndex, kind: Kind, name: str, *, besides: frozenset[s
         owners.append(_owner(Kind.AGENT, name, agent[1]))
     if name in mesh.routes:
         owners.append(Owner(kind=Kind.ROUTE, name=name))
-    if kind in {Kind.AGENT, Kind.RUNNER, Kind.ROUTE}:
+    if name in mesh.workflows:
+        owners.append(Owner(kind=Kind.WORKFLOW, name=name))
+    if kind in {Kind.AGENT, Kind.RUNNER, Kind.ROUTE, Kind.WORKFLOW}:
         owners += _pool_owners(mesh, name, besides)
     return Claim(kind=kind, name=name, owners=tuple(owners))
 

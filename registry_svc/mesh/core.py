@@ -55,7 +55,9 @@ class RegistryCore:
         try:
             stored = await self.store.load()
             self.mesh.aliases.configure(configured_alias(each) for each in self.config.aliases)
-            self.mesh.declare(stored.models, stored.agents, stored.routes, stored.aliases, stored.profiles)
+            self.mesh.declare(
+                stored.models, stored.agents, stored.routes, stored.aliases, stored.profiles, stored.workflows
+            )
             for session in stored.sessions:
                 self.mesh.install(self._read_back(session))
             self.join_tokens = {token.id: token for token in stored.join_tokens}
@@ -133,6 +135,7 @@ class RegistryCore:
             tuple(make for make in routes if make is not None),
             tuple(mesh.aliases.shown.values()),
             tuple(mesh.profiles),
+            tuple(mesh.workflows),
         )
         return snapshot, self.watchers.subscribe()
 

@@ -18,6 +18,7 @@ from registry_svc.mesh.policy.declarations import (
     require_candidates,
     require_own_pattern,
     require_target,
+    require_workflow_model,
     still_loaded,
 )
 from registry_svc.mesh.policy.events import events_for
@@ -27,7 +28,15 @@ from registry_svc.mesh.policy.ownership import Author, settled_owner
 from registry_svc.mesh.providers import secret_of
 from registry_svc.mesh.records import is_loaded, kind_number, name_of, pool_name_of, to_kind
 from registry_svc.mesh.rows import NO_NAMES, DeclaredNames
-from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, profile_pb2, registry_service_pb2, route_pb2
+from weft.api.registry.v1 import (
+    agent_pb2,
+    alias_pb2,
+    model_pb2,
+    profile_pb2,
+    registry_service_pb2,
+    route_pb2,
+    workflow_pb2,
+)
 from weft.api.registry.v1.declaration_service_pb2 import (
     ApplyRequest,
     ApplyResult,
@@ -40,7 +49,7 @@ from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.documents.rights import visible_names
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
-from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX
+from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import stamp_of
@@ -79,8 +88,9 @@ class Plan:
     routes: list[route_pb2.Route] = field(default_factory=list)
     aliases: list[alias_pb2.Alias] = field(default_factory=list)
     profiles: list[profile_pb2.Profile] = field(default_factory=list)
+    workflows: list[workflow_pb2.RegisteredWorkflow] = field(default_factory=list)
     arriving_targets: frozenset[str] = frozenset()
-    """The agents and routes of the batch, as requests ask for them."""
+    """The agents, routes and workflows of the batch, as requests ask for them."""
     leaving: DeclaredNames = NO_NAMES
     """What is deleted with it."""
 
@@ -128,6 +138,8 @@ class Declarations:
                 declaration.agent.model = self.name_of(declaration.agent.model)
             if declaration.HasField("route"):
                 declaration.route.candidates[:] = map(self.name_of, declaration.route.candidates)
+            if declaration.workflow.model:
+                declaration.workflow.model = self.name_of(declaration.workflow.model)
             if declaration.HasField("alias"):
                 declaration.alias.target = self._core.asked_by(declaration.alias.target)
 
@@ -158,7 +170,7 @@ class Declarations:
 
         Call it in a write.
         """
-        planned = plan.models, plan.agents, plan.routes, plan.aliases, plan.profiles
+        planned = plan.models, plan.agents, plan.routes, plan.aliases, plan.profiles, plan.workflows
         if not any(planned) and gone == NO_NAMES:
             self._core.publish([], events)
             return
@@ -174,6 +186,7 @@ class Declarations:
             routes=len(plan.routes),
             aliases=len(plan.aliases),
             profiles=len(plan.profiles),
+            workflows=len(plan.workflows),
             adopt=plan.adopt,
         )
 
@@ -190,7 +203,7 @@ class Declarations:
             arriving_targets=frozenset(
                 f"{kind}/{name_of(each)}"
                 for each in request.declarations
-                if (kind := each.WhichOneof("resource")) in {"agent", "route"}
+                if (kind := each.WhichOneof("resource")) in {"agent", "route", "workflow"}
             ),
         )
         for index, declaration in enumerate(request.declarations):
@@ -235,6 +248,8 @@ class Declarations:
                 kind, (outcome, before) = Kind.ALIAS, self._plan_alias(plan, given.alias)
             case "profile":
                 kind, (outcome, before) = Kind.PROFILE, self._plan_profile(plan, given.profile)
+            case "workflow":
+                kind, (outcome, before) = Kind.WORKFLOW, self._plan_workflow(plan, given.workflow)
             case "runner":
                 self._require_runner(given.runner.name)
                 kind, outcome, before = Kind.RUNNER, Outcome.UNCHANGED, given
@@ -355,10 +370,23 @@ class Declarations:
             return Outcome.CREATED, None
         return Outcome.CONFIGURED, Declaration(profile=earlier.manifest)
 
+    def _plan_workflow(self, plan: Plan, given: workflow_pb2.WorkflowManifest) -> tuple[Outcome, Declaration | None]:
+        mesh, name = self._core.mesh, given.name
+        require_free([claim_to(mesh, Kind.WORKFLOW, name, besides=frozenset(plan.arriving))])
+        require_workflow_model(name, given.model, is_known=self._is_model_or_pool(plan, given.model))
+        earlier = mesh.workflows.get(name)
+        if earlier is not None and given == earlier.manifest:
+            return Outcome.UNCHANGED, Declaration(workflow=given)
+        created = plan.now if earlier is None else earlier.create_time
+        plan.workflows.append(workflow_pb2.RegisteredWorkflow(manifest=given, create_time=created))
+        if earlier is None:
+            return Outcome.CREATED, None
+        return Outcome.CONFIGURED, Declaration(workflow=earlier.manifest)
+
     def _is_target(self, plan: Plan, target: str) -> bool:
         """Whether a request could mean this once the batch is applied."""
         mesh = self._core.mesh
-        if target in plan.arriving_targets or target in plan.arriving or target in plan.arriving.values():
+        if target in plan.arriving_targets:
             return True
         if target.startswith(AGENT_PREFIX):
             agent = target.removeprefix(AGENT_PREFIX)
@@ -366,7 +394,15 @@ class Declarations:
         if target.startswith(ROUTE_PREFIX):
             route = target.removeprefix(ROUTE_PREFIX)
             return route not in plan.leaving.routes and route in mesh.routes
-        return mesh.model(target) is not None or mesh.pool(target) is not None
+        if target.startswith(WORKFLOW_PREFIX):
+            return target.removeprefix(WORKFLOW_PREFIX) in mesh.workflows
+        return self._is_model_or_pool(plan, target)
+
+    def _is_model_or_pool(self, plan: Plan, name: str) -> bool:
+        """Whether there is a model or a pool of this name once the batch is applied."""
+        if name in plan.arriving or name in plan.arriving.values():
+            return True
+        return self._core.mesh.model(name) is not None or self._core.mesh.pool(name) is not None
 
     def _require_secret(self, manifest: model_pb2.ModelManifest, field_: str) -> None:
         name = secret_of(manifest)
@@ -403,6 +439,7 @@ class Declarations:
             ("routes", len(mesh.routes), Kind.ROUTE, config.max_routes),
             ("aliases", len(mesh.aliases), Kind.ALIAS, config.max_aliases),
             ("profiles", len(mesh.profiles), Kind.PROFILE, config.max_profiles),
+            ("workflows", len(mesh.workflows), Kind.WORKFLOW, config.max_workflows),
         ):
             require_room(what, present, new.count(kind_number(kind)), limit)
         growth = mesh.sizes.growth_bytes(
@@ -412,6 +449,7 @@ class Declarations:
                 *(each.manifest for each in plan.routes),
                 *(each.manifest for each in plan.aliases),
                 *(each.manifest for each in plan.profiles),
+                *(each.manifest for each in plan.workflows),
             ]
         )
         require_room(
@@ -439,6 +477,9 @@ class Declarations:
             case Kind.PROFILE:
                 await self._core.store.delete_names([], [], [], [], [name])
                 self._core.publish(self._core.mesh.drop(profiles=[name]), _deleted([(kind, name)]))
+            case Kind.WORKFLOW:
+                await self._core.store.delete_names([], [], [], [], [], [name])
+                self._core.publish(self._core.mesh.drop(workflows=[name]), _deleted([(kind, name)]))
             case _:
                 await self._core.store.delete_names([], [], [name])
                 self._core.publish(self._core.mesh.drop(routes=[name]), _deleted([(kind, name)]))
@@ -461,8 +502,8 @@ class Declarations:
                 leaving, is_known = {name}, mesh.model(name) is not None
             case Kind.AGENT:
                 targets, is_known = {AGENT_PREFIX + name}, mesh.agent(name) is not None
-            case Kind.ROUTE:
-                targets, is_known = {ROUTE_PREFIX + name}, name in mesh.routes
+            case Kind.ROUTE | Kind.WORKFLOW:
+                targets, is_known = self._ladder_or_workflow(kind, name)
             case Kind.ALIAS:
                 is_known = self._require_declared_alias(name)
             case Kind.PROFILE:
@@ -478,9 +519,16 @@ class Declarations:
         if not is_known:
             raise unknown_name(kind.value, name, visible_names(caller(), mesh.names_of(kind)))
         agents, routes = self._pointing_at(leaving) - own_agents, mesh.routes.broken_by(leaving)
-        aliases = mesh.aliases.leading_to(targets | self._leaving_names(leaving))
-        if agents or routes or aliases:
-            raise in_use(kind, name, agents, routes, aliases)
+        names = self._leaving_names(leaving)
+        aliases, workflows = mesh.aliases.leading_to(targets | names), mesh.workflows.naming(names)
+        if agents or routes or aliases or workflows:
+            raise in_use(kind, name, agents, routes, aliases, workflows)
+
+    def _ladder_or_workflow(self, kind: Kind, name: str) -> tuple[set[str], bool]:
+        """Return what requests for a route or a workflow ask for, and whether there is one."""
+        if kind is Kind.ROUTE:
+            return {ROUTE_PREFIX + name}, name in self._core.mesh.routes
+        return {WORKFLOW_PREFIX + name}, name in self._core.mesh.workflows
 
     def _require_declared_alias(self, name: str) -> bool:
         """Whether there is an alias of this name; raises FAILED_PRECONDITION for one of the configuration."""

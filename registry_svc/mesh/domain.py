@@ -35,6 +35,7 @@ class Kind(Enum):
     ROUTE = "route"
     ALIAS = "alias"
     PROFILE = "profile"
+    WORKFLOW = "workflow"
 
 
 class Status(IntEnum):

@@ -9,7 +9,7 @@ from registry_svc.mesh.domain import Kind, Status
 from registry_svc.mesh.overlay import shown_route
 from registry_svc.mesh.policy.declarations import Candidate
 from registry_svc.mesh.records import Manifest, key_of, manifest_bytes, pool_name_of
-from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, profile_pb2, route_pb2
+from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, profile_pb2, route_pb2, workflow_pb2
 from weft.dispatch.agents import target_of
 from weft.kernel.names import is_resource_id
 
@@ -404,6 +404,45 @@ class ProfileIndex:
         self._declared.pop(name, None)
 
 
+class WorkflowIndex:
+    """All workflows."""
+
+    def __init__(self) -> None:
+        self._declared: dict[str, workflow_pb2.RegisteredWorkflow] = {}
+
+    def __len__(self) -> int:
+        """How many are declared."""
+        return len(self._declared)
+
+    def __iter__(self) -> Iterator[workflow_pb2.RegisteredWorkflow]:
+        """Yields them, by name."""
+        return (self._declared[name] for name in sorted(self._declared))
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a workflow of this name."""
+        return name in self._declared
+
+    def names(self) -> Iterable[str]:
+        """The names of all."""
+        return self._declared.keys()
+
+    def get(self, name: str) -> workflow_pb2.RegisteredWorkflow | None:
+        """The workflow of this name."""
+        return self._declared.get(name)
+
+    def naming(self, names: Container[str]) -> set[str]:
+        """The workflows that name one of these models or pools."""
+        return {name for name, workflow in self._declared.items() if workflow.manifest.model in names}
+
+    def put(self, workflow: workflow_pb2.RegisteredWorkflow) -> None:
+        """Keep a workflow in place of an earlier one of its name."""
+        self._declared[workflow.manifest.name] = workflow
+
+    def drop(self, name: str) -> None:
+        """Remove a workflow; an unknown name is ignored."""
+        self._declared.pop(name, None)
+
+
 def configured_alias(setting: AliasSetting) -> alias_pb2.Alias:
     """Returns an alias of the configuration."""
     manifest = alias_pb2.AliasManifest(
@@ -417,7 +456,7 @@ def configured_alias(setting: AliasSetting) -> alias_pb2.Alias:
 
 
 class ManifestSizes:
-    """The sizes of all models, agents, routes, aliases and profiles as they are shown, and their sum."""
+    """The sizes of all models, agents, routes, aliases, profiles and workflows as they are shown, and their sum."""
 
     def __init__(self) -> None:
         self._sizes: dict[tuple[Kind, str], int] = {}

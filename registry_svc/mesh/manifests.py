@@ -21,7 +21,9 @@ from weft.api.registry.v1 import (
     profile_pb2,
     route_pb2,
     wake_pb2,
+    workflow_pb2,
 )
+from weft.dispatch.workflow_graph import to_canonical_workflow
 from weft.documents.profiles import declarations_of, load_options_of, profile_field
 from weft.documents.selectors import require_labels
 from weft.kernel.alias_rules import check_alias
@@ -101,6 +103,15 @@ def valid_alias(manifest: alias_pb2.AliasManifest, field: str) -> alias_pb2.Alia
     return manifest
 
 
+def valid_workflow(manifest: workflow_pb2.WorkflowManifest, field: str) -> workflow_pb2.WorkflowManifest:
+    """Return a valid workflow; raises INVALID_ARGUMENT naming the field, such as "inputs[2].node"."""
+    check_message(manifest, field)
+    require_no_id(manifest.name, f"{field}.name")
+    manifest.DiscardUnknownFields()
+    to_canonical_workflow(manifest.workflow, f"{field}.workflow")
+    return manifest
+
+
 def _check_wake(wake: wake_pb2.Wake, field: str, *, published: bool) -> None:
     """Raise INVALID_ARGUMENT naming the field of a plan that cannot be carried out, or not by routers."""
     if not wake.by_runner and not wake.HasField("by_mesh"):
@@ -151,10 +162,14 @@ def _check_declaration(declaration: declaration_service_pb2.Declaration, field: 
             valid_alias(declaration.alias, f"{field}.alias")
         case "profile":
             valid_profile(declaration.profile, f"{field}.profile", config)
+        case "workflow":
+            valid_workflow(declaration.workflow, f"{field}.workflow")
         case "pool":
             require_at_most(declaration.pool.members, f"{field}.pool.members", config.max_models)
         case None:
-            raise invalid_field(field, "must be a model, an agent, a runner, a pool, a route, an alias or a profile")
+            raise invalid_field(
+                field, "must be a model, an agent, a runner, a pool, a route, an alias, a profile or a workflow"
+            )
     check_message(declaration, field)
 
 

@@ -15,11 +15,21 @@ from registry_svc.mesh.indexes import (
     ProfileIndex,
     RouteIndex,
     TargetIndex,
+    WorkflowIndex,
 )
 from registry_svc.mesh.overlay import may_serve, public_agent, public_model, says_the_same, virtual_agent, virtual_model
 from registry_svc.mesh.policy.declarations import Target
 from registry_svc.mesh.session_state import SessionState
-from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, pool_pb2, profile_pb2, route_pb2, runner_pb2
+from weft.api.registry.v1 import (
+    agent_pb2,
+    alias_pb2,
+    model_pb2,
+    pool_pb2,
+    profile_pb2,
+    route_pb2,
+    runner_pb2,
+    workflow_pb2,
+)
 from weft.api.registry.v1.declaration_service_pb2 import Declaration
 from weft.api.registry.v1.registry_service_pb2 import Change
 from weft.dispatch.agents import target_of
@@ -42,6 +52,7 @@ class ResourceIndex:
         self.routes = RouteIndex(self.pools)
         self.aliases = AliasIndex()
         self.profiles = ProfileIndex()
+        self.workflows = WorkflowIndex()
         self.sizes = ManifestSizes()
         self.ids = IdIndex()
         self.detail_bytes = 0
@@ -83,6 +94,7 @@ class ResourceIndex:
             Kind.ROUTE: self.routes.names,
             Kind.ALIAS: self.aliases.shown.keys,
             Kind.PROFILE: self.profiles.names,
+            Kind.WORKFLOW: self.workflows.names,
         }
         return names[kind]()
 
@@ -261,6 +273,7 @@ class Mesh(ResourceIndex):
         routes: Iterable[route_pb2.Route] = (),
         aliases: Iterable[alias_pb2.Alias] = (),
         profiles: Iterable[profile_pb2.Profile] = (),
+        workflows: Iterable[workflow_pb2.RegisteredWorkflow] = (),
     ) -> list[Change]:
         """Put declarations in place of earlier ones of their names; returns the changes."""
         new_routes = {declared.manifest.name: declared for declared in routes}
@@ -275,7 +288,8 @@ class Mesh(ResourceIndex):
                 self.central_models[name] = model.manifest
         self._declared_agents |= new_agents
         changes = self._changes([], dict.fromkeys(new_models), dict.fromkeys(new_agents), (), new_routes)
-        return changes + self._replaced_aliases(aliases, ()) + self._replaced_profiles(profiles, ())
+        changes += self._replaced_aliases(aliases, ()) + self._replaced_profiles(profiles, ())
+        return changes + self._replaced_workflows(workflows, ())
 
     def drop(
         self,
@@ -284,9 +298,11 @@ class Mesh(ResourceIndex):
         routes: Sequence[str] = (),
         aliases: Sequence[str] = (),
         profiles: Sequence[str] = (),
+        workflows: Sequence[str] = (),
     ) -> list[Change]:
-        """Remove models and agents, declared and published, routes, aliases and profiles; returns the changes."""
+        """Remove models and agents, declared and published, and what else operators declared; returns the changes."""
         changes = self._replaced_aliases((), aliases) + self._replaced_profiles((), profiles)
+        changes += self._replaced_workflows((), workflows)
         for name in routes:
             self.routes.drop(name)
         for name in models:
@@ -321,6 +337,33 @@ class Mesh(ResourceIndex):
             changes.append(Change(deleted_profile=name))
         return changes
 
+    def _replaced_workflows(self, new: Iterable[workflow_pb2.RegisteredWorkflow], gone: Iterable[str]) -> list[Change]:
+        """Put and drop workflows; returns the changes."""
+        changes = []
+        for workflow in new:
+            self.workflows.put(workflow)
+            self.sizes.put(workflow.manifest)
+            changes.append(Change(workflow=workflow))
+        for name in gone:
+            self.workflows.drop(name)
+            self.sizes.drop(Kind.WORKFLOW, name)
+            changes.append(Change(deleted_workflow=name))
+        return changes
+
+    def shown_workflow(self, name: str) -> workflow_pb2.RegisteredWorkflow | None:
+        """Return a workflow with its present status."""
+        workflow = self.workflows.get(name)
+        if workflow is None:
+            return None
+        shown = workflow_pb2.RegisteredWorkflow()
+        shown.CopyFrom(workflow)
+        shown.status = workflow_pb2.RegisteredWorkflow.Status.ValueType(
+            self.routes.status(route_pb2.RouteManifest(candidates=[workflow.manifest.model]))
+            if self.pools.pool_of(workflow.manifest.model) is not None or self.pools.members(workflow.manifest.model)
+            else workflow_pb2.RegisteredWorkflow.STATUS_INACTIVE
+        )
+        return shown
+
     def is_declared_as(self, expected: Declaration) -> bool:
         """Whether it would change nothing to declare this; a runner and a pool are not declared."""
         kind = expected.WhichOneof("resource")
@@ -337,6 +380,7 @@ class Mesh(ResourceIndex):
             "route": self.routes.get,
             "alias": self.aliases.declared,
             "profile": self.profiles.get,
+            "workflow": self.workflows.get,
         }
         found = lookups[kind](given.name)
         return found is not None and found.manifest == given

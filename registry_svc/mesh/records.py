@@ -26,6 +26,7 @@ from weft.api.registry.v1 import (
     resource_kind_pb2,
     route_pb2,
     runner_pb2,
+    workflow_pb2,
 )
 from weft.dispatch.agents import target_of
 from weft.kernel.errors import invalid_field
@@ -42,6 +43,7 @@ Manifest = (
     | route_pb2.RouteManifest
     | alias_pb2.AliasManifest
     | profile_pb2.ProfileManifest
+    | workflow_pb2.WorkflowManifest
 )
 
 _KIND_NUMBERS = {
@@ -52,6 +54,7 @@ _KIND_NUMBERS = {
     Kind.ROUTE: resource_kind_pb2.RESOURCE_KIND_ROUTE,
     Kind.ALIAS: resource_kind_pb2.RESOURCE_KIND_ALIAS,
     Kind.PROFILE: resource_kind_pb2.RESOURCE_KIND_PROFILE,
+    Kind.WORKFLOW: resource_kind_pb2.RESOURCE_KIND_WORKFLOW,
 }
 _KINDS = {number: kind for kind, number in _KIND_NUMBERS.items()}
 
@@ -65,7 +68,7 @@ def to_kind(kind: resource_kind_pb2.ResourceKind.ValueType, field: str) -> Kind:
     """A kind of resource; raises INVALID_ARGUMENT naming the field when it is none."""
     found = _KINDS.get(kind)
     if found is None:
-        raise invalid_field(field, "must be model, agent, runner, pool, route, alias or profile")
+        raise invalid_field(field, "must be model, agent, runner, pool, route, alias, profile or workflow")
     return found
 
 
@@ -83,7 +86,12 @@ def name_of(declaration: declaration_service_pb2.Declaration) -> str:
 
 
 def moment_of(
-    record: model_pb2.Model | agent_pb2.Agent | route_pb2.Route | alias_pb2.Alias | profile_pb2.Profile,
+    record: model_pb2.Model
+    | agent_pb2.Agent
+    | route_pb2.Route
+    | alias_pb2.Alias
+    | profile_pb2.Profile
+    | workflow_pb2.RegisteredWorkflow,
 ) -> datetime:
     """When a resource was first published or declared."""
     return record.create_time.ToDatetime(tzinfo=UTC)
@@ -208,6 +216,8 @@ def key_of(manifest: Manifest) -> tuple[Kind, str]:
             return Kind.ALIAS, manifest.name
         case profile_pb2.ProfileManifest():
             return Kind.PROFILE, manifest.name
+        case workflow_pb2.WorkflowManifest():
+            return Kind.WORKFLOW, manifest.name
 
 
 def manifest_bytes(manifest: Manifest) -> int:
@@ -225,7 +235,7 @@ def manifest_bytes(manifest: Manifest) -> int:
             texts = [manifest.name, manifest.description, *manifest.candidates]
         case alias_pb2.AliasManifest():
             texts = [manifest.name, manifest.pattern, manifest.target, manifest.tenant, manifest.description]
-        case profile_pb2.ProfileManifest():
+        case profile_pb2.ProfileManifest() | workflow_pb2.WorkflowManifest():
             return BASE_BYTES + manifest.ByteSize()
     tags = manifest.tags.ByteSize() if isinstance(manifest, model_pb2.ModelManifest | agent_pb2.AgentManifest) else 0
     params = manifest.default_params.ByteSize() if isinstance(manifest, agent_pb2.AgentManifest) else 0

@@ -23,6 +23,7 @@ from weft.api.registry.v1 import (
     settings_pb2,
     tags_pb2,
     wake_pb2,
+    workflow_pb2,
 )
 from weft.dispatch.agents import target_of
 from weft.kernel.log import get_logger
@@ -63,6 +64,7 @@ class StoredMesh:
     routes: tuple[route_pb2.Route, ...] = ()
     aliases: tuple[alias_pb2.Alias, ...] = ()
     profiles: tuple[profile_pb2.Profile, ...] = ()
+    workflows: tuple[workflow_pb2.RegisteredWorkflow, ...] = ()
     settings: settings_pb2.MeshSettings | None = None
     """None: never saved."""
     join_tokens: tuple[JoinToken, ...] = ()
@@ -286,6 +288,15 @@ def declared_profile_row(profile: profile_pb2.Profile) -> Values:
     }
 
 
+def declared_workflow_row(workflow: workflow_pb2.RegisteredWorkflow) -> Values:
+    """A row of `declared_workflows`."""
+    return {
+        "name": workflow.manifest.name,
+        "manifest": workflow.manifest.SerializeToString(deterministic=True),
+        "created_at": moment_of(workflow),
+    }
+
+
 def settings_row(settings: settings_pb2.MeshSettings) -> Values:
     """The row of `mesh_settings`."""
     return {
@@ -373,6 +384,12 @@ def declared_profile_of(row: Row[Any]) -> profile_pb2.Profile:
         active_time=optional_stamp(row.active_since),
         create_time=stamp_of(row.created_at),
     )
+
+
+def declared_workflow_of(row: Row[Any]) -> workflow_pb2.RegisteredWorkflow:
+    """Read a row of `declared_workflows`."""
+    manifest = workflow_pb2.WorkflowManifest.FromString(bytes(row.manifest))
+    return workflow_pb2.RegisteredWorkflow(manifest=manifest, create_time=stamp_of(row.created_at))
 
 
 def settings_of(row: Row[Any]) -> settings_pb2.MeshSettings:

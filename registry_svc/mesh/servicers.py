@@ -144,6 +144,7 @@ class Catalogue:
             core, lambda mesh: mesh.aliases.shown.keys(), lambda mesh, name: mesh.aliases.shown.get(name), "alias"
         )
         self.profiles = Listing(core, lambda mesh: mesh.profiles.names(), shown_profile, "profile")
+        self.workflows = Listing(core, lambda mesh: mesh.workflows.names(), Mesh.shown_workflow, "workflow")
         self.runners = Listing(core, Mesh.runner_names, _runner, "runner")
 
     def name_of(self, name_or_id: str) -> str:
@@ -316,6 +317,22 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         async with answering(context):
             found = self._catalogue.profiles.get(request.name)
             return registry_service_pb2.GetProfileResponse(profile=found)
+
+    @override
+    async def ListWorkflows(
+        self, request: registry_service_pb2.ListWorkflowsRequest, context: Context
+    ) -> registry_service_pb2.ListWorkflowsResponse:
+        async with answering(context):
+            workflows, token = _named_page(self._catalogue.workflows, request)
+            return registry_service_pb2.ListWorkflowsResponse(workflows=workflows, next_page_token=token)
+
+    @override
+    async def GetWorkflow(
+        self, request: registry_service_pb2.GetWorkflowRequest, context: Context
+    ) -> registry_service_pb2.GetWorkflowResponse:
+        async with answering(context):
+            found = self._catalogue.workflows.get(self._visible(request.name))
+            return registry_service_pb2.GetWorkflowResponse(workflow=found)
 
     @override
     async def ListRunners(

@@ -29,6 +29,8 @@ from registry_svc.mesh.rows import (
     declared_profile_row,
     declared_route_of,
     declared_route_row,
+    declared_workflow_of,
+    declared_workflow_row,
     join_token_of,
     join_token_row,
     model_row,
@@ -48,13 +50,14 @@ from registry_svc.store.schema import (
     declared_models,
     declared_profiles,
     declared_routes,
+    declared_workflows,
     join_tokens,
     mesh_settings,
     models,
     runners,
     sessions,
 )
-from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, profile_pb2, route_pb2, settings_pb2
+from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, profile_pb2, route_pb2, settings_pb2, workflow_pb2
 from weft.kernel.log import get_logger
 
 
@@ -100,6 +103,7 @@ class Store(Protocol):
         routes: Sequence[route_pb2.Route] = (),
         aliases: Sequence[alias_pb2.Alias] = (),
         profiles: Sequence[profile_pb2.Profile] = (),
+        workflows: Sequence[workflow_pb2.RegisteredWorkflow] = (),
         gone: DeclaredNames = NO_NAMES,
     ) -> None:
         """Put these declarations in place of earlier ones of their names, and delete `gone`; all of it, or nothing."""
@@ -112,8 +116,9 @@ class Store(Protocol):
         routes: Sequence[str] = (),
         aliases: Sequence[str] = (),
         profiles: Sequence[str] = (),
+        workflows: Sequence[str] = (),
     ) -> None:
-        """Delete models and agents of these names, declared and published, routes, aliases and profiles.
+        """Delete models and agents of these names, declared and published, and what else operators declared.
 
         Unknown names are ignored.
         """
@@ -169,6 +174,7 @@ class SqlStore(RegistryDatabase, Store):
                 routes=tuple(await _rows(connection, declared_routes, declared_route_of)),
                 aliases=tuple(await _rows(connection, declared_aliases, declared_alias_of)),
                 profiles=tuple(await _rows(connection, declared_profiles, declared_profile_of)),
+                workflows=tuple(await _rows(connection, declared_workflows, declared_workflow_of)),
                 settings=next(iter(await _rows(connection, mesh_settings, settings_of, order_by="id")), None),
                 join_tokens=tuple(await _rows(connection, join_tokens, join_token_of, order_by="id")),
             )
@@ -208,6 +214,7 @@ class SqlStore(RegistryDatabase, Store):
         routes: Sequence[route_pb2.Route] = (),
         aliases: Sequence[alias_pb2.Alias] = (),
         profiles: Sequence[profile_pb2.Profile] = (),
+        workflows: Sequence[workflow_pb2.RegisteredWorkflow] = (),
         gone: DeclaredNames = NO_NAMES,
     ) -> None:
         async with self.transaction() as connection:
@@ -223,7 +230,9 @@ class SqlStore(RegistryDatabase, Store):
             await _insert(connection, declared_agents, [declared_agent_row(each) for each in agents])
             await _insert(connection, declared_routes, [declared_route_row(each) for each in routes])
             await _insert(connection, declared_aliases, [declared_alias_row(each) for each in aliases])
+            await delete_rows(connection, declared_workflows.c.name, [each.manifest.name for each in workflows])
             await _insert(connection, declared_profiles, [declared_profile_row(each) for each in profiles])
+            await _insert(connection, declared_workflows, [declared_workflow_row(each) for each in workflows])
 
     @override
     async def delete_names(
@@ -233,12 +242,14 @@ class SqlStore(RegistryDatabase, Store):
         routes: Sequence[str] = (),
         aliases: Sequence[str] = (),
         profiles: Sequence[str] = (),
+        workflows: Sequence[str] = (),
     ) -> None:
         async with self.transaction() as connection:
             await _delete_names(connection, agent_names=agents, model_names=models)
             await delete_rows(connection, declared_routes.c.name, routes)
             await delete_rows(connection, declared_aliases.c.name, aliases)
             await delete_rows(connection, declared_profiles.c.name, profiles)
+            await delete_rows(connection, declared_workflows.c.name, workflows)
 
     @override
     async def save_settings(self, settings: settings_pb2.MeshSettings) -> None:

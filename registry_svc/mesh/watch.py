@@ -20,6 +20,7 @@ from weft.api.registry.v1 import (
     registry_service_pb2,
     route_pb2,
     settings_pb2,
+    workflow_pb2,
 )
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -41,6 +42,7 @@ class Snapshot:
     routes: Sequence[Callable[[], route_pb2.Route]]
     aliases: Sequence[alias_pb2.Alias]
     profiles: Sequence[profile_pb2.Profile] = ()
+    workflows: Sequence[workflow_pb2.RegisteredWorkflow] = ()
 
     async def message(self, *, with_keys: bool) -> registry_service_pb2.WatchResponse:
         """Return the first response of a watch. A large one takes long; the event loop turns meanwhile."""
@@ -54,6 +56,7 @@ class Snapshot:
         await extended(shown.routes, self.routes)
         shown.aliases.extend(self.aliases)
         shown.profiles.extend(self.profiles)
+        shown.workflows.extend(self.workflows)
         return response
 
 

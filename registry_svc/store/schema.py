@@ -164,6 +164,14 @@ declared_profiles = Table(
     Column("active_since", UtcDateTime, nullable=True),
 )
 
+declared_workflows = Table(
+    "declared_workflows",
+    metadata,
+    Column("name", String(MAX_NAME_CHARS), primary_key=True),
+    Column("manifest", LargeBinary, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+)
+
 # One row: the settings of the whole mesh.
 mesh_settings = Table(
     "mesh_settings",
@@ -319,6 +327,6 @@ SCHEMA = Schema(
     owner="registry",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0013",
+    newest="0014",
     version_table="alembic_version",
 )

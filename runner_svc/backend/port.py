@@ -13,7 +13,16 @@ from typing import Any, Protocol
 
 from runner_svc.policy.load_plan import LoadParameter, LoadValue, check_parameters
 from runner_svc.supervise.logs import LogRing
-from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, receipt_pb2, rerank_pb2, tokenize_pb2, usage_pb2
+from weft.api.common.v1 import (
+    audio_pb2,
+    embedding_pb2,
+    image_pb2,
+    receipt_pb2,
+    rerank_pb2,
+    tokenize_pb2,
+    usage_pb2,
+    workflow_pb2,
+)
 from weft.api.registry.v1 import lease_pb2, runner_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -129,6 +138,8 @@ class CallInfo:
     """The adapter of the model that answers, by its name; empty: the model itself."""
     answer_by: float | None = None
     """Deadline of the caller, on the event loop's clock; None: unknown."""
+    workflow: workflow_pb2.Workflow | None = None
+    """The workflow that makes the images, for backends with `takes_workflows`; None: none is named. Read-only."""
     whole: bool = False
     """Whether the answer is not streamed to its caller, so that events that arrive together may stay in one frame."""
     ends_loops: bool = False
@@ -191,6 +202,9 @@ class Backend(Protocol):
 
     log: LogRing
     """The engine's output across restarts; empty where weft does not own the engine."""
+
+    takes_workflows: bool = False
+    """Whether requests for images may have a workflow."""
 
     @property
     def process_id(self) -> int | None:

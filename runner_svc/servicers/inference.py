@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,13 +21,14 @@ from runner_svc.servicers.request_admission import (
     log_failure,
     require_abilities,
 )
-from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.api.common.v1 import event_pb2, receipt_pb2, workflow_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.api.runner.v1 import model_call_service_pb2 as pb
 from weft.dispatch.frames import Frame, has_content
 from weft.dispatch.operations import CHAT, IMAGE, OPERATIONS, SPEECH, TOKENIZE, TRANSCRIPTION, OperationSpec
 from weft.dispatch.tickets import Permit
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
 from weft.kernel.rpc import add_methods, answering
 
 MAX_HELD_EVENTS = 256
@@ -172,6 +174,8 @@ class DataPlane:
             if permit.model != instance.model:
                 raise not_offered(spec.operation)
             call = call_info(permit, instance, context, whole=request.options.whole)
+            if spec is IMAGE and request.HasField("workflow"):
+                call = replace(call, workflow=_workflow(request, instance))
             response = spec.runner_rpc.response
             with self._working(permit, instance, request, call) as work:
                 answer = WholeAnswerWriter(lambda frame: context.write(response(events=frame)), whole=call.whole)
@@ -237,6 +241,14 @@ class DataPlane:
             except WeftError as error:
                 log_failure(call, permit.model, error)
                 raise
+
+
+def _workflow(request: pb.StreamImagesRequest, instance: Instance) -> workflow_pb2.Workflow:
+    """Returns the workflow of a request. Raises UNSUPPORTED_OPERATION for an engine that runs none."""
+    if not instance.backend.takes_workflows:
+        message = f"{instance.model} runs no workflows; name a model of the runtime comfyui in the workflow"
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, message, metadata={"model": instance.model})
+    return request.workflow
 
 
 def _payload(request: generation_service_pb2.GenerateRequest) -> Any:

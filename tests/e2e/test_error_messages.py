@@ -33,8 +33,8 @@ async def _refusal(mesh: MeshProcess, *arguments: str, code: int) -> str:
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [
-        (("chat", TYPED, "hi"), "model, pool, agent or route"),
-        (("chat", TYPED, "hi", "--async"), "model, pool, agent or route"),
+        (("chat", TYPED, "hi"), "model, pool, agent, route or workflow"),
+        (("chat", TYPED, "hi", "--async"), "model, pool, agent, route or workflow"),
         (("get", "model", TYPED), "model"),
         (("get", "pool", TYPED), "pool"),
         (("describe", "model", TYPED), "model"),

@@ -122,7 +122,7 @@ def test_an_engine_that_dies_leaves_what_came_and_the_typed_error(page: "Page", 
 def test_an_unknown_model_is_refused_in_the_words_of_the_server(page: "Page", chat_mesh: MeshProcess) -> None:
     opened(page, chat_mesh, "chat?model=m-x", "Chat")
     answer = asked(page, "Hello?")
-    answer.get_by_role("alert").get_by_text("there is no model, pool, agent or route m-x").wait_for()
+    answer.get_by_role("alert").get_by_text("there is no model, pool, agent, route or workflow m-x").wait_for()
 
 
 def test_nothing_that_a_model_writes_becomes_code_or_leads_elsewhere_unseen(

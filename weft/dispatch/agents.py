@@ -17,7 +17,7 @@ from weft.dispatch.payload_description import (
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, is_resource_id, require_name
+from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX, is_resource_id, require_name
 from weft.kernel.principal import USE_MODELS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -42,12 +42,15 @@ def agent_name_of(model: str) -> str | None:
     return model.removeprefix(AGENT_PREFIX) if model.startswith(AGENT_PREFIX) else None
 
 
+_PREFIXES = (AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX)
+
+
 def require_model_name(text: str, field: str) -> str:
     """Returns `text` if it is a valid model of a request. Raises INVALID_ARGUMENT naming `field`.
 
-    It is a name, or AGENT_PREFIX or ROUTE_PREFIX and a name.
+    It is a name, or one of `_PREFIXES` and a name.
     """
-    prefix = next((prefix for prefix in (AGENT_PREFIX, ROUTE_PREFIX) if text.startswith(prefix)), "")
+    prefix = next((prefix for prefix in _PREFIXES if text.startswith(prefix)), "")
     require_name(text.removeprefix(prefix), field)
     return text
 
@@ -70,7 +73,7 @@ def named(view: FleetView, model: str) -> str:
 
 def name_asked_for(model: str) -> str:
     """Returns the name in the model of a request: all kinds share one namespace, so it needs no prefix."""
-    return model.removeprefix(AGENT_PREFIX).removeprefix(ROUTE_PREFIX)
+    return model.removeprefix(AGENT_PREFIX).removeprefix(ROUTE_PREFIX).removeprefix(WORKFLOW_PREFIX)
 
 
 def require_target(text: str, field: str) -> str:
@@ -182,7 +185,8 @@ def known_names(view: FleetView) -> frozenset[str]:
     """Returns every valid target of a request, also of inactive runners."""
     models = (name for model in view.models.values() for name in (model.name, model.pool))
     agents = (AGENT_PREFIX + name for name in view.agents)
-    return frozenset(models) | frozenset(agents) | frozenset(ROUTE_PREFIX + name for name in view.routes)
+    routes = (ROUTE_PREFIX + name for name in view.routes)
+    return frozenset((*models, *agents, *routes, *(WORKFLOW_PREFIX + name for name in view.workflows)))
 
 
 UNKNOWN_TARGET = "unknown"
@@ -243,7 +247,7 @@ class KnownNames:
 
 
 def models_behind(view: FleetView, name: str) -> list[ModelView]:
-    """Returns the models that may answer for a target: of an agent, of a route, of a pool."""
+    """Returns the models that may answer for a target: of an agent, of a route, of a workflow, of a pool."""
     agent_name = agent_name_of(name)
     if agent_name is not None:
         agent = view.agents.get(agent_name)
@@ -252,4 +256,7 @@ def models_behind(view: FleetView, name: str) -> list[ModelView]:
         route = view.routes.get(name.removeprefix(ROUTE_PREFIX))
         candidates = () if route is None else route.manifest.candidates
         return [model for candidate in candidates for model in view.pool_members(candidate)]
+    if name.startswith(WORKFLOW_PREFIX):
+        workflow = view.workflows.get(name.removeprefix(WORKFLOW_PREFIX))
+        return [] if workflow is None else view.pool_members(workflow.manifest.model)
     return view.pool_members(name)

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from weft.api.common.v1 import agent_behaviour_pb2, receipt_pb2, usage_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, receipt_pb2, usage_pb2, workflow_pb2
 from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
 from weft.dispatch.agents import agent_name_of, known_names, require_chat, resolve, usable_names
 from weft.dispatch.call import Call, RequestDispatcher
@@ -25,6 +25,7 @@ from weft.dispatch.placement import Decision, Grant, PlacementPort, PlacementReq
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import RequestContext, RequestTrace, log_receipt
+from weft.dispatch.workflows import require_images, resolve_workflow, workflow_name_of
 from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
@@ -133,6 +134,7 @@ class _RequestRun(Generic[T]):
         self.context = call.context
         self.payload: Any = call.payload
         self.behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
+        self.workflow: workflow_pb2.Workflow | None = None
         self.trace = RequestTrace(call.context, deps.clock.monotonic())
         self.cancelled: WeftError | None = None
         """The error of its cancellation; None: it was not cancelled while it ran."""
@@ -142,8 +144,9 @@ class _RequestRun(Generic[T]):
         """See `Call.chunks`. Leaving the iterator (aclose, cancel) cancels the runner's work."""
         call, waiting = self.call, self.call.spec.waiting
         try:
-            await self._until_agents_are_known()
+            await self._until_names_are_known()
             self._resolve_agent()
+            self._resolve_workflow()
             async with self._place() as placement:
                 try:
                     while call.receipt is None:
@@ -193,9 +196,9 @@ class _RequestRun(Generic[T]):
             self.cancelled = error
             attempt.cancel()
 
-    async def _until_agents_are_known(self) -> None:
-        """Wait for the first snapshot of the mesh: a process that has just started knows no agent yet."""
-        if agent_name_of(self.context.model) is None:
+    async def _until_names_are_known(self) -> None:
+        """Wait for the first snapshot of the mesh: a process that has just started knows no agent or workflow yet."""
+        if agent_name_of(self.context.model) is None and workflow_name_of(self.context.model) is None:
             return
         clock, began = self.deps.clock, self.deps.clock.monotonic()
         limit, own = self.deps.steady.router_outage_limit_seconds, self._seconds_to_deadline()
@@ -213,6 +216,16 @@ class _RequestRun(Generic[T]):
             self.context = self.trace.context = found.context
             self.payload = found.payload
             self.behaviour = found.behaviour
+
+    def _resolve_workflow(self) -> None:
+        """Replaces the request for a workflow by one to its model, for every attempt."""
+        require_images(self.context)
+        if self.context.operation is not Operation.IMAGE:
+            return
+        found = resolve_workflow(self.deps.view(), self.context, self.payload)
+        if found is not None:
+            self.context = self.trace.context = found.context
+            self.workflow = found.workflow
 
     def _place(self) -> ReconnectingPlacement:
         context = self.context
@@ -358,6 +371,8 @@ class _Attempt:
             request.agent = run.context.agent
         if run.behaviour is not None:
             request.behaviour.CopyFrom(run.behaviour)
+        if run.workflow is not None:
+            request.workflow.CopyFrom(run.workflow)
         opens = channel.unary_stream if spec.streamed else channel.unary_unary
         method: Any = opens(
             rpc.path, request_serializer=rpc.request.SerializeToString, response_deserializer=rpc.response.FromString

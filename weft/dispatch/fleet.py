@@ -1,4 +1,4 @@
-"""The read model of the mesh: every runner, model, agent, route and alias, from the registry's Watch."""
+"""The read model of the mesh: every runner, model, agent, route, alias and workflow, from the registry's Watch."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +20,7 @@ from weft.api.registry.v1 import (
     runner_pb2,
     settings_pb2,
     wake_pb2,
+    workflow_pb2,
 )
 from weft.kernel.abilities import Abilities, reported_over, skills_of
 from weft.kernel.clock import Clock
@@ -107,7 +108,7 @@ class FleetSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """Everything, at one revision. Agents, routes and settings are messages that are never changed."""
+    """Everything, at one revision. Agents, routes, workflows and settings are messages that are never changed."""
 
     revision: int = 0
     runners: Mapping[str, RunnerView] = field(default_factory=dict)
@@ -117,6 +118,7 @@ class FleetView:
     settings: settings_pb2.MeshSettings = field(default_factory=settings_pb2.MeshSettings)
     """Nothing is allowed until the registry has said so."""
     aliases: Mapping[str, alias_pb2.Alias] = field(default_factory=dict)
+    workflows: Mapping[str, workflow_pb2.RegisteredWorkflow] = field(default_factory=dict)
 
     def pool_members(self, model_or_pool: str) -> list[ModelView]:
         """Returns the models that answer for a name: of the pool, or of the model's pool.
@@ -162,6 +164,7 @@ def apply_watch(view: FleetView, response: registry_service_pb2.WatchResponse) -
             MappingProxyType({route.manifest.name: _kept(route) for route in response.snapshot.routes}),
             _kept(response.snapshot.settings),
             MappingProxyType({alias.manifest.name: _kept(alias) for alias in response.snapshot.aliases}),
+            MappingProxyType({each.manifest.name: _kept(each) for each in response.snapshot.workflows}),
         )
     return replace(view, revision=response.revision, **_changed(view, response.change))
 
@@ -182,9 +185,11 @@ def _changed(view: FleetView, change: registry_service_pb2.Change) -> dict[str, 
             changed = {"aliases": _with(view.aliases, change.alias.manifest.name, _kept(change.alias))}
         case "deleted_alias":
             changed = {"aliases": _without(view.aliases, change.deleted_alias)}
+        case "workflow":
+            changed = {"workflows": _with(view.workflows, change.workflow.manifest.name, _kept(change.workflow))}
         case "settings":
             changed = {"settings": _kept(change.settings)}
-        case "deleted_runner" | "deleted_model" | "deleted_agent" | "deleted_route" as kind:
+        case "deleted_runner" | "deleted_model" | "deleted_agent" | "deleted_route" | "deleted_workflow" as kind:
             part = f"{kind.removeprefix('deleted_')}s"
             changed = {part: _without(getattr(view, part), getattr(change, kind))}
     return changed

@@ -3,6 +3,7 @@
 Each is a small function in a table by the message's full name: commands that show one kind import no other messages.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weft.kernel.field_rules import enum_words
+from weft.kernel.field_rules import RuleError, enum_words
 
 if TYPE_CHECKING:
     from weft.api.operations.v1 import operation_pb2
@@ -152,8 +153,41 @@ _LOAD_OPTIONS = Computed(
         "parameters": _PARAMETERS,
     },
 )
+_GRAPH = {
+    "type": "object",
+    "minProperties": 1,
+    "description": 'The graph, as ComfyUI\'s "Export (API)" writes it: an object from the id of each node to its '
+    "class and inputs. Documents that are read may have it as a text. At most 256 KiB and 512 nodes.",
+}
+_DEFAULT = {
+    "type": ["string", "number"],
+    "description": "Its value where a request has none. Absent: the value in the graph.",
+}
+
+
+def _workflow(_: Any, document: dict[str, Any]) -> None:
+    document["graph"] = _from_json(document["graph"])
+
+
+def _workflow_input(_: Any, document: dict[str, Any]) -> None:
+    if "default" in document:
+        document["default"] = _from_json(document["default"])
+
+
+def _from_json(text: str) -> Any:
+    """Returns the value of a JSON text; the text itself where it is none, so that what is wrong can be seen."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
 COMPUTED: Mapping[str, Computed] = MappingProxyType(
     {
+        "weft.api.common.v1.Workflow": Computed(_workflow, {"graph": _GRAPH}),
+        # The graph is written with the message that stands inline in it.
+        "weft.api.registry.v1.WorkflowManifest": Computed(_as_it_is, {"graph": _GRAPH}),
+        "weft.api.common.v1.WorkflowInput": Computed(_workflow_input, {"default": _DEFAULT}),
         # Its state depends on the time, so `key_state` is added by the caller.
         "weft.api.registry.v1.Key": Computed(_as_it_is, {"state": _KEY_STATE}, required=("state",)),
         # As narrow as `operation_actions.LoadSettings`: the registry takes more from those who call it themselves.
@@ -200,7 +234,33 @@ def _read_load_options(document: Mapping[Any, Any]) -> Mapping[Any, Any]:
     return rest | {"parameters": parameters if context is None else {CONTEXT_TOKENS: context} | parameters}
 
 
+def _read_workflow(document: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Returns the document with its graph as a text, which messages have."""
+    graph = document.get("graph")
+    return {**document, "graph": _as_json(graph)} if isinstance(graph, dict) else document
+
+
+def _read_workflow_input(document: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Returns the document with its default as a text of JSON."""
+    return {**document, "default": _as_json(document["default"])} if "default" in document else document
+
+
+def _as_json(value: Any) -> str:
+    """Returns a value of a document as JSON; empty for null. Raises RuleError for what JSON has not."""
+    if value is None:
+        return ""
+    try:
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise RuleError("holds something that is not JSON") from None
+
+
 READ_AS: Mapping[str, Callable[[Mapping[Any, Any]], Mapping[Any, Any]]] = MappingProxyType(
-    {"weft.api.registry.v1.ProfileLoadSettings": _read_load_options}
+    {
+        "weft.api.registry.v1.ProfileLoadSettings": _read_load_options,
+        "weft.api.common.v1.Workflow": _read_workflow,
+        "weft.api.registry.v1.WorkflowManifest": _read_workflow,
+        "weft.api.common.v1.WorkflowInput": _read_workflow_input,
+    }
 )
 """What becomes of a document before it is read, by the full name of the message: the way back of `COMPUTED`."""

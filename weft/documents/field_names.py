@@ -12,7 +12,9 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import DOCUMENT_TYPES
 from weft.kernel.field_rules import MapKey, path_text
 
-_DECLARED = re.compile(r"^declarations\[(\d+)\](?:\.(model|agent|runner|pool|route|alias|profile)(?=[.\[]|$))?\.?")
+_DECLARED = re.compile(
+    r"^declarations\[(\d+)\](?:\.(model|agent|runner|pool|route|alias|profile|workflow)(?=[.\[]|$))?\.?"
+)
 _STEP = re.compile(r"\[(\d+)\]|\[([^\]]*)\]|([^.\[]+)")
 
 

@@ -13,6 +13,7 @@ from weft.api.registry.v1 import (
     registry_service_pb2,
     route_pb2,
     runner_pb2,
+    workflow_pb2,
 )
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, instance_of, model_document, observed_document, pool_document
@@ -31,6 +32,7 @@ class MeshState:
     routes: dict[str, route_pb2.Route] = field(default_factory=dict)
     aliases: dict[str, alias_pb2.Alias] = field(default_factory=dict)
     profiles: dict[str, profile_pb2.Profile] = field(default_factory=dict)
+    workflows: dict[str, workflow_pb2.RegisteredWorkflow] = field(default_factory=dict)
     _of_pool: dict[str, set[str]] = field(default_factory=dict)
     """Names of the models of each pool."""
     _of_runner: dict[str, set[str]] = field(default_factory=dict)
@@ -53,6 +55,7 @@ class MeshState:
         yield from ((ResourceKind.ROUTE, name) for name in self.routes)
         yield from ((ResourceKind.ALIAS, name) for name in self.aliases)
         yield from ((ResourceKind.PROFILE, name) for name in self.profiles)
+        yield from ((ResourceKind.WORKFLOW, name) for name in self.workflows)
 
     def __contains__(self, key: Key) -> bool:
         """Whether there is a resource of this kind and name."""
@@ -102,6 +105,7 @@ class MeshState:
         self.routes = {route.manifest.name: route for route in snapshot.routes}
         self.aliases = {alias.manifest.name: alias for alias in snapshot.aliases}
         self.profiles = {profile.manifest.name: profile for profile in snapshot.profiles}
+        self.workflows = {workflow.manifest.name: workflow for workflow in snapshot.workflows}
         self.models, self._of_pool, self._of_runner = {}, {}, {}
         for model in snapshot.models:
             self._put(model)
@@ -121,11 +125,11 @@ class MeshState:
                 self._put(change.model)
             case "deleted_model":
                 yield from _model_keys(change.deleted_model, self._drop(change.deleted_model))
-            case "agent" | "route" | "alias" | "profile" as kind:
+            case "agent" | "route" | "alias" | "profile" | "workflow" as kind:
                 message = getattr(change, kind)
                 self._named(ResourceKind(kind))[message.manifest.name] = message
                 yield ResourceKind(kind), message.manifest.name
-            case "deleted_agent" | "deleted_route" | "deleted_alias" | "deleted_profile" as gone:
+            case "deleted_agent" | "deleted_route" | "deleted_alias" | "deleted_profile" | "deleted_workflow" as gone:
                 name = getattr(change, gone)
                 self._named(ResourceKind(gone.removeprefix("deleted_"))).pop(name, None)
                 yield ResourceKind(gone.removeprefix("deleted_")), name
@@ -138,6 +142,7 @@ class MeshState:
             ResourceKind.ROUTE: self.routes,
             ResourceKind.ALIAS: self.aliases,
             ResourceKind.PROFILE: self.profiles,
+            ResourceKind.WORKFLOW: self.workflows,
         }
         return named[kind]
 

@@ -18,6 +18,7 @@ class ResourceKind(StrEnum):
     ROUTE = "route"
     ALIAS = "alias"
     PROFILE = "profile"
+    WORKFLOW = "workflow"
 
     @property
     def plural(self) -> str:

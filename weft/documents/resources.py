@@ -21,6 +21,7 @@ from weft.api.registry.v1.pool_pb2 import Pool
 from weft.api.registry.v1.profile_pb2 import Profile, ProfileManifest
 from weft.api.registry.v1.route_pb2 import Route, RouteManifest
 from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
+from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
 from weft.documents.codec import document_of, without_defaults, word_of
 from weft.documents.conditions import (
     Condition,
@@ -220,8 +221,25 @@ class ProfileDocument(Document[ProfileManifest, Profile]):
 
 MEMBER_FIELDS = ("kind", "state", "runner")
 """Fields of a model that the document of its pool has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowDocument(Document[WorkflowManifest, RegisteredWorkflow]):
+    """A workflow of ComfyUI over a model or a pool."""
+
+    kind = ResourceKind.WORKFLOW
+    declared_type = WorkflowManifest
+
+
 AnyDocument = (
-    ModelDocument | AgentDocument | RunnerDocument | PoolDocument | RouteDocument | AliasDocument | ProfileDocument
+    ModelDocument
+    | AgentDocument
+    | RunnerDocument
+    | PoolDocument
+    | RouteDocument
+    | AliasDocument
+    | ProfileDocument
+    | WorkflowDocument
 )
 DOCUMENT_TYPES: Mapping[ResourceKind, type[AnyDocument]] = MappingProxyType(
     {
@@ -232,6 +250,7 @@ DOCUMENT_TYPES: Mapping[ResourceKind, type[AnyDocument]] = MappingProxyType(
         ResourceKind.ROUTE: RouteDocument,
         ResourceKind.ALIAS: AliasDocument,
         ResourceKind.PROFILE: ProfileDocument,
+        ResourceKind.WORKFLOW: WorkflowDocument,
     }
 )
 
@@ -285,6 +304,11 @@ def profile_document(profile: Profile) -> ProfileDocument:
     return ProfileDocument(declared=profile.manifest, observed=profile)
 
 
+def workflow_document(workflow: RegisteredWorkflow) -> WorkflowDocument:
+    """Returns a workflow."""
+    return WorkflowDocument(declared=workflow.manifest, observed=workflow)
+
+
 _OBSERVED: Mapping[ResourceKind, Callable[[Any], AnyDocument]] = MappingProxyType(
     {
         ResourceKind.MODEL: model_document,
@@ -294,12 +318,13 @@ _OBSERVED: Mapping[ResourceKind, Callable[[Any], AnyDocument]] = MappingProxyTyp
         ResourceKind.ROUTE: route_document,
         ResourceKind.ALIAS: alias_document,
         ResourceKind.PROFILE: profile_document,
+        ResourceKind.WORKFLOW: workflow_document,
     }
 )
 
 
 def observed_document(
-    kind: ResourceKind, message: Model | Agent | Runner | Pool | Route | Alias | Profile
+    kind: ResourceKind, message: Model | Agent | Runner | Pool | Route | Alias | Profile | RegisteredWorkflow
 ) -> AnyDocument:
     """Returns a resource as the registry knows it; a model is without its state on its runner."""
     return _OBSERVED[kind](message)

@@ -16,9 +16,9 @@ from weft.kernel.principal import EDIT_MODELS, OPERATE, USE_MODELS, VIEW_MODELS,
 def require_declarable(principal: Principal, declarations: Iterable[Declaration]) -> None:
     """Raises PERMISSION_DENIED for the first name that the caller may not edit, or not point to.
 
-    The pool of a model is a name that it is about: its members answer for each other. An agent, a route or an alias
-    may point to what its caller may edit or use, since whoever may use it reaches that. A profile needs the scope for
-    everything.
+    The pool of a model is a name that it is about: its members answer for each other. An agent, a route, an alias or a
+    workflow may point to what its caller may edit or use, since whoever may use it reaches that. A profile needs the
+    scope for everything.
     """
     if principal.may(EDIT_MODELS):
         return
@@ -57,6 +57,8 @@ def _declared_names(declaration: Declaration) -> Iterator[str]:
             yield declaration.agent.name
         case "route":
             yield declaration.route.name
+        case "workflow":
+            yield declaration.workflow.name
         case "alias":
             yield declaration.alias.name
             # An alias of other names would be another name than its caller may give.
@@ -71,6 +73,8 @@ def _targets(declaration: Declaration) -> Iterator[str]:
     if declaration.HasField("agent"):
         yield declaration.agent.pool or declaration.agent.model
     yield from declaration.route.candidates
+    if declaration.HasField("workflow"):
+        yield declaration.workflow.model
     if declaration.HasField("alias"):
         yield name_asked_for(declaration.alias.target)
 

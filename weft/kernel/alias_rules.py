@@ -7,6 +7,7 @@ from weft.kernel.names import (
     MAX_NAME_CHARS,
     MAX_TENANT_CHARS,
     ROUTE_PREFIX,
+    WORKFLOW_PREFIX,
     is_name,
     is_resource_id,
     is_token,
@@ -14,7 +15,7 @@ from weft.kernel.names import (
 
 ANY = "*"
 """Ends a pattern that stands for every name that begins so."""
-PREFIXES = (AGENT_PREFIX, ROUTE_PREFIX)
+PREFIXES = (AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX)
 
 
 def check_alias(name: str, pattern: str, target: str, tenant: str, field: str = "") -> None:
@@ -24,7 +25,9 @@ def check_alias(name: str, pattern: str, target: str, tenant: str, field: str = 
     _check_pattern(pattern, f"{within}pattern")
     prefix = next((prefix for prefix in PREFIXES if target.startswith(prefix)), "")
     if not is_name(target.removeprefix(prefix)):
-        raise invalid_field(f"{within}target", "must be a model or a pool by name, agent/NAME or route/NAME")
+        raise invalid_field(
+            f"{within}target", "must be a model or a pool by name, agent/NAME, route/NAME or workflow/NAME"
+        )
     if target == pattern:
         raise invalid_field(f"{within}target", "must be another name than the alias stands for")
     if tenant and not is_token(tenant, MAX_TENANT_CHARS):

@@ -8,11 +8,12 @@ from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.names import MAX_NAME_CHARS, closest_names, did_you_mean
 from weft.kernel.reasons import Reason
 
-TARGET = "model, pool, agent or route"
+TARGET = "model, pool, agent, route or workflow"
 """What a request can name: all kinds share one namespace."""
 MODEL, POOL, AGENT, ROUTE, RUNNER, SECRET = "model", "pool", "agent", "route", "runner", "secret"
+WORKFLOW = "workflow"
 MODEL_OR_POOL = "model or pool"
-RESOURCE = "model, agent, runner, pool, route, alias or profile"
+RESOURCE = "model, agent, runner, pool, route, alias, profile or workflow"
 """What `weft get NAME` can name."""
 LOGGED = "model, runner or service"
 """What `weft logs NAME` can name."""
@@ -29,6 +30,7 @@ _LISTED: Mapping[str, str] = MappingProxyType(
     {
         AGENT: "`weft get agents` (GET /v1/models)",
         ROUTE: "`weft get routes` (GET /v1/models)",
+        WORKFLOW: "`weft get workflows` (GET /v1/models)",
         POOL: "`weft get pools` (GET /v1/models)",
         RUNNER: "`weft get runners` (GET /api/v1/runners)",
         RESOURCE: "`weft get all`",
@@ -36,7 +38,7 @@ _LISTED: Mapping[str, str] = MappingProxyType(
         SECRET: "`weft get secrets` (GET /v1/admin/secrets)",
     }
 )
-_PREFIXED_KINDS = (AGENT, ROUTE)
+_PREFIXED_KINDS = (AGENT, ROUTE, WORKFLOW)
 """Kinds with a prefix in the model of a request, as `agent/NAME`."""
 
 
@@ -54,7 +56,7 @@ def unknown_name(kind: str, name: str, names: Iterable[str] = (), *, field: str 
 def unknown_target(target: str, names: Iterable[str] = (), *, field: str = "model") -> WeftError:
     """Returns the error for the model of a request that names nothing, MODEL_NOT_FOUND; see `unknown_name`.
 
-    After the prefix of an agent or a route only those are close. `names` have these prefixes too.
+    After the prefix of an agent, a route or a workflow only those are close. `names` have these prefixes too.
     """
     kind, name = kind_and_name(target)
     error = unknown_name(kind, name, field=field)
@@ -71,7 +73,7 @@ def unknown_field_target(target: str, names: Iterable[str], field: str, note: st
 
 
 def kind_and_name(target: str) -> tuple[str, str]:
-    """Returns the kind and the bare name of the model of a request: an agent or a route by its prefix, else TARGET."""
+    """Returns the kind and the bare name of the model of a request: as its prefix says, else TARGET."""
     for kind in _PREFIXED_KINDS:
         if target.startswith(f"{kind}/"):
             return kind, target.removeprefix(f"{kind}/")

@@ -202,6 +202,22 @@ EVENTS = Listing(
 )
 
 
+_WORKFLOW = (
+    Column("NAME", "{name}"),
+    Column("STATUS", "{state}"),
+    Column("MODEL", "{declared.model}"),
+    Column("INPUTS", lambda workflow: ",".join(each.name for each in workflow.declared.workflow.inputs)),
+    Column("DESCRIPTION", "{declared.description:short}"),
+)
+_WORKFLOW_WIDE = (
+    *_WORKFLOW[:-1],
+    Column("OUTPUTS", lambda workflow: ",".join(workflow.declared.workflow.outputs)),
+    Column("BYTES", lambda workflow: str(len(workflow.declared.workflow.graph.encode()))),
+    Column("AGE", "[{observed.create_time:age}]", ticks=True),
+    Column("DESCRIPTION", "{declared.description}"),
+)
+
+
 _EMPTY: Mapping[ResourceKind, str] = {
     ResourceKind.MODEL: "there are no models yet; weft load hf:OWNER/REPO adds one",
     ResourceKind.AGENT: "there are no agents; weft apply -f FILE declares them",
@@ -209,6 +225,7 @@ _EMPTY: Mapping[ResourceKind, str] = {
     ResourceKind.POOL: "there are no pools; they follow from models, and there are none yet",
     ResourceKind.ROUTE: "there are no routes; weft apply -f FILE declares them",
     ResourceKind.ALIAS: "there are no aliases; weft apply -f FILE declares them",
+    ResourceKind.WORKFLOW: "there are no workflows; weft apply -f FILE declares them",
     ResourceKind.PROFILE: "there are no profiles; weft profile save NAME makes one of what is now",
 }
 NOTHING = f"the mesh is empty: {_EMPTY[ResourceKind.MODEL]}"
@@ -237,6 +254,7 @@ RESOURCES: Mapping[ResourceKind, Listing] = {
         (ResourceKind.ROUTE, _ROUTE, _ROUTE_WIDE),
         (ResourceKind.ALIAS, _ALIAS, _ALIAS_WIDE),
         (ResourceKind.PROFILE, _PROFILE, _PROFILE_WIDE),
+        (ResourceKind.WORKFLOW, _WORKFLOW, _WORKFLOW_WIDE),
     )
 }
 

@@ -26,6 +26,7 @@ REMEMBERED = ("clients", REQUESTS, TASKS)
 """Plurals of what a router stores; their names are not completed, since they change constantly."""
 AGENT_PREFIX = "agent/"
 ROUTE_PREFIX = "route/"
+WORKFLOW_PREFIX = "workflow/"
 
 
 def complete_kind(incomplete: str) -> list[str]:
@@ -116,8 +117,12 @@ def complete_logged(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_chat_target(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes names of models, pools, agents, routes and aliases."""
-    for prefix, kind in ((AGENT_PREFIX, ResourceKind.AGENT), (ROUTE_PREFIX, ResourceKind.ROUTE)):
+    """Completes names of models, pools, agents, routes, workflows and aliases."""
+    for prefix, kind in (
+        (AGENT_PREFIX, ResourceKind.AGENT),
+        (ROUTE_PREFIX, ResourceKind.ROUTE),
+        (WORKFLOW_PREFIX, ResourceKind.WORKFLOW),
+    ):
         if incomplete.startswith(prefix):
             return _offer((f"{prefix}{name}" for name in _names(ctx, kind)), incomplete)
     kinds = (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT, ResourceKind.ALIAS)

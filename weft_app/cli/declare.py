@@ -274,7 +274,7 @@ def _targets(words: list[str], files: list[Path]) -> list[Target]:
 
 
 _DELETED_FIRST: Mapping[ResourceKind, int] = MappingProxyType(
-    {ResourceKind.ALIAS: 0, ResourceKind.AGENT: 1, ResourceKind.ROUTE: 1}
+    {ResourceKind.ALIAS: 0, ResourceKind.AGENT: 1, ResourceKind.ROUTE: 1, ResourceKind.WORKFLOW: 1}
 )
 """The order in which kinds are deleted; others come last."""
 

@@ -18,7 +18,7 @@ from weft.documents.resources import (
     RunnerDocument,
 )
 from weft.kernel.errors import WeftError
-from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX
+from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
 from weft_app.cli.completion import complete_described
 from weft_app.cli.description import Facts, Rung, description, facts_document
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
@@ -36,7 +36,7 @@ def describe(
         list[str],
         typer.Argument(
             metavar="[KIND] NAME",
-            help="A model, agent, runner, pool, route, alias or profile: KIND NAME, KIND/NAME or NAME; or task, id.",
+            help="A model, agent, runner, pool, route, alias, profile or workflow: KIND NAME, KIND/NAME or NAME.",
             autocompletion=complete_described,
         ),
     ],
@@ -111,7 +111,13 @@ def _routes(registry: Registry, document: AnyDocument, pool: PoolDocument | None
 
 
 _REQUESTED_AS: Mapping[ResourceKind, str] = MappingProxyType(
-    {ResourceKind.MODEL: "", ResourceKind.POOL: "", ResourceKind.AGENT: AGENT_PREFIX, ResourceKind.ROUTE: ROUTE_PREFIX}
+    {
+        ResourceKind.MODEL: "",
+        ResourceKind.POOL: "",
+        ResourceKind.AGENT: AGENT_PREFIX,
+        ResourceKind.ROUTE: ROUTE_PREFIX,
+        ResourceKind.WORKFLOW: WORKFLOW_PREFIX,
+    }
 )
 """What begins the name of a kind where a request asks for it."""
 

@@ -10,6 +10,7 @@ from google.protobuf import duration_pb2
 from google.protobuf.json_format import MessageToDict
 
 from weft.api.common.v1 import error_reason_pb2
+from weft.api.common.v1.workflow_pb2 import WorkflowInput
 from weft.api.registry.v1.event_pb2 import Event
 from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
 from weft.api.runner.v1 import runner_service_pb2 as pb
@@ -26,6 +27,7 @@ from weft.documents.resources import (
     ProfileDocument,
     RouteDocument,
     RunnerDocument,
+    WorkflowDocument,
     declared_document,
     plain,
 )
@@ -328,6 +330,30 @@ _PROFILE = (
 )
 
 
+_WORKFLOW = (
+    Column("Kind", lambda _: "workflow"),
+    Column("Status", "{state}"),
+    Column("Asked for as", lambda workflow: f"workflow/{workflow.name}"),
+    Column("Model", "{declared.model}"),
+    Column("Description", "[{declared.description}|-]"),
+    Column("Outputs", lambda workflow: ", ".join(workflow.declared.workflow.outputs)),
+    Column("Graph", lambda workflow: f"{len(workflow.declared.workflow.graph.encode())} bytes"),
+    _CREATED,
+)
+
+
+def _input(each: WorkflowInput) -> str:
+    """Returns the line of an input of a workflow."""
+    parts = [each.name, word_of(each, "type"), f"from {word_of(each, 'source')}", f"node {each.node}.{each.input}"]
+    if each.required:
+        parts.append("required")
+    if each.default:
+        parts.append(f"default {each.default}")
+    if each.choices:
+        parts.append(f"one of {', '.join(each.choices)}")
+    return ", ".join(parts)
+
+
 def _labels_of(profile: ProfileDocument) -> list[str]:
     """Returns what a profile declares, as KIND/NAME."""
     documents = (declared_document(each) for each in declarations_of(profile.declared))
@@ -353,6 +379,7 @@ _PAGES: Mapping[ResourceKind, Sequence[Column]] = {
     ResourceKind.ROUTE: _ROUTE,
     ResourceKind.ALIAS: _ALIAS,
     ResourceKind.PROFILE: _PROFILE,
+    ResourceKind.WORKFLOW: _WORKFLOW,
     ResourceKind.RUNNER: _RUNNER,
     ResourceKind.POOL: _POOL,
 }
@@ -426,6 +453,8 @@ def _lines(facts: Facts) -> Iterator[str]:
             yield from block("Instances", _instances(runner, facts.runner))
         case AgentDocument() if document.declared.system_prompt:
             yield from block("System prompt", map(safe_text, document.declared.system_prompt.split("\n")))
+    if isinstance(document, WorkflowDocument):
+        yield from block("Inputs", map(safe_text, map(_input, document.declared.workflow.inputs)))
     if isinstance(document, ProfileDocument) and document.observed is not None:
         yield from block("Not as it says", map(safe_text, document.observed.changes))
     yield from block("Agents", map(_user, facts.agents))

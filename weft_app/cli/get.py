@@ -228,7 +228,7 @@ ResourcesArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="KIND [NAME...]",
-        help="models, agents, runners, pools, routes, aliases or profiles, and names; or KIND/NAME...; "
+        help="models, agents, runners, pools, routes, aliases, profiles or workflows, and names; or KIND/NAME...; "
         "also task and an id",
         autocompletion=complete_with_tasks,
     ),
@@ -237,8 +237,8 @@ ShownArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="KIND [NAME...]",
-        help="models, agents, runners, pools, routes, aliases, profiles or all, and names; or KIND/NAME..., or NAME; "
-        "requests, clients, tasks, secrets, leases",
+        help="models, agents, runners, pools, routes, aliases, profiles, workflows or all, and names; or KIND/NAME..., "
+        "or NAME; requests, clients, tasks, secrets, leases",
         autocompletion=complete_shown,
     ),
 ]

@@ -2,9 +2,11 @@
 
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
@@ -28,7 +30,7 @@ RETRY_PAUSE_SECONDS = 0.2
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
-_WITHOUT_STATUS = frozenset({ResourceKind.POOL, ResourceKind.ALIAS})
+_WITHOUT_STATUS = frozenset({ResourceKind.POOL, ResourceKind.ALIAS, ResourceKind.WORKFLOW})
 _STATES = frozenset({"active", "inactive", "hibernating"})
 _BREAKS = AWAY | {Reason.WATCH_LAGGED}
 
@@ -92,6 +94,21 @@ def wait(
     say(f"{target}: {wanted}\n")
 
 
+_NO_STATUS_OF_ALIAS = "an alias has no status; wait for exists or delete, or for its target"
+_NO_STATUS_OF_WORKFLOW = "a workflow has no status here; wait for its model, or for exists or delete"
+_UNKNOWN: Mapping[tuple[str, ResourceKind], str] = MappingProxyType(
+    {
+        ("status", ResourceKind.POOL): "a pool has no status; wait for condition=Ready",
+        ("status", ResourceKind.ALIAS): _NO_STATUS_OF_ALIAS,
+        ("condition", ResourceKind.ALIAS): _NO_STATUS_OF_ALIAS,
+        ("status", ResourceKind.WORKFLOW): _NO_STATUS_OF_WORKFLOW,
+        ("condition", ResourceKind.WORKFLOW): _NO_STATUS_OF_WORKFLOW,
+        ("condition", ResourceKind.PROFILE): "a profile has no conditions; wait for status=active, exists or delete",
+    }
+)
+"""What cannot be waited for, and what to wait for instead."""
+
+
 def parse_expectation(text: str, kind: ResourceKind) -> Expectation:
     """Parses `--for`. Raises INVALID_ARGUMENT."""
     what, _, rest = text.partition("=")
@@ -102,12 +119,8 @@ def parse_expectation(text: str, kind: ResourceKind) -> Expectation:
             return Expectation(what=What.DELETE)
         case "status" if rest.lower() in _STATES and kind not in _WITHOUT_STATUS:
             return Expectation(what=What.STATUS, value=rest.lower())
-        case "status" if kind is ResourceKind.POOL:
-            raise invalid_field("--for", "a pool has no status; wait for condition=Ready")
-        case "status" | "condition" if kind is ResourceKind.ALIAS:
-            raise invalid_field("--for", "an alias has no status; wait for exists or delete, or for its target")
-        case "condition" if kind is ResourceKind.PROFILE:
-            raise invalid_field("--for", "a profile has no conditions; wait for status=active, exists or delete")
+        case "status" | "condition" if (what.lower(), kind) in _UNKNOWN:
+            raise invalid_field("--for", _UNKNOWN[what.lower(), kind])
         case "condition" if rest:
             name, _, value = rest.partition("=")
             return _condition(name.lower(), (value or "true").lower(), kind)
@@ -143,6 +156,7 @@ def _condition_types(kind: ResourceKind) -> tuple[str, ...]:
         ResourceKind.ROUTE: ("Ready",),
         ResourceKind.ALIAS: (),
         ResourceKind.PROFILE: (),
+        ResourceKind.WORKFLOW: (),
     }[kind]
 
 

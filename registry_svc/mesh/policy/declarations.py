@@ -82,10 +82,21 @@ def require_alias_target(alias: str, target: str, *, is_known: bool) -> None:
     if not is_known:
         raise WeftError(
             Reason.MODEL_NOT_FOUND,
-            f"the alias {alias!r} leads to {target!r}, which is no model, pool, agent or route that is known or in "
-            "this call; name one that exists (an agent as agent/NAME, a route as route/NAME, never another alias), or "
-            "send it along",
+            f"the alias {alias!r} leads to {target!r}, which is no model, pool, agent, route or workflow that is known "
+            "or in this call; name one that exists (an agent as agent/NAME, a route as route/NAME, a workflow as "
+            "workflow/NAME, never another alias), or send it along",
             metadata={"alias": alias, "target": target},
+        )
+
+
+def require_workflow_model(workflow: str, model: str, *, is_known: bool) -> None:
+    """Raise MODEL_NOT_FOUND when a workflow would be run by something that is not there."""
+    if not is_known:
+        raise WeftError(
+            Reason.MODEL_NOT_FOUND,
+            f"the workflow {workflow!r} is run by {model!r}, which is neither a model nor a pool that is known or in "
+            "this call; name one that exists, or send it along",
+            metadata={"workflow": workflow, "model": model},
         )
 
 
@@ -129,10 +140,16 @@ def decide_outcome(
 
 
 def in_use(
-    kind: Kind, name: str, agents: Collection[str], routes: Collection[str] = (), aliases: Collection[str] = ()
+    kind: Kind,
+    name: str,
+    agents: Collection[str],
+    routes: Collection[str] = (),
+    aliases: Collection[str] = (),
+    workflows: Collection[str] = (),
 ) -> WeftError:
-    """Return the refusal to delete a resource that others point to; `agents`, `routes` or `aliases` is not empty."""
-    users = {"agents": sorted(agents), "routes": sorted(routes), "aliases": sorted(aliases)}
+    """Return the refusal to delete a resource that others point to; one of the others is not empty."""
+    found = {"agents": agents, "routes": routes, "aliases": aliases, "workflows": workflows}
+    users = {user: sorted(names) for user, names in found.items()}
     listed = [f"{user}: {_listed(names)}" for user, names in users.items() if names]
     named = {user: ",".join(names[:MAX_LISTED_NAMES]) for user, names in users.items() if names}
     return WeftError(

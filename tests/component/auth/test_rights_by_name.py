@@ -317,7 +317,7 @@ def test_the_rpcs_for_which_a_limited_scope_suffices_are_these() -> None:
     assert found == {
         **{f"RegistryService/{name}": "models:view" for name in (
             "ListModels", "GetModel", "GetModelMembers", "ListPools", "GetPool", "ListAgents", "GetAgent", "ListRoutes",
-            "GetRoute", "ListAliases", "GetAlias",
+            "GetRoute", "ListAliases", "GetAlias", "ListWorkflows", "GetWorkflow",
         )},
         "DeclarationService/Apply": "models:edit", "DeclarationService/Delete": "models:edit",
         **{f"InferenceService/{name}": "inference:create" for name in (

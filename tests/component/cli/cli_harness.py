@@ -159,6 +159,12 @@ class _Registry(registry_service_pb2_grpc.RegistryServiceServicer):
     def ListAliases(self, request: Any, context: Any) -> Any:  # noqa: N802
         return pb.ListAliasesResponse(aliases=self._mesh.state.aliases.values())
 
+    def ListWorkflows(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.ListWorkflowsResponse(workflows=self._mesh.state.workflows.values())
+
+    def GetWorkflow(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.GetWorkflowResponse(workflow=self._one(self._mesh.state.workflows, request.name, context, "workflow"))
+
     def ListProfiles(self, request: Any, context: Any) -> Any:  # noqa: N802
         return pb.ListProfilesResponse(profiles=self._mesh.state.profiles.values())
 

@@ -259,7 +259,7 @@ def test_words_of_others_cannot_steer_a_terminal(mesh: ScriptedMesh) -> None:
         (
             ("get", "widgets"),
             3,
-            "there is no model, agent, runner, pool, route, alias or profile widgets; there are big, coder, ",
+            "there is no model, agent, runner, pool, route, alias, profile or workflow widgets; there are big, coder, ",
         ),
         (("describe", "codre"), 3, "did you mean coder"),
         (("get", "model", "qwem"), 3, "did you mean qwen"),

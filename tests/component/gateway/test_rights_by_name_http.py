@@ -264,7 +264,7 @@ def test_the_endpoints_for_which_a_limited_scope_suffices_are_these() -> None:
         )
     }
     reads = {("GET", f"/v1/models{rest}") for rest in ("", "/{model}", "/agent/{agent}", "/route/{route}")}
-    kinds = ("models", "agents", "pools", "routes", "aliases")
+    kinds = ("models", "agents", "pools", "routes", "aliases", "workflows")
     reads |= {("GET", f"/api/v1/{kind}{rest}") for kind in kinds for rest in ("", "/{name}")}
     edits = {(method, f"/api/v1/{kind}/{{name}}") for method in ("PUT", "DELETE") for kind in kinds if kind != "pools"}
     admin = {("POST", f"/v1/admin/{path}") for path in ("models/{name}/load", "models/{name}/unload", "cache/flush")}

@@ -13,6 +13,7 @@ from weft.api.registry.v1.model_pb2 import Model
 from weft.api.registry.v1.profile_pb2 import Profile
 from weft.api.registry.v1.route_pb2 import Route
 from weft.api.registry.v1.settings_pb2 import MeshSettings
+from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -64,10 +65,11 @@ class GatedStore:
         routes: Sequence[Route] = (),
         aliases: Sequence[Alias] = (),
         profiles: Sequence[Profile] = (),
+        workflows: Sequence[RegisteredWorkflow] = (),
         gone: DeclaredNames = NO_NAMES,
     ) -> None:
         await self._pass()
-        await self.inner.save_declarations(models, agents, routes, aliases, profiles, gone)
+        await self.inner.save_declarations(models, agents, routes, aliases, profiles, workflows, gone)
 
     async def delete_names(
         self,
@@ -76,9 +78,10 @@ class GatedStore:
         routes: Sequence[str] = (),
         aliases: Sequence[str] = (),
         profiles: Sequence[str] = (),
+        workflows: Sequence[str] = (),
     ) -> None:
         await self._pass()
-        await self.inner.delete_names(models, agents, routes, aliases, profiles)
+        await self.inner.delete_names(models, agents, routes, aliases, profiles, workflows)
 
     async def save_settings(self, settings: MeshSettings) -> None:
         await self._pass()

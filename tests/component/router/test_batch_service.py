@@ -554,7 +554,7 @@ async def test_a_line_for_an_unknown_model_is_refused_by_its_number_and_nothing_
         waits, misspelt = line("a"), line("b")
         waits.spec.wait_for_model = True
         words = await refused(Reason.MODEL_NOT_FOUND, service.batches.create(new_batch(), stream(waits, misspelt)))
-        assert words.startswith("lines[1].spec.model: there is no model, pool, agent or route qwen")
+        assert words.startswith("lines[1].spec.model: there is no model, pool, agent, route or workflow qwen")
         assert (await service.batches.create(new_batch(), stream(waits))).total_count == 1
     finally:
         await service.stop(1)

@@ -59,7 +59,10 @@ def test_a_misspelt_name_is_refused_with_those_that_are_close(name: str, close: 
 
 
 def test_a_name_like_no_other_is_named_and_cut_short() -> None:
-    assert unknown_target("zzz", ["qwen"]).message == "there is no model, pool, agent or route zzz; there is qwen"
+    assert (
+        unknown_target("zzz", ["qwen"]).message
+        == "there is no model, pool, agent, route or workflow zzz; there is qwen"
+    )
     assert len(unknown_target("x" * 5000, []).message) < 250
 
 

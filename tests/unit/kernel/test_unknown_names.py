@@ -81,10 +81,10 @@ def test_an_edge_puts_the_names_that_its_caller_may_see_in_place_of_the_others()
     error = unknown_field_target("secret-a", ["secret-alpha"], "lines[1].model", " (a note)")
     assert "secret-alpha" in error.message
     shown = among(error, ["team-secret-a"])
-    begin = "lines[1].model: there is no model, pool, agent or route secret-a; "
+    begin = "lines[1].model: there is no model, pool, agent, route or workflow secret-a; "
     assert shown.message == f"{begin}did you mean team-secret-a? (a note)"
     listed = among(shown, ["qwen"])
-    assert listed.message.endswith("agent or route secret-a; there is qwen (a note)")
+    assert listed.message.endswith("route or workflow secret-a; there is qwen (a note)")
     hidden = among(shown, [])
     assert "team-secret-a" not in hidden.message + str(hidden.metadata)
     other = WeftError(Reason.QUEUE_FULL, "the queue is full")

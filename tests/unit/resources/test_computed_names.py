@@ -3,6 +3,7 @@
 import pytest
 from google.protobuf import descriptor_pool
 
+import weft.api.common.v1.workflow_pb2
 import weft.api.operations.v1.operation_pb2
 import weft.api.registry.v1.key_service_pb2
 import weft.api.registry.v1.wake_pb2
@@ -11,6 +12,7 @@ import weft.api.runner.v1.load_pb2
 from weft.documents.computed import CHECKS, COMPUTED
 
 DEFINED_IN = (
+    weft.api.common.v1.workflow_pb2,
     weft.api.operations.v1.operation_pb2,
     weft.api.registry.v1.key_service_pb2,
     weft.api.registry.v1.wake_pb2,

@@ -17,6 +17,7 @@ import weft.api.registry.v1.model_pb2
 import weft.api.registry.v1.profile_pb2
 import weft.api.registry.v1.resource_kind_pb2
 import weft.api.registry.v1.route_pb2
+import weft.api.registry.v1.workflow_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -38,6 +39,7 @@ class Declaration(google.protobuf.message.Message):
     ROUTE_FIELD_NUMBER: builtins.int
     ALIAS_FIELD_NUMBER: builtins.int
     PROFILE_FIELD_NUMBER: builtins.int
+    WORKFLOW_FIELD_NUMBER: builtins.int
     @property
     def model(self) -> weft.api.registry.v1.model_pb2.ModelDeclaration:
         """A model."""
@@ -66,6 +68,10 @@ class Declaration(google.protobuf.message.Message):
     def profile(self) -> weft.api.registry.v1.profile_pb2.ProfileManifest:
         """A profile."""
 
+    @property
+    def workflow(self) -> weft.api.registry.v1.workflow_pb2.WorkflowManifest:
+        """A workflow."""
+
     def __init__(
         self,
         *,
@@ -76,10 +82,11 @@ class Declaration(google.protobuf.message.Message):
         route: weft.api.registry.v1.route_pb2.RouteManifest | None = ...,
         alias: weft.api.registry.v1.alias_pb2.AliasManifest | None = ...,
         profile: weft.api.registry.v1.profile_pb2.ProfileManifest | None = ...,
+        workflow: weft.api.registry.v1.workflow_pb2.WorkflowManifest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "model", b"model", "pool", b"pool", "profile", b"profile", "resource", b"resource", "route", b"route", "runner", b"runner"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "model", b"model", "pool", b"pool", "profile", b"profile", "resource", b"resource", "route", b"route", "runner", b"runner"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["resource", b"resource"]) -> typing.Literal["model", "agent", "runner", "pool", "route", "alias", "profile"] | None: ...
+    def HasField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "model", b"model", "pool", b"pool", "profile", b"profile", "resource", b"resource", "route", b"route", "runner", b"runner", "workflow", b"workflow"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "model", b"model", "pool", b"pool", "profile", b"profile", "resource", b"resource", "route", b"route", "runner", b"runner", "workflow", b"workflow"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["resource", b"resource"]) -> typing.Literal["model", "agent", "runner", "pool", "route", "alias", "profile", "workflow"] | None: ...
 
 global___Declaration = Declaration
 

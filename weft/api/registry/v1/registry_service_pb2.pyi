@@ -19,6 +19,7 @@ import weft.api.registry.v1.resource_kind_pb2
 import weft.api.registry.v1.route_pb2
 import weft.api.registry.v1.runner_pb2
 import weft.api.registry.v1.settings_pb2
+import weft.api.registry.v1.workflow_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -620,6 +621,97 @@ class GetProfileResponse(google.protobuf.message.Message):
 global___GetProfileResponse = GetProfileResponse
 
 @typing.final
+class ListWorkflowsRequest(google.protobuf.message.Message):
+    """ListWorkflowsRequest asks for a page of workflows."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    NAMES_FIELD_NUMBER: builtins.int
+    page_size: builtins.int
+    """At most this many; 0 means 100, more than 1,000 means 1,000."""
+    page_token: builtins.str
+    """Where the last page ended."""
+    @property
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Only those with such names, each a name or a beginning and "*". Empty: all."""
+
+    def __init__(
+        self,
+        *,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+        names: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["names", b"names", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+
+global___ListWorkflowsRequest = ListWorkflowsRequest
+
+@typing.final
+class ListWorkflowsResponse(google.protobuf.message.Message):
+    """ListWorkflowsResponse is a page of workflows."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKFLOWS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Token of the next page; empty at the end."""
+    @property
+    def workflows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.workflow_pb2.RegisteredWorkflow]:
+        """The workflows."""
+
+    def __init__(
+        self,
+        *,
+        workflows: collections.abc.Iterable[weft.api.registry.v1.workflow_pb2.RegisteredWorkflow] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "workflows", b"workflows"]) -> None: ...
+
+global___ListWorkflowsResponse = ListWorkflowsResponse
+
+@typing.final
+class GetWorkflowRequest(google.protobuf.message.Message):
+    """GetWorkflowRequest names a workflow."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The workflow's name."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+global___GetWorkflowRequest = GetWorkflowRequest
+
+@typing.final
+class GetWorkflowResponse(google.protobuf.message.Message):
+    """GetWorkflowResponse is the workflow."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKFLOW_FIELD_NUMBER: builtins.int
+    @property
+    def workflow(self) -> weft.api.registry.v1.workflow_pb2.RegisteredWorkflow:
+        """The workflow."""
+
+    def __init__(
+        self,
+        *,
+        workflow: weft.api.registry.v1.workflow_pb2.RegisteredWorkflow | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["workflow", b"workflow"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["workflow", b"workflow"]) -> None: ...
+
+global___GetWorkflowResponse = GetWorkflowResponse
+
+@typing.final
 class ListRunnersRequest(google.protobuf.message.Message):
     """ListRunnersRequest asks for a page of runners."""
 
@@ -767,6 +859,7 @@ class Snapshot(google.protobuf.message.Message):
     SETTINGS_FIELD_NUMBER: builtins.int
     ALIASES_FIELD_NUMBER: builtins.int
     PROFILES_FIELD_NUMBER: builtins.int
+    WORKFLOWS_FIELD_NUMBER: builtins.int
     @property
     def runners(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WatchedRunner]:
         """Every runner."""
@@ -795,6 +888,10 @@ class Snapshot(google.protobuf.message.Message):
     def profiles(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.profile_pb2.Profile]:
         """Every profile."""
 
+    @property
+    def workflows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.workflow_pb2.RegisteredWorkflow]:
+        """Every workflow."""
+
     def __init__(
         self,
         *,
@@ -805,9 +902,10 @@ class Snapshot(google.protobuf.message.Message):
         settings: weft.api.registry.v1.settings_pb2.MeshSettings | None = ...,
         aliases: collections.abc.Iterable[weft.api.registry.v1.alias_pb2.Alias] | None = ...,
         profiles: collections.abc.Iterable[weft.api.registry.v1.profile_pb2.Profile] | None = ...,
+        workflows: collections.abc.Iterable[weft.api.registry.v1.workflow_pb2.RegisteredWorkflow] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["settings", b"settings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "aliases", b"aliases", "models", b"models", "profiles", b"profiles", "routes", b"routes", "runners", b"runners", "settings", b"settings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "aliases", b"aliases", "models", b"models", "profiles", b"profiles", "routes", b"routes", "runners", b"runners", "settings", b"settings", "workflows", b"workflows"]) -> None: ...
 
 global___Snapshot = Snapshot
 
@@ -830,6 +928,8 @@ class Change(google.protobuf.message.Message):
     DELETED_ALIAS_FIELD_NUMBER: builtins.int
     PROFILE_FIELD_NUMBER: builtins.int
     DELETED_PROFILE_FIELD_NUMBER: builtins.int
+    WORKFLOW_FIELD_NUMBER: builtins.int
+    DELETED_WORKFLOW_FIELD_NUMBER: builtins.int
     deleted_runner: builtins.str
     """The runner of this name is gone."""
     deleted_model: builtins.str
@@ -842,6 +942,8 @@ class Change(google.protobuf.message.Message):
     """The alias of this name is gone."""
     deleted_profile: builtins.str
     """The profile of this name is gone."""
+    deleted_workflow: builtins.str
+    """The workflow of this name is gone."""
     @property
     def runner(self) -> global___WatchedRunner:
         """A runner appeared or changed."""
@@ -870,6 +972,10 @@ class Change(google.protobuf.message.Message):
     def profile(self) -> weft.api.registry.v1.profile_pb2.Profile:
         """A profile appeared or changed."""
 
+    @property
+    def workflow(self) -> weft.api.registry.v1.workflow_pb2.RegisteredWorkflow:
+        """A workflow appeared or changed."""
+
     def __init__(
         self,
         *,
@@ -886,10 +992,12 @@ class Change(google.protobuf.message.Message):
         deleted_alias: builtins.str = ...,
         profile: weft.api.registry.v1.profile_pb2.Profile | None = ...,
         deleted_profile: builtins.str = ...,
+        workflow: weft.api.registry.v1.workflow_pb2.RegisteredWorkflow | None = ...,
+        deleted_workflow: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "deleted_agent", b"deleted_agent", "deleted_alias", b"deleted_alias", "deleted_model", b"deleted_model", "deleted_profile", b"deleted_profile", "deleted_route", b"deleted_route", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "profile", b"profile", "route", b"route", "runner", b"runner", "settings", b"settings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "deleted_agent", b"deleted_agent", "deleted_alias", b"deleted_alias", "deleted_model", b"deleted_model", "deleted_profile", b"deleted_profile", "deleted_route", b"deleted_route", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "profile", b"profile", "route", b"route", "runner", b"runner", "settings", b"settings"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["runner", "model", "deleted_runner", "deleted_model", "agent", "deleted_agent", "route", "deleted_route", "settings", "alias", "deleted_alias", "profile", "deleted_profile"] | None: ...
+    def HasField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "deleted_agent", b"deleted_agent", "deleted_alias", b"deleted_alias", "deleted_model", b"deleted_model", "deleted_profile", b"deleted_profile", "deleted_route", b"deleted_route", "deleted_runner", b"deleted_runner", "deleted_workflow", b"deleted_workflow", "kind", b"kind", "model", b"model", "profile", b"profile", "route", b"route", "runner", b"runner", "settings", b"settings", "workflow", b"workflow"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "deleted_agent", b"deleted_agent", "deleted_alias", b"deleted_alias", "deleted_model", b"deleted_model", "deleted_profile", b"deleted_profile", "deleted_route", b"deleted_route", "deleted_runner", b"deleted_runner", "deleted_workflow", b"deleted_workflow", "kind", b"kind", "model", b"model", "profile", b"profile", "route", b"route", "runner", b"runner", "settings", b"settings", "workflow", b"workflow"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["runner", "model", "deleted_runner", "deleted_model", "agent", "deleted_agent", "route", "deleted_route", "settings", "alias", "deleted_alias", "profile", "deleted_profile", "workflow", "deleted_workflow"] | None: ...
 
 global___Change = Change
 

@@ -100,6 +100,16 @@ class RegistryServiceStub(object):
                 request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetProfileRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetProfileResponse.FromString,
                 _registered_method=True)
+        self.ListWorkflows = channel.unary_unary(
+                '/weft.api.registry.v1.RegistryService/ListWorkflows',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListWorkflowsRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListWorkflowsResponse.FromString,
+                _registered_method=True)
+        self.GetWorkflow = channel.unary_unary(
+                '/weft.api.registry.v1.RegistryService/GetWorkflow',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowResponse.FromString,
+                _registered_method=True)
         self.ListRunners = channel.unary_unary(
                 '/weft.api.registry.v1.RegistryService/ListRunners',
                 request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRunnersRequest.SerializeToString,
@@ -222,6 +232,20 @@ class RegistryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListWorkflows(self, request, context):
+        """ListWorkflows returns workflows by name, a page at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetWorkflow(self, request, context):
+        """GetWorkflow returns one workflow; NOT_FOUND / NOT_FOUND when there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRunners(self, request, context):
         """ListRunners returns runners by name, a page at a time.
         """
@@ -327,6 +351,16 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.GetProfile,
                     request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetProfileRequest.FromString,
                     response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetProfileResponse.SerializeToString,
+            ),
+            'ListWorkflows': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWorkflows,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListWorkflowsRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListWorkflowsResponse.SerializeToString,
+            ),
+            'GetWorkflow': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetWorkflow,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowResponse.SerializeToString,
             ),
             'ListRunners': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRunners,
@@ -706,6 +740,60 @@ class RegistryService(object):
             '/weft.api.registry.v1.RegistryService/GetProfile',
             weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetProfileRequest.SerializeToString,
             weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWorkflows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.registry.v1.RegistryService/ListWorkflows',
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListWorkflowsRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListWorkflowsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetWorkflow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.registry.v1.RegistryService/GetWorkflow',
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowResponse.FromString,
             options,
             channel_credentials,
             insecure,

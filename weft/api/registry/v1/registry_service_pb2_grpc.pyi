@@ -99,6 +99,18 @@ class RegistryServiceStub:
     ]
     """GetProfile returns one profile; NOT_FOUND / NOT_FOUND when there is none."""
 
+    ListWorkflows: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListWorkflowsRequest,
+        weft.api.registry.v1.registry_service_pb2.ListWorkflowsResponse,
+    ]
+    """ListWorkflows returns workflows by name, a page at a time."""
+
+    GetWorkflow: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetWorkflowRequest,
+        weft.api.registry.v1.registry_service_pb2.GetWorkflowResponse,
+    ]
+    """GetWorkflow returns one workflow; NOT_FOUND / NOT_FOUND when there is none."""
+
     ListRunners: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.registry_service_pb2.ListRunnersRequest,
         weft.api.registry.v1.registry_service_pb2.ListRunnersResponse,
@@ -214,6 +226,18 @@ class RegistryServiceAsyncStub:
         weft.api.registry.v1.registry_service_pb2.GetProfileResponse,
     ]
     """GetProfile returns one profile; NOT_FOUND / NOT_FOUND when there is none."""
+
+    ListWorkflows: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListWorkflowsRequest,
+        weft.api.registry.v1.registry_service_pb2.ListWorkflowsResponse,
+    ]
+    """ListWorkflows returns workflows by name, a page at a time."""
+
+    GetWorkflow: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetWorkflowRequest,
+        weft.api.registry.v1.registry_service_pb2.GetWorkflowResponse,
+    ]
+    """GetWorkflow returns one workflow; NOT_FOUND / NOT_FOUND when there is none."""
 
     ListRunners: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.registry_service_pb2.ListRunnersRequest,
@@ -356,6 +380,22 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetProfileResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetProfileResponse]]:
         """GetProfile returns one profile; NOT_FOUND / NOT_FOUND when there is none."""
+
+    @abc.abstractmethod
+    def ListWorkflows(
+        self,
+        request: weft.api.registry.v1.registry_service_pb2.ListWorkflowsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListWorkflowsResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListWorkflowsResponse]]:
+        """ListWorkflows returns workflows by name, a page at a time."""
+
+    @abc.abstractmethod
+    def GetWorkflow(
+        self,
+        request: weft.api.registry.v1.registry_service_pb2.GetWorkflowRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetWorkflowResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetWorkflowResponse]]:
+        """GetWorkflow returns one workflow; NOT_FOUND / NOT_FOUND when there is none."""
 
     @abc.abstractmethod
     def ListRunners(

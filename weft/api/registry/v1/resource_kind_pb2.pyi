@@ -38,6 +38,8 @@ class _ResourceKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     """An Alias. Aliases have a namespace of their own: a model of the name is meant before them."""
     RESOURCE_KIND_PROFILE: _ResourceKind.ValueType  # 7
     """A Profile. Profiles have a namespace of their own."""
+    RESOURCE_KIND_WORKFLOW: _ResourceKind.ValueType  # 8
+    """A RegisteredWorkflow."""
 
 class ResourceKind(_ResourceKind, metaclass=_ResourceKindEnumTypeWrapper):
     """ResourceKind is a kind of thing with a name. All kinds share one namespace; only a pool may be called like a model."""
@@ -58,4 +60,6 @@ RESOURCE_KIND_ALIAS: ResourceKind.ValueType  # 6
 """An Alias. Aliases have a namespace of their own: a model of the name is meant before them."""
 RESOURCE_KIND_PROFILE: ResourceKind.ValueType  # 7
 """A Profile. Profiles have a namespace of their own."""
+RESOURCE_KIND_WORKFLOW: ResourceKind.ValueType  # 8
+"""A RegisteredWorkflow."""
 global___ResourceKind = ResourceKind

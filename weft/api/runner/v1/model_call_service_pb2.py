@@ -29,11 +29,12 @@ from weft.api.common.v1 import image_pb2 as weft_dot_api_dot_common_dot_v1_dot_i
 from weft.api.common.v1 import receipt_pb2 as weft_dot_api_dot_common_dot_v1_dot_receipt__pb2
 from weft.api.common.v1 import rerank_pb2 as weft_dot_api_dot_common_dot_v1_dot_rerank__pb2
 from weft.api.common.v1 import tokenize_pb2 as weft_dot_api_dot_common_dot_v1_dot_tokenize__pb2
+from weft.api.common.v1 import workflow_pb2 as weft_dot_api_dot_common_dot_v1_dot_workflow__pb2
 from weft.api.runner.v1 import serve_options_pb2 as weft_dot_api_dot_runner_dot_v1_dot_serve__options__pb2
 from weft.api.runner.v1 import ticket_pb2 as weft_dot_api_dot_runner_dot_v1_dot_ticket__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/runner/v1/model_call_service.proto\x12\x12weft.api.runner.v1\x1a\x1fweft/api/common/v1/access.proto\x1a\x1eweft/api/common/v1/audio.proto\x1a\x1eweft/api/common/v1/event.proto\x1a\x1eweft/api/common/v1/image.proto\x1a weft/api/common/v1/receipt.proto\x1a\x1fweft/api/common/v1/rerank.proto\x1a!weft/api/common/v1/tokenize.proto\x1a&weft/api/runner/v1/serve_options.proto\x1a\x1fweft/api/runner/v1/ticket.proto\"\xa2\x01\n\rRerankRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x32\n\x07payload\x18\x02 \x01(\x0b\x32!.weft.api.common.v1.RerankPayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"o\n\x0eRerankResponse\x12/\n\x06scores\x18\x01 \x03(\x0b\x32\x1f.weft.api.common.v1.RerankScore\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\xa6\x01\n\x0fTokenizeRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x34\n\x07payload\x18\x02 \x01(\x0b\x32#.weft.api.common.v1.TokenizePayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"t\n\x10TokenizeResponse\x12\x32\n\x06result\x18\x01 \x01(\x0b\x32\".weft.api.common.v1.TokenizeResult\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\xa7\x01\n\x13StreamImagesRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x31\n\x07payload\x18\x02 \x01(\x0b\x32 .weft.api.common.v1.ImagePayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"J\n\x14StreamImagesResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\xb6\x01\n\x1aStreamTranscriptionRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x39\n\x07payload\x18\x02 \x01(\x0b\x32(.weft.api.common.v1.TranscriptionPayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"Q\n\x1bStreamTranscriptionResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\xa1\x01\n\x0cSpeakRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x32\n\x07payload\x18\x02 \x01(\x0b\x32!.weft.api.common.v1.SpeechPayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"_\n\rSpeakResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12,\n\x07receipt\x18\x03 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt2\xbf\x04\n\x10ModelCallService\x12`\n\x06Rerank\x12!.weft.api.runner.v1.RerankRequest\x1a\".weft.api.runner.v1.RerankResponse\"\x0f\xb2\xb5\x18\x0bmesh:create\x12\x66\n\x08Tokenize\x12#.weft.api.runner.v1.TokenizeRequest\x1a$.weft.api.runner.v1.TokenizeResponse\"\x0f\xb2\xb5\x18\x0bmesh:create\x12t\n\x0cStreamImages\x12\'.weft.api.runner.v1.StreamImagesRequest\x1a(.weft.api.runner.v1.StreamImagesResponse\"\x0f\xb2\xb5\x18\x0bmesh:create0\x01\x12\x89\x01\n\x13StreamTranscription\x12..weft.api.runner.v1.StreamTranscriptionRequest\x1a/.weft.api.runner.v1.StreamTranscriptionResponse\"\x0f\xb2\xb5\x18\x0bmesh:create0\x01\x12_\n\x05Speak\x12 .weft.api.runner.v1.SpeakRequest\x1a!.weft.api.runner.v1.SpeakResponse\"\x0f\xb2\xb5\x18\x0bmesh:create0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/runner/v1/model_call_service.proto\x12\x12weft.api.runner.v1\x1a\x1fweft/api/common/v1/access.proto\x1a\x1eweft/api/common/v1/audio.proto\x1a\x1eweft/api/common/v1/event.proto\x1a\x1eweft/api/common/v1/image.proto\x1a weft/api/common/v1/receipt.proto\x1a\x1fweft/api/common/v1/rerank.proto\x1a!weft/api/common/v1/tokenize.proto\x1a!weft/api/common/v1/workflow.proto\x1a&weft/api/runner/v1/serve_options.proto\x1a\x1fweft/api/runner/v1/ticket.proto\"\xa2\x01\n\rRerankRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x32\n\x07payload\x18\x02 \x01(\x0b\x32!.weft.api.common.v1.RerankPayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"o\n\x0eRerankResponse\x12/\n\x06scores\x18\x01 \x03(\x0b\x32\x1f.weft.api.common.v1.RerankScore\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\xa6\x01\n\x0fTokenizeRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x34\n\x07payload\x18\x02 \x01(\x0b\x32#.weft.api.common.v1.TokenizePayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"t\n\x10TokenizeResponse\x12\x32\n\x06result\x18\x01 \x01(\x0b\x32\".weft.api.common.v1.TokenizeResult\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\xd7\x01\n\x13StreamImagesRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x31\n\x07payload\x18\x02 \x01(\x0b\x32 .weft.api.common.v1.ImagePayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\x12.\n\x08workflow\x18\x04 \x01(\x0b\x32\x1c.weft.api.common.v1.Workflow\"J\n\x14StreamImagesResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\xb6\x01\n\x1aStreamTranscriptionRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x39\n\x07payload\x18\x02 \x01(\x0b\x32(.weft.api.common.v1.TranscriptionPayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"Q\n\x1bStreamTranscriptionResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\xa1\x01\n\x0cSpeakRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x32\n\x07payload\x18\x02 \x01(\x0b\x32!.weft.api.common.v1.SpeechPayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"_\n\rSpeakResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12,\n\x07receipt\x18\x03 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt2\xbf\x04\n\x10ModelCallService\x12`\n\x06Rerank\x12!.weft.api.runner.v1.RerankRequest\x1a\".weft.api.runner.v1.RerankResponse\"\x0f\xb2\xb5\x18\x0bmesh:create\x12\x66\n\x08Tokenize\x12#.weft.api.runner.v1.TokenizeRequest\x1a$.weft.api.runner.v1.TokenizeResponse\"\x0f\xb2\xb5\x18\x0bmesh:create\x12t\n\x0cStreamImages\x12\'.weft.api.runner.v1.StreamImagesRequest\x1a(.weft.api.runner.v1.StreamImagesResponse\"\x0f\xb2\xb5\x18\x0bmesh:create0\x01\x12\x89\x01\n\x13StreamTranscription\x12..weft.api.runner.v1.StreamTranscriptionRequest\x1a/.weft.api.runner.v1.StreamTranscriptionResponse\"\x0f\xb2\xb5\x18\x0bmesh:create0\x01\x12_\n\x05Speak\x12 .weft.api.runner.v1.SpeakRequest\x1a!.weft.api.runner.v1.SpeakResponse\"\x0f\xb2\xb5\x18\x0bmesh:create0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,26 +51,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELCALLSERVICE'].methods_by_name['StreamTranscription']._serialized_options = b'\262\265\030\013mesh:create'
   _globals['_MODELCALLSERVICE'].methods_by_name['Speak']._loaded_options = None
   _globals['_MODELCALLSERVICE'].methods_by_name['Speak']._serialized_options = b'\262\265\030\013mesh:create'
-  _globals['_RERANKREQUEST']._serialized_start=372
-  _globals['_RERANKREQUEST']._serialized_end=534
-  _globals['_RERANKRESPONSE']._serialized_start=536
-  _globals['_RERANKRESPONSE']._serialized_end=647
-  _globals['_TOKENIZEREQUEST']._serialized_start=650
-  _globals['_TOKENIZEREQUEST']._serialized_end=816
-  _globals['_TOKENIZERESPONSE']._serialized_start=818
-  _globals['_TOKENIZERESPONSE']._serialized_end=934
-  _globals['_STREAMIMAGESREQUEST']._serialized_start=937
-  _globals['_STREAMIMAGESREQUEST']._serialized_end=1104
-  _globals['_STREAMIMAGESRESPONSE']._serialized_start=1106
-  _globals['_STREAMIMAGESRESPONSE']._serialized_end=1180
-  _globals['_STREAMTRANSCRIPTIONREQUEST']._serialized_start=1183
-  _globals['_STREAMTRANSCRIPTIONREQUEST']._serialized_end=1365
-  _globals['_STREAMTRANSCRIPTIONRESPONSE']._serialized_start=1367
-  _globals['_STREAMTRANSCRIPTIONRESPONSE']._serialized_end=1448
-  _globals['_SPEAKREQUEST']._serialized_start=1451
-  _globals['_SPEAKREQUEST']._serialized_end=1612
-  _globals['_SPEAKRESPONSE']._serialized_start=1614
-  _globals['_SPEAKRESPONSE']._serialized_end=1709
-  _globals['_MODELCALLSERVICE']._serialized_start=1712
-  _globals['_MODELCALLSERVICE']._serialized_end=2287
+  _globals['_RERANKREQUEST']._serialized_start=407
+  _globals['_RERANKREQUEST']._serialized_end=569
+  _globals['_RERANKRESPONSE']._serialized_start=571
+  _globals['_RERANKRESPONSE']._serialized_end=682
+  _globals['_TOKENIZEREQUEST']._serialized_start=685
+  _globals['_TOKENIZEREQUEST']._serialized_end=851
+  _globals['_TOKENIZERESPONSE']._serialized_start=853
+  _globals['_TOKENIZERESPONSE']._serialized_end=969
+  _globals['_STREAMIMAGESREQUEST']._serialized_start=972
+  _globals['_STREAMIMAGESREQUEST']._serialized_end=1187
+  _globals['_STREAMIMAGESRESPONSE']._serialized_start=1189
+  _globals['_STREAMIMAGESRESPONSE']._serialized_end=1263
+  _globals['_STREAMTRANSCRIPTIONREQUEST']._serialized_start=1266
+  _globals['_STREAMTRANSCRIPTIONREQUEST']._serialized_end=1448
+  _globals['_STREAMTRANSCRIPTIONRESPONSE']._serialized_start=1450
+  _globals['_STREAMTRANSCRIPTIONRESPONSE']._serialized_end=1531
+  _globals['_SPEAKREQUEST']._serialized_start=1534
+  _globals['_SPEAKREQUEST']._serialized_end=1695
+  _globals['_SPEAKRESPONSE']._serialized_start=1697
+  _globals['_SPEAKRESPONSE']._serialized_end=1792
+  _globals['_MODELCALLSERVICE']._serialized_start=1795
+  _globals['_MODELCALLSERVICE']._serialized_end=2370
 # @@protoc_insertion_point(module_scope)

@@ -15,6 +15,7 @@ import weft.api.common.v1.image_pb2
 import weft.api.common.v1.receipt_pb2
 import weft.api.common.v1.rerank_pb2
 import weft.api.common.v1.tokenize_pb2
+import weft.api.common.v1.workflow_pb2
 import weft.api.runner.v1.serve_options_pb2
 import weft.api.runner.v1.ticket_pb2
 
@@ -149,6 +150,7 @@ class StreamImagesRequest(google.protobuf.message.Message):
     TICKET_FIELD_NUMBER: builtins.int
     PAYLOAD_FIELD_NUMBER: builtins.int
     OPTIONS_FIELD_NUMBER: builtins.int
+    WORKFLOW_FIELD_NUMBER: builtins.int
     @property
     def ticket(self) -> weft.api.runner.v1.ticket_pb2.Ticket:
         """The router's permit."""
@@ -161,15 +163,20 @@ class StreamImagesRequest(google.protobuf.message.Message):
     def options(self) -> weft.api.runner.v1.serve_options_pb2.ServeOptions:
         """How the runner handles it."""
 
+    @property
+    def workflow(self) -> weft.api.common.v1.workflow_pb2.Workflow:
+        """The workflow that is run. Not set: the model makes images as it is configured."""
+
     def __init__(
         self,
         *,
         ticket: weft.api.runner.v1.ticket_pb2.Ticket | None = ...,
         payload: weft.api.common.v1.image_pb2.ImagePayload | None = ...,
         options: weft.api.runner.v1.serve_options_pb2.ServeOptions | None = ...,
+        workflow: weft.api.common.v1.workflow_pb2.Workflow | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["options", b"options", "payload", b"payload", "ticket", b"ticket"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["options", b"options", "payload", b"payload", "ticket", b"ticket"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["options", b"options", "payload", b"payload", "ticket", b"ticket", "workflow", b"workflow"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["options", b"options", "payload", b"payload", "ticket", b"ticket", "workflow", b"workflow"]) -> None: ...
 
 global___StreamImagesRequest = StreamImagesRequest
 

@@ -1,0 +1,189 @@
+"""The client of ComfyUI's HTTP API and websocket: bounded answers, no redirects, no Origin header."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from yarl import URL
+
+from runner_svc.openai_upstream.connection import read_bounded
+from runner_svc.openai_upstream.media import form
+from runner_svc.runtimes.comfyui.messages import OutputFile, QueuedPrompt, read_queue, refused_prompt
+from weft.api.common.v1 import chat_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+CALL_SECONDS = 30.0
+"""Timeout of one call; images are read for longer."""
+VIEW_SECONDS = 300.0
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+"""Maximum size of an answer that is no image, such as the queue with all its graphs."""
+_OK, _BAD_REQUEST = 200, 400
+UPLOAD_FOLDER = "weft"
+"""Folder of uploaded images within the input folder."""
+Json = dict[str, Any]
+
+
+class ComfyUnreachableError(Exception):
+    """ComfyUI did not answer a call; whether it took it is unknown."""
+
+
+class ComfyApi:
+    """One ComfyUI. Its address is in no error."""
+
+    def __init__(self, base_url: str, *, connect_seconds: float, max_message_bytes: int, max_image_bytes: int) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._max_message_bytes, self._max_image_bytes = max_message_bytes, max_image_bytes
+        self._timeout = aiohttp.ClientTimeout(total=CALL_SECONDS, sock_connect=connect_seconds)
+        # A proxy of the environment is not meant for an engine, and cookies are not wanted.
+        self._session = aiohttp.ClientSession(
+            timeout=self._timeout, trust_env=False, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
+        )
+
+    async def close(self) -> None:
+        """Close the connections. Idempotent."""
+        await self._session.close()
+
+    async def status(self, path: str, timeout_seconds: float) -> int | None:
+        """Returns the status of the answer to a GET; None: there is none in time. Never raises."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                async with self._request("GET", path) as response:
+                    return response.status
+        except (TimeoutError, ComfyUnreachableError):
+            return None
+
+    async def submit(self, graph: Json, client: str) -> str:
+        """Queue a prompt; returns its id. Raises BACKEND_REJECTED naming the node, ComfyUnreachableError."""
+        async with self._request("POST", "/prompt", {"prompt": graph, "client_id": client}) as response:
+            document = await self._json(response)
+            if response.status != _OK:
+                raise refused_prompt(response.status, document)
+        prompt_id = document.get("prompt_id") if isinstance(document, dict) else None
+        if not isinstance(prompt_id, str) or not prompt_id:
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "ComfyUI gave the prompt no id")
+        return prompt_id
+
+    async def queue(self) -> list[QueuedPrompt]:
+        """Returns the running and the pending prompts, in their order."""
+        return read_queue(await self._get("/queue"))
+
+    async def history(self, prompt_id: str) -> Json | None:
+        """Returns the record of a prompt that has ended; None: there is none."""
+        found = await self._get(f"/history/{URL.build(path=prompt_id).raw_path}")
+        entry = found.get(prompt_id) if isinstance(found, dict) else None
+        return entry if isinstance(entry, dict) else None
+
+    async def ended_prompt_of(self, client: str) -> str | None:
+        """Returns the id of a prompt of a client among those that ended last; None: there is none."""
+        found = await self._get("/history?max_items=64")
+        for prompt_id, entry in found.items() if isinstance(found, dict) else ():
+            prompt = entry.get("prompt") if isinstance(entry, dict) else None
+            extra = prompt[3] if isinstance(prompt, list) and len(prompt) > 3 else None
+            if isinstance(extra, dict) and extra.get("client_id") == client:
+                return str(prompt_id)
+        return None
+
+    async def forget(self, prompt_id: str) -> None:
+        """Remove the record of a prompt that has ended."""
+        await self._post("/history", {"delete": [prompt_id]})
+
+    async def delete_pending(self, prompt_id: str) -> None:
+        """Remove a prompt that waits; one that runs is left alone."""
+        await self._post("/queue", {"delete": [prompt_id]})
+
+    async def interrupt(self, prompt_id: str) -> None:
+        """Interrupt the prompt that runs. Old versions interrupt whatever runs: look whose it is just before."""
+        await self._post("/interrupt", {"prompt_id": prompt_id})
+
+    async def free(self) -> None:
+        """Request that models are unloaded, which is done once no prompt runs."""
+        await self._post("/free", {"unload_models": True, "free_memory": True})
+
+    async def devices(self) -> list[Json]:
+        """Returns its devices with their memory."""
+        stats = await self._get("/system_stats")
+        found = stats.get("devices") if isinstance(stats, dict) else None
+        return [device for device in found if isinstance(device, dict)] if isinstance(found, list) else []
+
+    async def upload(self, part: chat_pb2.MediaPart, name: str) -> str:
+        """Upload an image; returns the value of a node that loads it."""
+        body = form({"subfolder": UPLOAD_FOLDER, "type": "input"}, [("image", part)])
+        # The form names every file alike; this one needs a name of its own.
+        data = body.data.replace(b'name="image"; filename="file.', f'name="image"; filename="{name}.'.encode(), 1)
+        async with self._request("POST", "/upload/image", data, body.content_type) as response:
+            document = await self._json(response)
+            if response.status != _OK or not isinstance(document, dict) or not isinstance(document.get("name"), str):
+                raise WeftError(Reason.BACKEND_REJECTED, f"ComfyUI took no image (status {response.status})")
+        subfolder = document.get("subfolder", "")
+        return f"{subfolder}/{document['name']}" if subfolder else str(document["name"])
+
+    async def view(self, file: OutputFile) -> bytes:
+        """Returns an image. Raises BACKEND_ERROR where it is not there, BACKEND_PROTOCOL_ERROR beyond the limit."""
+        query = urlencode({"filename": file.name, "subfolder": file.subfolder, "type": file.place})
+        async with self._request("GET", f"/view?{query}", seconds=VIEW_SECONDS) as response:
+            if response.status != _OK:
+                raise WeftError(Reason.BACKEND_ERROR, f"ComfyUI has no file of an image (status {response.status})")
+            return await read_bounded(response, self._max_image_bytes)
+
+    @asynccontextmanager
+    async def socket(self, client: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """Opens the websocket of a client. Raises ComfyUnreachableError."""
+        url = f"{self._base_url}/ws?clientId={client}"
+        try:
+            socket = await self._session.ws_connect(
+                url, max_msg_size=self._max_message_bytes, autoping=True, heartbeat=CALL_SECONDS
+            )
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ComfyUnreachableError(type(error).__name__) from error
+        try:
+            yield socket
+        finally:
+            await socket.close()
+
+    async def _get(self, path: str) -> Any:
+        async with self._request("GET", path) as response:
+            document = await self._json(response)
+            if response.status != _OK:
+                raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"ComfyUI answers with status {response.status}")
+            return document
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> None:
+        async with self._request("POST", path, dict(body)) as response:
+            if response.status >= _BAD_REQUEST:
+                message = f"ComfyUI answers {path} with status {response.status}"
+                raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
+
+    @staticmethod
+    async def _json(response: aiohttp.ClientResponse) -> Any:
+        """Returns the JSON of an answer; None: it is none, as of some refusals."""
+        raw = await read_bounded(response, MAX_ANSWER_BYTES)
+        try:
+            return json.loads(raw)
+        except (ValueError, RecursionError):
+            return None
+
+    @asynccontextmanager
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: Json | bytes | None = None,
+        content_type: str = "application/json",
+        *,
+        seconds: float = CALL_SECONDS,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        headers = {"Content-Type": content_type} if data is not None else {}
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=self._timeout.sock_connect)
+        try:
+            async with self._session.request(
+                method, f"{self._base_url}{path}", data=data, headers=headers, allow_redirects=False, timeout=timeout
+            ) as response:
+                yield response
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ComfyUnreachableError(type(error).__name__) from error

@@ -1,0 +1,422 @@
+"""The backend of the runtime comfyui: one ComfyUI, which runs already or is started, and its images."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from typing_extensions import override
+
+from runner_svc.backend.devices import hidden_devices
+from runner_svc.backend.engine_process import LOOPBACK, EngineProcess, ProcessBackend, free_port
+from runner_svc.backend.port import BackendFacts, CallInfo, ExitReport, LoadOrder, not_offered
+from runner_svc.runtimes.comfyui import messages
+from runner_svc.runtimes.comfyui.api import UPLOAD_FOLDER, ComfyApi, ComfyUnreachableError
+from runner_svc.runtimes.comfyui.image_frames import StepCounter, end_event, image_event, warning_event
+from runner_svc.runtimes.comfyui.messages import OutputFile, Preview, Progress
+from runner_svc.runtimes.comfyui.placeholders import FOLDERS, PORT, filled
+from runner_svc.runtimes.comfyui.prompt_run import PromptRun, RunLimits, Waiting, foreign_count
+from runner_svc.runtimes.comfyui.settings import ComfyUiModel
+from runner_svc.runtimes.engine_figures import with_sample_time
+from runner_svc.runtimes.model_engine import ModelContext, engine_environment
+from runner_svc.supervise.process_time import GpuTime
+from runner_svc.supervise.socket_folder import SocketFolder
+from weft.api.common.v1 import image_pb2, workflow_pb2
+from weft.api.registry.v1 import runner_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.workflow_graph import InputFile, InputValues, filled_graph, first_seed, input_values, with_seed
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+log = get_logger("weft.comfyui")
+
+STATS = "/system_stats"
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
+PROBE_SECONDS = 5.0
+LOAD_SAMPLE_SECONDS = 10.0
+FREED_SLACK_BYTES = 512 * 1024 * 1024
+"""Accelerator memory that ComfyUI may keep after its models are unloaded."""
+MAX_DRAWN_SEED = 2**32
+MEBIBYTE = 1024 * 1024
+FOLDER_PREFIX = "weft-comfyui-"
+_OK = 200
+_Result = TypeVar("_Result")
+
+
+class ComfyUiBackend(ProcessBackend):
+    """A Backend over one ComfyUI. A process is started where the model has no `url`."""
+
+    takes_workflows = True
+
+    def __init__(
+        self,
+        model: ComfyUiModel,
+        context: ModelContext,
+        command: Sequence[str],
+        workflow: workflow_pb2.Workflow | None,
+        gpu: GpuTime | None = None,
+    ) -> None:
+        """`command` has placeholders; empty: it runs already. `workflow`: that of requests for the model itself."""
+        super().__init__(EngineProcess(context.graces, gpu, context.leftovers))
+        self.model = model
+        self.context = context
+        self._command = tuple(command)
+        self._workflow = workflow
+        self._api: ComfyApi | None = None
+        self._clients: set[str] = set()
+        self._port = 0
+        self._folder: SocketFolder | None = None
+        self._free_before: int | None = None
+        """Free accelerator memory before the first request, in bytes; None: unknown."""
+        self._sleeps = False
+        self._load: runner_pb2.EngineLoad | None = None
+        self._sampling: asyncio.Task[None] | None = None
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it runs already."""
+        return self.model.url is not None
+
+    @override
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        """See Backend.start. Raises CONNECT_FAILED where no ComfyUI answers at `url`."""
+        order = order or LoadOrder()
+        self.check_load(order.parameters)
+        if order.model_path is not None:
+            raise invalid_field("quantization", "cannot be chosen: the workflow says what ComfyUI loads")
+        if not (self._sleeps and self._api is not None and await self.responds(PROBE_SECONDS)):
+            await self.stop()
+            try:
+                await (self._attach() if self.is_attached else self._start_process(order))
+            except BaseException:
+                await self.stop()
+                raise
+        self._sleeps = False
+        self._free_before = await self._free_bytes()
+        self._sampling = self._sampling or asyncio.create_task(self._sample())
+        return BackendFacts(operations=frozenset({Operation.IMAGE}), context_tokens=0, slots=self.model.slots)
+
+    async def _attach(self) -> None:
+        assert self.model.url is not None, "it is attached"
+        self._api = api = self._client(self.model.url)
+        status = await api.status(STATS, PROBE_SECONDS)
+        if status != _OK:
+            found = "does not answer" if status is None else f"answers {STATS} with status {status}"
+            raise WeftError(Reason.CONNECT_FAILED, f"the ComfyUI of this model {found}")
+
+    async def _start_process(self, order: LoadOrder) -> None:
+        ports = self.context.ports
+        self._port = free_port() if ports is None else ports.take()
+        try:
+            self._folder = folder = SocketFolder(FOLDER_PREFIX)
+        except OSError as error:
+            raise WeftError(
+                Reason.CONNECT_FAILED, f"no folder for its files could be made: {error.strerror}"
+            ) from error
+        values = {PORT: str(self._port), **{name: str(folder.path / name) for name in FOLDERS}}
+        for name in FOLDERS:
+            (folder.path / name).mkdir()
+        environment = {**engine_environment(self.model, self.context), **hidden_devices(order)}
+        place = self.model.working_folder
+        argv = [filled(word, values) for word in self._command]
+        await self._process.start(argv, environment, None, None if place is None else place.expanduser())
+        self._api = api = self._client(f"http://{LOOPBACK}:{self._port}")
+        timeout = asyncio.timeout(self.model.start_timeout_seconds)
+        try:
+            async with timeout:
+                await self._process.while_loading(_until_ready(api), self.context.load_stall_seconds)
+        except TimeoutError as error:
+            if not timeout.expired():
+                raise
+            message = f"ComfyUI was not ready within {self.model.start_timeout_seconds:g} s (start_timeout_seconds)"
+            raise WeftError(Reason.LOAD_STALLED, message) from error
+        if not await self._process.listens_on(self._port):
+            raise WeftError(Reason.CONNECT_FAILED, f"another program listens on port {self._port}, not ComfyUI")
+
+    def _client(self, url: str) -> ComfyApi:
+        return ComfyApi(
+            url,
+            connect_seconds=self.context.timeouts.connect_seconds,
+            max_message_bytes=self.model.max_message_mb * MEBIBYTE,
+            max_image_bytes=self.model.max_image_mb * MEBIBYTE,
+        )
+
+    @override
+    async def responds(self, timeout_seconds: float) -> bool:
+        return self._api is not None and await self._api.status("/prompt", timeout_seconds) is not None
+
+    @override
+    async def wait_exit(self) -> ExitReport:
+        """See Backend.wait_exit; a ComfyUI that runs already is gone once several probes in a row have failed."""
+        if not self.is_attached:
+            return await super().wait_exit()
+        failures = 0
+        while failures < self.context.probe_failures:
+            await asyncio.sleep(self.context.probe_interval_seconds)
+            failures = 0 if await self.responds(PROBE_SECONDS) else failures + 1
+        return ExitReport(reason=Reason.CONNECT_FAILED, how="ComfyUI stopped answering")
+
+    @override
+    async def sleep(self) -> bool:
+        """See Backend.sleep. False without an answer, and while there are prompts of others, whose models would go."""
+        api = self._api
+        if api is None:
+            return False
+        try:
+            if foreign_count(await api.queue(), self._clients):
+                log.info("the memory of ComfyUI is not freed: it has prompts of others", model=self.model.name)
+                return False
+            await api.free()
+            self._sleeps = await self._until_free()
+        except (ComfyUnreachableError, WeftError) as error:
+            log.warning("the memory of ComfyUI could not be freed", model=self.model.name, message=str(error))
+            return False
+        if not self._sleeps:
+            wait = self.model.unload_wait_seconds
+            log.warning("ComfyUI did not free its memory in time", model=self.model.name, seconds=wait)
+        return self._sleeps
+
+    async def _until_free(self) -> bool:
+        """Whether the memory is back within the configured time; ComfyUI answers before it frees."""
+        loop = asyncio.get_running_loop()
+        ends_at, pause = loop.time() + self.model.unload_wait_seconds, FIRST_PAUSE_SECONDS
+        while True:
+            free, before = await self._free_bytes(), self._free_before
+            if free is None or (before is not None and free + FREED_SLACK_BYTES >= before):
+                return True
+            if loop.time() >= ends_at:
+                return False
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, MAX_PAUSE_SECONDS)
+
+    async def _free_bytes(self) -> int | None:
+        """Returns the free memory of its accelerators; None: it has none, or does not say."""
+        if self._api is None:
+            return None
+        with suppress(ComfyUnreachableError, WeftError):
+            devices = [each for each in await self._api.devices() if each.get("type") not in (None, "cpu")]
+            free = [each.get("vram_free") for each in devices]
+            if free and all(isinstance(each, int) for each in free):
+                return sum(each for each in free if isinstance(each, int))
+        return None
+
+    @property
+    @override
+    def engine_load(self) -> runner_pb2.EngineLoad | None:
+        return self._load
+
+    async def _sample(self) -> None:
+        """Samples how many prompts it has, and how many are of others."""
+        while True:
+            api = self._api
+            self._load = None
+            if api is not None:
+                with suppress(ComfyUnreachableError, WeftError):
+                    queue = await api.queue()
+                    running = sum(each.is_running for each in queue)
+                    self._load = runner_pb2.EngineLoad(
+                        running_count=running,
+                        waiting_count=len(queue) - running,
+                        other_count=foreign_count(queue, self._clients),
+                    )
+                    if queue:
+                        self._load = with_sample_time(self._load, time.time())
+            await asyncio.sleep(LOAD_SAMPLE_SECONDS)
+
+    async def stop(self) -> None:
+        """See Backend.stop. A ComfyUI that runs already keeps running."""
+        sampling, self._sampling = self._sampling, None
+        if sampling is not None:
+            sampling.cancel()
+            await asyncio.gather(sampling, return_exceptions=True)
+        api, self._api = self._api, None
+        self._sleeps, self._load = False, None
+        try:
+            if api is not None:
+                await api.close()
+        finally:
+            await self._process.stop()
+            port, self._port = self._port, 0
+            if self.context.ports is not None and port:
+                self.context.ports.give_back(port)
+            folder, self._folder = self._folder, None
+            if folder is not None:
+                await asyncio.to_thread(folder.remove)
+
+    @override
+    def generate(self, payload: GenerationPayload, call: CallInfo) -> NoReturn:
+        raise not_offered(Operation.CHAT)
+
+    @override
+    async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        workflow = call.workflow or self._workflow
+        if workflow is None:
+            message = f"{self.model.name} answers requests for workflows; ask for workflow/NAME (weft get workflows)"
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, message)
+        values = input_values(workflow, payload)
+        if warnings := _warnings(payload, values):
+            yield warnings
+        call = self._process.noting(call)
+        uploads: dict[InputFile, str] = {}
+        try:
+            for file in values.files:
+                part = payload.mask if file.index < 0 else payload.images[file.index]
+                name = f"weft-{secrets.token_hex(12)}"
+                uploads[file] = await self._asked(partial(self._running().upload, part, name))
+            async with aclosing(self._made(workflow, payload, values, uploads, call)) as frames:
+                async for frame in frames:
+                    yield frame
+        finally:
+            await self._remove_files("input", uploads.values())
+
+    async def _made(
+        self,
+        workflow: workflow_pb2.Workflow,
+        payload: image_pb2.ImagePayload,
+        values: InputValues,
+        uploads: Mapping[InputFile, str],
+        call: CallInfo,
+    ) -> AsyncGenerator[Frame]:
+        """Yields the frames of all images: one prompt for each, each with the next seed."""
+        count = payload.count if payload.HasField("count") else 1
+        counter = StepCounter(image_count=count, previews_per_image=payload.partial_images)
+        drawn = secrets.randbelow(MAX_DRAWN_SEED)
+        pixels = made = 0
+        for index in range(count):
+            seeded = with_seed(workflow, values, index, drawn)
+            graph = filled_graph(workflow, seeded, uploads.__getitem__)
+            _name_files(graph, workflow.outputs)
+            counter.begin(graph, index)
+            run = self._run()
+            async with aclosing(self._progress(run, graph, counter, call)) as frames:
+                async for frame in frames:
+                    yield frame
+            images = await self._images(run, workflow.outputs)
+            call.on_token()
+            seed = first_seed(workflow, seeded)
+            for data, media_type in images:
+                pixels += messages.pixels_of(data)
+                yield [image_event(data, media_type, made, seed)]
+                made += 1
+        yield [end_event(steps=counter.steps, pixels=pixels)]
+
+    async def _progress(
+        self, run: PromptRun, graph: dict[str, Any], counter: StepCounter, call: CallInfo
+    ) -> AsyncGenerator[Frame]:
+        stage: str | None = None
+        async with aclosing(run.happenings(graph)) as happenings:
+            async for happening in happenings:
+                frame: Frame = []
+                if isinstance(happening, Progress):
+                    frame = counter.note(happening)
+                elif isinstance(happening, Preview):
+                    frame = counter.preview(happening)
+                elif (now := happening.stage if isinstance(happening, Waiting) else "") != stage:
+                    stage = now
+                    frame = counter.waiting(stage)
+                if not run.is_silent:
+                    call.on_prefill()
+                if frame:
+                    yield frame
+
+    def _run(self) -> PromptRun:
+        limits = RunLimits(
+            poll_seconds=self.model.queue_poll_seconds,
+            reconnect_seconds=self.model.reconnect_seconds,
+            silent_node_seconds=self.model.silent_node_seconds,
+            max_preview_bytes=self.model.max_message_mb * MEBIBYTE,
+        )
+        return PromptRun(self._running(), limits, self._clients, self._explain_break)
+
+    async def _images(self, run: PromptRun, outputs: Sequence[str]) -> list[tuple[bytes, str]]:
+        """Returns the images of a prompt that has ended, and removes its history and its files.
+
+        Raises OUT_OF_MEMORY or BACKEND_ERROR naming the node that failed.
+        """
+        entry = await run.entry()
+        files: list[OutputFile] = []
+        try:
+            if (error := messages.end_error(entry)) is not None:
+                raise error
+            files = messages.read_outputs(entry, outputs, self.model.max_images)
+            return [await self._image(file) for file in files]
+        finally:
+            await self._forget(run.prompt_id, files)
+
+    async def _image(self, file: OutputFile) -> tuple[bytes, str]:
+        data = await self._asked(lambda: self._running().view(file))
+        media_type = messages.media_type_of(data)
+        if media_type is None:
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "ComfyUI's file of an image is no PNG, JPEG or WebP")
+        return data, media_type
+
+    async def _forget(self, prompt_id: str, files: Sequence[OutputFile]) -> None:
+        api = self._api
+        with suppress(ComfyUnreachableError, WeftError):
+            if api is not None:
+                await api.forget(prompt_id)
+        for place in ("output", "temp"):
+            names = (f"{each.subfolder}/{each.name}" for each in files if each.place == place)
+            await self._remove_files(place, names)
+
+    async def _remove_files(self, place: str, names: Iterable[str]) -> None:
+        """Removes files of a ComfyUI that weft started with folders of its own; others keep theirs."""
+        folder = self._folder
+        if folder is None:
+            return
+        root = folder.path / place
+        await asyncio.to_thread(_remove, root, [root / name.lstrip("/") for name in names])
+
+    async def _asked(self, call: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Returns the result of a call. Raises SERVER_DIED where nothing answers."""
+        try:
+            return await call()
+        except ComfyUnreachableError as error:
+            gone = await self._explain_break()
+            raise gone or WeftError(Reason.SERVER_DIED, "ComfyUI does not answer any more") from error
+
+    async def _explain_break(self) -> WeftError | None:
+        return None if self.is_attached else await self._process.explain_break()
+
+    def _running(self) -> ComfyApi:
+        if self._api is None:
+            raise WeftError(Reason.BACKEND_NOT_READY, "the engine is not running")
+        return self._api
+
+
+async def _until_ready(api: ComfyApi) -> None:
+    pause = FIRST_PAUSE_SECONDS
+    while await api.status(STATS, PROBE_SECONDS) != _OK:
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, MAX_PAUSE_SECONDS)
+
+
+def _name_files(graph: dict[str, Any], outputs: Sequence[str]) -> None:
+    """Gives the files of output nodes names of their own.
+
+    A node that is asked for the same again answers with the names of files that may be removed by then.
+    """
+    for node in outputs:
+        inputs = graph[node]["inputs"]
+        if isinstance(inputs.get("filename_prefix"), str):
+            inputs["filename_prefix"] = f"{UPLOAD_FOLDER}/{secrets.token_hex(12)}"
+
+
+def _warnings(payload: image_pb2.ImagePayload, values: InputValues) -> Frame:
+    """Returns the warnings about what the request sets and nothing takes."""
+    ignored = [name for name in values.ignored if name != "prompt"]
+    ignored += [name for name in ("quality", "output_format") if getattr(payload, name)]
+    return [warning_event(name, f"the workflow has no input for {name}; it was not used") for name in ignored]
+
+
+def _remove(root: Path, files: Sequence[Path]) -> None:
+    for file in files:
+        with suppress(OSError):
+            if file.resolve().is_relative_to(root.resolve()):
+                file.unlink()

@@ -1,0 +1,97 @@
+"""The frames of an answer from what happens to a prompt: steps, and previews at equal distances. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner_svc.runtimes.comfyui.messages import Preview, Progress
+from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2, warning_pb2
+from weft.dispatch.frames import Frame
+from weft.dispatch.workflow_graph import expected_steps
+
+
+@dataclass(slots=True, kw_only=True)
+class StepCounter:
+    """The steps of all images of a request."""
+
+    image_count: int
+    previews_per_image: int
+    _done_before: int = 0
+    """Steps of the images that are complete."""
+    _expected: int = 0
+    """Steps of the present image, as its graph says; 0: it says none."""
+    _samplers: frozenset[str] = frozenset()
+    _nodes: dict[str, Progress] = field(default_factory=dict)
+    _previews: int = 0
+    _index: int = 0
+
+    def begin(self, graph: Mapping[str, Any], index: int) -> None:
+        """Count the steps of another image from now on."""
+        self._done_before += self._done
+        self._expected = expected_steps(dict(graph))
+        self._samplers = frozenset(node for node, each in graph.items() if "steps" in each["inputs"])
+        self._nodes.clear()
+        self._previews, self._index = 0, index
+
+    @property
+    def _done(self) -> int:
+        return sum(each.done for each in self._nodes.values())
+
+    @property
+    def _total(self) -> int:
+        return max(self._expected, sum(each.total for each in self._nodes.values()))
+
+    @property
+    def steps(self) -> int:
+        """Steps that were done, of all images."""
+        return self._done_before + self._done
+
+    def waiting(self, stage: str) -> Frame:
+        """Returns the frame of a prompt that waits."""
+        return [self._event(stage)]
+
+    def note(self, progress: Progress) -> Frame:
+        """Returns the frame of steps; empty: they are of a node that samples nothing, such as a decoder."""
+        if self._samplers and progress.node not in self._samplers:
+            return []
+        self._nodes[progress.node] = progress
+        return [self._event("")]
+
+    def preview(self, preview: Preview) -> Frame:
+        """Returns the frame of a preview; empty: none is due."""
+        due = self._total * (self._previews + 1) <= self._done * (self.previews_per_image + 1)
+        if self._previews >= self.previews_per_image or not self._done or not due or self._done >= self._total:
+            return []
+        part = chat_pb2.MediaPart(media_type=preview.media_type, data=preview.data)
+        partial = image_pb2.PartialImage(index=self._index, partial_index=self._previews, image=part)
+        self._previews += 1
+        return [event_pb2.InferenceEvent(partial_image=partial)]
+
+    def _event(self, stage: str) -> event_pb2.InferenceEvent:
+        progress = event_pb2.WorkProgress(
+            unit=event_pb2.WORK_UNIT_STEPS,
+            done=self.steps,
+            total=self._done_before + self._total * (self.image_count - self._index),
+            stage=stage,
+        )
+        return event_pb2.InferenceEvent(work_progress=progress)
+
+
+def image_event(data: bytes, media_type: str, index: int, seed: int | None) -> event_pb2.InferenceEvent:
+    """Returns the event of a complete image."""
+    image = image_pb2.GeneratedImage(image=chat_pb2.MediaPart(media_type=media_type, data=data), index=index)
+    if seed is not None:
+        image.seed = seed
+    return event_pb2.InferenceEvent(image=image)
+
+
+def warning_event(field_: str, message: str) -> event_pb2.InferenceEvent:
+    """Returns the warning about a parameter that is not used."""
+    code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
+    return event_pb2.InferenceEvent(warning=warning_pb2.Warning(code=code, field=field_, message=message))
+
+
+def end_event(*, steps: int, pixels: int) -> event_pb2.InferenceEvent:
+    """Returns the end of an answer."""
+    usage = usage_pb2.Usage(image_steps=steps, image_pixels=pixels)
+    return event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt_pb2.Receipt(usage=usage)))

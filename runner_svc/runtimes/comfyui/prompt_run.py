@@ -1,0 +1,288 @@
+"""One prompt in ComfyUI: queued, waited for, followed over the websocket, and withdrawn when its caller leaves.
+
+The websocket tells progress and may be lost at any time; what became of the prompt is taken from /queue and /history
+alone. A prompt is queued once: where the answer to that is lost, it is looked for by its client, whose id is its own.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container
+from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import aiohttp
+
+from runner_svc.runtimes.comfyui import messages
+from runner_svc.runtimes.comfyui.api import ComfyApi, ComfyUnreachableError
+from runner_svc.runtimes.comfyui.messages import Executing, Preview, Progress, QueueChanged, QueuedPrompt
+from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
+
+log = get_logger("weft.comfyui")
+
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 2.0
+WITHDRAW_SECONDS = 10.0
+"""Longest time in which a prompt is removed or interrupted."""
+WITHDRAW_PAUSE_SECONDS = 0.05
+QUEUE_PAUSE_SECONDS = 0.1
+"""Time from a change of the queue until it is looked at, in which more may change."""
+REST_SECONDS = 0.5
+"""Longest wait for messages about a prompt that has ended."""
+INTERRUPT_AGAIN_SECONDS = 3.0
+"""A node looks for an interrupt between two steps: it gets another one only after this time."""
+CLIENT_PREFIX = "weft-"
+_CLOSED = frozenset(
+    {aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR}
+)
+_Result = TypeVar("_Result")
+OUTCOME_UNKNOWN = "ComfyUI went away while the prompt was queued or ran, and does not know it any more"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The prompt waits in the queue."""
+
+    stage: str
+    """For what, in words; empty: it is the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The prompt runs, as the queue shows; nothing new is known of it."""
+
+
+Happening = Waiting | Alive | Progress | Preview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLimits:
+    """Times and sizes of a run."""
+
+    poll_seconds: float
+    reconnect_seconds: float
+    silent_node_seconds: float
+    max_preview_bytes: int
+
+
+@dataclass(slots=True)
+class PromptRun:
+    """One prompt, from its submission to its end."""
+
+    api: ComfyApi
+    limits: RunLimits
+    own_clients: set[str]
+    """Clients of all runs of this backend, to tell prompts of others."""
+    explain_break: Callable[[], Awaitable[WeftError | None]]
+    """Returns why ComfyUI is gone, where its process is known."""
+    client: str = field(default_factory=lambda: f"{CLIENT_PREFIX}{secrets.token_hex(16)}")
+    prompt_id: str = ""
+    """Empty until it is queued."""
+    _has_ended: bool = False
+    _may_be_queued: bool = False
+    _node: str = ""
+    _node_since: float = 0.0
+    _interrupted_at: float | None = None
+
+    async def happenings(self, graph: dict[str, Any]) -> AsyncGenerator[Happening]:
+        """Queues the prompt and yields what happens to it, until it has ended, well or not. See `entry`.
+
+        Raises BACKEND_REJECTED for a prompt that is not taken, SERVER_DIED for one that was lost. Closing it removes
+        the prompt from the queue, or interrupts it where it is the one that runs.
+        """
+        self.own_clients.add(self.client)
+        try:
+            async with AsyncExitStack() as stack:
+                socket = await self._connected(stack)
+                await self._submit(graph)
+                async with aclosing(self._followed(socket, stack)) as followed:
+                    async for happening in followed:
+                        yield happening
+            self._has_ended = True
+        finally:
+            self.own_clients.discard(self.client)
+            if self._may_be_queued and not self._has_ended:
+                await self._withdrawn()
+
+    async def entry(self) -> dict[str, Any]:
+        """Returns the history of the prompt that has ended. Raises SERVER_DIED where there is none."""
+        found = await self._tried(lambda: self.api.history(self.prompt_id))
+        if found is None:
+            raise await self._lost()
+        return found
+
+    async def _connected(self, stack: AsyncExitStack) -> aiohttp.ClientWebSocketResponse:
+        return await self._tried(lambda: stack.enter_async_context(self.api.socket(self.client)))
+
+    async def _submit(self, graph: dict[str, Any]) -> None:
+        self._may_be_queued = True
+        try:
+            self.prompt_id = await self.api.submit(graph, self.client)
+        except WeftError:
+            self._may_be_queued = False
+            raise
+        except ComfyUnreachableError:
+            # It may have been taken: queued again it would run twice.
+            self.prompt_id = await self._tried(self._found)
+            if not self.prompt_id:
+                self._may_be_queued = False
+                raise await self._lost() from None
+
+    async def _found(self) -> str:
+        """Returns the id of the prompt of this client; empty: ComfyUI has none."""
+        queued = next((each.prompt_id for each in await self.api.queue() if each.client == self.client), "")
+        return queued or await self.api.ended_prompt_of(self.client) or ""
+
+    async def _followed(
+        self, socket: aiohttp.ClientWebSocketResponse, stack: AsyncExitStack
+    ) -> AsyncGenerator[Happening]:
+        loop = asyncio.get_running_loop()
+        self._node_since = loop.time()
+        look_at = loop.time()
+        while True:
+            if loop.time() >= look_at:
+                state = await self._looked()
+                if state is None:
+                    break
+                yield state
+                look_at = loop.time() + self.limits.poll_seconds
+            try:
+                async with asyncio.timeout_at(look_at):
+                    received = await socket.receive()
+            except TimeoutError:
+                continue
+            if received.type in _CLOSED:
+                # Also a message that is too large; the queue says what became of the prompt meanwhile.
+                await socket.close()
+                socket = await self._connected(stack)
+                look_at = loop.time()
+                continue
+            happening = self._read(received)
+            if isinstance(happening, Progress | Preview):
+                yield happening
+            elif happening is not None:
+                is_over = not isinstance(happening, QueueChanged)
+                look_at = min(look_at, loop.time() + (0.0 if is_over else QUEUE_PAUSE_SECONDS))
+        async for late in self._rest(socket):
+            yield late
+
+    async def _rest(self, socket: aiohttp.ClientWebSocketResponse) -> AsyncGenerator[Happening]:
+        """Yields what was said of a prompt that has ended before its end was noticed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REST_SECONDS):
+                while (received := await socket.receive()).type not in _CLOSED:
+                    happening = self._read(received)
+                    if isinstance(happening, Progress | Preview):
+                        yield happening
+                    elif happening is not None and not isinstance(happening, QueueChanged):
+                        return
+
+    def _read(self, received: aiohttp.WSMessage) -> messages.Message | None:
+        if received.type is aiohttp.WSMsgType.BINARY:
+            return messages.read_binary(received.data, self.limits.max_preview_bytes)
+        if received.type is not aiohttp.WSMsgType.TEXT:
+            return None
+        found = messages.read_text(received.data, self.prompt_id)
+        if isinstance(found, Executing) and found.node:
+            self._node, self._node_since = found.node, asyncio.get_running_loop().time()
+            return None
+        if isinstance(found, Progress):
+            self._node_since = asyncio.get_running_loop().time()
+        # While it runs, the lengths of the queue behind it are of no interest.
+        return None if isinstance(found, QueueChanged) and self._node else found
+
+    async def _looked(self) -> Waiting | Alive | None:
+        """Returns how the prompt is; None: it has ended. Raises SERVER_DIED where ComfyUI does not know it."""
+        queue = await self._tried(self.api.queue)
+        ahead: list[QueuedPrompt] = []
+        for each in queue:
+            if each.prompt_id != self.prompt_id:
+                ahead.append(each)
+                continue
+            if not each.is_running:
+                self._node_since = asyncio.get_running_loop().time()
+                return Waiting(messages.stage_behind(ahead, self.own_clients))
+            return Alive()
+        # From the queue it goes into the history in one step.
+        if await self._tried(lambda: self.api.history(self.prompt_id)) is None:
+            raise await self._lost()
+        return None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the node that runs has shown no progress for too long."""
+        return asyncio.get_running_loop().time() - self._node_since > self.limits.silent_node_seconds
+
+    async def _lost(self) -> WeftError:
+        self._has_ended = True
+        return await self.explain_break() or WeftError(Reason.SERVER_DIED, OUTCOME_UNKNOWN)
+
+    async def _tried(self, call: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Returns the result of a call that only looks; it is tried again for some time while nothing answers.
+
+        Raises SERVER_DIED then, or what is known of the process.
+        """
+        loop = asyncio.get_running_loop()
+        began, pause = loop.time(), FIRST_RETRY_SECONDS
+        while True:
+            try:
+                return await call()
+            except ComfyUnreachableError as error:
+                gone = await self.explain_break()
+                if gone is not None:
+                    self._has_ended = True
+                    raise gone from error
+                if loop.time() - began >= self.limits.reconnect_seconds:
+                    self._has_ended = self._has_ended or not self._may_be_queued
+                    raise WeftError(Reason.SERVER_DIED, "ComfyUI does not answer any more") from error
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, MAX_RETRY_SECONDS)
+
+    async def _withdrawn(self) -> None:
+        """Removes the prompt, within a limit and whatever the caller does meanwhile."""
+        task = asyncio.create_task(self._withdraw())
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            raise
+
+    async def _withdraw(self) -> None:
+        with suppress(ComfyUnreachableError, WeftError):
+            try:
+                async with asyncio.timeout(WITHDRAW_SECONDS):
+                    await self._remove_all()
+            except TimeoutError:
+                log.warning("a prompt could not be withdrawn from ComfyUI in time", seconds=WITHDRAW_SECONDS)
+            if self.prompt_id:
+                await self.api.forget(self.prompt_id)
+
+    async def _remove_all(self) -> None:
+        """Removes the prompt step by step."""
+        is_there = True
+        while is_there:
+            is_there = await self._remove()
+            await asyncio.sleep(WITHDRAW_PAUSE_SECONDS if is_there else 0)
+
+    async def _remove(self) -> bool:
+        """Takes one step to remove the prompt; returns whether it is still in the queue.
+
+        Only a prompt that the queue shows as the running one is interrupted: an interrupt hits whatever runs.
+        """
+        own = next((each for each in await self.api.queue() if each.client == self.client), None)
+        if own is None:
+            return False
+        self.prompt_id = own.prompt_id
+        now = asyncio.get_running_loop().time()
+        if not own.is_running:
+            await self.api.delete_pending(own.prompt_id)
+        elif self._interrupted_at is None or now - self._interrupted_at >= INTERRUPT_AGAIN_SECONDS:
+            self._interrupted_at = now
+            await self.api.interrupt(own.prompt_id)
+        return True
+
+
+def foreign_count(queue: list[QueuedPrompt], own_clients: Container[str]) -> int:
+    """Returns how many prompts of a queue are of others."""
+    return sum(each.client not in own_clients for each in queue)

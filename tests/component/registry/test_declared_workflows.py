@@ -1,0 +1,126 @@
+"""Workflows in the registry: declared, checked, stored, shown, and in the way of what they need."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from registry_harness import a_route, an_alias, declare
+from roster_harness import BareRegistry
+
+from registry_svc.config import RegistryConfig
+from registry_svc.mesh.domain import Kind
+from registry_svc.mesh.manifests import valid_batch
+from registry_svc.mesh.store import SqlStore
+from weft.api.common.v1 import workflow_pb2 as workflows
+from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResult, Declaration
+from weft.api.registry.v1.registry_service_pb2 import Change, Snapshot, WatchResponse
+from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
+from weft.dispatch.fleet import FleetView, apply_watch
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft_testing.fake_clock import FakeClock
+
+GRAPH = {
+    "6": {"class_type": "CLIPTextEncode", "inputs": {"text": "a hill", "clip": ["4", 1]}},
+    "4": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "tiny.safetensors"}},
+}
+
+
+def a_workflow(name: str = "turbo", model: str = "m1", *, node: str = "6", text: str = "") -> Declaration:
+    prompt = workflows.WorkflowInput(
+        name="prompt",
+        type=workflows.WORKFLOW_INPUT_TYPE_TEXT,
+        node=node,
+        input="text",
+        source=workflows.WORKFLOW_SOURCE_PROMPT,
+    )
+    workflow = workflows.Workflow(graph=text or json.dumps(GRAPH), inputs=[prompt], outputs=["6"])
+    return Declaration(workflow=WorkflowManifest(name=name, model=model, workflow=workflow))
+
+
+@asynccontextmanager
+async def registry_of(tmp_path: Path, **more: int) -> AsyncIterator[BareRegistry]:
+    config = RegistryConfig(database_url=f"sqlite+aiosqlite:///{tmp_path / 'registry.db'}", **more)  # type: ignore[arg-type]
+    registry = BareRegistry(SqlStore(config.database_url), FakeClock(), config)
+    await registry.start()
+    try:
+        yield registry
+    finally:
+        await registry.stop()
+
+
+async def apply(registry: BareRegistry, *declarations: Declaration) -> list[str]:
+    request = valid_batch(ApplyRequest(declarations=declarations), registry.core.config)
+    results = await registry.declarations.apply(request)
+    return [ApplyResult.Outcome.Name(each.outcome).removeprefix("OUTCOME_").lower() for each in results]
+
+
+async def test_a_workflow_is_created_left_alone_changed_and_there_after_a_restart(tmp_path: Path) -> None:
+    async with registry_of(tmp_path) as registry:
+        assert await apply(registry, declare("m1"), a_workflow()) == ["created", "created"]
+        # Equal but for spaces in its graph.
+        assert await apply(registry, a_workflow(text=json.dumps(GRAPH, indent=2))) == ["unchanged"]
+        other = json.dumps(GRAPH | {"7": {"class_type": "X", "inputs": {}}})
+        assert await apply(registry, a_workflow(text=other)) == ["configured"]
+    async with registry_of(tmp_path) as registry:
+        found = registry.catalogue.workflows.get("turbo")
+        assert set(json.loads(found.manifest.workflow.graph)) == {"4", "6", "7"}
+        assert found.status == RegisteredWorkflow.STATUS_INACTIVE
+
+
+async def test_a_workflow_without_its_node_is_refused_and_the_field_named(tmp_path: Path) -> None:
+    async with registry_of(tmp_path) as registry:
+        with pytest.raises(FieldError) as caught:
+            await apply(registry, declare("m1"), a_workflow(node="66"))
+        assert caught.value.field == "declarations[1].workflow.workflow.inputs[0].node"
+
+
+async def test_a_workflow_of_an_unknown_model_is_refused(tmp_path: Path) -> None:
+    async with registry_of(tmp_path) as registry:
+        with pytest.raises(WeftError, match="run by 'm9'") as caught:
+            await apply(registry, a_workflow(model="m9"))
+        assert caught.value.reason is Reason.MODEL_NOT_FOUND
+
+
+async def test_a_workflow_shares_the_names_of_models_and_routes(tmp_path: Path) -> None:
+    async with registry_of(tmp_path) as registry:
+        await apply(registry, declare("m1"), a_workflow("turbo"), a_route("ladder"))
+        for taken in (a_workflow("m1"), a_workflow("ladder"), a_route("turbo"), declare("turbo")):
+            with pytest.raises(WeftError) as caught:
+                await apply(registry, taken)
+            assert caught.value.reason is Reason.ALREADY_EXISTS
+
+
+async def test_a_model_that_a_workflow_needs_is_not_deleted_nor_a_workflow_that_an_alias_needs(
+    tmp_path: Path,
+) -> None:
+    async with registry_of(tmp_path) as registry:
+        await apply(registry, declare("m1"), a_workflow(), an_alias("pictures", "workflow/turbo"))
+        for kind, name, user in ((Kind.MODEL, "m1", "workflows: turbo"), (Kind.WORKFLOW, "turbo", "aliases: pictures")):
+            with pytest.raises(WeftError, match=user) as caught:
+                await registry.declarations.delete(kind, name)
+            assert caught.value.reason is Reason.RESOURCE_IN_USE
+        await registry.declarations.delete(Kind.ALIAS, "pictures")
+        await registry.declarations.delete(Kind.WORKFLOW, "turbo")
+        await registry.declarations.delete(Kind.MODEL, "m1")
+        assert list(registry.core.mesh.workflows.names()) == []
+
+
+async def test_there_is_room_for_so_many_workflows(tmp_path: Path) -> None:
+    async with registry_of(tmp_path, max_workflows=1) as registry:
+        await apply(registry, declare("m1"), a_workflow("one"))
+        with pytest.raises(WeftError, match="workflows") as caught:
+            await apply(registry, a_workflow("two"))
+        assert caught.value.reason is Reason.TOO_MANY_RESOURCES
+
+
+def test_routers_follow_workflows_by_the_watch() -> None:
+    workflow = RegisteredWorkflow(manifest=a_workflow().workflow)
+    view = apply_watch(FleetView(), WatchResponse(revision=1, snapshot=Snapshot(workflows=[workflow])))
+    assert view.workflows["turbo"].manifest.model == "m1"
+    view = apply_watch(view, WatchResponse(revision=2, change=Change(deleted_workflow="turbo")))
+    assert not view.workflows
+    view = apply_watch(view, WatchResponse(revision=3, change=Change(workflow=workflow)))
+    assert set(view.workflows) == {"turbo"}

@@ -1,0 +1,99 @@
+"""A mesh with a ComfyUI that weft starts (the fake): workflows are declared, asked for by name, and make images."""
+
+import asyncio
+import base64
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from kit.comfyui import GRAPH, INPUTS
+from mesh_process import MeshProcess, run_weft, running_mesh, write_config
+
+COMMAND = [sys.executable, "-m", "weft_testing.fake_comfyui", "--port", "{port}"]
+FOLDERS = ["--output-directory", "{output}", "--input-directory", "{input}"]
+DOCUMENT = {"kind": "workflow", "name": "turbo", "model": "comfy", "graph": GRAPH, "inputs": INPUTS, "outputs": ["9"]}
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    folder = tmp_path_factory.mktemp("comfyui")
+    runner = {
+        "name": "studio",
+        "runtime": "comfyui",
+        "models": [{"name": "comfy", "command": [*COMMAND, *FOLDERS], "queue_poll_seconds": 0.1}],
+        "first_term_seconds": 0.5,
+        "second_term_seconds": 0.5,
+    }
+    with running_mesh(folder / "home", "--config", str(write_config(folder, runner))) as mesh:
+        declared = folder / "turbo.yaml"
+        declared.write_text(yaml.safe_dump(DOCUMENT))
+        code, out, err = asyncio.run(run_weft("apply", "-f", str(declared), home=mesh.home))
+        assert code == 0, err
+        assert "workflow/turbo created" in out
+        yield mesh
+
+
+async def post(mesh: MeshProcess, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/images/generations", json=body) as response:
+        return response.status, json.loads(await response.text())
+
+
+async def test_an_image_of_a_workflow_is_made_over_http(mesh: MeshProcess) -> None:
+    body = {"model": "workflow/turbo", "prompt": "a lighthouse", "size": "128x64", "response_format": "b64_json"}
+    status, answer = await post(mesh, body)
+    assert status == 200, answer
+    image = base64.b64decode(answer["data"][0]["b64_json"])
+    assert image.startswith(b"\x89PNG")
+    assert (int.from_bytes(image[16:20]), int.from_bytes(image[20:24])) == (128, 64)
+
+
+async def test_a_request_that_the_workflow_does_not_take_is_refused_and_its_field_named(mesh: MeshProcess) -> None:
+    status, answer = await post(mesh, {"model": "workflow/turbo", "prompt": "x", "fault": "sabotage"})
+    assert status == 400
+    assert "fault" in answer["error"]["message"]
+
+
+async def test_a_node_that_fails_is_named_to_the_caller(mesh: MeshProcess) -> None:
+    status, answer = await post(mesh, {"model": "workflow/turbo", "prompt": "x", "fault": "error"})
+    assert status >= 500
+    assert "node 7" in answer["error"]["message"]
+
+
+async def test_an_unknown_workflow_is_not_found_and_the_close_one_named(mesh: MeshProcess) -> None:
+    status, answer = await post(mesh, {"model": "workflow/turbi", "prompt": "x"})
+    assert status == 404
+    assert "workflow/turbo" in answer["error"]["message"]
+
+
+async def test_a_workflow_is_in_the_list_of_models_and_answers_no_chat(mesh: MeshProcess) -> None:
+    async with aiohttp.ClientSession() as http:
+        async with http.get(f"{mesh.url}/v1/models/workflow/turbo") as response:
+            entry = json.loads(await response.text())
+        chat = {"model": "workflow/turbo", "messages": [{"role": "user", "content": "hi"}]}
+        async with http.post(f"{mesh.url}/v1/chat/completions", json=chat) as response:
+            assert response.status == 501
+            assert "images only" in await response.text()
+    assert (entry["id"], entry["meta"]["workflow"], entry["meta"]["operations"]) == ("workflow/turbo", True, ["image"])
+
+
+async def test_workflows_are_listed_and_described_on_the_command_line(mesh: MeshProcess) -> None:
+    code, out, err = await run_weft("get", "workflows", home=mesh.home)
+    assert code == 0, err
+    assert "turbo" in out
+    assert "comfy" in out
+    code, out, err = await run_weft("describe", "workflow", "turbo", home=mesh.home)
+    assert code == 0, err
+    assert "steps, integer, from steps, node 3.steps" in out
+
+
+async def test_the_example_is_a_workflow(mesh: MeshProcess, tmp_path: Path) -> None:
+    example = yaml.safe_load((Path(__file__).parents[2] / "examples" / "workflows" / "turbo.yaml").read_text())
+    file = tmp_path / "example.yaml"
+    file.write_text(yaml.safe_dump(example | {"name": "example"}))
+    code, _, err = await run_weft("apply", "-f", str(file), "--dry-run", home=mesh.home)
+    assert code == 0, err

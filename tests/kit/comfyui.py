@@ -1,0 +1,111 @@
+"""Workflows, payloads and settings with which tests use the fake of ComfyUI."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from kit.engine_settings import engine_settings
+from runner_svc.backend.port import CallInfo
+from runner_svc.runtimes.comfyui.backend import ComfyUiBackend
+from runner_svc.runtimes.comfyui.settings import ComfyUiModel
+from weft.api.common.v1 import workflow_pb2
+from weft.dispatch.workflow_graph import to_canonical_workflow
+from weft.documents.reader import read_message
+from weft_testing.fake_comfyui.server import FakeComfyUi
+
+GRAPH: dict[str, Any] = {
+    "3": {
+        "class_type": "KSampler",
+        "inputs": {
+            "seed": 7,
+            "steps": 4,
+            "cfg": 7.0,
+            "model": ["4", 0],
+            "positive": ["6", 0],
+            "latent_image": ["5", 0],
+        },
+    },
+    "4": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "tiny.safetensors"}},
+    "5": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64}},
+    "6": {"class_type": "CLIPTextEncode", "inputs": {"text": "a hill", "clip": ["4", 1]}},
+    "7": {"class_type": "FakeFault", "inputs": {"samples": ["3", 0], "fault": "none"}},
+    "8": {"class_type": "VAEDecode", "inputs": {"samples": ["7", 0], "vae": ["4", 2]}},
+    "9": {"class_type": "SaveImage", "inputs": {"images": ["8", 0], "filename_prefix": "ComfyUI"}},
+}
+INPUTS: list[dict[str, Any]] = [
+    {"name": "prompt", "type": "text", "node": "6", "input": "text", "source": "prompt"},
+    {"name": "width", "type": "integer", "node": "5", "input": "width", "source": "width"},
+    {"name": "height", "type": "integer", "node": "5", "input": "height", "source": "height"},
+    {"name": "steps", "type": "integer", "node": "3", "input": "steps", "source": "steps", "minimum": 1, "maximum": 50},
+    {"name": "seed", "type": "seed", "node": "3", "input": "seed"},
+    {
+        "name": "fault",
+        "type": "choice",
+        "node": "7",
+        "input": "fault",
+        "choices": ["none", "error", "out_of_memory", "crash", "hang"],
+    },
+]
+DOCUMENT: dict[str, Any] = {"graph": GRAPH, "inputs": INPUTS, "outputs": ["9"]}
+
+
+def workflow(document: dict[str, Any] | None = None) -> workflow_pb2.Workflow:
+    """Returns a workflow in its canonical form."""
+    found = read_message(document or DOCUMENT, workflow_pb2.Workflow)
+    to_canonical_workflow(found, "")
+    return found
+
+
+def edit_workflow() -> workflow_pb2.Workflow:
+    """Returns a workflow that changes an image."""
+    graph = json.loads(json.dumps(GRAPH))
+    graph["10"] = {"class_type": "LoadImage", "inputs": {"image": "example.png"}}
+    graph["11"] = {"class_type": "VAEEncode", "inputs": {"pixels": ["10", 0], "vae": ["4", 2]}}
+    graph["3"]["inputs"]["latent_image"] = ["11", 0]
+    del graph["5"]
+    inputs = [each for each in INPUTS if each["node"] != "5"]
+    image = {"name": "image", "type": "image", "node": "10", "input": "image"}
+    return workflow({"graph": graph, "inputs": [*inputs, image], "outputs": ["9"]})
+
+
+def call(**given: Any) -> CallInfo:
+    """Returns the context of a request."""
+    return CallInfo(request_id="req-1", traceparent="", **given)
+
+
+def attached(url: str, *, whole: workflow_pb2.Workflow | None = None, **given: Any) -> ComfyUiBackend:
+    """Returns the backend of a ComfyUI that runs already; what is given are settings or parts of the context."""
+    given = {"queue_poll_seconds": 0.05, "reconnect_seconds": 10.0, **given}
+    model, context = engine_settings(ComfyUiModel, url=url, **given)
+    return ComfyUiBackend(model, context, (), whole or workflow())
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 20.0) -> None:
+    """Return once a condition holds. Raises TimeoutError."""
+    async with asyncio.timeout(seconds):
+        while True:
+            found = condition()
+            if found is True or (isinstance(found, Awaitable) and await found):
+                return
+            await asyncio.sleep(0.01)
+
+
+async def queue_foreign(fake: FakeComfyUi, seed: int = 1, steps: int = 3) -> str:
+    """Queues a prompt of another program; returns its id."""
+    graph = json.loads(json.dumps(GRAPH))
+    graph["3"]["inputs"] |= {"seed": seed, "steps": steps}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{fake.url}/prompt", json={"prompt": graph, "client_id": "someone"}) as answer,
+    ):
+        document = await answer.json()
+        return str(document["prompt_id"])
+
+
+def files_in(folder: Path) -> list[str]:
+    """Returns the names of all files below a folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

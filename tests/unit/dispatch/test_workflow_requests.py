@@ -1,0 +1,73 @@
+"""Requests for workflows: which model they become a request for, and which are refused before they wait."""
+
+from dataclasses import replace
+
+import pytest
+
+from weft.api.common.v1 import image_pb2
+from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
+from weft.dispatch.agents import known_names, models_behind, name_asked_for, require_model_name
+from weft.dispatch.fleet import FleetView, expected_model
+from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.workflows import require_images, resolve_workflow
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+GRAPH = '{"6":{"class_type":"A","inputs":{"steps":4}}}'
+
+
+def view(**given: object) -> FleetView:
+    manifest = WorkflowManifest(name="turbo", model="pictures")
+    manifest.workflow.graph = GRAPH
+    manifest.workflow.outputs.append("6")
+    manifest.workflow.inputs.add(name="steps", type=2, node="6", input="steps", source=6, maximum=8)
+    models = {"comfy": expected_model("comfy", "pictures", "box")}
+    found = FleetView(revision=1, models=models, workflows={"turbo": RegisteredWorkflow(manifest=manifest)})
+    return replace(found, **given)  # type: ignore[arg-type]
+
+
+def context(model: str = "workflow/turbo", operation: Operation = Operation.IMAGE) -> RequestContext:
+    return RequestContext(request_id="req-1", traceparent="", tenant="t", model=model, operation=operation)
+
+
+def test_a_request_for_a_workflow_becomes_one_for_its_model_with_the_graph() -> None:
+    found = resolve_workflow(view(), context(), image_pb2.ImagePayload(steps=8))
+    assert found is not None
+    assert (found.context.model, found.workflow.graph) == ("pictures", GRAPH)
+
+
+def test_a_request_for_a_model_is_left_alone() -> None:
+    assert resolve_workflow(view(), context("comfy"), image_pb2.ImagePayload()) is None
+
+
+def test_a_value_beyond_its_limits_is_refused_before_the_request_waits() -> None:
+    with pytest.raises(FieldError, match="from"):
+        resolve_workflow(view(), context(), image_pb2.ImagePayload(steps=9))
+
+
+def test_an_unknown_workflow_and_one_without_its_model_are_not_found() -> None:
+    for seen, words in ((view(workflows={}), "there is no workflow turbo"), (view(models={}), "run by pictures")):
+        with pytest.raises(WeftError, match=words) as caught:
+            resolve_workflow(seen, context(), image_pb2.ImagePayload())
+        assert caught.value.reason is Reason.MODEL_NOT_FOUND
+
+
+def test_nothing_is_known_before_the_first_snapshot() -> None:
+    with pytest.raises(WeftError) as caught:
+        resolve_workflow(FleetView(), context(), image_pb2.ImagePayload())
+    assert caught.value.reason is Reason.SERVICE_UNAVAILABLE
+
+
+def test_a_workflow_answers_requests_for_images_only() -> None:
+    require_images(context())
+    with pytest.raises(WeftError) as caught:
+        require_images(context(operation=Operation.CHAT))
+    assert caught.value.reason is Reason.UNSUPPORTED_OPERATION
+
+
+def test_workflows_are_among_the_names_of_requests_and_rights_are_by_their_bare_name() -> None:
+    assert "workflow/turbo" in known_names(view())
+    assert name_asked_for("workflow/turbo") == "turbo"
+    assert require_model_name("workflow/turbo", "model") == "workflow/turbo"
+    assert [each.name for each in models_behind(view(), "workflow/turbo")] == ["comfy"]
