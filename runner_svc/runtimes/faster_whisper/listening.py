@@ -5,7 +5,7 @@ the last window of the one before could not be filled, so that no word is cut an
 length.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,8 +69,7 @@ class Listening:
         self._token_count = 0
         self._is_told = False
         """Whether the runner knows the language and length."""
-        encode = model.encode
-        model.encode = lambda features: self._at_window(encode, features)
+        model.model = _WatchedModel(model.model, self._at_step)
 
     def hear(self, recording: RecordingReader) -> Done:
         """Sends the segments of a recording. Returns the last answer. Raises RefusedError, CancelledRequestError."""
@@ -195,12 +194,31 @@ class Listening:
         done, total = round(self._done_seconds, 3), round(self._total_seconds, 3)
         self._job.send(Worked(id=self._request.id, done=done, total=total))
 
-    def _at_window(self, encode: Any, features: Any) -> Any:
-        """Encode a window of the recording, unless the request is cancelled."""
+    def _at_step(self) -> None:
+        """Tell that the engine works, before each window and each attempt at it, unless the request is cancelled."""
         if self._job.is_cancelled:
             raise CancelledRequestError
         self._tell_progress()
-        return encode(features)
+
+
+class _WatchedModel:
+    """The model of the library, which calls `at_step` before each piece of its work."""
+
+    def __init__(self, model: Any, at_step: Callable[[], None]) -> None:
+        self._model, self._at_step = model, at_step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def encode(self, *given: Any, **named: Any) -> Any:
+        """Encode a window of the recording."""
+        self._at_step()
+        return self._model.encode(*given, **named)
+
+    def generate(self, *given: Any, **named: Any) -> Any:
+        """Search the words of a window, at one temperature."""
+        self._at_step()
+        return self._model.generate(*given, **named)
 
 
 def voices_of(found: list[dict[str, int]], length: int, *, is_last: bool) -> _Span:

@@ -234,6 +234,16 @@ async def test_a_cancelled_request_ends_with_the_next_window(model: Path) -> Non
         assert len(_calls(backend)) < 6, "most of the recording was not heard"
 
 
+async def test_a_cancelled_request_ends_with_the_next_attempt_at_a_window(model: Path) -> None:
+    async with _running(model, {"seconds_per_window": 0.02, "attempts": 100_000}) as (backend, _):
+        async with aclosing(backend.transcribe(_payload(), CALL)) as frames:
+            for _ in range(3):
+                assert not has_content(await anext(frames)), "each attempt shows that the engine works"
+        assert await backend.responds(START_SECONDS)
+        async with aclosing(backend.transcribe(_payload(), CALL)) as frames:
+            await anext(frames)
+
+
 async def test_requests_run_side_by_side_in_a_model_with_several_slots(model: Path) -> None:
     async with (
         _running(model, {"seconds_per_window": 0.05}, slots=2) as (backend, _),

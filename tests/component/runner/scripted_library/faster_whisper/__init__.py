@@ -1,7 +1,7 @@
 """A stand-in for faster-whisper: one segment for each window of 29 seconds, whose text is the window's number.
 
-As the real one it works on a window when its segment is asked for, and calls `encode` for each. SCRIPTED_FASTER_WHISPER
-holds switches as JSON.
+As the real one it works on a window when its segment is asked for: it calls `encode`, and `generate` for each attempt.
+SCRIPTED_FASTER_WHISPER holds switches as JSON.
 """
 
 import json
@@ -35,6 +35,13 @@ class _Library:
     def load_model(self) -> None:
         self.model_is_loaded = True
 
+    def encode(self, _: Any) -> None:
+        if SWITCHES.get("fault"):
+            raise RuntimeError(SWITCHES["fault"])
+
+    def generate(self) -> None:
+        time.sleep(float(SWITCHES.get("seconds_per_window", 0.0)))
+
 
 class WhisperModel:
     frames_per_second = 100
@@ -60,11 +67,6 @@ class WhisperModel:
         self.model = _Library()
         self.hf_tokenizer = SimpleNamespace(encode=_encoded)
 
-    def encode(self, _: Any) -> None:
-        time.sleep(float(SWITCHES.get("seconds_per_window", 0.0)))
-        if SWITCHES.get("fault"):
-            raise RuntimeError(SWITCHES["fault"])
-
     def transcribe(self, audio: Samples, **options: Any) -> tuple[Iterator[Any], Any]:
         sys.stderr.write(f"heard {len(audio) / RATE:g} s with {json.dumps(options)}\n")
         info = SimpleNamespace(language=options["language"] or SWITCHES.get("detects", "en"))
@@ -76,7 +78,9 @@ class WhisperModel:
             begin = number * WINDOW_SECONDS
             if begin >= seconds:
                 return
-            self.encode(None)
+            self.model.encode(None)
+            for _ in range(SWITCHES.get("attempts", 1)):
+                self.model.generate()
             end = min(float(begin + WINDOW_SECONDS), seconds)
             word = SimpleNamespace(start=begin, end=end, word=f" {number}", probability=0.5)
             yield SimpleNamespace(
