@@ -57,11 +57,12 @@ _BREAKS = frozenset(
 
 
 def may_be_the_requests(reason: Reason) -> bool:
-    """Whether the engine is alive and answered with an error of its own, which the request itself may have caused.
+    """Whether an engine's error is one that the request itself may have caused, on every engine.
 
-    Not all error texts that engines use for a request that they cannot take are known.
+    Not all error texts that engines use for a request that they cannot take are known, and an image that is too large
+    for one engine's memory is so for that of others.
     """
-    return reason is Reason.BACKEND_ERROR
+    return reason in {Reason.BACKEND_ERROR, Reason.OUT_OF_MEMORY}
 
 
 def classify(reason: Reason) -> FailureKind:

@@ -1,5 +1,6 @@
 """Requests that every engine answers with an error: the request is what their failures have in common."""
 
+import pytest
 from scheduler_harness import Mesh, arrival, candidate, placed, rejected, scheduler
 
 from router_svc.policy.decisions import Served
@@ -34,9 +35,10 @@ def is_served(mesh: Mesh, key: int, now: float) -> str:
     return where
 
 
-def test_a_request_that_every_replica_answers_with_an_error_keeps_no_other_request_waiting() -> None:
+@pytest.mark.parametrize("reason", [Reason.BACKEND_ERROR, Reason.OUT_OF_MEMORY])
+def test_a_request_that_every_replica_answers_with_an_error_keeps_no_other_request_waiting(reason: Reason) -> None:
     mesh = replicas(3)
-    assert len(set(fails_everywhere(mesh, 1, 0.0))) == 3
+    assert len(set(fails_everywhere(mesh, 1, 0.0, reason))) == 3
     assert {is_served(mesh, key, 0.1) for key in range(2, 5)} <= {"a", "b", "c"}
 
 
