@@ -13,8 +13,9 @@ from router_svc.durable.limits import BatchLimits, ResultLimits, TaskLimits
 from router_svc.durable.tasks.spec_validation import checked_row
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Claim, TaskOutcome
+from router_svc.durable.tasks.task_media import TaskMedia
 from router_svc.store.database import RouterDatabase
-from weft.api.common.v1 import image_pb2
+from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2
 from weft.api.router.v1 import file_service_pb2 as pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import RESULT, TASK_INPUT
@@ -189,6 +190,21 @@ async def test_what_a_deleted_task_or_a_submission_that_broke_off_has_left_is_sw
     assert await store.kept(orphan, of_nobody) == [True, True]
     await store.sweep_later()
     assert await store.kept(orphan, of_nobody) == [False, True]
+
+
+async def test_a_line_of_a_batch_names_its_files_by_id_and_has_none_inline(store: Store) -> None:
+    media = TaskMedia(store.files)
+
+    def line(part: chat_pb2.MediaPart) -> task_pb2.TaskSpec:
+        return task_pb2.TaskSpec(model="whisper", transcription=audio_pb2.TranscriptionPayload(audio=part))
+
+    named = line(chat_pb2.MediaPart(file_id=(await store.save()).id))
+    await media.require_files("ann", named, "lines[0].spec")
+    assert named.transcription.audio.media_type == "image/png"
+    inline = line(chat_pb2.MediaPart(data=b"RIFF", media_type="audio/wav"))
+    words = await refused(Reason.INVALID_ARGUMENT, media.require_files("ann", inline, "lines[3].spec"))
+    assert words.startswith("lines[3].spec.payload.audio: ")
+    await refused(Reason.NOT_FOUND, media.require_files("bob", named, "lines[0].spec"))
 
 
 async def test_a_task_releases_the_files_of_some_of_its_attempts(store: Store) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gateway.config import BatchEdgeConfig, ConnectionLimits, GatewayConfig, MediaConfig, RequestLimits
+from gateway.config import BatchEdgeConfig, ConnectionLimits, GatewayConfig, MediaConfig, RequestLimits, ResultConfig
 from registry_svc.config import LedgerConfig, LedgerSettings, RegistryConfig, RegistrySettings
 from router_svc.config import RelayConfig
-from router_svc.durable.limits import BatchLimits, ResponseLimits, TaskLimits, TaskSettings
+from router_svc.durable.limits import BatchLimits, ResponseLimits, ResultLimits, TaskLimits, TaskSettings
 from router_svc.policy.limits import QueueLimits, SchedulerLimits, SchedulingLimits
 from router_svc.settings import RelayLimits
 from weft.kernel.json_schema import SchemaLimits
@@ -30,6 +30,7 @@ IN_THE_GATEWAY: dict[tuple[str, ...], Any] = {
     ("limits",): RequestLimits,
     ("connections",): ConnectionLimits,
     ("batches",): BatchEdgeConfig,
+    ("results",): ResultConfig,
     ("media",): MediaConfig,
 }
 
@@ -112,6 +113,12 @@ def test_what_the_file_says_of_tasks_arrives(name: str) -> None:
 def test_what_the_file_says_of_batches_arrives(name: str) -> None:
     other = getattr(BatchLimits(), name) + 1
     assert getattr(parse_config({"router": {"batches": {name: other}}}).router.batches, name) == other
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(ResultLimits)])
+def test_what_the_file_says_of_results_arrives(name: str) -> None:
+    other = getattr(ResultLimits(), name) + 1
+    assert getattr(parse_config({"router": {"results": {name: other}}}).router.results, name) == other
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(RelayLimits)])
