@@ -47,7 +47,9 @@ def _said(mesh: MeshProcess) -> str:
     return (mesh.home.parent / f"{mesh.home.name}.out").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.heavy), signal.SIGKILL], ids=["stopped", "killed"]
+)
 async def test_models_taken_out_of_the_file_are_gone_at_the_next_start(tmp_path: Path, number: signal.Signals) -> None:
     home = tmp_path / "home"
     with running_mesh(home, "--config", str(_config(tmp_path, "a", "b", "c"))) as mesh:
