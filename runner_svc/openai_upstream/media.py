@@ -91,7 +91,9 @@ async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, cal
             pixels += (_pixels(event.image.image.data) for event in frame if event.HasField("image"))
             if frame[-1].HasField("finished"):
                 usage = frame[-1].finished.receipt.usage
-                usage.image_steps, usage.image_pixels = payload.steps * len(pixels), sum(pixels)
+                # What the server counted itself is kept.
+                usage.image_steps = usage.image_steps or payload.steps * len(pixels)
+                usage.image_pixels = usage.image_pixels or sum(pixels)
             yield frame
 
 
