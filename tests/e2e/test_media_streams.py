@@ -146,3 +146,28 @@ async def test_ctrl_c_ends_the_work_and_leaves_no_file(mesh: MeshProcess, tmp_pa
         return bool(found[1].strip())
 
     await eventually(is_free, 20, "the request goes on")
+
+
+async def test_a_detached_request_is_a_task_whose_result_is_fetched(mesh: MeshProcess, tmp_path: Path) -> None:
+    recording, picture, sound = tmp_path / "talk.wav", tmp_path / "cat.png", tmp_path / "hello.wav"
+    recording.write_bytes(b"0123456789")
+
+    async def weft(*arguments: str) -> str:
+        code, out, error = await run_weft(*arguments, home=mesh.home)
+        assert code == 0, error
+        return out.strip()
+
+    image = await weft("image", "a cat", "--model", "painter", "-n", "2", "--detach")
+    words = await weft("transcribe", str(recording), "--detach")
+    speech = await weft("speak", "one two", "--voice", "amy", "--detach")
+    assert (await weft("image", "--fetch", image, "-o", str(picture))).splitlines() == [
+        str(tmp_path / "cat-1.png"),
+        str(tmp_path / "cat-2.png"),
+    ]
+    assert (tmp_path / "cat-2.png").read_bytes() == PNG
+    assert await weft("transcribe", "--fetch", words) == "10 bytes of sound"
+    assert (await weft("transcribe", "--fetch", words, "--srt")).startswith("1\n00:00:00,000 --> 00:00:01,000\n10\n")
+    await weft("speak", "--fetch", speech, "-o", str(sound))
+    assert sound.read_bytes().startswith(WAVE_HEAD)
+    code, _, error = await run_weft("image", "--fetch", words, home=mesh.home)
+    assert (code, f"task {words} is about transcription, not image" in error) == (2, True), error

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from weft.api.common.v1 import event_pb2, image_pb2, receipt_pb2
+from weft.api.router.v1.task_pb2 import TaskSpec
 from weft.client import ImageOptions, connect
+from weft.client._media_messages import image_request
 from weft.documents.codec import document_of
 from weft.kernel.errors import invalid_field
 from weft.kernel.media_types import suffix_of
@@ -21,6 +23,8 @@ from weft_app.cli.media_output import (
     MAX_TIMEOUT_SECONDS,
     OUTPUT_OPTION,
     STANDARD,
+    DetachOption,
+    FetchOption,
     free_paths,
     numbered,
     read_media,
@@ -30,6 +34,7 @@ from weft_app.cli.media_output import (
     written,
 )
 from weft_app.cli.media_progress import shown_work, work_facts
+from weft_app.cli.media_tasks import fetched, submit
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, naming_fields, note
 from weft_app.cli.output import document_text, say
 
@@ -50,7 +55,7 @@ _OPTIONS = MappingProxyType(
 
 
 def image(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to show.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to show.", show_default=False)] = "",
     output: Annotated[
         str,
         typer.Option(
@@ -80,6 +85,8 @@ def image(
         Path | None, typer.Option("--preview", help="File that always has the newest preview of the first image.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files.")] = False,
+    detach: DetachOption = False,
+    fetch: FetchOption = "",
     allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Allow models outside your machines.")] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline in seconds.")
@@ -93,6 +100,11 @@ def image(
     Example: weft image "a lighthouse at night" -o lighthouse.png --seed 7
     """
     target = ImageTarget(output=output, prompt=prompt, count=count, force=force)
+    if fetch:
+        _fetch(fetch, target, home)
+        return
+    if not prompt.strip():
+        raise invalid_field("PROMPT", "say what to show, or --fetch TASK")
     target.require_writable()
     options = _options_of(
         {
@@ -116,9 +128,24 @@ def image(
     if mask is not None:
         options["mask"] = read_media(mask, "--mask")
     name = chosen_model(model, IMAGES, home)
+    if detach:
+        asked = image_request(name, prompt, options)
+        with naming_fields(option_of):
+            submit(TaskSpec(model=name, image=asked.payload, options=asked.options), "image", home)
+        return
     with connect(home=home) as mesh, naming_fields(option_of):
         _make(mesh.stream_images(name, prompt, timeout=timeout, **options), target, preview)
     target.finish(name)
+
+
+def _fetch(task_id: str, target: "ImageTarget", home: Path) -> None:
+    """Writes the images of a task; where no file is named, they are named by their prompt."""
+    events, spec = fetched(task_id, "image", home)
+    target.count = sum(event.HasField("image") for event in events)
+    target.prompt = spec.image.prompt
+    target.require_writable()
+    _make(events, target, None)
+    target.finish(spec.model)
 
 
 def option_of(field_path: str) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import Annotated, BinaryIO, NoReturn
 
 import typer
 
@@ -20,6 +20,12 @@ STANDARD = "-"
 MAX_MEDIA_BYTES = 60 * 1024 * 1024
 """Largest file that one request carries; a message of the mesh has at most 64 MiB."""
 MAX_TIMEOUT_SECONDS = 86_400.0
+DetachOption = Annotated[
+    bool, typer.Option("--detach", help="Submit a durable task, print its id, and exit; --fetch writes its result.")
+]
+FetchOption = Annotated[
+    str, typer.Option("--fetch", metavar="TASK", help="Wait for a task of --detach, and write its result.")
+]
 _MAX_SLUG_CHARS = 48
 _PART = ".part"
 
@@ -99,8 +105,8 @@ def written(path: Path, *, force: bool) -> Iterator[BinaryIO]:
             part.unlink()
 
 
-def stopped(what: str) -> NoReturn:
+def stopped(what: str, state: str = "cancelled") -> NoReturn:
     """Ends a command that Ctrl-C stopped: says that the request was cancelled, and what became of its result."""
     sys.stderr.write("\n")
-    note(f"cancelled; {what}")
+    note(f"{state}; {what}")
     raise typer.Exit(EXIT_INTERRUPTED)

@@ -58,11 +58,11 @@ def _line(state: WorkState) -> str:
     if not state.total:
         return text
     tenth = int(_TENTHS * state.done / state.total)
-    return f"{text}: {tenth * _TENTHS} % of {state.total:g} {state.unit}".rstrip()
+    return f"{text}: {tenth * _TENTHS} % of {state.total:.4g} {state.unit}".rstrip()
 
 
 def _bar(state: WorkState) -> Mapping[str, Any]:
-    counted = f"{state.done:g}/{state.total:g} {state.unit}" if state.total else ""
+    counted = f"{state.done:.4g}/{state.total:.4g} {state.unit}" if state.total else ""
     return {
         "description": safe_text(state.text).replace("[", r"\["),
         "total": state.total or None,

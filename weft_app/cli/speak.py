@@ -1,16 +1,18 @@
 """`weft speak`: a text as a recording."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
 
-from weft.api.common.v1 import receipt_pb2
+from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.router.v1 import inference_service_pb2
+from weft.api.router.v1.task_pb2 import TaskSpec
 from weft.client import SpeechOptions, connect
+from weft.client._media_messages import speech_request
 from weft.dispatch.parameter_checks import MAX_SPEECH_CHARS, MAX_SPEED, MIN_SPEED
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.media_types import suffix_of
@@ -21,6 +23,8 @@ from weft_app.cli.media_output import (
     MAX_TIMEOUT_SECONDS,
     OUTPUT_OPTION,
     STANDARD,
+    DetachOption,
+    FetchOption,
     free_paths,
     read_media,
     require_writable,
@@ -28,6 +32,7 @@ from weft_app.cli.media_output import (
     written,
 )
 from weft_app.cli.media_progress import work_facts
+from weft_app.cli.media_tasks import fetched, submit
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note
 from weft_app.cli.output import say
 
@@ -55,6 +60,8 @@ def speak(
     speed: Annotated[float | None, typer.Option("--speed", min=MIN_SPEED, max=MAX_SPEED, help="How fast.")] = None,
     instructions: Annotated[str, typer.Option("--instructions", help="How it is said, in words.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    detach: DetachOption = False,
+    fetch: FetchOption = "",
     allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Allow models outside your machines.")] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline in seconds.")
@@ -65,11 +72,15 @@ def speak(
 
     Example: weft speak "The build is green." -o green.wav
     """
-    said = _text(text, file)
     is_piped = output is None and not sys.stdout.isatty()
     to_stdout = is_piped or (output is not None and str(output) == STANDARD)
     if output is not None and not to_stdout:
         require_writable([output], force=force)
+    if fetch:
+        parts = _spoken(fetched(fetch, "speech", home)[0])
+        note(work_facts(_to_stdout(parts) if to_stdout else _to_file(parts, output, force=force)))
+        return
+    said = _text(text, file)
     given: Any = {
         "voice": voice,
         "format": _format(audio_format, None if to_stdout else output),
@@ -79,6 +90,11 @@ def speak(
     }
     options: SpeechOptions = {name: value for name, value in given.items() if value not in (None, "", False)}  # type: ignore[assignment]  # names of the options
     name = chosen_model(model, SPEECH, home)
+    if detach:
+        asked = speech_request(name, said, options)
+        with naming_fields(_option_of):
+            submit(TaskSpec(model=name, speech=asked.payload, options=asked.options), "speak", home)
+        return
     with connect(home=home) as mesh, naming_fields(_option_of):
         parts = mesh.speak(name, said, timeout=timeout, **options)
         try:
@@ -86,6 +102,15 @@ def speak(
         except KeyboardInterrupt:
             stopped("the recording is incomplete" if to_stdout else "no file was written")
     note(work_facts(receipt))
+
+
+def _spoken(events: Iterable[event_pb2.InferenceEvent]) -> _Parts:
+    """Yields the speech of a task as live speech comes."""
+    for event in events:
+        if event.HasField("speech"):
+            yield inference_service_pb2.SpeakResponse(data=event.speech.data, media_type=event.speech.media_type)
+        elif event.HasField("finished"):
+            yield inference_service_pb2.SpeakResponse(receipt=event.finished.receipt)
 
 
 def _text(text: str | None, file: Path | None) -> str:

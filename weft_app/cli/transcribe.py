@@ -10,7 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2
+from weft.api.router.v1.task_pb2 import TaskSpec
 from weft.client import TranscriptionOptions, connect
+from weft.client._media_messages import transcription_request
 from weft.dispatch.media_results import collected_transcription
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.media_types import audio_type_of_name
@@ -18,8 +20,17 @@ from weft.kernel.reasons import Reason
 from weft_app.cli.chat import shown
 from weft_app.cli.completion import complete_model
 from weft_app.cli.media_models import TRANSCRIPTIONS, chosen_model
-from weft_app.cli.media_output import MAX_TIMEOUT_SECONDS, read_media, require_writable, stopped, written
+from weft_app.cli.media_output import (
+    MAX_TIMEOUT_SECONDS,
+    DetachOption,
+    FetchOption,
+    read_media,
+    require_writable,
+    stopped,
+    written,
+)
 from weft_app.cli.media_progress import shown_work, work_facts
+from weft_app.cli.media_tasks import fetched, submit
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note
 from weft_app.cli.output import json_text
 
@@ -40,7 +51,9 @@ class TranscriptFormat(StrEnum):
 
 
 def transcribe(
-    recording: Annotated[Path, typer.Argument(metavar="FILE", help="A recording; - is standard input.")],
+    recording: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="A recording; - is standard input.", show_default=False)
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write. Default: stdout.")] = None,
     model: Annotated[str, typer.Option("--model", help="Default: the only model.", autocompletion=complete_model)] = "",
     *,
@@ -53,10 +66,12 @@ def transcribe(
     prompt: Annotated[str, typer.Option("--prompt", help="Words that guide the style, such as names.")] = "",
     temperature: Annotated[float | None, typer.Option("--temperature", min=0, max=1, help="0 is greedy.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    detach: DetachOption = False,
+    fetch: FetchOption = "",
     allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Allow models outside your machines.")] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline in seconds.")
-    ] = 3600.0,
+    ] = MAX_TIMEOUT_SECONDS,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Transcribe a recording. Text and captions come as they are found, progress goes to stderr; Ctrl-C cancels.
@@ -66,29 +81,54 @@ def transcribe(
     chosen = _chosen_format({"srt": srt, "vtt": vtt, "json": as_json, "words": words})
     if output is not None:
         require_writable([output], force=force)
-    data = read_media(recording, "FILE", _ADVICE)
+    if fetch:
+        events, spec = fetched(fetch, "transcription", home)
+        _write(events, chosen, output, force=force, is_translated=spec.transcription.translate)
+        return
+    if recording is None:
+        raise invalid_field("FILE", "name a recording, or --fetch TASK")
     given: Any = {
         "media_type": audio_type_of_name(recording.name),
         "language": language,
         "prompt": prompt,
         "temperature": temperature,
         "translate": translate,
-        "with_segments": chosen is not TranscriptFormat.TEXT,
+        # A task's result may be fetched in any format.
+        "with_segments": detach or chosen is not TranscriptFormat.TEXT,
         "with_words": chosen is TranscriptFormat.WORDS,
         "allow_remote": allow_remote,
     }
     options: TranscriptionOptions = {name: value for name, value in given.items() if value not in (None, "", False)}  # type: ignore[assignment]  # names of the options
+    data = read_media(recording, "FILE", _ADVICE)
     name = chosen_model(model, TRANSCRIPTIONS, home)
-    with connect(home=home) as mesh, naming_fields(_option_of), ExitStack() as stack:
+    if detach:
+        asked = transcription_request(name, data, options)
+        with naming_fields(_option_of):
+            submit(TaskSpec(model=name, transcription=asked.payload, options=asked.options), "transcribe", home)
+        return
+    with connect(home=home) as mesh, naming_fields(_option_of):
+        streamed = mesh.stream_transcription(name, data, timeout=timeout, **options)
+        _write(streamed, chosen, output, force=force, is_translated=translate)
+
+
+def _write(
+    events: Iterable[event_pb2.InferenceEvent],
+    chosen: TranscriptFormat,
+    output: Path | None,
+    *,
+    force: bool,
+    is_translated: bool,
+) -> None:
+    """Writes a transcription as it comes, to a file or to stdout."""
+    with ExitStack() as stack:
         write: Write = _to_terminal_or_pipe
         if output is not None:
             file = stack.enter_context(written(output, force=force))
             write = lambda text: _discard(file.write(text.encode()))  # noqa: E731 - one of two writers
-        transcript = Transcript(chosen, write, is_translated=translate)
+        transcript = Transcript(chosen, write, is_translated=is_translated)
         # On a terminal the text itself shows how far it is.
         is_bar_shown = output is not None or chosen in (TranscriptFormat.JSON, TranscriptFormat.WORDS)
         is_bar_shown = is_bar_shown or not (sys.stdout.isatty() and sys.stderr.isatty())
-        events = mesh.stream_transcription(name, data, timeout=timeout, **options)
         _follow(events, transcript, is_bar_shown=is_bar_shown)
     note(work_facts(transcript.receipt))
 
