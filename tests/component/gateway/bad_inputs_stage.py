@@ -141,6 +141,7 @@ ENDPOINTS = (
     Endpoint("POST", "/api/v1/keys/{id}/rotate", "admin", {}),
     Endpoint("DELETE", "/api/v1/keys/{id}", "action"),
     Endpoint("GET", "/api/v1/keys", "read"),
+    Endpoint("GET", "/v1/audio/voices", "read"),
     Endpoint("GET", "/v1/models", "read"),
     Endpoint("GET", "/v1/models/{model}", "read"),
     Endpoint("GET", "/v1/models/agent/{agent}", "read"),
