@@ -6,6 +6,7 @@ The program authenticates with a random token.
 
 import asyncio
 import hmac
+import re
 import secrets
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -38,7 +39,7 @@ from runner_svc.engine_host.messages import (
     encode,
 )
 from runner_svc.supervise.socket_folder import SocketFolder
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
@@ -49,6 +50,8 @@ MAX_UNREAD_ANSWERS = 4096
 joined."""
 HELLO_SECONDS = 5.0
 """Timeout of the first message of a connection."""
+_NAMED_FIELD = re.compile(r"([a-z_][a-z0-9_.\[\]]{0,63}): (.+)", re.DOTALL)
+"""An error about a field of the request, whose name begins the message."""
 _REASONS = MappingProxyType(
     {
         reason.name: reason
@@ -324,7 +327,9 @@ class EngineChannel:
     def _failure(self, failed: Failed) -> WeftError:
         if failed.reason == LIBRARY_MISSING:
             return WeftError(Reason.CONNECT_FAILED, f"{self._missing_library}. {failed.message}")
-        return WeftError(_REASONS.get(failed.reason, Reason.BACKEND_ERROR), failed.message)
+        reason = _REASONS.get(failed.reason, Reason.BACKEND_ERROR)
+        named = _NAMED_FIELD.fullmatch(failed.message) if reason is Reason.INVALID_ARGUMENT else None
+        return WeftError(reason, failed.message) if named is None else invalid_field(named[1], named[2])
 
     async def _stop_listening(self) -> None:
         server, self._server = self._server, None

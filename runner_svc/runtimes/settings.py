@@ -207,6 +207,9 @@ class ModelSettings:
     repetition_characters: Annotated[int, Ge(64), Le(100_000)] = 1_200
     """So many characters of prose in which one passage repeats are a loop; more of code and of figures."""
 
+    tried_by: ClassVar[str] = ""
+    """The command that tries a model that does not chat, without its name; empty: it chats."""
+
     @property
     def location(self) -> str:
         """Where the model is, for `weft doctor`: a file, or what serves it."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import MaxLen
 
@@ -18,6 +18,8 @@ MAX_ALIASES = 256
 @dataclass(frozen=True, kw_only=True)
 class SpeechSettings(StartedModelSettings):
     """Adds which voice speaks."""
+
+    tried_by: ClassVar[str] = 'weft speak "Hello" -o hello.mp3'
 
     default_voice: Annotated[VoiceName, PUBLIC] | None = None
     """The voice of requests that name none, or one of OpenAI's, such as `alloy`. Default: the engine's first."""

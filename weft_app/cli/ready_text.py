@@ -90,15 +90,18 @@ def _announcement_lines(state: "AnnouncementState") -> Iterator[str]:
 
 
 def _tries(host: "UpHost", access: FirstAccess) -> Iterator[str]:
-    model = host.models[0] if host.models else "<model>"
+    model, command = host.example_model
     trust = f" --cacert {shlex.quote(str(host.authority.file))}" if host.authority is not None else ""
     key = ' -H "Authorization: Bearer $WEFT_API_KEY"' if host.asks_for_keys else ""
     given = f"    export WEFT_API_KEY={access.key}\n" if access.key else ""
-    yield (
-        f"  try it:\n\n{given}"
-        f"    curl{trust} {host.url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
-        f'      -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello"}}]}}\'\n\n'
-    )
+    if command:
+        yield f"  try it:\n\n{given}    {command} --model {model}\n\n"
+    else:
+        yield (
+            f"  try it:\n\n{given}"
+            f"    curl{trust} {host.url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
+            f'      -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello"}}]}}\'\n\n'
+        )
     if host.network_urls:
         yield f"  from another machine:\n\n{''.join(_elsewhere(host, access))}\n"
 

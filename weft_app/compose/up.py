@@ -216,6 +216,13 @@ class UpHost:
         return [model.name for runner in self._runners for model in runner.published_models] + self._listed_models
 
     @property
+    def example_model(self) -> tuple[str, str]:
+        """A model to try, and the command for it where it does not chat, else an empty text; chat models first."""
+        configured = [(model.name, model.tried_by) for runner in self._runners for model in runner.published_models]
+        models = [*configured, *((name, "") for name in self._listed_models)]
+        return min(models, key=lambda each: bool(each[1]), default=("<model>", ""))
+
+    @property
     def announcement(self) -> AnnouncementState | None:
         """Whether it is announced on the local network, once started; None: it is not to be."""
         return None if self._announcer is None else self._announcer.state

@@ -17,9 +17,9 @@ _BY_SECTION = "from an openai_http server whose model section names it in `opera
 _HOW_OFFERED = {
     Operation.RERANK: f"from a llama_server started with --reranking, or {_BY_SECTION}",
     Operation.TOKENIZE: f"from llama.cpp, or {_BY_SECTION}",
-    Operation.IMAGE: _BY_SECTION,
-    Operation.TRANSCRIPTION: _BY_SECTION,
-    Operation.SPEECH: _BY_SECTION,
+    Operation.IMAGE: f"from the runtimes diffusers and comfyui, or {_BY_SECTION}",
+    Operation.TRANSCRIPTION: f"from the runtime faster_whisper, or {_BY_SECTION}",
+    Operation.SPEECH: f"from the runtimes espeak_ng and piper, or {_BY_SECTION}",
 }
 _GATES_IN_ORDER = ("operation", "remote", "skills", "tools", "context")
 

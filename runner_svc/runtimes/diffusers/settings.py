@@ -1,7 +1,7 @@
 """The settings of a model of diffusers in `weft.yaml`."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
 
@@ -22,6 +22,8 @@ MEBIBYTE = 1024 * 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusersModel(MediaModelSettings):
     """A pipeline that makes images: the folder that `save_pretrained` of diffusers writes, weights as safetensors."""
+
+    tried_by: ClassVar[str] = 'weft image "a lighthouse" -o lighthouse.png'
 
     family: Annotated[FamilyName, PUBLIC] = "auto"
     """Family of pipelines: Stable Diffusion 1 and 2, XL, 3 and 3.5, FLUX. Default: as `model_index.json` says; another

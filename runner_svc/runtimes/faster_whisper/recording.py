@@ -14,6 +14,9 @@ from runner_svc.engine_host.engine import RefusedError
 
 SAMPLE_RATE = 16_000
 """Samples per second that Whisper models hear."""
+SAMPLE_SCALE = 32_768.0
+"""Samples are read as 16-bit integers, as the library itself does: its models say the same words then, where floats of
+more digits tip close decisions."""
 FORMATS = (
     *("aac", "aiff", "amr", "au", "caf", "flac", "matroska", "webm", "mov", "mp4", "m4a", "mp3", "ogg", "w64", "wav"),
 )
@@ -100,7 +103,7 @@ class RecordingReader:
             if found != form:
                 self._check(frame.sample_rate, frame.layout.nb_channels)
                 yield from self._flushed(resampler)
-                resampler = self._av.AudioResampler(format="flt", layout="mono", rate=SAMPLE_RATE)
+                resampler = self._av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
                 form = found
             frame.pts = None
             yield from self._arrays(resampler.resample(frame))
@@ -112,7 +115,7 @@ class RecordingReader:
 
     def _arrays(self, frames: Any) -> Iterator[Any]:
         for frame in frames:
-            yield frame.to_ndarray().reshape(-1)
+            yield frame.to_ndarray().reshape(-1).astype("float32") / SAMPLE_SCALE
 
     def _frames(self) -> Iterator[Any]:
         """Yields the decoded frames. A file that is cut off ends where it is cut."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 from typing_extensions import override
@@ -30,6 +30,8 @@ ComputeType = Literal[
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FasterWhisperModel(MediaModelSettings):
     """A Whisper model in the form of CTranslate2, such as the repository `Systran/faster-whisper-small`."""
+
+    tried_by: ClassVar[str] = "weft transcribe talk.mp3"
 
     path: Annotated[PathText, PUBLIC] | None = None
     """The folder of the model, with `model.bin`, `config.json`, `tokenizer.json` and its vocabulary. Required without

@@ -28,3 +28,28 @@ def test_the_workbench_is_named_where_it_is_served(is_enabled: bool, tmp_path: P
     source = ConfigurationSource()
     host = UpHost(source, source.of_document({"gateway": {"workbench": {"enabled": is_enabled}}}, ()), home)
     assert ("/ui/" in ready_text(host, home, FirstAccess())) is is_enabled
+
+
+@pytest.mark.parametrize(
+    ("runners", "command"),
+    [
+        ([{"name": "voice", "runtime": "espeak_ng", "models": [{"name": "reader"}]}], "weft speak "),
+        (
+            [
+                {"name": "voice", "runtime": "espeak_ng", "models": [{"name": "reader"}]},
+                {"name": "far", "runtime": "openai_http", "models": [{"name": "m", "url": "http://127.0.0.1:9/v1"}]},
+            ],
+            "/v1/chat/completions",
+        ),
+    ],
+    ids=["a voice alone", "a voice and a model that chats"],
+)
+def test_what_is_to_be_tried_is_what_the_models_do(
+    runners: list[dict[str, object]], command: str, tmp_path: Path
+) -> None:
+    home = WeftHome(tmp_path)
+    source = ConfigurationSource()
+    host = UpHost(source, source.of_document({"runners": runners}, ()), home)
+    shown = ready_text(host, home, FirstAccess())
+    assert command in shown
+    assert ("reader" in shown.partition("try it:")[2]) is (len(runners) == 1)

@@ -71,7 +71,7 @@ class _Packet:
 
 class AudioResampler:
     def __init__(self, *, format: str, layout: str, rate: int) -> None:  # noqa: A002
-        assert (format, layout) == ("flt", "mono")
+        assert (format, layout) == ("s16", "mono")
         self._rate = rate
 
     def resample(self, frame: Any) -> list[Any]:
