@@ -146,6 +146,7 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/models/{model}", "read"),
     Endpoint("GET", "/v1/models/agent/{agent}", "read"),
     Endpoint("GET", "/v1/models/route/{route}", "read"),
+    Endpoint("GET", "/v1/models/workflow/{workflow}", "read"),
     Endpoint("GET", "/v1/requests", "read"),
     Endpoint("GET", "/v1/requests/{id:path}", "read"),
     Endpoint("POST", "/v1/requests/{id:path}/cancel", "action"),

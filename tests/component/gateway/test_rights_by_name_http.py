@@ -263,7 +263,8 @@ def test_the_endpoints_for_which_a_limited_scope_suffices_are_these() -> None:
             "/api/v1/inference-tasks",
         )
     }
-    reads = {("GET", f"/v1/models{rest}") for rest in ("", "/{model}", "/agent/{agent}", "/route/{route}")}
+    entries = ("", "/{model}", "/agent/{agent}", "/route/{route}", "/workflow/{workflow}")
+    reads = {("GET", f"/v1/models{rest}") for rest in entries}
     kinds = ("models", "agents", "pools", "routes", "aliases", "workflows")
     reads |= {("GET", f"/api/v1/{kind}{rest}") for kind in kinds for rest in ("", "/{name}")}
     edits = {(method, f"/api/v1/{kind}/{{name}}") for method in ("PUT", "DELETE") for kind in kinds if kind != "pools"}
