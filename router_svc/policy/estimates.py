@@ -103,14 +103,18 @@ class _Speed:
     """None: never measured."""
     between_tokens_seconds: float | None
     """Time from one token to the next; None: never measured."""
+    most_work: float
+    """The most work of one measured request."""
 
     def note(
         self,
         unit_seconds: float,
         first_content_seconds: float | None,
         between_tokens_seconds: float | None,
+        work: float,
     ) -> None:
         """Add the measurement of one request."""
+        self.most_work = max(self.most_work, work)
         self.unit_seconds += NEWEST_SHARE * (unit_seconds - self.unit_seconds)
         if first_content_seconds is not None:
             known = first_content_seconds if self.first_content_seconds is None else self.first_content_seconds
@@ -339,6 +343,20 @@ class Estimates:
         tokens = self.output_tokens(candidate.pool, arrival.tenant, arrival.max_output_tokens)
         return first + speed.unit_seconds * tokens
 
+    def certain_service_seconds(self, candidate: Candidate, arrival: Arrival) -> float | None:
+        """Return how long this request takes there at least; None: never measured.
+
+        The speed of small images and short recordings is mostly that of what each request costs anyway. So more work
+        than was ever measured counts as the most that was: no request is refused for a time that nothing has shown.
+        """
+        unit = media_unit_of(arrival.needs.operation)
+        known = None if unit is None else self._speeds.get((_model_host(candidate), unit))
+        if unit is None:
+            return self.service_seconds(candidate, arrival)
+        if known is None or arrival.work <= 0.0:
+            return None
+        return known.unit_seconds * min(arrival.work, known.most_work)
+
     def mean_service_seconds(self, candidate: Candidate) -> float | None:
         """Return how long an average request takes there; None: never measured."""
         return self._service_seconds.get(_model_host(candidate))
@@ -371,10 +389,10 @@ class Estimates:
         self._service_seconds.note(model_host, seconds)
         speed = self._speeds.get((model_host, unit))
         if speed is not None:
-            speed.note(unit_seconds, first, between)
+            speed.note(unit_seconds, first, between, work)
             self._speeds.move_to_end((model_host, unit))
             return
-        self._speeds[model_host, unit] = _Speed(unit_seconds, first, between)
+        self._speeds[model_host, unit] = _Speed(unit_seconds, first, between, work)
         if len(self._speeds) > MAX_MEASURED_MODELS:
             self._speeds.popitem(last=False)
 

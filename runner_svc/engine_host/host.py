@@ -87,7 +87,8 @@ class Host:
         further = [self.work] * (facts.slots - 1)
         for target in (self.tokenize, self.listen, *further):
             threading.Thread(target=target, daemon=True).start()
-        print(f"model loaded, {facts.context_tokens} tokens of context", file=sys.stderr, flush=True)  # noqa: T201 - a log line
+        context = f", {facts.context_tokens} tokens of context" if facts.context_tokens else ""
+        print(f"model loaded{context}", file=sys.stderr, flush=True)  # noqa: T201 - a log line
         self._connection.send(facts)
         self.work()
 

@@ -253,7 +253,7 @@ class WaitEstimator:
     def parts(
         self, request: LiveRequest, queue: Queue, capacity: Capacity, position: int, gate: LoadGate | None, now: float
     ) -> WaitParts:
-        """Return the known parts of the time from now until a waiting request is answered.
+        """Return the known parts of the time from now until a waiting request is answered, at the least.
 
         Unknown parts are omitted.
         """
@@ -262,7 +262,7 @@ class WaitEstimator:
             waits = ("in the queue", self.slot_wait(queue, capacity, position, now))
         else:
             waits = ("until a model is loaded", self.load_wait(capacity, gate, now))
-        answer = None if served_by is None else self.service(served_by, request.arrival)
+        answer = None if served_by is None else self._estimates.certain_service_seconds(served_by, request.arrival)
         return tuple((what, seconds) for what, seconds in (waits, ("to answer", answer)) if seconds is not None)
 
     def unreachable(
@@ -286,7 +286,7 @@ class WaitEstimator:
             return None
         if now >= request.deadline_at:
             return refusals.deadline_passed(request.arrival)
-        answer = self.service(candidate, request.arrival)
+        answer = self._estimates.certain_service_seconds(candidate, request.arrival)
         if answer is None or now + answer <= request.deadline_at:
             return None
         return refusals.deadline_unreachable(request.arrival, (("to answer", answer),), request.deadline_at - now)

@@ -141,5 +141,15 @@ def test_an_image_that_cannot_be_done_before_its_deadline_is_refused_at_once() -
     scheduler = scheduler_with(PAINTS)
     scheduler.submit(image(1, 10.0), 0.0)
     scheduler.finish(1, 5.0, DONE)
-    decisions = scheduler.submit(replace(image(2, 40.0, at=5.0), deadline_at=10.0), 5.0)
+    decisions = scheduler.submit(replace(image(2, 10.0, at=5.0), deadline_at=9.0), 5.0)
     assert [getattr(each, "reason", None) for each in decisions] == [Reason.DEADLINE_UNREACHABLE]
+
+
+def test_a_large_image_is_not_refused_by_what_small_ones_cost_that_were_alone_measured() -> None:
+    scheduler = scheduler_with(PAINTS)
+    scheduler.submit(image(1, 0.01), 0.0)
+    scheduler.finish(1, 1.0, DONE)
+    # A hundred seconds a unit, of which nearly all is what any image costs.
+    (decision,) = scheduler.submit(replace(image(2, 30.0, at=1.0), deadline_at=61.0), 1.0)
+    assert isinstance(decision, Placed)
+    assert Estimates().certain_service_seconds(PAINTS, image(3, 30.0)) is None
