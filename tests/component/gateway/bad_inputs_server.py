@@ -79,6 +79,14 @@ def answer_to(payload: object) -> list[Frame]:
 
 IMAGE = image_pb2.GeneratedImage(image=chat_pb2.MediaPart(data=b"image", media_type="image/png"))
 PART = audio_pb2.TranscriptPart(text="words", language="en", duration_seconds=1.5)
+_KEPT_MEDIA: Mapping[type, event_pb2.InferenceEvent] = {
+    image_pb2.ImagePayload: event_pb2.InferenceEvent(image=IMAGE),
+    audio_pb2.TranscriptionPayload: event_pb2.InferenceEvent(transcript=PART),
+    audio_pb2.SpeechPayload: event_pb2.InferenceEvent(
+        speech=audio_pb2.SpeechPart(media_type="audio/mpeg", file_id="file-1")
+    ),
+}
+"""What a task on media has in its output."""
 _ANSWERS: Mapping[Operation, Callable[[Any], Sequence[Any]]] = {
     Operation.CHAT: answer_to,
     Operation.COMPLETION: answer_to,
@@ -138,7 +146,10 @@ class ForgetfulTasks(ScriptedTasks):
         self.watched_from.clear()
         payload = payload_of(request.spec)
         vectors = [[0.5, 0.25]] * len(request.spec.embedding.inputs)
-        self.at_once = [output(*answer_to(payload), vectors=vectors)]
+        answer = answer_to(payload)
+        if (media := _KEPT_MEDIA.get(type(payload))) is not None:
+            answer[1] = [media]
+        self.at_once = [output(*answer, vectors=vectors)]
         return await super().submit(tenant, request, caller=caller)
 
 

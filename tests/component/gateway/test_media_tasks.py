@@ -143,7 +143,7 @@ async def test_speech_is_a_task_whose_result_is_a_recording(result_format: str |
         ("/v1/images/edits", {"prompt": "x", "image": ["file-1"] * 100}, "body.image"),
         ("/v1/audio/transcriptions", {}, "body.file"),
         ("/v1/audio/transcriptions", {"file": ""}, "body.file"),
-        ("/v1/audio/speech", {"input": "Hello"}, "body.voice"),
+        ("/v1/audio/speech", {"voice": "amy"}, "body.input"),
         ("/v1/images/generations", {"prompt": "x", "response_format": "url"}, "body.response_format"),
     ],
 )

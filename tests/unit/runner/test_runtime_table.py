@@ -13,6 +13,7 @@ from runner_svc.runtimes.runtime import Runtime
 from weft.kernel.errors import FieldError
 
 OWN = (
+    "comfyui",
     "ctranslate2",
     "diffusers",
     "espeak_ng",
@@ -100,7 +101,7 @@ def test_a_package_cannot_replace_a_runtime_of_wefts_own(site: Path) -> None:
 
 
 def test_a_runtime_that_does_not_exist_is_refused_with_the_choices() -> None:
-    names = "ctranslate2, diffusers, espeak_ng, exllamav3, faster_whisper, llama"
+    names = "comfyui, ctranslate2, diffusers, espeak_ng, exllamav3, faster_whisper, llama"
     with pytest.raises(FieldError, match=f"must be one of: {names}"):
         table.require_runtime("sglang")
 
