@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,7 +162,7 @@ def test_a_real_model_streams_and_is_stopped_and_its_slot_is_free(page: "Page", 
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
         opened(page, mesh, "chat?model=agent/counter", "Chat")
         answer = asked(page, "Count from one to one thousand, every number in words.")
-        answer.locator(".markdown").get_by_text(" ").first.wait_for()
+        expect(answer.locator(".markdown")).to_contain_text(re.compile(r"\S"), timeout=15_000)
         page.keyboard.press("Escape")
         expect(answer.locator(".receipt")).to_contain_text("cancelled")
         opened(page, mesh, f"chat?model={DEMO_MODEL}", "Chat")
