@@ -1,4 +1,4 @@
-"""Signed addresses of results: whoever has one reads that result without a key until it expires.
+"""Signed addresses of results: an address reads one result without a key until it expires.
 
 HMAC-SHA256 over the tenant, the id and the end, with a key that the gateways of a mesh share. An address names nothing
 but its result: another id, tenant or end needs another signature.

@@ -1,4 +1,4 @@
-"""GET /v1/results/{id}: an image or a recording, for whoever has its signed address."""
+"""GET /v1/results/{id}: an image or a recording by its signed address, without a key."""
 
 from dataclasses import dataclass
 

@@ -93,7 +93,7 @@ def _flac_seconds(head: bytes) -> float | None:
 
 
 def _mp3_seconds(head: bytes, size: int) -> float | None:
-    """Bytes by the bit rate of its first frame; where that varies, the first frame is about as good as any."""
+    """Returns the length by the bit rate of the first frame; where the rate varies this is about the average."""
     start = 0
     if head[:3] == b"ID3" and len(head) > 10:
         # Four bytes of seven bits.

@@ -32,7 +32,7 @@ class _NodeFailedError(Exception):
 
 @dataclass(slots=True)
 class Pace:
-    """How fast steps go. A held worker waits before each step until it is let go."""
+    """The speed of steps. A held worker waits before each step until it is released."""
 
     step_seconds: float = 0.0
     _steps: asyncio.Semaphore | None = None
